@@ -200,12 +200,12 @@ def disk() -> dict[str, float]:
         parent = number - 1 if number else None
         return Turn(Prompt(tokens(GIVEN)), tokens(SAMPLED), logprobs, flags, "stop", 3, parent, seconds=rng.random())
 
-    def group(draw: int) -> table.StepGroup:
+    def group(draw: int) -> table.RecordedGroup:
         episodes = [
             Episode(member, 0, tuple(map(turn, range(4))), "completed", rng.random(), {"correct": 1.0}, {}, 1.0)
             for member in range(GROUP_SIZE)
         ]
-        return table.StepGroup(Group("work", f"task-{draw}", draw, tuple(episodes)), True, episodes)
+        return table.RecordedGroup(Group("work", f"task-{draw}", draw, tuple(episodes)), True, episodes)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.parquet"

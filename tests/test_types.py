@@ -59,6 +59,7 @@ CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_Budge
 WITH_ARRAYS = {
     "PreparedGroup",
     "PlayedGroup",
+    "RecordedGroup",
     "StepGroup",
     "UpdateResult",
     "Prompt",

@@ -107,7 +107,7 @@ def _die_in_a_record(kind: RecordKind, number: int, cut: float, die: Callable[[]
     def doomed(self: Journal, kind_: RecordKind, content: bytes) -> None:
         seen[kind_] += 1
         if kind_ is kind and seen[kind] == number:
-            framed = journals._framed(kind, content)  # pyright: ignore[reportPrivateUsage]
+            framed = journals._frame(kind, content)  # pyright: ignore[reportPrivateUsage]
             files.append(self._file, framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
             die()
         append(self, kind_, content)

@@ -125,7 +125,7 @@ def test_a_run_that_is_done_gets_a_new_checkpoint_for_one_that_has_expired(tmp_p
 def test_a_file_that_is_damaged_is_named(name: str, content: str, tmp_path: Path) -> None:
     run = whole(tmp_path / "run", steps=3)
     (run.directory / name).write_text(content)
-    with pytest.raises(rlkit.UsageError, match=r"damaged|was begun with None"):
+    with pytest.raises(rlkit.UsageError, match=r"damaged|was started with None"):
         run.train(resume=True)
 
 
@@ -540,9 +540,12 @@ def test_a_segment_that_outlived_the_end_of_the_one_before_is_left_out(tmp_path:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"seed": 1}, "seed: .* was begun with 0; it cannot go on with 1"),
-        ({"lora": {"rank": 4}}, "lora: .* was begun with"),
-        ({"envs": {"words": {}, "others": {"env": "arithmetic"}}}, r"envs: .* cannot go on with \['others', 'words'\]"),
+        ({"seed": 1}, "seed: .* was started with 0; it cannot be resumed with 1"),
+        ({"lora": {"rank": 4}}, "lora: .* was started with"),
+        (
+            {"envs": {"words": {}, "others": {"env": "arithmetic"}}},
+            r"envs: .* cannot be resumed with \['others', 'words'\]",
+        ),
     ],
 )
 def test_another_run_than_before_is_refused(changed: dict[str, object], said: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlkit.store import codec, table
-from rlkit.store.table import StepGroup
+from rlkit.store.table import RecordedGroup
 from rlkit.types import Episode, Group
 from tests.builders import episode
 
@@ -32,10 +32,10 @@ def through_the_journal(recorded: Episode, *, field: bool) -> Episode:
 
 def through_a_table(path: Path, recorded: Episode, *, field: bool) -> Episode:
     """Write and read an episode; without the column, as an earlier release wrote it."""
-    table.write(path, [StepGroup(Group("env", "task", 0, (recorded,)), True, [recorded])], decode=lambda tokens: "")
+    table.write(path, [RecordedGroup(Group("env", "task", 0, (recorded,)), True, [recorded])], decode=lambda tokens: "")
     if not field:
         pq.write_table(pq.read_table(path).drop_columns("group_scored"), path)
-        path.write_bytes(table._summed(path.read_bytes()))  # pyright: ignore[reportPrivateUsage]
+        path.write_bytes(table._add_checksum(path.read_bytes()))  # pyright: ignore[reportPrivateUsage]
     (group,) = table.read(path)
     return group.group.episodes[0]
 

@@ -96,7 +96,7 @@ def test_an_episode_comes_back_as_it_was(episode: Episode) -> None:
 def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactory, groups: list[list[Episode]]) -> None:
     path = tmp_path_factory.mktemp("table") / "step=000001" / "episodes.parquet"
     written = [
-        table.StepGroup(Group("env", f"task {draw}", draw, tuple(own)), is_trained=draw % 2 == 0, attempts=own)
+        table.RecordedGroup(Group("env", f"task {draw}", draw, tuple(own)), is_trained=draw % 2 == 0, attempts=own)
         for draw, own in enumerate(groups)
     ]
     table.write(path, written, decode=lambda tokens: str(len(tokens)))
@@ -112,13 +112,13 @@ def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactor
     assert len(pd.read_parquet(path.parent.parent)) == sum(map(len, groups))
 
 
-def some_groups() -> list[table.StepGroup]:
+def some_groups() -> list[table.RecordedGroup]:
     def turn(count: int) -> Turn:
         tokens = np.arange(count, dtype=np.int32)
         return Turn(Prompt(tokens[:2]), tokens, -tokens / np.float32(8), tokens > 1, "stop", 1, seconds=1.0)
 
     own = [Episode(i, 0, (turn(4 + i), turn(3)), "completed", float(i), {"right": 1.0}, {}, 1.0) for i in range(4)]
-    return [table.StepGroup(Group("env", "task", 7, tuple(own)), is_trained=True, attempts=own)]
+    return [table.RecordedGroup(Group("env", "task", 7, tuple(own)), is_trained=True, attempts=own)]
 
 
 def test_a_bit_that_flips_in_a_table_is_noticed(tmp_path: Path) -> None:
@@ -530,6 +530,6 @@ def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
 
     own = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
     path = tmp_path / "episodes.parquet"
-    group = table.StepGroup(Group("env", "task", 0, tuple(own)), is_trained=True, attempts=own)
+    group = table.RecordedGroup(Group("env", "task", 0, tuple(own)), is_trained=True, attempts=own)
     table.write(path, [group], decode=lambda tokens: " ".join(words[token % len(words)][:4] for token in tokens))
     assert path.stat().st_size / (count * (length + 50)) <= 10

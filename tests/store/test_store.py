@@ -440,7 +440,7 @@ def test_a_store_is_settled_once_the_tables_of_all_steps_are_there(
 ) -> None:
     write = table.write
 
-    def slow_at_first(path: Path, groups: Sequence[table.StepGroup], *, decode: Callable[[Tokens], str]) -> None:
+    def slow_at_first(path: Path, groups: Sequence[table.RecordedGroup], *, decode: Callable[[Tokens], str]) -> None:
         if path == table_path(tmp_path / "run", 1):
             time.sleep(0.3)
         write(path, groups, decode=decode)

@@ -61,8 +61,8 @@ def write_table(directory: Path, step: int, *, info: Mapping[str, Json] | None =
     failed = replace(episode(None, member=2), error="the grader died")
     played[2] = replace(played[2], attempt=1)
     groups = [
-        table.StepGroup(Group("sums", "2+2", 2 * step, tuple(played)), True, [*played, failed]),
-        table.StepGroup(Group("others", "cats", 2 * step + 1, (episode(1.0),)), True, [episode(1.0)]),
+        table.RecordedGroup(Group("sums", "2+2", 2 * step, tuple(played)), True, [*played, failed]),
+        table.RecordedGroup(Group("others", "cats", 2 * step + 1, (episode(1.0),)), True, [episode(1.0)]),
     ]
     groups[1] = replace(groups[1], attempts=groups[1].group.episodes)
     files.make_folder(table_path(directory, step).parent)

@@ -101,7 +101,7 @@ def write_step(directory: Path, step: int, *, rewards: tuple[float | None, ...] 
     ours = Group("cats", "Owner/Cats#big/train/easy/12", 3, episodes)
     talk = replace(episode(1.0), info={"messages": "an environment of one's own keeps what it likes"})
     other = Group("sums", "1+1", 4, (talk,))
-    groups = [table.StepGroup(one, True, one.episodes) for one in (ours, other)]
+    groups = [table.RecordedGroup(one, True, one.episodes) for one in (ours, other)]
     path = table_path(directory, step)
     path.parent.mkdir(parents=True)
     table.write(path, groups, decode=lambda tokens: "")

@@ -6,32 +6,47 @@ Invariant: `decode(encode(e))` equals `e` in every array, bit for bit, and in ev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.types import Episode, Image, Prompt, StopReason, Turn
+from rlkit.types import Episode, Image, Prompt, Turn
 
 EPISODE_FIELDS = tuple(field.name for field in fields(Episode) if field.name != "turns")
-"""The fields of an episode but for its turns."""
+"""The fields of an episode except its turns."""
+
+TURN_FIELDS = ("stop", "version", "parent", "reward", "seconds", "request_id")
+"""The fields of a turn except its prompt and its arrays."""
 
 _HEADER_BYTES = 4
-_MARKER = "group_scored"
+_GROUP_SCORED = "group_scored"
 _NO_FLAGS = np.empty(0, np.bool_)
 _ENCODER = json.JSONEncoder(default=repr, separators=(",", ":"))
+_turn_values = attrgetter(*TURN_FIELDS)
 
 
 def encode(episode: Episode) -> bytes:
     """Return the header as JSON, then all prompts, completions, log-probabilities, flags and images, array by array.
 
-    Tokens are int32, log-probabilities float32, flags a bit each; everything is little-endian.
+    Tokens are int32, log-probabilities float32, flags a bit each; everything is little-endian. The header of a turn is
+    a list, which is written faster than an object: the lengths of prompt and completion, `TURN_FIELDS`, and of each
+    image its start, length, bytes and format.
     """
     turns = episode.turns
     header: dict[str, object] = {name: getattr(episode, name) for name in EPISODE_FIELDS}
-    header["turns"] = [_head(turn) for turn in turns]
+    header["turns"] = [
+        (
+            len(turn.prompt),
+            len(turn.completion),
+            *_turn_values(turn),
+            [(image.start, image.length, len(image.data), image.format) for image in turn.prompt.images],
+        )
+        for turn in turns
+    ]
     text = to_json(header).encode()
     parts: list[bytes | NDArray[Any]] = [
         len(text).to_bytes(_HEADER_BYTES, "little"),
@@ -47,32 +62,37 @@ def encode(episode: Episode) -> bytes:
 
 def decode(data: bytes) -> Episode:
     """Return the episode that `encode` wrote."""
-    end = _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little")
-    header = json.loads(data[_HEADER_BYTES:end])
-    heads = [_Head(*head) for head in header["turns"]]
-    rest = _Reader(data, end)
-    prompts = [rest.take("<i4", head.prompt).astype(np.int32) for head in heads]
-    completions = [rest.take("<i4", head.completion).astype(np.int32) for head in heads]
-    logprobs = [rest.take("<f4", head.completion).astype(np.float32) for head in heads]
-    count = sum(len(completion) for completion in completions)
-    flags = np.unpackbits(rest.take("u1", -(-count // 8)), count=count).astype(np.bool_)
-    sampled = np.split(flags, np.cumsum([len(completion) for completion in completions])[:-1]) if heads else []
+    offset = _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little")
+    header = json.loads(data[_HEADER_BYTES:offset])
+
+    def read(dtype: str, count: int) -> NDArray[Any]:
+        nonlocal offset
+        array = np.frombuffer(data, dtype, count, offset)
+        offset += array.nbytes
+        return array
+
+    heads = header["turns"]
+    sizes = [head[1] for head in heads]
+    prompts = [read("<i4", head[0]).astype(np.int32) for head in heads]
+    completions = [read("<i4", size).astype(np.int32) for size in sizes]
+    logprobs = [read("<f4", size).astype(np.float32) for size in sizes]
+    flags = np.unpackbits(read("u1", -(-sum(sizes) // 8)), count=sum(sizes)).astype(np.bool_)
+    sampled = np.split(flags, np.cumsum(sizes)[:-1]) if heads else []
+    images = [
+        tuple(Image(start, length, read("u1", size).tobytes(), format_) for start, length, size, format_ in head[-1])
+        for head in heads
+    ]
     turns = [
         Turn(
-            prompt=Prompt(prompt, tuple(_image(image, rest) for image in head.images)),
-            completion=completion,
-            logprobs=logprob,
-            sampled=flag,
-            stop=head.stop,
-            version=head.version,
-            parent=head.parent,
-            reward=head.reward,
-            seconds=head.seconds,
-            request_id=head.request_id,
+            prompt=Prompt(prompts[i], images[i]),
+            completion=completions[i],
+            logprobs=logprobs[i],
+            sampled=sampled[i],
+            **dict(zip(TURN_FIELDS, head[2:-1], strict=True)),
         )
-        for head, prompt, completion, logprob, flag in zip(heads, prompts, completions, logprobs, sampled, strict=True)
+        for i, head in enumerate(heads)
     ]
-    header["metrics"], header["group_scored"] = split_group_scored(header["metrics"], header.get("group_scored"))
+    header["metrics"], header[_GROUP_SCORED] = split_group_scored(header["metrics"], header.get(_GROUP_SCORED))
     return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS})
 
 
@@ -83,68 +103,11 @@ def split_group_scored(metrics: Mapping[str, float], group_scored: bool | None) 
     """
     if group_scored is not None:
         return metrics, group_scored
-    marked = metrics.get(_MARKER) == 1.0
-    return {name: value for name, value in metrics.items() if not marked or name != _MARKER}, marked
+    if metrics.get(_GROUP_SCORED) != 1.0:
+        return metrics, False
+    return {name: value for name, value in metrics.items() if name != _GROUP_SCORED}, True
 
 
 def to_json(value: Mapping[str, object]) -> str:
-    """JSON on one line; what JSON cannot hold is written as its `repr`."""
+    """Return JSON on one line, with the `repr` of what JSON cannot hold."""
     return _ENCODER.encode(value) if value else "{}"  # as most are
-
-
-type _ImageHead = tuple[int, int, int, Literal["png", "jpeg"]]
-"""Start, length, bytes and format."""
-
-
-class _Head(NamedTuple):
-    """A turn but for its arrays and the bytes of its images: a list in JSON, which is written faster than an object."""
-
-    prompt: int
-    completion: int
-    stop: StopReason
-    version: int
-    parent: int | None
-    reward: float | None
-    seconds: float
-    request_id: str | None
-    images: Sequence[_ImageHead]
-
-
-def _head(turn: Turn) -> _Head:
-    images: list[_ImageHead] = [
-        (image.start, image.length, len(image.data), image.format) for image in turn.prompt.images
-    ]
-    return _Head(
-        len(turn.prompt),
-        len(turn.completion),
-        turn.stop,
-        turn.version,
-        turn.parent,
-        turn.reward,
-        turn.seconds,
-        turn.request_id,
-        images,
-    )
-
-
-class _Reader:
-    """Takes arrays off a buffer, one after another."""
-
-    def __init__(self, data: bytes, start: int) -> None:
-        self._data = data
-        self._at = start
-
-    def take(self, dtype: str, count: int) -> NDArray[Any]:
-        found = np.frombuffer(self._data, dtype, count, self._at)
-        self._at += found.nbytes
-        return found
-
-    def raw(self, count: int) -> bytes:
-        found = self._data[self._at : self._at + count]
-        self._at += count
-        return found
-
-
-def _image(head: _ImageHead, rest: _Reader) -> Image:
-    start, length, count, encoding = head
-    return Image(start, length, rest.raw(count), encoding)

@@ -1,6 +1,6 @@
-"""Reading a run back, so that it can go on.
+"""The history of a run, read back from its directory so that the run can be resumed.
 
-Invariant: what is found is what was on the disk for sure, or there is an error that names the file that is damaged.
+Invariant: a history holds only what was on the disk for certain; a damaged file that matters is an error that names it.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 from rlkit.errors import UsageError
 from rlkit.store import codec, jsonl, table
 from rlkit.store.journal import Record, RecordKind, list_segments, read_records
+from rlkit.store.table import RecordedGroup
 from rlkit.types import Episode, Group, Json
 
 DRAW_BYTES = 8
 
-REMEDY = "the run cannot be resumed without it: put it back from a copy, or start another run from a checkpoint"
-"""The end of a message about a file of a run that is gone."""
-
+_REMEDY = "the run cannot be resumed without it: put it back from a copy, or start another run from a checkpoint"
 _STATE = re.compile(r"step=(\d+)\.json")
 _TABLE = re.compile(r"step=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawRecord:
-    """A task was drawn."""
+    """The draw of a task."""
 
     draw: int
     env: str
@@ -37,7 +35,7 @@ class DrawRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group as a member of a step; see `StepGroup.is_trained`. It holds the episodes of `size` rollouts."""
+    """A group in the record of its step, with the episodes of `size` rollouts; see `RecordedGroup.is_trained`."""
 
     draw: int
     is_trained: bool
@@ -46,7 +44,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The groups of a step were complete; they stand in the order in which the step takes them."""
+    """The complete groups of a step, in the order in which the step takes them."""
 
     step: int
     groups: Sequence[GroupRecord]
@@ -54,27 +52,27 @@ class StepRecord:
 
 @dataclass(slots=True, eq=False)
 class History:
-    """What is known of a run.
+    """The recorded past of a run.
 
     Args:
-        directory: the run's directory.
+        directory: directory of the run.
         step: the last step whose groups are complete; 0 for none.
-        state_step: the step after which the task sources had the `state` that they are set back to.
-        state: state of the task sources.
-        events: the draws and steps since, in order.
-        outstanding: tasks that were drawn and are in no step yet, by draw.
-        attempts: the episodes in the journal, by draw.
+        state_step: the step after which the task sources had `state`.
+        state: state of the task sources to restore.
+        events: the draws and steps since then in order, each with its segment of the journal.
+        outstanding: by draw, the tasks that are in no step yet.
+        attempts: by draw, the episodes in the journal.
         steps: the steps in the journal.
         draws: the draws in the journal.
-        task_metrics: by step, the metrics of the task sources, for steps that they were taken through again.
-        damaged: files of the journal with records that cannot be read, or are missing.
+        task_metrics: by step, the metrics of the task sources, for steps that are replayed to them.
+        damaged: files of the journal that are missing or hold unreadable records.
     """
 
     directory: Path
     step: int = 0
     state_step: int = 0
     state: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    events: list[DrawRecord | StepRecord] = field(default_factory=list["DrawRecord | StepRecord"])
+    events: Sequence[tuple[int, DrawRecord | StepRecord]] = ()
     outstanding: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])
     attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])
     steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
@@ -82,29 +80,25 @@ class History:
     task_metrics: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
     damaged: list[Path] = field(default_factory=list[Path])
 
-    def groups(self, step: int) -> Sequence[table.StepGroup]:
+    def groups(self, step: int) -> Sequence[RecordedGroup]:
         """Return the groups of a step, from its table or from the journal.
 
         Raises:
-            UsageError: they are not in the run's directory any more.
+            UsageError: the run's directory no longer holds them.
         """
         path = table_path(self.directory, step)
         if path.exists():
             return read_groups(path)
         record = self.steps.get(step)
-        is_known = record is not None and all(member.draw in self.draws for member in record.groups)
-        if record is not None and self.damaged and not is_known:
-            raise UsageError(f"{self.damaged[0]} is damaged where it says what was drawn for step {step}")
-        if record is None or not is_known:
-            raise UsageError(f"{path} is gone, and the journal holds its episodes no more; {REMEDY}")
-        return [
-            make_step_group(self.draws[member.draw], self.attempts.get(member.draw, []), member)
-            for member in record.groups
-        ]
+        if record is None or any(group.draw not in self.draws for group in record.groups):
+            if record is not None and self.damaged:
+                raise UsageError(f"{self.damaged[0]} is damaged where it says what was drawn for step {step}")
+            raise UsageError(f"{path} is gone, and the journal no longer holds its episodes; {_REMEDY}")
+        return [make_group(self.draws[group.draw], self.attempts.get(group.draw, []), group) for group in record.groups]
 
 
-def read_groups(path: Path) -> Sequence[table.StepGroup]:
-    """Return the groups in a table; a UsageError says that it cannot be read."""
+def read_groups(path: Path) -> Sequence[RecordedGroup]:
+    """Return the groups in a table; raise `UsageError` if it cannot be read."""
     try:
         return table.read(path)
     except (OSError, ValueError, KeyError) as error:
@@ -112,168 +106,163 @@ def read_groups(path: Path) -> Sequence[table.StepGroup]:
 
 
 def check_table(path: Path) -> None:
-    """Check that a table is there and whole; a UsageError says that it is not."""
+    """Raise `UsageError` if a table is missing or damaged."""
     try:
         table.check(path)
     except FileNotFoundError:
-        raise UsageError(f"{path} is gone; {REMEDY}") from None
+        raise UsageError(f"{path} is gone; {_REMEDY}") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}; {REMEDY}") from error
+        raise UsageError(f"{path} is damaged: {error}; {_REMEDY}") from error
 
 
 def table_path(directory: Path, step: int) -> Path:
-    """Return where the episodes of a step are."""
+    """Return the path of the episodes of a step."""
     return directory / "episodes" / f"step={step:06d}" / "episodes.parquet"
 
 
 def evaluation_path(directory: Path, step: int) -> Path:
-    """Return where the episodes are that measured the weights of a step."""
+    """Return the path of the episodes that evaluated the weights of a step."""
     return directory / "evaluations" / f"step={step:06d}" / "episodes.parquet"
 
 
 def state_path(directory: Path, step: int) -> Path:
-    """Return where the state of the task sources after a step is."""
+    """Return the path of the state of the task sources after a step."""
     return directory / "state" / f"step={step:06d}.json"
 
 
 def list_state_steps(directory: Path) -> list[int]:
-    """Return the steps whose state is kept."""
-    folder = directory / "state"
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(found[1]) for found in map(_STATE.fullmatch, names) if found)
+    """Return the steps whose state of the task sources is on the disk."""
+    matches = (_STATE.fullmatch(path.name) for path in directory.glob("state/*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
-def make_step_group(draw: DrawRecord, attempts: Sequence[Episode], member: GroupRecord) -> table.StepGroup:
-    """Make a group of a step from all its attempts: of each rollout, the last one is the group's own."""
+def make_group(draw: DrawRecord, attempts: Sequence[Episode], record: GroupRecord) -> RecordedGroup:
+    """Return a group with all its attempts; the last attempt of each rollout is its episode."""
     final = {episode.member: episode for episode in sorted(attempts, key=lambda episode: episode.attempt)}
-    episodes = tuple(final[number] for number in sorted(final) if number < member.size)
-    return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), member.is_trained, attempts)
+    episodes = tuple(final[member] for member in sorted(final) if member < record.size)
+    return RecordedGroup(Group(draw.env, draw.task, draw.draw, episodes), record.is_trained, attempts)
 
 
 def upsert_attempt(attempts: list[Episode], episode: Episode) -> None:
-    """Add an episode, in the place of itself where it was recorded before it had its reward."""
-    for place, before in enumerate(attempts):
-        if (before.member, before.attempt) == (episode.member, episode.attempt):
+    """Add an episode, or replace the same attempt as it was recorded before it had its reward."""
+    for place, attempt in enumerate(attempts):
+        if (attempt.member, attempt.attempt) == (episode.member, episode.attempt):
             attempts[place] = episode
             return
     attempts.append(episode)
 
 
 def load_resume_history(directory: Path) -> History:
-    """Return everything that is needed to go on.
+    """Return everything that a resumed run needs.
 
     Raises:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
     """
-    history, events = _read(directory)
-    drawn_in = {event.draw: segment for segment, event in events if isinstance(event, DrawRecord)}
-    earliest = min((drawn_in[draw] for draw in history.outstanding), default=history.step + 1)
+    history = load_history(directory)
+    segments = {event.draw: segment for segment, event in history.events if isinstance(event, DrawRecord)}
+    earliest = min((segments[draw] for draw in history.outstanding), default=history.step + 1)
     usable = [step for step in list_state_steps(directory) if step <= history.step and step < earliest]
     if not usable:
-        raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is gone; {REMEDY}")
+        raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is gone; {_REMEDY}")
     history.state_step = usable[-1]
-    path = state_path(directory, history.state_step)
     try:
-        history.state = jsonl.read_object(path)
+        history.state = jsonl.read_object(state_path(directory, history.state_step))
     except UsageError as error:
-        raise UsageError(f"{error}; {REMEDY}") from None
-    unknown = [step for step in range(history.state_step + 1, history.step + 1) if step not in history.steps]
-    if unknown:  # the task sources cannot be taken through what nobody knows
-        raise UsageError(f"{directory / 'journal' / f'{unknown[0]:06d}.log'} is gone; {REMEDY}")
-    history.events = [event for segment, event in events if segment > history.state_step]
+        raise UsageError(f"{error}; {_REMEDY}") from None
+    for step in range(history.state_step + 1, history.step + 1):
+        if step not in history.steps:  # the task sources cannot replay an unknown step
+            raise UsageError(f"{directory / 'journal' / f'{step:06d}.log'} is gone; {_REMEDY}")
+    history.events = [(segment, event) for segment, event in history.events if segment > history.state_step]
     return history
 
 
+def has_started(directory: Path) -> bool:
+    """Return whether a run has drawn a task, or finished anything."""
+    has_records = any(True for _ in read_records(directory / "journal"))
+    return has_records or bool(list_state_steps(directory)) or _find_last_trace(directory) is not None
+
+
 def load_history(directory: Path) -> History:
-    """Return the steps of a run and what was played since, without what only a run that goes on needs.
+    """Return the history of a run with all its events, without the state that only a resumed run needs.
 
     Raises:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
     """
-    return _read(directory)[0]
-
-
-def has_started(directory: Path) -> bool:
-    """Say whether a run has drawn a task, or finished anything."""
-    drawn = next(iter(read_records(directory / "journal")), None)
-    return bool(list_state_steps(directory)) or drawn is not None or _last_trace(directory) is not None
-
-
-def _read(directory: Path) -> tuple[History, list[tuple[int, DrawRecord | StepRecord]]]:
-    """Return the steps and draws, and the same as events in their order, each with its segment of the journal."""
     history = History(directory)
-    ended = _steps_ended(directory, history.damaged)
-    read = ((record.segment, _event(record, history)) for record in read_records(directory / "journal"))
-    events = [(segment, event) for segment, event in read if event is not None and segment <= ended.stop]
-    tables = set(ended).difference(event.step for _, event in events if isinstance(event, StepRecord))
-    for step in sorted(tables):  # its record is lost, and its table is there
-        groups = [GroupRecord(one.group.draw, one.is_trained, len(one.group.episodes)) for one in history.groups(step)]
+    complete = _find_complete_steps(directory, history.damaged)
+    decoded = ((record.segment, _decode_record(record, history)) for record in read_records(directory / "journal"))
+    events = [(segment, event) for segment, event in decoded if event is not None and segment <= complete.stop]
+    without_record = set(complete).difference(event.step for _, event in events if isinstance(event, StepRecord))
+    for step in sorted(without_record):  # its record is lost, and its table is there
+        groups = [
+            GroupRecord(recorded.group.draw, recorded.is_trained, len(recorded.group.episodes))
+            for recorded in history.groups(step)
+        ]
         events.insert(sum(segment <= step for segment, _ in events), (step, StepRecord(step, groups)))
+    history.events = events
     history.draws = {event.draw: event for _, event in events if isinstance(event, DrawRecord)}
     history.steps = {event.step: event for _, event in events if isinstance(event, StepRecord)}
-    history.step = max(history.steps, default=ended.start - 1)
-    last = _last_trace(directory)
+    history.step = max(history.steps, default=complete.start - 1)
+    last = _find_last_trace(directory)
     if last is not None and last[0] > history.step:
         lost = history.step + 1 if list_segments(directory / "journal") else last[0] + 1
         raise UsageError(
             f"{directory / 'journal' / f'{lost:06d}.log'} is gone or damaged: the journal knows {history.step or 'no'} "
-            f"steps, and {last[1]} is of step {last[0]}; {REMEDY}"
+            f"steps, and {last[1]} is of step {last[0]}; {_REMEDY}"
         )
     trained = {group.draw for record in history.steps.values() for group in record.groups}
     history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
-    return history, events
+    return history
 
 
-def _last_trace(directory: Path) -> tuple[int, Path] | None:
-    """Return the last step of which something is written outside of the journal, where it is written later."""
-    measured, saved = directory / "metrics.jsonl", directory / "checkpoints.jsonl"
-    tables = [(int(found[1]), path) for path in directory.glob("episodes/*") if (found := _TABLE.fullmatch(path.name))]
+def _find_last_trace(directory: Path) -> tuple[int, Path] | None:
+    """Return the last step that a file other than the journal, all of which are written later, knows of."""
+    metrics, checkpoints = directory / "metrics.jsonl", directory / "checkpoints.jsonl"
+    tables = [(int(match[1]), path) for path in directory.glob("episodes/*") if (match := _TABLE.fullmatch(path.name))]
     return max(
         [
             *((step, path) for step, path in tables if table_path(directory, step).exists()),
             *((step, state_path(directory, step)) for step in list_state_steps(directory)),
-            *((step, measured) for step, _ in jsonl.read_metrics(measured)),
-            *((line["step"], saved) for line in jsonl.read(saved) if isinstance(line.get("step"), int)),
+            *((step, metrics) for step, _ in jsonl.read_metrics(metrics)),
+            *((line["step"], checkpoints) for line in jsonl.read(checkpoints) if isinstance(line.get("step"), int)),
         ],
         default=None,
     )
 
 
-def _steps_ended(directory: Path, damaged: list[Path]) -> range:
-    """Return the steps whose groups are complete, of those whose segments are there.
+def _find_complete_steps(directory: Path, damaged: list[Path]) -> range:
+    """Return the steps whose groups are complete, of those whose segments are there, and add to the damaged files.
 
-    A table and a state are written when the record of their step is on the disk; a table tells as much as the record.
-    A segment can outlive the end of the one before only in a power cut, before anything in it was on the disk for sure;
-    it is left out.
+    A table and a state are written after the record of their step is on the disk; a table says as much as the record.
+    After a power cut a segment can exist without the end of the one before; nothing in it was on the disk for certain,
+    and it is left out.
     """
-    folder, kept = directory / "journal", list_state_steps(directory)
-    recorded = {
-        record.segment for record in read_records(folder, damaged=damaged.append) if record.kind is RecordKind.STEP
-    }
-    # What follows the oldest state that is kept is still needed, and a state is written after the record of its step.
-    damaged += [folder / f"{step:06d}.log" for step in kept if step > kept[0] and step not in recorded]
-    numbers = [number for number, _ in list_segments(folder)]
-    ended = range(numbers[0], numbers[0]) if numbers else range(1, 1)
-    for number, path in list_segments(folder):
+    folder, state_steps = directory / "journal", list_state_steps(directory)
+    records = read_records(folder, damaged=damaged.append)
+    recorded = {record.segment for record in records if record.kind is RecordKind.STEP}
+    # All that follows the oldest state is still needed, and a state is written after the record of its step.
+    damaged += [folder / f"{step:06d}.log" for step in state_steps if step > state_steps[0] and step not in recorded]
+    segments = list_segments(folder)
+    complete = range(segments[0][0], segments[0][0]) if segments else range(1, 1)
+    for number, path in segments:
         if number not in recorded and not table_path(directory, number).exists():
-            if number != numbers[-1] and (path in damaged or number in kept):
+            if number != segments[-1][0] and (path in damaged or number in state_steps):
                 raise UsageError(f"{path} is damaged where it says what step {number} is made of")
             break
-        ended = range(ended.start, number + 1)
-    return ended
+        complete = range(complete.start, number + 1)
+    return complete
 
 
-def _event(record: Record, history: History) -> DrawRecord | StepRecord | None:
+def _decode_record(record: Record, history: History) -> DrawRecord | StepRecord | None:
+    """Return the draw or step of a record; add an episode to the history."""
     match record.kind:
         case RecordKind.DRAW:
             content = json.loads(record.content)
             return DrawRecord(content["draw"], content["env"], content["task"])
         case RecordKind.STEP:
             content = json.loads(record.content)
-            groups = cast("list[dict[str, Any]]", content["groups"])
-            return StepRecord(
-                content["step"], [GroupRecord(group["draw"], group["counts"], group["size"]) for group in groups]
-            )
+            groups = [GroupRecord(group["draw"], group["counts"], group["size"]) for group in content["groups"]]
+            return StepRecord(content["step"], groups)
         case RecordKind.EPISODE:
             draw = int.from_bytes(record.content[:DRAW_BYTES], "little")
             upsert_attempt(history.attempts.setdefault(draw, []), codec.decode(record.content[DRAW_BYTES:]))

@@ -1,15 +1,13 @@
-"""The journal of a run: what happened, in order, durable before it counts.
+"""The journal of a run: draws, episodes and steps in order, durable before anything follows from them.
 
 Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has, or `SYNC_WITHIN_S`
-later, or once the journal was opened again. A record that was being written when the process died is recognised and
-dropped, and nothing that stands before it is lost. One that is damaged is told, and nothing that stands behind it is
-lost.
+later, or once the journal was opened again. A record that was incomplete when the process died is dropped, and no
+earlier one is lost. A damaged record is reported, and no later one is lost.
 
-A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds what happened from the end of the
-batch of step n − 1 to the end of that of step n. A record is its length and its CRC-32, four bytes each and
-little-endian, and then what they are of: four bytes by which a record is found behind a damaged one, one byte for its
-kind, and its content. Nothing is compressed: a segment is deleted soon, and to compress an episode takes as long as to
-encode it.
+A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds the records from the end of step n − 1
+to the end of step n. A record is its length and its CRC-32, four bytes each and little-endian, followed by their
+subject: a mark of four bytes by which the record behind a damaged one is found, one byte for its kind, and its content.
+Nothing is compressed: a segment is deleted soon, and compressing an episode takes as long as encoding it.
 """
 
 from __future__ import annotations
@@ -30,26 +28,26 @@ from rlkit._util.threads import in_thread
 from rlkit.errors import RunFailed
 
 SYNC_WITHIN_S = 10.0
-"""How long a record waits to be put on the disk when nobody asks for it."""
+"""Delay after which a record is put on the disk without a call of `sync`."""
 
 _PREFIX_BYTES = 8
 _MARK = b"\xb5rlk"
 
 
 class RecordKind(IntEnum):
-    """What a record is about."""
+    """The kind of a record, and its content."""
 
     DRAW = 1
-    """A task was drawn: JSON."""
+    """A draw of a task: JSON."""
     EPISODE = 2
-    """An episode ended: the draw, eight bytes, and the encoded episode."""
+    """An episode: its draw in eight bytes, and the encoded episode."""
     STEP = 3
-    """The groups of a step are complete: JSON. Always the last of its segment."""
+    """The complete groups of a step: JSON. Always the last record of its segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the step `segment`."""
+    """A record of the step `segment`."""
 
     segment: int
     kind: RecordKind
@@ -57,16 +55,14 @@ class Record:
 
 
 class Journal:
-    """Writes the journal of a run.
-
-    What an earlier process wrote and did not put on the disk is there once the journal is open.
+    """Writes the journal of a run; opening it puts on the disk what an earlier process left in memory.
 
     Args:
-        folder: holds the segments.
-        segment: the one to write to. Its whole records are kept, and later segments are deleted.
+        folder: folder of the segments.
+        segment: number of the segment to append to. Its complete records stay, and later segments are deleted.
 
     Raises:
-        RunFailed: it cannot be written.
+        RunFailed: the journal cannot be written.
     """
 
     def __init__(self, folder: Path, *, segment: int) -> None:
@@ -78,51 +74,51 @@ class Journal:
                 if number > segment:
                     path.unlink()
             with ExitStack() as cleanup:
-                self._file = cleanup.enter_context(self._opened(segment))
+                self._file = cleanup.enter_context(self._open_segment(segment))
                 with ExitStack() as earlier:
                     _sync([earlier.enter_context(path.open("rb")) for _, path in list_segments(folder)], folder)
                 cleanup.pop_all()
         except OSError as error:
             raise self._failure(error) from error
-        self._begun = False
+        self._has_new_segment = False
         self._full: list[BinaryIO] = []
-        self._written = self._synced = 0
+        self._written = self._synced = 0  # records
         self._syncing: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None
         self._late: asyncio.Task[None] | None = None
         self._broken: OSError | None = None
 
     def append(self, kind: RecordKind, content: bytes) -> None:
-        """Write a record, which outlives the process; `sync` puts it on the disk. Records keep their order.
+        """Write a record so that it outlives the process; `sync` puts it on the disk.
 
         Raises:
             RunFailed: it cannot be written.
         """
-        if self._broken is not None:  # after a torn record nothing can follow
+        if self._broken is not None:  # nothing can follow an incomplete record
             raise self._failure(self._broken)
         try:
-            files.append(self._file, _framed(kind, content))
+            files.append(self._file, _frame(kind, content))
             self._written += 1
             if kind is RecordKind.STEP:
                 self._full.append(self._file)
                 self._segment += 1
-                self._file = self._opened(self._segment)
+                self._file = self._open_segment(self._segment)
         except OSError as error:
             raise self._failure(error) from error
         if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(SYNC_WITHIN_S, self._sync_what_waits)
+            self._due = asyncio.get_running_loop().call_later(SYNC_WITHIN_S, self._sync_late)
 
     async def sync(self) -> None:
-        """Return when all that was appended is on the disk; a RunFailed says why it cannot be."""
-        wanted = self._written
-        while self._synced < wanted:
+        """Wait until every record so far is on the disk; raise `RunFailed` if that fails."""
+        count = self._written
+        while self._synced < count:
             if self._syncing is None:
                 self._syncing = asyncio.create_task(self._sync())
                 self._syncing.add_done_callback(_leave_failure)
             await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
-        """Put what was appended on the disk, if it can be, and close the files; a cancellation waits for that."""
+        """Put the records on the disk if possible, and close the files; a cancellation waits for that."""
         closing, cancelled = asyncio.create_task(self._close()), None
         while not closing.done():
             try:
@@ -141,7 +137,7 @@ class Journal:
 
     async def _close(self) -> None:
         try:
-            with suppress(RunFailed):  # whoever needed it there has waited for it
+            with suppress(RunFailed):  # callers that depend on a record have awaited it
                 await self.sync()
         finally:
             if self._due is not None:
@@ -149,17 +145,17 @@ class Journal:
             for file in [*self._full, self._file]:
                 file.close()
 
-    def _sync_what_waits(self) -> None:
+    def _sync_late(self) -> None:
         self._due = None
         self._late = asyncio.create_task(self.sync())
         self._late.add_done_callback(_leave_failure)
 
     async def _sync(self) -> None:
         written, full, file = self._written, self._full, self._file
-        folder = self._folder if self._begun else None
-        self._full, self._begun = [], False
+        folder = self._folder if self._has_new_segment else None
+        self._full, self._has_new_segment = [], False
         try:
-            if self._broken is not None:  # what the system failed to write it does not try to write again
+            if self._broken is not None:  # the system does not retry a write that failed
                 raise self._broken
             await in_thread(_sync, [*full, file], folder)
             self._synced = written
@@ -174,27 +170,27 @@ class Journal:
         self._broken = error
         return make_write_error(self._folder, error)
 
-    def _opened(self, segment: int) -> BinaryIO:
+    def _open_segment(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
-        whole = sum(size for _, size in _frames(path)) if path.exists() else 0
+        size = sum(size for _, size in _read_frames(path)) if path.exists() else 0
         with ExitStack() as cleanup:
             file = cleanup.enter_context(path.open("ab", buffering=0))
-            file.truncate(whole)
-            file.seek(whole)
+            file.truncate(size)
+            file.seek(size)
             cleanup.pop_all()
-        self._begun = True
+        self._has_new_segment = True
         return file
 
 
 def make_write_error(folder: Path, error: OSError) -> RunFailed:
-    """Return the error of a run that cannot write to a folder."""
+    """Return the error for a run that cannot write to a folder."""
     remedy = "; make room, then resume the run" if error.errno in files.FULL else ""
     return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
 
 
 @contextmanager
 def report_write_errors(folder: Path) -> Generator[None]:
-    """Raise an `OSError` inside as a `RunFailed` that names the folder."""
+    """Turn an `OSError` inside into a `RunFailed` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -202,7 +198,7 @@ def report_write_errors(folder: Path) -> Generator[None]:
 
 
 def _leave_failure(done: asyncio.Task[None]) -> None:
-    """Leave an error to the next one who asks: the journal remembers it."""
+    """Mark an error as retrieved: the journal raises it at the next call."""
     if not done.cancelled():
         done.exception()
 
@@ -210,65 +206,63 @@ def _leave_failure(done: asyncio.Task[None]) -> None:
 def _sync(segments: Sequence[BinaryIO], folder: Path | None) -> None:
     for file in segments:
         os.fsync(file.fileno())
-    if folder is not None:  # it holds a new file
+    if folder is not None:  # it has a new file
         files.sync_folder(folder)
 
 
 def read_records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:
-    """Yield every whole record, in order; `damaged` receives a segment for each record in it that cannot be read."""
+    """Yield every intact record in order, and call `damaged` with the path of each that is not."""
     for number, path in list_segments(folder):
-        for framed, _ in _frames(path):
-            if framed is None:
+        for frame, _ in _read_frames(path):
+            if frame is None:
                 damaged(path)
             else:
-                yield Record(number, RecordKind(framed[len(_MARK)]), framed[len(_MARK) + 1 :])
+                yield Record(number, RecordKind(frame[len(_MARK)]), frame[len(_MARK) + 1 :])
 
 
 def list_segments(folder: Path) -> list[tuple[int, Path]]:
-    """Return the segments in order, with their numbers."""
-    if not folder.is_dir():
-        return []
+    """Return the numbers and paths of the segments in order."""
     return sorted((int(path.stem), path) for path in folder.glob("*.log") if path.stem.isdigit())
 
 
-def _framed(kind: RecordKind, content: bytes) -> bytes:
+def _frame(kind: RecordKind, content: bytes) -> bytes:
     head = _MARK + bytes([kind])
     crc = zlib.crc32(content, zlib.crc32(head))
     return b"".join([(len(head) + len(content)).to_bytes(4, "little"), crc.to_bytes(4, "little"), head, content])
 
 
-def _frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the records of a segment with their sizes in bytes; None for a damaged one.
+def _read_frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
+    """Yield mark, kind and content of each record of a segment, None if damaged, with the record's size in bytes.
 
-    A torn end with nothing whole behind it was being written when the process or the machine died, and is no record.
+    Damage with no intact record behind it is a record that was incomplete when the process or the machine died.
     """
     with path.open("rb") as file:
-        at, end = 0, os.fstat(file.fileno()).st_size
-        while at < end:
-            framed = _whole(file, at, end)
-            following = _next_whole(file, at, end) if framed is None else at + _PREFIX_BYTES + len(framed)
-            if following is None:
+        offset, end = 0, os.fstat(file.fileno()).st_size
+        while offset < end:
+            frame = _read_frame(file, offset, end)
+            next_offset = _find_frame(file, offset, end) if frame is None else offset + _PREFIX_BYTES + len(frame)
+            if next_offset is None:
                 return
-            yield framed, following - at
-            at = following
+            yield frame, next_offset - offset
+            offset = next_offset
 
 
-def _whole(file: BinaryIO, at: int, end: int) -> bytes | None:
-    """Return mark, kind and content of the record that begins at a place; None if no whole one does."""
-    file.seek(at)
+def _read_frame(file: BinaryIO, offset: int, end: int) -> bytes | None:
+    """Return mark, kind and content of the record at an offset; None if there is no intact one."""
+    file.seek(offset)
     prefix = file.read(_PREFIX_BYTES)
     size, crc = (int.from_bytes(part, "little") for part in (prefix[:4], prefix[4:]))
-    if not 0 < size <= end - at - _PREFIX_BYTES:
+    if not 0 < size <= end - offset - _PREFIX_BYTES:
         return None
-    framed = file.read(size)
-    return framed if framed.startswith(_MARK) and zlib.crc32(framed) == crc else None
+    frame = file.read(size)
+    return frame if frame.startswith(_MARK) and zlib.crc32(frame) == crc else None
 
 
-def _next_whole(file: BinaryIO, at: int, end: int) -> int | None:
-    """Return where the first whole record begins behind the beginning of a damaged one."""
+def _find_frame(file: BinaryIO, offset: int, end: int) -> int | None:
+    """Return the offset of the first intact record behind a damaged one at `offset`."""
     with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as data:
-        mark = at + _PREFIX_BYTES
+        mark = offset + _PREFIX_BYTES
         while (mark := data.find(_MARK, mark + 1)) >= 0:
-            if _whole(file, mark - _PREFIX_BYTES, end) is not None:
+            if _read_frame(file, mark - _PREFIX_BYTES, end) is not None:
                 return mark - _PREFIX_BYTES
     return None

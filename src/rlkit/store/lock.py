@@ -1,6 +1,6 @@
 """The lock of a run's directory.
 
-Invariant: one process at a time holds it, and no process that this one forks does: the lock ends with its holder.
+Invariant: one process at a time holds the lock, and none that it forks does: the lock ends with its holder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlkit.errors import UsageError
 
 
 class _Lock(FileIO):
-    """A file that is unlocked when it is closed, also while a program that is about to start has a copy of it."""
+    """A file whose lock ends when it is closed, even while a process that is being started has a copy of it."""
 
     def close(self) -> None:
         if not self.closed:
@@ -24,14 +24,14 @@ class _Lock(FileIO):
         super().close()
 
 
-_held = WeakSet[_Lock]()
+_open_locks = WeakSet[_Lock]()
 
 
 def acquire_lock(directory: Path) -> FileIO:
-    """Make a run's directory, take its lock, and return the file that releases it when it is closed.
+    """Create a run's directory, lock it, and return the file that releases the lock when it is closed.
 
     Raises:
-        UsageError: another process holds it, or the directory cannot be written.
+        UsageError: another process holds the lock, or the directory cannot be written.
     """
     try:
         files.make_folder(directory)
@@ -50,15 +50,15 @@ def acquire_lock(directory: Path) -> FileIO:
         raise UsageError(f"another process is writing to {directory}: process {holder}") from None
     file.truncate(0)
     file.write(f"{os.getpid()}\n".encode())
-    _held.add(file)
+    _open_locks.add(file)
     return file
 
 
 def find_lock_holder(directory: Path) -> str | None:
-    """Return the number of the process that holds the lock of a run's directory; None if nobody does."""
+    """Return the id of the process that holds the lock of a run's directory, or None."""
     try:
         with (directory / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
     except FileNotFoundError:
         return None
     except BlockingIOError:
@@ -66,10 +66,10 @@ def find_lock_holder(directory: Path) -> str | None:
     return None
 
 
-def _let_go() -> None:
-    """In a process that an environment forked: it would hold the lock for as long as it lives, and it is no writer."""
-    for file in list(_held):
-        FileIO.close(file)  # to unlock it would be to unlock its parent's
+def _close_in_child() -> None:
+    """Close the locks in a process that an environment forked, which would hold them for as long as it lives."""
+    for file in list(_open_locks):
+        FileIO.close(file)  # not unlocked: the lock is shared with the parent
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)

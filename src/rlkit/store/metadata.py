@@ -1,6 +1,6 @@
-"""run.json: what a run is, and how it stands.
+"""run.json and config.yaml: the identity of a run, its configuration and its status.
 
-Invariant: a run goes on only as the run that it was begun as; no secret of its configuration is written down.
+Invariant: a run is resumed only as the run that was started; no secret of its configuration is written.
 """
 
 from __future__ import annotations
@@ -29,39 +29,38 @@ from rlkit.store.journal import RecordKind, read_records
 from rlkit.types import Json
 
 FORMAT_VERSION = 2
-"""Of the run directory; a reader refuses one that is newer than it knows."""
+"""Version of the run directory's format; a reader refuses any other."""
 
 type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
 
-_OF_ENDING = ("error", "reason", "place", "place_is_own")
+_ENDING_FIELDS = ("error", "reason", "place", "place_is_own")
 
 _STATE = "has_state"
 _RETRY = "retry_failed_rollouts"
 
 CONFIG_END = "# end of the configuration"
-"""The last line of config.yaml: one that was cut off between two lines is a configuration, too, and another one."""
+"""The last line of config.yaml, since a file cut off between two lines is another valid configuration."""
 
 RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
 
 class RunMetadata:
-    """What is written down of a run as a whole; its arguments and errors are those of `RunStore`."""
+    """The recorded facts about a run as a whole; its arguments and errors are those of `RunStore`."""
 
     def __init__(self, directory: Path, resolved: Resolved, *, resume: bool) -> None:
         self._directory = directory
         self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         self._config = "\n".join([*show_lines(resolved), CONFIG_END]) + "\n"
-        self._begun = False
+        self._may_write = False
         if resume:
-            self._content = _of_same_run(directory, resolved)
+            self._content = _load_same_run(directory, resolved)
             return
         if _holds_results(directory):
-            if not (directory / "run.json").exists():
-                raise UsageError(
-                    f"{directory} holds a run whose run.json is gone: put it back from a copy, or choose another name "
-                    "(--name)"
-                )
-            raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
+            if is_run_directory(directory):
+                problem = "already holds a run: resume it (--resume)"
+            else:
+                problem = "holds a run whose run.json is gone: put it back from a copy"
+            raise UsageError(f"{directory} {problem}, or choose another name (--name)")
         _clear(directory)
         self._content: dict[str, Json] = {
             "format": FORMAT_VERSION,
@@ -70,39 +69,43 @@ class RunMetadata:
             "identity": _identity(resolved),
             "started": time.time(),
         }
-        self.begin()
+        self.mark_running()
 
-    def begin(self) -> None:
-        """Write down that the run runs, and with which configuration; drop what an earlier process left half written.
+    def mark_running(self, *, has_state: bool = False) -> None:
+        """Record that the run is running and its configuration; drop what an earlier process left half written.
 
-        A new run begins at once, one that is resumed once it is known that it can go on.
+        A new run is marked at once, a resumed one when it is certain that it can be resumed.
+
+        Args:
+            has_state: a state of the task sources is on the disk.
         """
-        self._begun = True
+        self._may_write = True
         for name in ("metrics.jsonl", "checkpoints.jsonl"):
             jsonl.repair(self._directory / name)
-        for half in self._directory.rglob(".*.tmp"):  # nobody else is writing
-            half.unlink(missing_ok=True)
+        for path in self._directory.rglob(".*.tmp"):  # no other process is writing
+            path.unlink(missing_ok=True)
         self._content["versions"] = {"python": platform.python_version(), **_versions()}
         self._content["config_end"] = CONFIG_END
-        for field in _OF_ENDING:
+        if has_state:
+            self._content[_STATE] = True
+        for field in _ENDING_FIELDS:
             self._content.pop(field, None)
         files.write_text(self._directory / "config.yaml", self._config)
         self.set_status("running")
 
     def set_status(self, status: Status, *, error: str = "", reason: str = "") -> None:
-        """Record how the run stands, without secrets.
+        """Record the status of the run, without secrets.
 
         Args:
             status: new status.
             error: type and message of the error of a failed run.
-            reason: why a run ended before its time without an error.
+            reason: reason of an early end without an error.
         """
-        changed: dict[str, Json] = {"status": status, "updated": time.time()}
+        self._content |= {"status": status, "updated": time.time()}
         if error:
-            changed["error"] = self.redact(error)
+            self._content["error"] = self.redact(error)
         if reason:
-            changed["reason"] = reason
-        self._content.update(changed)
+            self._content["reason"] = reason
         self.write()
 
     def redact(self, text: str) -> str:
@@ -110,12 +113,12 @@ class RunMetadata:
         return self.make_redactor()(text)
 
     def make_redactor(self) -> Callable[[str], str]:
-        """Return `redacted` for many texts."""
+        """Return `redact` for many texts."""
         redact_environment = make_redactor()
         return lambda text: redact_environment(redact_config(text, hidden=self._secrets))
 
     def set_failed(self, error: Exception, *, retry: bool) -> None:
-        """Record that the run failed; `retry` plays rollouts that failed again when the run goes on."""
+        """Record that the run failed; with `retry`, the resumed run plays failed rollouts again."""
         self.retry_failed = self.retry_failed or retry
         place = error_place(error)
         if place is not None:
@@ -123,33 +126,28 @@ class RunMetadata:
         self.set_status("failed", error=f"{type(error).__name__}: {safe_str(error)}")
 
     def record_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
-        """Record findings that cannot be read off the metrics later."""
+        """Record findings that the metrics do not show."""
         self._content["findings"] = [dict(finding) for finding in findings]
         self.write()
 
     @property
     def has_state(self) -> bool:
-        """True if a state of the task sources was written: the run cannot go on without one."""
+        """True if a state of the task sources was written; the run cannot be resumed without one."""
         return self._content.get(_STATE) is True
-
-    @has_state.setter
-    def has_state(self, written: bool) -> None:
-        self._content[_STATE] = written
 
     @property
     def retry_failed(self) -> bool:
-        """Whether rollouts that failed are played again, as if for the first time; until another step is done."""
+        """True if failed rollouts are played again, as if for the first time, until the next step is done."""
         return self._content.get(_RETRY) is True
 
     @retry_failed.setter
-    def retry_failed(self, retried: bool) -> None:
-        self._content[_RETRY] = retried
+    def retry_failed(self, retry: bool) -> None:
+        self._content[_RETRY] = retry
 
     def write(self) -> None:
-        """Write down what is known; nothing of a run that is resumed and has not begun."""
-        if not self._begun:
-            return
-        files.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
+        """Write run.json, unless it is not yet certain that the run can be resumed."""
+        if self._may_write:
+            files.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
 
 
 @cache
@@ -158,7 +156,7 @@ def _versions() -> Mapping[str, str]:
 
 
 def _identity(resolved: Resolved) -> dict[str, Json]:
-    """Return what stays the same when a run goes on."""
+    """Return the settings that a resumed run must not change."""
     config = resolved.config
     return {
         "model": config.model,
@@ -170,28 +168,28 @@ def _identity(resolved: Resolved) -> dict[str, Json]:
 
 
 def is_run_directory(directory: Path) -> bool:
-    """Say whether there is a run in a directory."""
+    """Return whether a directory holds a run."""
     return (directory / "run.json").exists()
 
 
 def find_run(run: str | Path) -> Path:
-    """Return the folder of a run, given its name or the folder itself.
+    """Return the directory of a run, given its name or the directory itself.
 
     Raises:
         UsageError: there is no such run.
     """
-    places = [runs_dir() / run, Path(run).absolute()]
-    for place in places:
-        if is_run_directory(place):
-            return place
-    for place in places:
-        if (place / "journal").is_dir():
-            raise UsageError(f"{place} is the folder of a run, and its run.json is gone: put it back from a copy")
+    directories = [runs_dir() / run, Path(run).absolute()]
+    for directory in directories:
+        if is_run_directory(directory):
+            return directory
+    for directory in directories:
+        if (directory / "journal").is_dir():
+            raise UsageError(f"{directory} is the folder of a run, and its run.json is gone: put it back from a copy")
     raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, nor is it the folder of one")
 
 
 def load_run_config(directory: Path) -> Config:
-    """Return the configuration that a run has recorded, also where the file is cut off.
+    """Return the recorded configuration of a run, even if the file is cut off.
 
     Raises:
         UsageError: it cannot be read.
@@ -200,13 +198,13 @@ def load_run_config(directory: Path) -> Config:
 
 
 def find_run_config(directory: Path) -> Path:
-    """Return the file of the configuration that a run has recorded.
+    """Return the path of the recorded configuration of a run.
 
     Raises:
         UsageError: it is gone, or cut off.
     """
     path = directory / "config.yaml"
-    remedy = "go on with the file that the run was begun with: rlkit train FILE --name NAME --resume"
+    remedy = "resume with the file that the run was started with: rlkit train FILE --name NAME --resume"
     if not path.is_file():
         raise UsageError(f"{path} is gone; {remedy}")
     end = jsonl.read_object(directory / "run.json").get("config_end")
@@ -215,24 +213,24 @@ def find_run_config(directory: Path) -> Path:
     return path
 
 
-def _of_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
-    """Return the run.json of the run that is to go on; a UsageError says that it is of another run, or damaged."""
-    about: dict[str, Json] = jsonl.read_object(directory / "run.json")
-    if about.get("format") != FORMAT_VERSION:
+def _load_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
+    """Return the run.json of the run to resume; raise `UsageError` if it is of another run, or damaged."""
+    content: dict[str, Json] = jsonl.read_object(directory / "run.json")
+    if content.get("format") != FORMAT_VERSION:
         raise UsageError(
-            f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
+            f"{directory} was written in format {content.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
             "resume it with the rlkit that wrote it"
         )
-    begun = about.get("identity")
+    identity = content.get("identity")
     for field, value in _identity(resolved).items():
-        before = begun.get(field) if isinstance(begun, Mapping) else None
-        if value != before:
-            raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
-    return about
+        recorded = identity.get(field) if isinstance(identity, Mapping) else None
+        if value != recorded:
+            raise UsageError(f"{field}: {directory} was started with {recorded}; it cannot be resumed with {value}")
+    return content
 
 
 def _holds_results(directory: Path) -> bool:
-    """Say whether a folder holds something that a run has finished, or a run of another format."""
+    """Return whether a folder holds something that a run has finished, or a run of another format."""
     if any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes")):
         return True
     if any(step > 0 for step in list_state_steps(directory)):
@@ -242,12 +240,12 @@ def _holds_results(directory: Path) -> bool:
         return True
     try:
         return jsonl.read_object(directory / "run.json").get("format") != FORMAT_VERSION
-    except (OSError, UsageError):  # there is none, or it was never finished
+    except (OSError, UsageError):  # missing, or never completely written
         return False
 
 
 def _clear(directory: Path) -> None:
-    """Remove what a run left that finished nothing."""
+    """Remove the files of a run without results."""
     for folder, pattern in (("journal", "*.log"), ("state", "*.json")):
         for path in (directory / folder).glob(pattern):
             path.unlink()

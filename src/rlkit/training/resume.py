@@ -72,7 +72,7 @@ def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
                 history.outstanding[task.draw] = lost[task.draw]
                 waiting.append(task)
 
-    for event in history.events:
+    for _, event in history.events:
         match event:
             case DrawRecord():
                 draw_what_is_lost(event.draw)
