@@ -92,7 +92,7 @@ def test_an_append_that_fails_halfway_is_taken_back(tmp_path: Path) -> None:
         jsonl.append(path, {"step": 2})
     assert path.read_bytes() == whole
     jsonl.append(path, {"step": 3})
-    assert jsonl.read(path) == [{"step": 1}, {"step": 3}]
+    assert jsonl.read_lines(path) == [{"step": 1}, {"step": 3}]
 
 
 def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_lines_that_a_killed_process_left_are_on_the_disk_once_they_are_mended(d
         path.write_text(text)
         jsonl.repair(path)
         disk.assert_holds(path)
-        assert jsonl.read(path) == [{}]
+        assert jsonl.read_lines(path) == [{}]
 
 
 def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is_open(

@@ -290,7 +290,7 @@ def record(folder: Path, world: World | None) -> dict[str, Any]:
     own = {"time/", "usage/", "service/weights"}
     trained, seen = [], Counter[tuple[int, int, int]]()
     for step in range(1, STEPS + 1):
-        groups = table.read(table_path(run, step))
+        groups = table.read_table(table_path(run, step))
         trained.append(
             sorted(
                 (group.group.task, episode.member, episode.reward, group.is_trained)

@@ -70,7 +70,7 @@ def groups(directory: Path) -> list[tuple[int, int, str]]:
     found = list[tuple[int, int, str]]()
     for step in range(1, STEPS + 1):
         with suppress(OSError, ValueError):
-            found += [(step, one.group.draw, one.group.task) for one in table.read(table_path(directory, step))]
+            found += [(step, one.group.draw, one.group.task) for one in table.read_table(table_path(directory, step))]
     return found
 
 

@@ -36,7 +36,7 @@ def through_a_table(path: Path, recorded: Episode, *, field: bool) -> Episode:
     if not field:
         pq.write_table(pq.read_table(path).drop_columns("group_scored"), path)
         path.write_bytes(table._add_checksum(path.read_bytes()))  # pyright: ignore[reportPrivateUsage]
-    (group,) = table.read(path)
+    (group,) = table.read_table(path)
     return group.group.episodes[0]
 
 

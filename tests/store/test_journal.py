@@ -100,7 +100,7 @@ def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactor
         for draw, own in enumerate(groups)
     ]
     table.write(path, written, decode=lambda tokens: str(len(tokens)))
-    back = table.read(path)
+    back = table.read_table(path)
     for one, other in zip(back, written, strict=True):
         assert [codec.encode(episode) for episode in one.attempts] == [codec.encode(e) for e in other.attempts]
         assert (one.group.env, one.group.task, one.group.draw, one.is_trained) == (

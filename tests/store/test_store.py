@@ -587,7 +587,7 @@ def test_a_run_that_only_drew_is_not_gone_on_with_without_its_state(tmp_path: Pa
 def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\xfe\n')
-    for read in (jsonl.read, jsonl.read_metrics, jsonl.read_object, jsonl.repair):
+    for read in (jsonl.read_lines, jsonl.read_metrics, jsonl.read_object, jsonl.repair):
         with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged: .*can't decode byte 0xff"):
             read(path)
 

@@ -20,7 +20,7 @@ from rlkit.cost.usage import Price
 from rlkit.dry_run.rehearse import rehearse
 from rlkit.errors import ConfigError, UsageError
 from rlkit.store.history import table_path
-from rlkit.store.table import read
+from rlkit.store.table import read_table
 from rlkit.tasks.from_config import count_draws, resolve_steps
 from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.testing import ByteChat
@@ -74,7 +74,7 @@ def run(directory: Path, tasks: Sequence[rlkit.Env], **settings: object) -> Simu
 def played(directory: Path) -> list[Counter[str]]:
     """Of each step, how many of its groups were of each task, replaced ones included."""
     steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [Counter(one.group.task for one in read(table_path(directory, step))) for step in steps if step]
+    return [Counter(one.group.task for one in read_table(table_path(directory, step))) for step in steps if step]
 
 
 def times(steps: Sequence[Counter[str]]) -> dict[str, int]:
@@ -227,7 +227,7 @@ def test_several_environments_have_their_tasks_played_equally_often(tmp_path: Pa
 
     made = Two(tmp_path / "run", tasks=words(3), settings={"steps": None, "epochs": 2, "batch": {"groups": 5}})
     made.train()
-    groups = [one.group for step in range(1, 7) for one in read(table_path(made.directory, step))]
+    groups = [one.group for step in range(1, 7) for one in read_table(table_path(made.directory, step))]
     counts = Counter((group.env, group.task) for group in groups)
     assert set(counts.values()) == {2}
     assert Counter(env for env, _ in counts) == {"words": 3, "more": 10}

@@ -1,4 +1,4 @@
-"""Counts of the work that a run has under way, for the people who wait for it.
+"""Counts of the work in progress of a run, shown to its user.
 
 Invariant: a report never waits and changes nothing but a count; a count of 0 is not mentioned.
 """
@@ -25,12 +25,12 @@ class Activity:
         self._lock = threading.Lock()
 
     def put(self, kind: str, count: int) -> None:
-        """Report how much of a kind there is now."""
+        """Set the count of a kind."""
         with self._lock:
             self._counts[kind] = count
 
     def add(self, kind: str, count: int = 1) -> None:
-        """Report that there is more of a kind, or less."""
+        """Add to the count of a kind; `count` may be negative."""
         with self._lock:
             self._counts[kind] = self._counts.get(kind, 0) + count
 
@@ -57,13 +57,13 @@ _running: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=Non
 
 
 def current_activity() -> Activity:
-    """Return the activity of the run that this task works for; outside of a run, one that nobody reads."""
+    """Return the activity of the run that this task belongs to, or outside of a run one that nobody reads."""
     return _running.get() or Activity()
 
 
 @contextmanager
 def use_activity(activity: Activity) -> Generator[None]:
-    """Let `current_activity` return this one inside, also in the tasks that are made there."""
+    """Let `current_activity` return this one inside, and in tasks created inside."""
     token = _running.set(activity)
     try:
         yield

@@ -1,7 +1,7 @@
 """Files that a reader never sees half written.
 
-Invariant: a whole file is the old one or the new one, and the new one for good once its writer has returned; what is
-appended is there whole or, if that fails, taken back.
+Invariant: a replaced file is the old one or the new one, and durably the new one once its writer has returned; data is
+appended completely or, if that fails, removed again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The numbers of the errors that room on the disk would mend."""
+"""Numbers of the errors that free space on the disk would fix."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` so that it holds the old content or the new one, also after a power cut.
+    """Replace `path` by `data` in one operation, and create missing folders.
 
-    The new one if the power is cut after this has returned. Folders that are missing are made.
+    After a power cut it holds the old content or the new one; the new one if this has returned.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # threads write one file at once, too
@@ -37,37 +37,37 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` for UTF-8 text."""
+    """Write UTF-8 text as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it is in, unless they are there; a power cut does not undo it."""
-    made = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    """Create a folder and its missing parents, so that a power cut does not undo it."""
+    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
-    for folder in made:
+    for folder in missing:
         sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Put on the disk which names a folder holds: a file that is flushed can still lose its own with the power."""
+    """Put the entries of a folder on the disk: a power cut can take the name of a flushed file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # the answer of file systems that keep no names to be flushed
+        if error.errno != errno.EINVAL:  # file systems that cannot sync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def append(file: BinaryIO, data: bytes) -> None:
-    """Write all of `data` at the end of an unbuffered file, or nothing. It outlives the process, not a power cut."""
+    """Append all of `data` to an unbuffered file, or nothing. It outlives the process, not a power cut."""
     left = memoryview(data)
     try:
         while left:
             left = left[file.write(left) :]
     except OSError:
         with suppress(OSError):
-            file.truncate(file.tell() - (len(data) - len(left)))  # asked only now: it is a system call
+            file.truncate(file.tell() - (len(data) - len(left)))  # tell() is a system call, so only now
         raise

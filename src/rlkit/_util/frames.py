@@ -1,6 +1,6 @@
 """Places in Python code, for messages: the user's own rather than those of libraries.
 
-Invariant: the place that is named is the innermost of the user's code, where there is any.
+Invariant: the place is the innermost of the user's code, if there is any.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-# Its frame calls each step of a loop.
+# The frame that calls each step of an event loop is in this file.
 _EVENTS = asyncio.events.Handle._run.__code__.co_filename
 _DEEPEST_CAUSE = 20
 _DEEPEST_FRAME = 500
 
 
 class Place(NamedTuple):
-    """A line of code that runs: its file, its number, and the name of its function."""
+    """A running line of code: its file, its number, and the name of its function."""
 
     file: str
     line: int
@@ -37,17 +37,17 @@ class Place(NamedTuple):
 
 
 def error_place(error: BaseException) -> Place | None:
-    """Return the line of the user's code where an error, or its cause, came about; else the error's own last."""
+    """Return the line of the user's code that raised an error or its cause; otherwise the error's last line."""
     stacks = [_places(cause) for cause in _causes(error)]
     for stack in reversed(stacks):  # the first cause comes last
-        own = next((place for place in reversed(stack) if place.is_user_code), None)
-        if own is not None:
-            return own
+        for place in reversed(stack):
+            if place.is_user_code:
+                return place
     return next((stack[-1] for stack in stacks if stack), None)
 
 
 def stack_place(frame: FrameType) -> Place:
-    """Return the line of the user's code that a thread is in, below its event loop; else its innermost."""
+    """Return the line of the user's code that a thread is in, below its event loop; otherwise its innermost line."""
     stack = list[Place]()
     outer: FrameType | None = frame
     while outer is not None and len(stack) < _DEEPEST_FRAME:
@@ -65,7 +65,7 @@ def _places(error: BaseException) -> list[Place]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from, and so on."""
+    """Yield an error and its chain of causes."""
     cause: BaseException | None = error
     for _ in range(_DEEPEST_CAUSE):
         if cause is None:
@@ -76,7 +76,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """The folders of rlkit, of the standard library and of installed packages."""
+    """Return the folders of rlkit, of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     folders = [Path(__file__).parents[1], *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
     return tuple(f"{Path(folder).resolve()}/" for folder in folders) + tuple(f"{folder}/" for folder in folders)

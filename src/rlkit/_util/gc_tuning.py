@@ -1,6 +1,6 @@
-"""Fewer looks for garbage while a run holds much that is none.
+"""Rarer garbage collection during a run.
 
-Invariant: when the last run of the process has ended, the collector looks as often as before, and through everything.
+Invariant: after the last run of the process the collector runs as often as before, over all objects.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 _NEW_OBJECTS = 10_000
-"""Objects made, less those gone, between two looks; Python's own number makes them a tenth of a run's work."""
+"""Net new objects between two collections; with Python's default they take a tenth of a run's time."""
 
-_earlier: list[tuple[int, int, int]] = []
+_previous_thresholds: list[tuple[int, int, int]] = []
 
 
 @contextmanager
 def rare_collections() -> Generator[None]:
-    """Inside, what was there before is not looked through for garbage, and what is new less often.
+    """Exclude existing objects from garbage collection inside, and collect new ones more rarely.
 
-    A look through all that the libraries of a run hold keeps the event loop for a tenth of a second or more, and finds
-    nothing. It may be entered many times at once.
+    A collection over everything that the libraries of a run hold blocks the event loop for a tenth of a second or more,
+    and finds nothing. Several runs may be inside at once.
     """
-    if not _earlier:
+    if not _previous_thresholds:
         gc.freeze()
-    _earlier.append(gc.get_threshold())
-    new, *older = _earlier[0]
-    if new:  # or the user has switched it off
+    _previous_thresholds.append(gc.get_threshold())
+    new, *older = _previous_thresholds[0]
+    if new:  # 0 if the user has disabled it
         gc.set_threshold(max(new, _NEW_OBJECTS), *older)
     try:
         yield
     finally:
-        first = _earlier[0]
-        _earlier.pop()
-        if not _earlier:
+        first = _previous_thresholds[0]
+        _previous_thresholds.pop()
+        if not _previous_thresholds:
             gc.unfreeze()
             gc.set_threshold(*first)

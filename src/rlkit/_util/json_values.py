@@ -1,7 +1,7 @@
 """Values of a user's code as text and JSON that any file can hold.
 
-Invariant: what comes out of here can be written as UTF-8 and as strict JSON, and nothing but `NotJson` is raised.
-The work is bounded by the room that a value may take up, and not by its size.
+Invariant: every result can be written as UTF-8 and as strict JSON, and nothing but `NotJson` is raised. The work is
+bounded by the budget of a value, not by its size.
 """
 
 from __future__ import annotations
@@ -28,31 +28,30 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class NotJson(ValueError):
-    """A value that JSON cannot hold, not even as its text; says why."""
+    """A value that JSON cannot hold, not even as its text."""
 
 
 class TooLarge(NotJson):
-    """A value that takes up more room than it may."""
+    """A value larger than its budget."""
 
 
 class JsonBudget:
     """The bytes of JSON that values may take up together.
 
-    It is counted from below while a value is read, so that one that is far too large is refused long before all of it
-    was looked at.
+    A lower bound is counted while a value is read, so that one far too large is refused early.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
 
     def take(self, count: int) -> None:
-        """Use up so many bytes; a TooLarge says that there are not so many left."""
+        """Use up bytes; raise `TooLarge` if fewer are left."""
         self._left -= count
         if self._left < 0:
             raise TooLarge("it is too large")
 
     def check(self, count: int) -> None:
-        """Check that so many bytes are left; a TooLarge says that they are not."""
+        """Raise `TooLarge` if fewer bytes are left."""
         if count > self._left:
             raise TooLarge("it is too large")
 
@@ -68,32 +67,32 @@ def escape_surrogates(text: str) -> str:
 
 
 def safe_str(value: object) -> str:
-    """Return `str(value)`, cut in its middle where it is very long, or what that raised."""
+    """Return `str(value)`, shortened in the middle if very long; never raise."""
     try:
         text = str(value)
         if len(text) > _TEXT_CHARS:
             half = _TEXT_CHARS // 2
             text = f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}"
         return escape_surrogates(text)
-    except Exception as error:  # the value is the user's own, and so is its `str`
+    except Exception as error:  # from the user's `__str__`
         return f"<a {type(value).__name__} whose text cannot be had: {type(error).__name__}>"
 
 
 def render_value(value: object) -> str:
-    """Return a value for a message: its type, and the beginning of its `repr`."""
+    """Return the type of a value and the beginning of its `repr`, for a message."""
     kind = type(value).__name__
     if isinstance(value, _COLLECTIONS) and (count := len(cast("Sized", value))) > _SHOWN_ITEMS:
         return f"{kind} of {count:,} items"
     start = value[:_SHOWN_ITEMS] if isinstance(value, str | bytes) else cast("object", value)
     try:
         text = escape_surrogates(repr(start))
-    except Exception as error:  # likewise its `repr`
+    except Exception as error:  # from the user's `__repr__`
         return f"{kind} whose repr raises {type(error).__name__}"
     return f"{kind} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
 
 
 def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -> Json:
-    """Return a value with every text in it changed, the keys of its mappings only if `keys`."""
+    """Apply `change` to every text in a value, to keys only if `keys`."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -103,74 +102,75 @@ def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -
     return value
 
 
-def to_json(value: object, room: JsonBudget | None = None) -> Json:
+def to_json(value: object, budget: JsonBudget | None = None) -> Json:
     """Return a value as JSON that shares nothing with it; what JSON does not have is its `repr`.
 
     Args:
         value: value of any type.
-        room: room that it may take up; None for as much as it needs.
+        budget: bytes that it may take up; None for no limit.
 
     Raises:
-        TooLarge: there is not enough room.
+        TooLarge: the value exceeds the budget.
         Unwritable: a key of a mapping is no text, the value holds itself, or a `repr` raises.
     """
     try:
-        return _plain(value, room or JsonBudget(sys.maxsize))
+        return _to_json(value, budget or JsonBudget(sys.maxsize))
     except RecursionError:
         raise NotJson("it holds itself, or is nested too deeply") from None
 
 
-def _plain(given: object, room: JsonBudget) -> Json:
-    value = cast("object", given.item()) if isinstance(given, np.generic) else given
+def _to_json(value: object, budget: JsonBudget) -> Json:
+    if isinstance(value, np.generic):
+        value = cast("object", value.item())
     match value:
         case str():
-            return _text(str.__str__(value), room)
+            return _text(str.__str__(value), budget)
         case None | int() | float() if _fits(value):
-            room.take(1)
+            budget.take(1)
             return value
         case Mapping():
             entries = cast("Mapping[object, object]", value)
-            room.check(_ENTRY_BYTES * len(entries))
-            return {_key(key, room): _plain(child, room) for key, child in entries.items()}
+            budget.check(_ENTRY_BYTES * len(entries))
+            return {_key(key, budget): _to_json(child, budget) for key, child in entries.items()}
         case list() | tuple():
             children = cast("list[object]", value)
-            room.check(_CHILD_BYTES * len(children))
-            plain_children = list[Json]()
+            budget.check(_CHILD_BYTES * len(children))
+            converted = list[Json]()
             for child in children:
-                room.take(1)  # what stands between it and the next
-                plain_children.append(_plain(child, room))
-            return plain_children
+                budget.take(1)  # the comma
+                converted.append(_to_json(child, budget))
+            return converted
         case _:
             if isinstance(value, (bytes, bytearray, *_COLLECTIONS)):
-                room.check(len(cast("Sized", value)))  # its `repr` is longer
-            return _repr(cast("object", value), room)
+                budget.check(len(cast("Sized", value)))  # its `repr` is longer
+            return _repr(cast("object", value), budget)
 
 
-def _text(text: str, room: JsonBudget) -> str:
-    room.take(len(text) + _QUOTES_BYTES)
+def _text(text: str, budget: JsonBudget) -> str:
+    budget.take(len(text) + _QUOTES_BYTES)
     return escape_surrogates(text)
 
 
 def _fits(number: float | None) -> bool:
-    """Say whether any reader of JSON knows the number."""
+    """Return whether any reader of JSON can hold the number."""
     if isinstance(number, int):
         return number.bit_length() <= _INTEGER_BITS
     return number is None or math.isfinite(number)
 
 
-def _repr(value: object, room: JsonBudget) -> str:
+def _repr(value: object, budget: JsonBudget) -> str:
     try:
-        return _text(repr(value), room)
+        return _text(repr(value), budget)
     except (RecursionError, TooLarge):
         raise
-    except Exception as error:  # likewise
+    except Exception as error:  # from the user's `__repr__`
         raise NotJson(f"it holds a {render_value(value)}") from error
 
 
-def _key(key: object, room: JsonBudget) -> str:
-    room.take(2)  # the colon, and what stands between it and the next
+def _key(key: object, budget: JsonBudget) -> str:
+    budget.take(2)  # the colon and the comma
     if isinstance(key, str):
-        return _text(str.__str__(key), room)
+        return _text(str.__str__(key), budget)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
     raise NotJson(f"it has the key {render_value(key)}, which is no text")

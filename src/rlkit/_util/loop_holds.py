@@ -1,8 +1,8 @@
 """Time for which one rollout held the event loop, and the line of code that held it.
 
-Invariant: the time of a long hold is known as soon as it is over, before anything else runs on the loop. A line is
-named where a thread beside the loop has seen it; the loop itself cannot look while it is held. A step that waited for
-a processor of a busy machine held nothing up by itself, and is not told.
+Invariant: the time of a long hold is known as soon as it is over, before anything else runs on the loop. A watching
+thread finds the line, since the loop itself cannot look while it is held. A step that waited for a processor of a busy
+machine is not reported.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from weakref import WeakKeyDictionary
 from rlkit._util.frames import Place, stack_place
 
 HOLD_S = 0.1
-"""A shorter step of a coroutine is no hold: there are many of them, and together they are the work of the program."""
+"""Shorter steps of a coroutine are no holds: together they are the work of the program."""
 
 REPORTED_HOLD_S = 0.5
-"""A hold of this length is worth a word."""
+"""Length from which a hold is reported."""
 
 _LOOK_S = 0.1
 _frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]  documented, for this
 
 
 class RolloutClock(Protocol):
-    """A clock of one rollout, which is charged with what its rollout holds."""
+    """A clock that is charged with the holds of its rollout."""
 
     name: str
     """The environment of the rollout."""
@@ -49,7 +49,7 @@ class Hold:
     Args:
         env: name of the environment whose code it was.
         seconds: length of the step.
-        place: the line that was seen most often; None where none was seen.
+        place: the line that was seen most often; None if none was seen.
     """
 
     env: str
@@ -59,9 +59,9 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A step of user code that the loop is in, on the clocks of the rollouts that it is a step of.
+    """The current step of user code, with the clocks of the rollouts it belongs to.
 
-    `places` counts the lines that were seen; it is None as long as none was, as in nearly all steps.
+    `places` counts the lines that were seen; it stays None in nearly all steps.
     """
 
     charged: Collection[RolloutClock]
@@ -82,18 +82,18 @@ class LoopHolds:
 
     @property
     def now_s(self) -> float:
-        """The time of the loop without its holds, in which it can hear others."""
+        """The time of the loop without its holds."""
         return _clock() - self.held_s
 
     def begin(self, charged: Collection[RolloutClock], env: str = "") -> bool:
-        """Begin a step of user code; False inside another one, which has it."""
+        """Begin a step of user code; return False inside another one, which includes it."""
         if self._step is not None:
             return False
         self._step = _Step(charged, env, _clock())
         return True
 
     def end(self) -> None:
-        """End the step that was begun, and charge it to its rollouts if it was a hold."""
+        """End the current step, and charge it to its rollouts if it was a hold."""
         step, self._step = self._step, None
         if step is None or (seconds := _clock() - step.began_s) < HOLD_S:
             return
@@ -101,7 +101,7 @@ class LoopHolds:
         names = [step.env] if step.env else []
         for clock in step.charged:
             clock.held_s += seconds
-            if clock.name:  # a rollout may be timed in parts, too, which have no name
+            if clock.name:  # the clock of a part of a rollout has none
                 names.append(clock.name)
         if self._tell is None or seconds < REPORTED_HOLD_S or not names:
             return
@@ -124,41 +124,41 @@ class LoopHolds:
             limit_s: limit in seconds of real time for a step of a rollout.
             end: called once, on another thread, while a rollout goes on past the limit.
         """
-        before, ended = self._tell, threading.Event()
-        arguments = (threading.get_ident(), threading.get_native_id(), ended, limit_s, end)
+        previous, stop = self._tell, threading.Event()
+        arguments = (threading.get_ident(), threading.get_native_id(), stop, limit_s, end)
         self._tell = tell
         self._waited_s = processor_wait_s(threading.get_native_id())
         threading.Thread(target=self._look, args=arguments, name="rlkit_holds", daemon=True).start()
         try:
             yield
         finally:
-            self._tell = before
-            ended.set()
+            self._tell = previous
+            stop.set()
 
     def _look(
-        self, thread: int, native_id: int, ended: threading.Event, limit_s: float, end: Callable[[Place], object]
+        self, thread: int, native_id: int, stop: threading.Event, limit_s: float, end: Callable[[Place], object]
     ) -> None:
-        before: _Step | None = None
-        while not ended.wait(_LOOK_S):
+        last_step: _Step | None = None
+        while not stop.wait(_LOOK_S):
             step = self._step
-            if step is None or step is not before:
+            if step is None or step is not last_step:
                 self._waited_s = processor_wait_s(native_id)
-            before = step
+            last_step = step
             frame = None if step is None else _frames().get(thread)
             if step is None or frame is None:
                 continue
             place = stack_place(frame)
-            if self._step is step:  # it is still the same: what was seen is a line of it
+            if self._step is step:  # the line belongs to the same step
                 step.places = step.places or Counter[Place]()
                 step.places[place] += 1
                 if step.charged and time.monotonic() - step.began_s > limit_s:
                     end(place)
                     return
-            del frame  # or its locals would live until the next look
+            del frame  # or its locals would live on
 
 
 def processor_wait_s(native_id: int) -> float:
-    """Return the seconds for which a thread was ready to run and had no processor; 0 where the system does not say."""
+    """Return the seconds for which a thread was ready and had no processor; 0 if the system does not say."""
     try:
         return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):  # not Linux, or built without it
@@ -173,7 +173,7 @@ _holds_by_loop = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopHolds]()
 
 
 def loop_holds() -> LoopHolds:
-    """Return the holds of the event loop that runs."""
+    """Return the holds of the running event loop."""
     loop = asyncio.get_running_loop()
     holds = _holds_by_loop.get(loop)
     if holds is None:
@@ -183,15 +183,15 @@ def loop_holds() -> LoopHolds:
 
 @contextmanager
 def attribute_holds(env: str) -> Generator[None]:
-    """Inside, code of an environment runs that is no rollout's: a hold of it is charged to nobody."""
+    """Attribute holds inside to an environment and to no rollout."""
     try:
         holds = loop_holds()
-    except RuntimeError:  # no event loop runs: there is nobody to be held up
+    except RuntimeError:  # no running event loop, so nothing to hold
         yield
         return
-    begun = holds.begin((), env)
+    has_begun = holds.begin((), env)
     try:
         yield
     finally:
-        if begun:
+        if has_begun:
             holds.end()

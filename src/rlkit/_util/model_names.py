@@ -1,6 +1,6 @@
 """Names of models that mean the same on every machine.
 
-Invariant: what is returned here is a name on the Hugging Face hub, never a path of this machine.
+Invariant: every result is a name on the Hugging Face hub, never a path of this machine.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from rlkit._util.paths import cache_dir
 _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.\-]*/)?[A-Za-z0-9][\w.\-]*")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+")
 _CACHED = re.compile(r"(?P<owner>.+?)--(?P<name>.+?)(?P<converted>-[0-9a-f]{16})?")
-"""A folder of rlkit's cache; one with a hash was converted from a file of the user's."""
+"""A folder of rlkit's cache; one with a hash was converted from a user's file."""
 
 
 def hub_id(model: str) -> str | None:
-    """Return a model's name on the hub, or None where it has none that is known.
+    """Return a model's name on the hub, or None if unknown.
 
     Args:
-        model: a name on the hub, or the path of a model, for which the caches of rlkit and of the hub are known.
+        model: a name on the hub, or the path of a model in a cache of rlkit or of the hub.
     """
     path = Path(model).expanduser()
     if not path.exists():
         return model if _REPOSITORY.fullmatch(model) and not model.lower().endswith(".gguf") else None
     for place in (path.absolute(), path.resolve()):
-        if found := _SNAPSHOT.fullmatch("/".join(place.parts[-3:])):
-            return f"{found['owner']}/{found['name']}"
-        if place.parent == cache_dir() / "models" and (found := _CACHED.fullmatch(place.name)):
-            return None if found["converted"] else f"{found['owner']}/{found['name']}"
+        if match := _SNAPSHOT.fullmatch("/".join(place.parts[-3:])):
+            return f"{match['owner']}/{match['name']}"
+        if place.parent == cache_dir() / "models" and (match := _CACHED.fullmatch(place.name)):
+            return None if match["converted"] else f"{match['owner']}/{match['name']}"
     return None

@@ -1,4 +1,4 @@
-"""Paths of what rlkit keeps: runs and engine state in the user's home, models in the user's cache.
+"""Paths of rlkit's data: runs and engine state in the user's home, models in the user's cache.
 
 Never a temporary directory: many machines clear those on reboot, and a run is worth more than that.
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ARTEFACTS = "artefacts"
-"""In a run's folder: below it is a folder for each environment that leaves files of its own."""
+"""Subfolder of a run, with a folder for each environment that writes files of its own."""
 
 
 def runs_dir() -> Path:

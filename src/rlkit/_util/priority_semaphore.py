@@ -1,7 +1,7 @@
-"""A limit on how much goes on at once, in order of rank.
+"""A semaphore whose waiters are served in order of rank.
 
-Invariant: at most `count` holders at any instant, and of those that wait the lowest rank is next. No place is given
-once there is a reason against it.
+Invariant: at most `count` holders at any instant, and the waiter of the lowest rank is next. No place is given once
+there is a reason against it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Slots:
 
     Args:
         count: number of places.
-        closed: returns why no more are given, whenever somebody wants one; None while they are given.
-        clock: returns seconds, by which `busy_s` is counted.
+        closed: returns the reason why no more places are given, or None.
+        clock: returns the time in seconds for `busy_s`.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Slots:
         self._clock = clock
         self._changed_s = clock()
         self._busy_s = 0.0
-        self._left = asyncio.Event()
+        self._drained = asyncio.Event()
         self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
         self._arrivals = counter()
 
     @property
     def busy_s(self) -> float:
-        """Seconds that places were held up to now, summed over the places."""
+        """Seconds for which places were held up to now, summed over the places."""
         return self._busy_s + (self.count - self._free) * (self._clock() - self._changed_s)
 
     async def acquire(self, rank: tuple[int, ...]) -> None:
-        """Take a place, to be released; equal ranks are served in the order in which they came."""
+        """Take a place, to be released later; equal ranks are served in order of arrival."""
         if self._free and not self._waiting and self._open():
             self._change(-1)
         else:
@@ -68,7 +68,7 @@ class Slots:
             raise
 
     def release(self) -> None:
-        """Give a place back, to whoever waits with the lowest rank."""
+        """Give a place back, or on to the waiter of the lowest rank."""
         if self._waiting and not self._open():
             self._change(1)
             self._open()
@@ -81,15 +81,15 @@ class Slots:
         self._change(1)
 
     async def wait_until_drained(self) -> None:
-        """Wait until somebody wanted a place in vain, and all who had one are gone."""
-        await self._left.wait()
+        """Wait until a place was refused and all places are free."""
+        await self._drained.wait()
 
     def _open(self) -> bool:
-        """Say whether places are given; whoever is refused waits for ever."""
+        """Return whether places are given; a waiter that is refused waits for ever."""
         if self._closed() is None:
             return True
         if self._free == self.count:
-            self._left.set()
+            self._drained.set()
         return False
 
     def _change(self, free: int) -> None:

@@ -1,8 +1,8 @@
 """Secrets of the environment, and credentials in URLs, in text that is shown or kept.
 
-Invariant: no value of a variable whose name says that it is a secret is in what `redact` gives back, neither as it is
-nor as programs write it: escaped, in a URL, line by line, or in base64, also as a part of what was encoded. What is
-shown of a URL has no user, password, query or fragment, which may all be credentials.
+Invariant: the result of `redact` holds no value of a variable with the name of a secret, neither as it is nor as
+programs write it: escaped, in a URL, line by line, or in base64, even as a part of the encoded data. A shown URL has no
+user, password, query or fragment, which may all be credentials.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from urllib.parse import quote, quote_plus
 REDACTED = "***"
 SHORTEST_SECRET_CHARS = 6
 _SHORTEST_LINE_CHARS = 16
-"""Of a secret of several lines; shorter ones may be words of other texts."""
+"""Length from which a line of a secret is redacted; shorter lines may be words of other texts."""
 
 _SECRET_PART = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE", re.IGNORECASE)
-"""Anywhere in a name: few other words contain one of these."""
+"""Parts that mark a name as a secret wherever they are: few other words contain them."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -46,7 +46,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[\w.~%-]*)(:\d*)?")
 _URL = re.compile(r"\w[\w+.-]*://\S+?(?=['\");:,.]*(?:\s|$))")
 
 
-@lru_cache(maxsize=1024)  # asked for each variable, each time a text is written
+@lru_cache(maxsize=1024)  # called for each variable and each text
 def is_secret_name(name: str) -> bool:
     """Return whether a variable or field of this name holds a secret.
 
@@ -74,12 +74,12 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def make_redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """Return `redact` for many texts: the environment is read once, which takes longer than a short text does."""
+    """Return `redact` for many texts, which reads the environment only once."""
     forms = _forms(_secrets(os.environ if environ is None else environ))
 
     def redact_text(text: str) -> str:
-        for written in forms:
-            text = text.replace(written, REDACTED)
+        for form in forms:
+            text = text.replace(form, REDACTED)
         return text
 
     return redact_text
@@ -88,7 +88,7 @@ def make_redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], s
 def show_url(url: str) -> str:
     """Return a URL without credentials, or a path as it is.
 
-    `***` stands for all behind the scheme where credentials cannot be told from the rest.
+    `***` replaces all behind the scheme if credentials cannot be told from the rest.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -101,12 +101,12 @@ def show_url(url: str) -> str:
 
 
 def hide_credentials(text: str) -> str:
-    """Return a text with each URL in it as `show_url` has it."""
+    """Return a text with `show_url` applied to each URL."""
     return _URL.sub(lambda url: show_url(url[0]), text)
 
 
 def is_malformed_url(url: str) -> bool:
-    """Say whether the part of a URL between its scheme and its path is of no known form."""
+    """Return whether the part of a URL between its scheme and its path has no known form."""
     return show_url(url).endswith("://***")
 
 
@@ -121,11 +121,11 @@ def _secrets(environ: Mapping[str, str]) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
-    """How they may be written, the longest first."""
-    return tuple(sorted({form for secret in secrets for form in _written(secret)}, key=len, reverse=True))
+    """Return the forms in which secrets may be written, the longest first."""
+    return tuple(sorted({form for secret in secrets for form in _list_forms(secret)}, key=len, reverse=True))
 
 
-def _written(secret: str) -> Iterator[str]:
+def _list_forms(secret: str) -> Iterator[str]:
     yield secret
     yield json.dumps(secret)[1:-1]
     yield json.dumps(secret, ensure_ascii=False)[1:-1]
@@ -141,8 +141,8 @@ def _written(secret: str) -> Iterator[str]:
 
 
 def _base64(data: bytes) -> Iterator[str]:
-    """The characters that encode nothing but these bytes, for each place in a group of three that they may begin at."""
-    for before in range(3):
-        encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
-        shared = 1 if (before + len(data)) % 3 else 0  # the last character encodes what follows, too
-        yield encoded[(0, 2, 3)[before] : len(encoded) - shared]
+    """Yield the characters that encode only these bytes, for each of their three possible offsets."""
+    for offset in range(3):
+        encoded = base64.b64encode(bytes(offset) + data).decode().rstrip("=")
+        shared = 1 if (offset + len(data)) % 3 else 0  # the last character encodes what follows, too
+        yield encoded[(0, 2, 3)[offset] : len(encoded) - shared]

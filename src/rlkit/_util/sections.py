@@ -1,6 +1,6 @@
-"""The parts that a configuration is made of, and the choice of one of several by its name.
+"""Sections of a configuration, and the choice of one of several by name.
 
-Invariant: a section is immutable and refuses keys that it does not know.
+Invariant: a section is immutable and refuses unknown keys.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Section(BaseModel):
                 raise ValueError(f"{name} has no effect: {fix}")
 
 
-_PLAIN_MAX = 2
-"""More classes without settings than this are described as one."""
+_SETTINGLESS_MAX = 2
+"""Largest number of classes without settings that are described separately."""
 
 
 class NamedSection(Section):
-    """A section that one of its keys chooses; its fields are its settings. See `SectionTable`."""
+    """A section chosen by the value of its key, with its settings as fields; see `SectionTable`."""
 
     key: ClassVar[str] = "name"
-    """The key, whose value is `name`."""
+    """The key whose value is `name`."""
     name: ClassVar[str]
     kind: ClassVar[str]
-    """Word for people: `estimator`."""
+    """Word for messages, such as `estimator`."""
 
     @model_serializer(mode="wrap")
     def _with_name(self, settings: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -64,15 +64,15 @@ class NamedSection(Section):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SectionTable:
-    """Metadata of a field's type: the classes that one of its keys chooses from.
+    """Metadata of a field's type: the classes that one of its keys chooses from, later additions included.
 
-    A class that is put into the table later counts, too::
+    ::
 
         type LossConfig = Annotated[Loss, SectionTable(LOSSES)]
 
     Args:
         classes: by name.
-        default: the name that is meant where there is none.
+        default: name of the class if the key is missing.
     """
 
     classes: Mapping[str, type[NamedSection]]
@@ -103,7 +103,7 @@ class SectionTable:
     def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Describe each class by the first paragraph of its docstring, and many without settings as one."""
         plain = [name for name, each in self.classes.items() if not each.model_fields]
-        plain = plain if len(plain) > _PLAIN_MAX else []
+        plain = plain if len(plain) > _SETTINGLESS_MAX else []
         options = list[JsonSchemaValue]()
         for name, each in self.classes.items():
             schema = handler.resolve_ref_schema(handler(each.__pydantic_core_schema__))

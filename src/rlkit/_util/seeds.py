@@ -1,4 +1,4 @@
-"""Independent random streams from one seed, named by what they are for."""
+"""Independent random streams from one seed, by purpose."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import hashlib
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
-    """Return a 31-bit seed for the purpose that `path` names.
+    """Return a 31-bit seed for the purpose `path`, such as `derive_seed(seed, "sample", draw, member, attempt, turn)`.
 
-    For example `derive_seed(seed, "sample", draw, member, attempt, turn)`. Hashing keeps the streams independent of the
-    order in which they are requested, which concurrency changes.
+    Hashing keeps the streams independent of the order in which they are requested, which concurrency changes.
     """
     text = "/".join(str(part) for part in (seed, *path))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33

@@ -1,8 +1,8 @@
 """Stopwatch of a rollout, for its time limit.
 
-Invariant: a service in trouble uses up no rollout's time: neither a request that failed and is made again counts, nor
-waiting while the service answers nobody. Nor does another rollout that holds the event loop use it up; what a rollout
-holds itself counts. No moment is left out twice.
+Invariant: a service in trouble uses up no rollout's time: neither a failed request that is retried counts, nor waiting
+while the service answers nobody. Holds of the event loop count for the rollout that causes them, and for no other. No
+moment is excluded twice.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _TICK_S = 0.001
 
 
 class Request(Protocol):
-    """What is asked of a service."""
+    """A request to a service."""
 
     @property
     def excused_s(self) -> float:
-        """Seconds of the wait for it that are the service's fault, up to now."""
+        """Seconds of waiting up to now that are the service's fault."""
         ...
 
     @property
     def silent_s(self) -> float:
-        """Seconds of the wait since the service last answered anybody."""
+        """Seconds of waiting since the service last answered any request."""
         ...
 
 
 class Stopwatch:
-    """Counts the time of one rollout, from its making; `name` is the environment, for findings."""
+    """Counts the time of one rollout since its creation; `name` is the environment, for findings."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -42,22 +42,22 @@ class Stopwatch:
         self._holds = loop_holds()
         self._started_s = self._excused_until_s = self._clock()
         self._excused_s = 0.0
-        self._waiting: dict[Request, float] = {}  # what each was excused for when time was last left out
+        self._waiting: dict[Request, float] = {}  # `excused_s` of each when time was last excluded
 
     def _clock(self) -> float:
-        """Return the time of the event loop without that for which others held it."""
+        """Return the time of the event loop without the holds of others."""
         return self._holds.now_s + self.held_s
 
     @property
     def played_s(self) -> float:
-        """Seconds that count."""
+        """Seconds that count towards the limit."""
         return self._clock() - self._started_s - self._excused_s - max(map(self._new, self._waiting), default=0.0)
 
     async def wait_for_limit(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
-        """Wait until the limit is reached, which gives True, or the rollout is done, which gives False.
+        """Wait until the limit is reached, and return True, or the rollout is done, and return False.
 
-        While the rollout waits for a request, the limit is looked at once a second. One that is reached in the middle
-        of a silence counts once the service answers somebody, and so was only slow.
+        While the rollout waits for a request, the limit is checked once a second. A limit reached during a silence of
+        the service counts once the service answers any request, and so was only slow.
         """
         while True:
             left_s = limit_s - self.played_s
@@ -68,11 +68,11 @@ class Stopwatch:
                 return False
 
     def start_wait(self, request: Request) -> None:
-        """From now on the rollout waits for a request."""
+        """Record that the rollout waits for a request."""
         self._waiting[request] = request.excused_s
 
     def end_wait(self, request: Request) -> None:
-        """The rollout waits for it no more."""
+        """Record that the rollout no longer waits for a request."""
         new_s = max(map(self._new, self._waiting))
         del self._waiting[request]
         if new_s:
@@ -88,13 +88,13 @@ _running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", def
 
 
 def current_stopwatches() -> frozenset[Stopwatch]:
-    """Return the stopwatches of the rollouts for which this task works."""
+    """Return the stopwatches of the rollouts that this task belongs to."""
     return _running.get()
 
 
 @contextmanager
 def use_stopwatches(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
-    """What is asked for inside, in tasks that are made inside too, is asked for by these rollouts."""
+    """Attribute requests made inside, and in tasks created inside, to these rollouts."""
     token = _running.set(frozenset(stopwatches))
     try:
         yield
@@ -102,8 +102,8 @@ def use_stopwatches(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
         _running.reset(token)
 
 
-class request_wait:  # noqa: N801  a context manager, and for every call: one made of a generator costs ten times as much
-    """Inside, the rollouts for which this task works wait for a request."""
+class request_wait:  # noqa: N801  a context manager for every request: a generator costs ten times as much
+    """Context in which the rollouts of this task wait for a request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

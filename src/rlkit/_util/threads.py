@@ -1,7 +1,7 @@
-"""Running coroutines side by side, and what blocks in threads.
+"""Concurrent coroutines, and threads for blocking calls.
 
-Invariant: what an environment keeps busy, rlkit does not wait for: its own work in threads has threads of its own, and
-a thread that never ends keeps neither the event loop nor the process from ending.
+Invariant: rlkit never waits for threads that an environment keeps busy: its own blocking calls have threads of their
+own, and a thread that never ends stops neither the event loop nor the process from ending.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import cache, partial
 from typing import cast, override
 
 _THREADS = 8
-"""More than the store ever uses, so that connections to a service that hang leave it some."""
+"""More than the store ever uses, so that hanging connections to a service leave it some."""
 
 _GRACE_S = 3.0
-"""What threads that are busy at the end may take; well under what the whole run may take to clean up."""
+"""Time for busy threads at the end; well under the time that a run has to clean up."""
 
 
 def run[T](main: Coroutine[object, object, T]) -> T:
-    """`asyncio.run`, on an event loop that does not wait for threads that never end."""
+    """Run a coroutine as `asyncio.run` does, on an event loop that does not wait for threads that never end."""
 
     async def with_threads() -> T:
         asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
@@ -34,15 +34,15 @@ def run[T](main: Coroutine[object, object, T]) -> T:
 
 
 class DaemonThreadPool(ThreadPoolExecutor):
-    """Threads for an event loop, as many as its own would be, that nobody waits for at the end.
+    """Daemon threads for an event loop, abandoned at the end.
 
     An executor of the standard library waits for each of its threads when it is shut down, and once more when the
-    interpreter ends. This one has daemon threads of its own; an event loop insists on the class it is derived from.
+    interpreter ends. An event loop requires the base class.
 
     Args:
-        count: number of threads; by default as many as an event loop's own.
-        name: start of the threads' names; by default that of an event loop's own.
-        grace_s: time to finish all work once it is shut down; the rest is abandoned.
+        count: number of threads; by default that of an event loop.
+        name: prefix of the threads' names; by default that of an event loop.
+        grace_s: time to finish all work at shutdown; the rest is abandoned.
     """
 
     def __init__(self, count: int | None = None, *, name: str = "asyncio", grace_s: float = _GRACE_S) -> None:
@@ -50,9 +50,9 @@ class DaemonThreadPool(ThreadPoolExecutor):
         super().__init__(self._count)
         self._name = name
         self._grace_s = grace_s
-        self._asked = deque[tuple[Future[object], Callable[[], object]]]()
+        self._pending = deque[tuple[Future[object], Callable[[], object]]]()
         self._changed = threading.Condition()
-        self._own: list[threading.Thread] = []
+        self._workers: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
 
@@ -62,11 +62,11 @@ class DaemonThreadPool(ThreadPoolExecutor):
         with self._changed:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            if self._idle <= len(self._asked) and len(self._own) < self._count:
-                thread = threading.Thread(target=self._work, name=f"{self._name}_{len(self._own)}", daemon=True)
+            if self._idle <= len(self._pending) and len(self._workers) < self._count:
+                thread = threading.Thread(target=self._work, name=f"{self._name}_{len(self._workers)}", daemon=True)
                 thread.start()
-                self._own.append(thread)
-            self._asked.append((cast("Future[object]", future), partial(fn, *args, **kwargs)))
+                self._workers.append(thread)
+            self._pending.append((cast("Future[object]", future), partial(fn, *args, **kwargs)))
             self._changed.notify()
         return future
 
@@ -79,14 +79,14 @@ class DaemonThreadPool(ThreadPoolExecutor):
         if cancel_futures:
             self._drop()
         if wait:
-            for thread in self._own:
+            for thread in self._workers:
                 thread.join(max(0, end_s - time.monotonic()))
-            self._drop()  # a thread that comes free later must not begin anything new
+            self._drop()  # a thread that becomes free later must not start anything
 
     def _drop(self) -> None:
         with self._changed:
-            dropped = list(self._asked)
-            self._asked.clear()
+            dropped = list(self._pending)
+            self._pending.clear()
         for future, _ in dropped:
             future.cancel()
 
@@ -94,13 +94,13 @@ class DaemonThreadPool(ThreadPoolExecutor):
         while True:
             with self._changed:
                 self._idle += 1
-                self._changed.wait_for(lambda: self._asked or self._closed)
+                self._changed.wait_for(lambda: self._pending or self._closed)
                 self._idle -= 1
-                if not self._asked:
+                if not self._pending:
                     return
-                future, function = self._asked.popleft()
+                future, function = self._pending.popleft()
             _call(future, function)
-            del future, function  # or they would be held until there is something new to do
+            del future, function  # or they would live until the next call
 
 
 def _call(future: Future[object], function: Callable[[], object]) -> None:
@@ -115,9 +115,9 @@ def _call(future: Future[object], function: Callable[[], object]) -> None:
 
 
 async def run_together[T](coroutines: Iterable[Coroutine[object, object, T]]) -> list[T]:
-    """Run them all and return their results in order.
+    """Run coroutines concurrently and return their results in order.
 
-    When one raises, the others are cancelled and awaited, and its own exception (not a group of them) is raised.
+    If one raises, cancel and await the others, and raise its own exception, not a group.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -134,10 +134,10 @@ def _first(failure: BaseException) -> BaseException:
 
 
 async def in_thread[*Ts, T](function: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a function that blocks, in a thread, and return its result.
+    """Call a blocking function in a thread and return its result.
 
-    The event loop's own threads are left to environments: one whose graders block all of them must not hold up the
-    journal, or no time limit would ever be recorded.
+    The event loop's own threads are left to environments: graders that block all of them must not delay the journal, or
+    no time limit would ever be recorded.
     """
     return await asyncio.get_running_loop().run_in_executor(_threads(), function, *args)
 
@@ -147,4 +147,4 @@ def _threads() -> DaemonThreadPool:
     return DaemonThreadPool(_THREADS, name="rlkit")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has the object, and none of its threads
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of its threads

@@ -308,7 +308,7 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
     """
     path = directory / "checkpoints.jsonl"
     saved, deleted = dict[str, Checkpoint](), set[str]()
-    for line in jsonl.read(path):
+    for line in jsonl.read_lines(path):
         match line:
             case {"deleted": state}:
                 deleted.add(str(state))

@@ -65,7 +65,7 @@ def decode(data: bytes) -> Episode:
     offset = _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little")
     header = json.loads(data[_HEADER_BYTES:offset])
 
-    def read(dtype: str, count: int) -> NDArray[Any]:
+    def read_array(dtype: str, count: int) -> NDArray[Any]:
         nonlocal offset
         array = np.frombuffer(data, dtype, count, offset)
         offset += array.nbytes
@@ -73,13 +73,15 @@ def decode(data: bytes) -> Episode:
 
     heads = header["turns"]
     sizes = [head[1] for head in heads]
-    prompts = [read("<i4", head[0]).astype(np.int32) for head in heads]
-    completions = [read("<i4", size).astype(np.int32) for size in sizes]
-    logprobs = [read("<f4", size).astype(np.float32) for size in sizes]
-    flags = np.unpackbits(read("u1", -(-sum(sizes) // 8)), count=sum(sizes)).astype(np.bool_)
+    prompts = [read_array("<i4", head[0]).astype(np.int32) for head in heads]
+    completions = [read_array("<i4", size).astype(np.int32) for size in sizes]
+    logprobs = [read_array("<f4", size).astype(np.float32) for size in sizes]
+    flags = np.unpackbits(read_array("u1", -(-sum(sizes) // 8)), count=sum(sizes)).astype(np.bool_)
     sampled = np.split(flags, np.cumsum(sizes)[:-1]) if heads else []
     images = [
-        tuple(Image(start, length, read("u1", size).tobytes(), format_) for start, length, size, format_ in head[-1])
+        tuple(
+            Image(start, length, read_array("u1", size).tobytes(), format_) for start, length, size, format_ in head[-1]
+        )
         for head in heads
     ]
     turns = [

@@ -100,7 +100,7 @@ class History:
 def read_groups(path: Path) -> Sequence[RecordedGroup]:
     """Return the groups in a table; raise `UsageError` if it cannot be read."""
     try:
-        return table.read(path)
+        return table.read_table(path)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
 
@@ -224,7 +224,11 @@ def _find_last_trace(directory: Path) -> tuple[int, Path] | None:
             *((step, path) for step, path in tables if table_path(directory, step).exists()),
             *((step, state_path(directory, step)) for step in list_state_steps(directory)),
             *((step, metrics) for step, _ in jsonl.read_metrics(metrics)),
-            *((line["step"], checkpoints) for line in jsonl.read(checkpoints) if isinstance(line.get("step"), int)),
+            *(
+                (line["step"], checkpoints)
+                for line in jsonl.read_lines(checkpoints)
+                if isinstance(line.get("step"), int)
+            ),
         ],
         default=None,
     )

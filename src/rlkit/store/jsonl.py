@@ -27,7 +27,7 @@ def append(path: Path, record: Mapping[str, Json]) -> None:
         files.sync_folder(path.parent)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all complete lines; none if there is no such file, which may be written meanwhile.
 
     Raises:
@@ -48,9 +48,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return the steps of a metrics.jsonl and their finite metrics, as `read` does."""
+    """Return the steps of a metrics.jsonl and their finite metrics, as `read_lines` does."""
     rows = list[tuple[int, dict[str, float]]]()
-    for metrics in read(path):
+    for metrics in read_lines(path):
         if not isinstance(step := metrics.pop("step", None), int):
             raise UsageError(f"{path} is damaged: a line has no step")
         rows.append((step, {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}))

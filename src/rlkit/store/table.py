@@ -5,7 +5,7 @@
     pandas.read_parquet("RUN/episodes")
     duckdb.sql("select avg(reward) from 'RUN/episodes/*/*.parquet'")
 
-Invariant: `read` returns exactly the episodes that `write` was given, or reports that the file is damaged.
+Invariant: `read_table` returns exactly the episodes that `write` was given, or reports that the file is damaged.
 
 The CRC-32 of all other bytes is between the data and the footer, where readers of Parquet do not look: Parquet's own
 checksums leave out the footer.
@@ -133,7 +133,7 @@ def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Toke
     files.write_bytes(path, _add_checksum(buffer.getvalue().to_pybytes()))
 
 
-def read(path: Path) -> list[RecordedGroup]:
+def read_table(path: Path) -> list[RecordedGroup]:
     """Return the groups that `write` wrote.
 
     Raises:

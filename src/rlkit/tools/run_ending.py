@@ -1,6 +1,6 @@
-"""How a run ended, and what to do about it, read from its folder.
+"""The end of a run and the remedy, read from its directory.
 
-Invariant: every way in which a run can end has an answer; a run that could not write one down has ended without a word.
+Invariant: every way in which a run can end has a remedy; a run that could not record its end was killed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _FAILURES = {
     "RunFailed": "remove the cause that the message names, then {resume}",
     "OSError": "see that the disk can be written, then {resume}",
 }
-"""By the name of the error's class: what to do."""
+"""Remedies by the name of the error's class."""
 
 _ELSEWHERE = frozenset(
     ["ServiceError", "ServiceUnreachable", "RolloutsFailed", "MissingError", "UsageError", "ConfigError", "RunFailed"]
 )
-"""Errors whose cause is not at the line at which they came about."""
+"""Errors whose cause is not at the line that raised them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """How a run ended.
+    """The end of a run, or its present state while it is running.
 
     Args:
-        way: `killed` is a run that no process works on and that says that it runs.
+        way: manner of the end; `killed` if run.json says running and no process works on the run.
         reason: one line; for a failed run the type of its error and its message.
-        place: the line of code where the error came about, the user's own where there is one; otherwise empty.
-        action: what to do; empty where there is nothing to be done.
+        place: the line of code that raised the error, in the user's code if possible; may be empty.
+        action: the remedy; empty if none is needed.
     """
 
     way: Way
@@ -55,7 +55,7 @@ class RunEnding:
 
 
 def read_run_ending(directory: Path) -> RunEnding | None:
-    """Return how the run in a folder ended, or that it goes on; None where its run.json has no status.
+    """Return how the run in a directory ended, or that it is running; None if run.json has no status.
 
     Raises:
         UsageError: run.json is damaged.
@@ -74,10 +74,10 @@ def read_run_ending(directory: Path) -> RunEnding | None:
             ending = RunEnding("interrupted", "a signal (Ctrl-C or SIGTERM) or its caller stopped it", action=resume)
         case "failed":
             error, place = str(about.get("error") or "it failed"), str(about.get("place") or "")
-            own = place if about.get("place_is_own") is True else ""
+            user_place = place if about.get("place_is_own") is True else ""
             kind = error.partition(":")[0]
-            shown = own if kind in _FAILURES else place  # of an error without a name, a line of rlkit's own helps, too
-            ending = RunEnding("failed", error, shown, _remedy(kind, own, resume))
+            line = user_place if kind in _FAILURES else place  # for an unexpected error a line of rlkit helps, too
+            ending = RunEnding("failed", error, line, _remedy(kind, user_place, resume))
         case "running" if (process := find_lock_holder(directory)) is not None:
             ending = RunEnding("running", f"process {process} works on it")
         case "running":
@@ -90,7 +90,7 @@ def read_run_ending(directory: Path) -> RunEnding | None:
 
 
 def _remedy(kind: str, place: str, resume: str) -> str:
-    """Say what to do about an error of the class `kind`, at a place of the user's own code or, if empty, elsewhere."""
+    """Return the remedy for an error of the class `kind`, raised at a place in the user's code if not empty."""
     if place and kind not in _ELSEWHERE:
         return f"mend {place}, then {resume}"
     if kind in _FAILURES:

@@ -302,7 +302,7 @@ class RLTrainer(Trainer):
         return BlockingFindings(
             step=lambda: store.step + 1,
             tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
-            keep=store.metadata.record_findings,
+            record=store.metadata.record_findings,
         )
 
 
