@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlkit.envs.openreward.blocks import content_of, messages_of, readable, tool_of
+from rlkit.envs.openreward.blocks import convert_content, convert_messages, convert_tool, make_readable
 from rlkit.envs.openreward.connection import sdk
 from rlkit.errors import EnvironmentFault
 
@@ -31,7 +31,7 @@ def test_a_conversation_keeps_its_thoughts_calls_and_results_in_order() -> None:
         Message("assistant", [ReasoningBlock("hm"), TextBlock("I look."), call]),
         Message("user", [result, TextBlock("And?"), ImageBlock("AAAA", "image/png")]),
     ]
-    made = messages_of(given, lambda text: text.replace("two", "***"))
+    made = convert_messages(given, lambda text: text.replace("two", "***"))
     assert made == [
         {"role": "system", "content": "one\n***"},
         {
@@ -46,15 +46,15 @@ def test_a_conversation_keeps_its_thoughts_calls_and_results_in_order() -> None:
             "content": [{"type": "text", "text": "And?"}, {"type": "image", "image": "data:image/png;base64,AAAA"}],
         },
     ]
-    assert readable(made)[-1] == {"role": "user", "content": "And?\n[image]"}
+    assert make_readable(made)[-1] == {"role": "user", "content": "And?\n[image]"}
 
 
 def test_a_block_that_has_no_place_is_an_error() -> None:
     with pytest.raises(EnvironmentFault, match="block of type 'video'"):
-        content_of([SimpleNamespace(type="video")], str)
+        convert_content([SimpleNamespace(type="video")], str)
 
 
 def test_a_tool_without_arguments_takes_an_empty_object() -> None:
     from openreward.api.environments.types import ToolSpec
 
-    assert tool_of(ToolSpec("go", "Go.", None), str)["parameters"] == {"type": "object", "properties": {}}
+    assert convert_tool(ToolSpec("go", "Go.", None), str)["parameters"] == {"type": "object", "properties": {}}

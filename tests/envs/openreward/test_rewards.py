@@ -17,39 +17,39 @@ rewards = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=8)
     ("reduction", "reward"), [("sum", 3.0), ("mean", 1.0), ("last", 0.0), ("max", 4.0), ("min", -1.0)]
 )
 def test_rewards_are_reduced_in_order(reduction: Reduction, reward: float) -> None:
-    assert RewardRule(reduction).of([None, 4.0, -1.0, 0.0, None], finished=True) == reward
+    assert RewardRule(reduction).compute([None, 4.0, -1.0, 0.0, None], finished=True) == reward
 
 
 @given(given=rewards, reduction=st.sampled_from(REDUCTIONS))
 def test_a_call_without_a_reward_changes_nothing(given: list[float | None], reduction: Reduction) -> None:
     known: list[float | None] = [reward for reward in given if reward is not None]
     rule = RewardRule(reduction)
-    assert rule.of(given, finished=False) == rule.of(known, finished=False)
-    assert rule.of([*given, 1.0, None], finished=True) == rule.of([*known, 1.0], finished=True)
+    assert rule.compute(given, finished=False) == rule.compute(known, finished=False)
+    assert rule.compute([*given, 1.0, None], finished=True) == rule.compute([*known, 1.0], finished=True)
 
 
 def test_an_episode_that_the_model_did_not_end_and_that_never_was_rewarded_is_worth_nothing() -> None:
-    assert RewardRule().of([None], finished=False) == 0.0
-    assert RewardRule(nonterminal=-1.0).of([], finished=False) == -1.0
+    assert RewardRule().compute([None], finished=False) == 0.0
+    assert RewardRule(nonterminal=-1.0).compute([], finished=False) == -1.0
 
 
 def test_an_episode_that_the_environment_ended_without_a_reward_has_failed() -> None:
     with pytest.raises(EnvironmentFault, match="gave no reward"):
-        RewardRule(nonterminal=-1.0).of([None, None], finished=True)
+        RewardRule(nonterminal=-1.0).compute([None, None], finished=True)
 
 
 @given(given=rewards, bounds=st.tuples(st.floats(-10, 10), st.floats(-10, 10)))
 def test_rewards_stay_within_their_bounds(given: list[float | None], bounds: tuple[float, float]) -> None:
     least, most = sorted(bounds)
-    assert least <= RewardRule(least=least, most=most).of(given, finished=False) <= most
+    assert least <= RewardRule(minimum=least, maximum=most).compute(given, finished=False) <= most
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_rewards_that_are_no_numbers_are_refused(value: float) -> None:
     for name, rule in (
         ("nonterminal_reward", lambda: RewardRule(nonterminal=value)),
-        ("min_reward", lambda: RewardRule(least=value)),
-        ("max_reward", lambda: RewardRule(most=value)),
+        ("min_reward", lambda: RewardRule(minimum=value)),
+        ("max_reward", lambda: RewardRule(maximum=value)),
     ):
         with pytest.raises(UsageError, match=f"{name}: .* is no finite number"):
             rule()
@@ -57,4 +57,4 @@ def test_rewards_that_are_no_numbers_are_refused(value: float) -> None:
 
 def test_bounds_that_cross_are_refused() -> None:
     with pytest.raises(UsageError, match="min_reward: 2 is above max_reward, 1"):
-        RewardRule(least=2, most=1)
+        RewardRule(minimum=2, maximum=1)

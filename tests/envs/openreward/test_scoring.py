@@ -11,7 +11,7 @@ import pytest
 from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Task
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.blocks import candidate_of
+from rlkit.envs.openreward.blocks import make_candidate
 from rlkit.policy import Limits
 from rlkit.rollout.player import EnvSettings, GroupProgress, Player
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
@@ -92,7 +92,7 @@ def test_a_comparison_that_the_server_has_no_time_for_is_asked_for_again(worlds:
 
 def test_what_an_older_server_does_not_take_is_left_out_of_a_candidate(worlds: Served) -> None:
     group, _ = play(f"{worlds.url}#compared", ["a bonus", "<think>hm</think>So." + call("look"), "It is."])
-    whole, plain = (candidate_of(group.episodes[1], plain=plain) for plain in (False, True))
+    whole, plain = (make_candidate(group.episodes[1], plain=plain) for plain in (False, True))
     assert [[block.type for block in message.blocks] for message in whole] == [
         ["text"], ["reasoning", "text", "tool_call"], ["tool_result"], ["text"],
     ]  # fmt: skip

@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.blocks import messages_of, tool_of
+from rlkit.envs.openreward.blocks import convert_messages, convert_tool
 from rlkit.envs.openreward.connection import sdk
-from rlkit.envs.openreward.connection.secrets import secrets_of
+from rlkit.envs.openreward.connection.secrets import parse_secrets
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.testing import ScriptedPolicy
 from tests.envs.openreward.worlds import Served, call
@@ -35,11 +35,11 @@ def test_the_environment_gets_the_value_and_the_model_and_the_record_do_not(worl
 def test_what_describes_tools_and_examples_is_shown_without_it() -> None:
     from openreward.api.environments.types import Message, TextBlock, ToolCallBlock, ToolSpec
 
-    clean = secrets_of({"judge": "MY_JUDGE"}, hosted=False).cleaner()
+    clean = parse_secrets({"judge": "MY_JUDGE"}, hosted=False).cleaner()
     schema = {"type": "object", "properties": {"key": {"default": VALUE, "enum": [VALUE, 1, None]}}}
     example = Message("assistant", [ToolCallBlock("c", "look", {"with": [VALUE]})])
-    shown = [tool_of(ToolSpec("look", f"Use {VALUE}.", schema), clean)]
-    asked = messages_of([Message("user", [TextBlock(f"It is {VALUE}.")]), example], clean)
+    shown = [convert_tool(ToolSpec("look", f"Use {VALUE}.", schema), clean)]
+    asked = convert_messages([Message("user", [TextBlock(f"It is {VALUE}.")]), example], clean)
     assert VALUE not in str(shown) + str(asked)
     assert str(shown).count("***") == 3
     assert asked[1].get("tool_calls") == [{"id": "c", "name": "look", "arguments": {"with": ["***"]}}]
@@ -64,14 +64,14 @@ def test_an_error_of_the_environment_is_told_without_it(worlds: Served) -> None:
 def test_a_value_in_place_of_a_name_is_refused_and_not_repeated() -> None:
     for given in ("sk-1234567890abcdefghij", {"env": "sk-12345"}, {"env": "MY_JUDGE", "domain": "x"}, {"domains": []}):
         with pytest.raises(UsageError, match=r"^secrets\.key: ") as refused:
-            secrets_of({"key": given}, hosted=False)  # pyright: ignore
+            parse_secrets({"key": given}, hosted=False)  # pyright: ignore
         assert "sk-" not in str(refused.value)
 
 
 def test_a_hosted_environment_is_told_where_a_secret_may_be_sent() -> None:
     with pytest.raises(UsageError, match=r"secrets\.judge: OpenReward does not know where"):
-        secrets_of({"judge": "MY_JUDGE"}, hosted=True)
-    known = secrets_of(
+        parse_secrets({"judge": "MY_JUDGE"}, hosted=True)
+    known = parse_secrets(
         {"openai_api_key": "MY_JUDGE", "judge": {"env": "MY_JUDGE", "domains": ["a.example"]}}, hosted=True
     )
     assert known.sent() == {"openai_api_key": VALUE, "judge": (VALUE, ["a.example"])}

@@ -1,4 +1,4 @@
-"""Environments of OpenReward, hosted or on servers of one's own that speak the Open Reward Standard."""
+"""Environments of OpenReward, hosted or on your own servers that speak the Open Reward Standard."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlkit.types import Json
 
 if TYPE_CHECKING:
     from rlkit.envs.openreward.connection.servers import LocalServer
+    from rlkit.envs.openreward.connection.target import Target
     from rlkit.envs.openreward.settings import Settings
     from rlkit.envs.openreward.source import OpenRewardTasks
     from rlkit.envs.openreward.task import OpenRewardTask
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["openreward"]
 
 type Count = Annotated[int, Field(ge=1)]
-_OF_SPLIT = {"shuffle": True, "num_samples": None, "size": None}
-"""What may be said of a split, with the defaults."""
+_SPLIT_DEFAULTS = {"shuffle": True, "num_samples": None, "size": None}
+"""Options of a split with their defaults."""
 
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -54,75 +55,54 @@ def openreward(
     recorded: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
 ) -> OpenRewardTasks:
-    """Tasks of an environment that speaks the Open Reward Standard.
+    """Return the tasks of an environment that speaks the Open Reward Standard.
 
     Args:
         target: `Owner/Name` or `Owner/Name@version` on OpenReward, or the URL of a server, `http://host:port`; with
-            `#variant` after it where a server has several environments.
-        server: instead, a command that starts a server of one's own, with `{port}` where the port goes. It ends with
-            the run.
-        variant: with `server`, which of its environments.
-        splits: names of splits, or by their names `shuffle`, `num_samples` and `size`; by default `train`, or the only
-            one.
-        max_turns: replies of the model in one rollout.
-        max_total_tokens: of a rollout, what the environment says included; by default what the model's context holds.
-        on_message: what becomes of a reply that calls no tool, where the environment does not take it as an answer: the
-            rollout ends, or the model is told to call one.
-        system_prompt: said before everything else.
-        toolset: of OpenReward's own, such as `claude-code`, added to the environment's tools.
-        reward_reduction: of the rewards of a rollout's calls. A call without a reward takes no part.
-        nonterminal_reward: one more reward, of a rollout that the environment did not end.
-        min_reward: a rollout's reward is at least this.
-        max_reward: a rollout's reward is at most this.
-        group_score: where the environment compares the episodes of a group, what comes of it is added to an episode's
-            reward, or replaces it, or is not asked for.
-        secrets: by the names that the environment knows, the variables that hold them; or `env`, the variable, and
-            `domains`, the hosts that it may be sent to.
-        send_api_key: send the key of OpenReward to a server that is named by its URL, too.
-        max_sessions: at once; fewer while the server says that it has too much to do.
-        start_timeout_s: seconds until a session has its prompt.
-        call_timeout_s: seconds that a call of a tool may take.
-        request_timeout_s: seconds that any other request may take.
-        seed: of the order of tasks, and of which ones are taken.
-        recorded: told which tasks there are; gives which there were when the run began.
-        note: told what a person should know of the tasks.
+            `#variant` after it if a server has several environments.
+        server: command that starts a local server, with `{port}` for the port. It ends with the run.
+        variant: environment of the server.
+        splits: names of splits, or a mapping from names to `shuffle`, `num_samples` and `size`; by default `train`, or
+            the only one.
+        max_turns: limit of replies of the model in a rollout.
+        max_total_tokens: limit of a rollout with the environment's messages; by default the model's context.
+        on_message: reaction to a reply without a call that the environment does not accept as an answer: the rollout
+            ends, or the model is asked to call a tool.
+        toolset: OpenReward's own toolset, such as `claude-code`, in addition to the environment's tools.
+        reward_reduction: function of the rewards of a rollout's calls; a call without a reward is ignored.
+        nonterminal_reward: additional reward of a rollout that the environment did not end.
+        group_score: add the environment's score of a group to the rewards, replace them by it, or do not request it.
+        secrets: variable by the environment's own name; or `env`, the variable, and `domains`, the allowed hosts.
+        send_api_key: send OpenReward's key also to a server with a URL.
+        max_sessions: limit of concurrent sessions; it falls while the server is busy.
+        start_timeout_s: limit for a session's prompt.
+        recorded: maps the current tasks to those recorded when the run began.
+        note: receives remarks about the tasks.
 
     Raises:
-        UsageError: there is no such environment, what is asked for makes no sense, or the tasks that a run was begun
-            with are no longer there.
+        UsageError: there is no such environment, the arguments contradict each other, or the tasks of a resumed run no
+            longer exist.
         MissingError: there is no key for OpenReward.
     """
     from rlkit.envs.openreward.connection import sdk
     from rlkit.envs.openreward.connection.clients import Access
-    from rlkit.envs.openreward.connection.secrets import secrets_of
-    from rlkit.envs.openreward.connection.target import Target, parse_target
+    from rlkit.envs.openreward.connection.secrets import parse_secrets
     from rlkit.envs.openreward.session import TimeLimits
     from rlkit.envs.openreward.settings import Settings
     from rlkit.envs.openreward.source import OpenRewardTasks
 
-    if (target is None) == (server is None):
-        raise UsageError("target or server: give one of them")
-    if variant is not None and server is None:
-        raise UsageError("variant has no effect on a target: write #variant at its end")
     reward = RewardRule(reward_reduction, nonterminal_reward, min_reward, max_reward)
-    running: LocalServer | None = None
-    if server is not None:
-        from rlkit.envs.openreward.connection.servers import local_server
-
-        running = local_server(server, within_s=start_timeout_s)
-        target_server = Target("local", running.url, None if variant is None else variant.lower())
-    else:
-        target_server = parse_target(target or "")
+    target_server, running = _open_target(target, server, variant, start_timeout_s)
     hosted = target_server.base_url is None
     if hosted and send_api_key:
         raise UsageError("send_api_key has no effect: OpenReward itself is always sent its key")
     sdk.load()
-    known = secrets_of(secrets or {}, hosted=hosted)
-    wanted = _splits(splits)
-    listing = list_tasks(Access(target_server, send_api_key), wanted, limit_s=request_timeout_s)
+    parsed_secrets = parse_secrets(secrets or {}, hosted=hosted)
+    selected = _parse_splits(splits)
+    listing = list_tasks(Access(target_server, send_api_key), selected, limit_s=request_timeout_s)
     settings = Settings(
         access=listing.access,
-        secrets=known,
+        secrets=parsed_secrets,
         reward=reward,
         time=TimeLimits(start_timeout_s, call_timeout_s, request_timeout_s),
         max_turns=max_turns,
@@ -133,42 +113,60 @@ def openreward(
         group_score=group_score,
         max_sessions=max_sessions,
     )
-    sizes = settle_sizes(listing, wanted or {}, seed=seed, limit_s=request_timeout_s, recorded=recorded, note=note)
-    return OpenRewardTasks(sizes, partial(_tasks, wanted or {}, settings, running, seed), seed=seed)
+    sizes = settle_sizes(listing, selected or {}, seed=seed, limit_s=request_timeout_s, recorded=recorded, note=note)
+    return OpenRewardTasks(sizes, partial(_make_tasks, selected or {}, settings, running, seed), seed=seed)
 
 
-def _splits(
-    given: str | Sequence[str] | Mapping[str, Split | dict[str, JsonValue] | None] | None,
+def _open_target(
+    target: str | None, server: str | Sequence[str] | None, variant: str | None, within_s: float
+) -> tuple[Target, LocalServer | None]:
+    from rlkit.envs.openreward.connection.target import Target, parse_target
+
+    if (target is None) == (server is None):
+        raise UsageError("target or server: give one of them")
+    if server is None:
+        if variant is not None:
+            raise UsageError("variant has no effect on a target: write #variant at its end")
+        return parse_target(target or ""), None
+    from rlkit.envs.openreward.connection.servers import local_server
+
+    running = local_server(server, within_s=within_s)
+    return Target("local", running.url, None if variant is None else variant.lower()), running
+
+
+def _parse_splits(
+    splits: str | Sequence[str] | Mapping[str, Split | dict[str, JsonValue] | None] | None,
 ) -> dict[str, Split] | None:
-    if given is None:
+    if splits is None:
         return None
-    if isinstance(given, Mapping):
-        named = {
-            name: value if isinstance(value, Split) else _split(name, value or {}) for name, value in given.items()
+    if isinstance(splits, Mapping):
+        parsed = {
+            name: value if isinstance(value, Split) else _parse_split(name, value or {})
+            for name, value in splits.items()
         }
     else:
-        named = dict.fromkeys([given] if isinstance(given, str) else given, Split())
-    if not named:
+        parsed = dict.fromkeys([splits] if isinstance(splits, str) else splits, Split())
+    if not parsed:
         raise UsageError("splits: name one at least, or leave it out")
-    return named
+    return parsed
 
 
-def _split(name: str, given: Mapping[str, JsonValue]) -> Split:
-    for key in given:
-        if key not in _OF_SPLIT:
-            known = ", ".join(_OF_SPLIT)
-            raise UsageError(f"splits.{name}.{key}: unknown.{did_you_mean(key, _OF_SPLIT)} Known: {known}")
-    shuffle, most, size = (given.get(key, default) for key, default in _OF_SPLIT.items())
-    if not (isinstance(shuffle, bool) and _is_count(most) and _is_count(size)):
+def _parse_split(name: str, options: Mapping[str, JsonValue]) -> Split:
+    for key in options:
+        if key not in _SPLIT_DEFAULTS:
+            names = ", ".join(_SPLIT_DEFAULTS)
+            raise UsageError(f"splits.{name}.{key}: unknown.{did_you_mean(key, _SPLIT_DEFAULTS)} Known: {names}")
+    shuffle, num_samples, size = (options.get(key, default) for key, default in _SPLIT_DEFAULTS.items())
+    if not (isinstance(shuffle, bool) and _is_count(num_samples) and _is_count(size)):
         raise UsageError(f"splits.{name}: shuffle is true or false, and num_samples and size are whole numbers")
-    return Split(shuffle, most, size)
+    return Split(shuffle, num_samples, size)
 
 
 def _is_count(value: object) -> TypeGuard[int | None]:
     return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _tasks(
+def _make_tasks(
     splits: Mapping[str, Split], settings: Settings, server: LocalServer | None, seed: int, sizes: Mapping[str, int]
 ) -> Sequence[OpenRewardTask]:
     from rlkit.envs.openreward.task import OpenRewardTask

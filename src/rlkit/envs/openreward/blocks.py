@@ -1,6 +1,6 @@
-"""What servers say, as messages for a model, and the other way round.
+"""Conversion between blocks of servers and messages for a model.
 
-Invariant: nothing that a server says is dropped on the way: a part that has no place in a conversation is an error.
+Invariant: no block of a server is dropped: one that has no place in a conversation is an error.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from openreward.api.environments.types import Message as ServerMessage
 
 type Clean = Callable[[str], str]
-"""Takes secrets out of a text."""
+"""Function that removes secrets from a text."""
 
 type Content = str | list[TextPart | ImagePart]
 
 NO_ARGUMENTS: Mapping[str, Json] = {"type": "object", "properties": {}}
 
 
-def tool_of(spec: ToolSpec, clean: Clean) -> Tool:
-    """A tool as the model is shown it.
+def convert_tool(spec: ToolSpec, clean: Clean) -> Tool:
+    """Return a tool in the form for the model.
 
     Raises:
-        EnvironmentFault: it is described in a way that no model could be shown.
+        EnvironmentFault: its description is no text, or its arguments have no JSON schema.
     """
     name, description, schema = cast("tuple[object, object, object]", (spec.name, spec.description, spec.input_schema))
     if not isinstance(name, str) or not isinstance(description, str | None):
@@ -45,71 +45,71 @@ def tool_of(spec: ToolSpec, clean: Clean) -> Tool:
     return {"name": name, "description": clean(description or ""), "parameters": parameters}
 
 
-def content_of(blocks: Sequence[object], clean: Clean) -> Content:
-    """Blocks of text and images: a text where there are only texts.
+def convert_content(blocks: Sequence[object], clean: Clean) -> Content:
+    """Return blocks of text and images as parts, or as one text if there are only texts.
 
     Raises:
         EnvironmentFault: a block is of another type.
     """
-    parts = [_part(block, clean) for block in blocks]
+    parts = [_convert_part(block, clean) for block in blocks]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
-def messages_of(messages: Sequence[ServerMessage], clean: Clean) -> list[Message]:
-    """The conversation that a task begins with.
+def convert_messages(messages: Sequence[ServerMessage], clean: Clean) -> list[Message]:
+    """Return the initial conversation of a task.
 
     Raises:
-        EnvironmentFault: it is empty, or has a part where no model could be shown it.
+        EnvironmentFault: it is empty, or has a message or block that no conversation can hold.
     """
-    found, names = list[Message](), dict[str, str]()
+    converted, names = list[Message](), dict[str, str]()
     for message in messages:
         if message.role not in ("system", "user", "assistant"):
             raise EnvironmentFault(
                 f"the server sent a message of {message.role!r}, which has no part in a conversation"
             )
         if message.role == "assistant":
-            found.append(_assistant(message.blocks, clean))
-            names |= {call["id"]: call["name"] for call in found[-1].get("tool_calls", [])}
+            converted.append(_convert_assistant(message.blocks, clean))
+            names |= {call["id"]: call["name"] for call in converted[-1].get("tool_calls", [])}
         else:
-            found += _other(message, clean, names)
-    if not found:
+            converted += _convert_other(message, clean, names)
+    if not converted:
         raise EnvironmentFault("the server sent no message to begin with")
-    return found
+    return converted
 
 
-def _assistant(blocks: Sequence[MessageBlock], clean: Clean) -> Message:
-    shown = [block for block in blocks if block.type not in ("reasoning", "tool_call")]
-    made: Message = {"role": "assistant", "content": content_of(shown, clean) if shown else ""}
+def _convert_assistant(blocks: Sequence[MessageBlock], clean: Clean) -> Message:
+    visible = [block for block in blocks if block.type not in ("reasoning", "tool_call")]
+    converted: Message = {"role": "assistant", "content": convert_content(visible, clean) if visible else ""}
     thoughts = [clean(block.text) for block in blocks if block.type == "reasoning"]
-    calls = [_call(block, clean) for block in blocks if block.type == "tool_call"]
+    calls = [_convert_call(block, clean) for block in blocks if block.type == "tool_call"]
     if thoughts:
-        made["thinking"] = "\n\n".join(thoughts)
+        converted["thinking"] = "\n\n".join(thoughts)
     if calls:
-        made["tool_calls"] = calls
-    return made
+        converted["tool_calls"] = calls
+    return converted
 
 
-def _call(block: ToolCallBlock, clean: Clean) -> ToolCall:
+def _convert_call(block: ToolCallBlock, clean: Clean) -> ToolCall:
     arguments = cast("Mapping[str, Json]", map_text(cast("Json", block.input), clean))
     return {"id": block.id, "name": block.name, "arguments": arguments}
 
 
-def _other(message: ServerMessage, clean: Clean, names: Mapping[str, str]) -> list[Message]:
-    """What the results of tools stand among comes after them, as chat formats have it; some name the tool, too."""
+def _convert_other(message: ServerMessage, clean: Clean, names: Mapping[str, str]) -> list[Message]:
+    """Convert a message, with tool results before the rest, as chat formats require; some also name the tool."""
     results = [block for block in message.blocks if block.type == "tool_result"]
     rest = [block for block in message.blocks if block.type != "tool_result"]
-    made = list[Message]()
+    converted = list[Message]()
     for result in results:
         call = result.tool_call_id
-        told: Message = {"role": "tool", "content": content_of(result.blocks, clean), "tool_call_id": call}
-        made.append({**told, "name": names[call]} if call in names else told)
+        tool_message: Message = {"role": "tool", "content": convert_content(result.blocks, clean), "tool_call_id": call}
+        converted.append({**tool_message, "name": names[call]} if call in names else tool_message)
     if rest or not results:
-        made.append({"role": message.role, "content": content_of(rest, clean)})
-    return made
+        converted.append({"role": message.role, "content": convert_content(rest, clean)})
+    return converted
 
 
-def _part(block: object, clean: Clean) -> TextPart | ImagePart:
+def _convert_part(block: object, clean: Clean) -> TextPart | ImagePart:
     match getattr(block, "type", None):
         case "text":
             text = cast("object", cast("TextBlock", block).text)
@@ -123,36 +123,36 @@ def _part(block: object, clean: Clean) -> TextPart | ImagePart:
             raise EnvironmentFault(f"the server sent a block of type {other!r} where only text and images have a place")
 
 
-def readable(messages: Sequence[Message]) -> list[Json]:
-    """Messages for people and records, with the place of each image in its stead."""
-    return [_readable(message) for message in messages]
+def make_readable(messages: Sequence[Message]) -> list[Json]:
+    """Return messages for people and records, with a placeholder for each image."""
+    return [_make_readable(message) for message in messages]
 
 
-def _readable(message: Message) -> Json:
-    kept = cast("dict[str, Json]", dict(message))
+def _make_readable(message: Message) -> Json:
+    converted = cast("dict[str, Json]", dict(message))
     content = message["content"]
     if not isinstance(content, str):
-        kept["content"] = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
-    return kept
+        converted["content"] = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
+    return converted
 
 
-def candidate_of(episode: Episode, *, plain: bool) -> list[ServerMessage]:
-    """Return the recorded conversation of an episode as a server takes it, so that it can compare episodes.
+def make_candidate(episode: Episode, *, plain: bool) -> list[ServerMessage]:
+    """Return the recorded conversation of an episode in the server's form, for comparing episodes.
 
     Args:
         plain: texts only, for servers of an older version: no thoughts, calls or results of tools.
     """
     from openreward.api.environments.types import Message as ServerMessage
 
-    made = list[ServerMessage]()
+    converted = list[ServerMessage]()
     for message in cast("Sequence[Mapping[str, Any]]", episode.info["messages"]):
-        blocks = _blocks(message, plain)
+        blocks = _make_blocks(message, plain)
         if blocks:
-            made.append(ServerMessage("user" if message["role"] == "tool" else message["role"], blocks))
-    return made
+            converted.append(ServerMessage("user" if message["role"] == "tool" else message["role"], blocks))
+    return converted
 
 
-def _blocks(message: Mapping[str, Any], plain: bool) -> list[MessageBlock]:
+def _make_blocks(message: Mapping[str, Any], plain: bool) -> list[MessageBlock]:
     from openreward.api.environments.types import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock
 
     text = TextBlock(message["content"])

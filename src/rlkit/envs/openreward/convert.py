@@ -1,7 +1,7 @@
-"""A configuration of OpenReward's cookbook (`training/tinker`) as one of rlkit.
+"""Conversion of configurations of OpenReward's cookbook (`training/tinker`).
 
-Invariant: every field of the old one is taken over, or there is a note that says what became of it. No value of a
-secret is taken over, only the name of a variable for it.
+Invariant: every field of the old configuration is converted, or a note explains it. No value of a secret is copied,
+only the name of a variable for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
     "wandb_project_name": ("track", "wandb", "project"),
     "wandb_run_name": ("track", "wandb", "name"),
 }
-"""What has a place of its own."""
+"""Fields with an equivalent in rlkit."""
 
 _DEFAULTS: Mapping[str, Json] = {
     "max_response_tokens": 4096,
@@ -50,13 +50,13 @@ _DEFAULTS: Mapping[str, Json] = {
     "save_every": 10,
     "seed": 42,
 }
-"""Of the cookbook, where rlkit has others."""
+"""Defaults of the cookbook that differ from rlkit's."""
 
 _LEFT: Mapping[str, str] = {
     "log_path": "runs are in RLKIT_RUNS_DIR, or in ~/rlkit-runs",
     "tokenizer_name": "the tokenizer is the model's own",
 }
-"""What has none, and why."""
+"""Fields without an equivalent, with the reason."""
 
 _OWN = ("openreward_run_name", "max_total_tokens", "max_rollout_retries", "loss_fn", "loss_fn_config",
         "advantage_calculation", "system_prompt_template", "environments", "secrets", "max_active_tasks",
@@ -68,28 +68,28 @@ _OF_ENV = {"group_size": "num_rollouts"}
 """Fields of rlkit's environments that have another name there."""
 
 _MAX_ACTIVE_TASKS = 32
-"""Of the cookbook, rollouts at once where it does not say otherwise."""
+"""Default number of concurrent rollouts in the cookbook."""
 
 _NUM_ROLLOUTS = 16
-"""Of a group, where the old configuration does not say: it has no default."""
+"""Group size if the old configuration, which has no default, does not set it."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The settings of rlkit as in a file, notes for people, and the old name of each field of the settings."""
+    """Converted settings as in a file, notes for people, and the old name of each field."""
 
     settings: Section
     notes: list[str] = field(default_factory=list[str])
     names: dict[str, str] = field(default_factory=dict[str, str])
 
     def named_as_there(self, message: str) -> str:
-        """Return what is wrong with `settings`, which begins with a field, with the name that the old file has."""
+        """Return an error message about `settings` with the field's name in the old file."""
         name, separator, problem = message.partition(": ")
         return f"{self.names.get(name, name)}{separator}{problem}"
 
 
 def convert(old: Mapping[str, Json]) -> Conversion:
-    """Return the configuration that does the same as an old one; UsageError for anything that the cookbook refuses."""
+    """Return the configuration equivalent to an old one; UsageError for anything that the cookbook rejects."""
     known = [*_MOVED, *_LEFT, *_OWN]
     for name in old:
         if name not in known:
@@ -197,25 +197,25 @@ def _add_environments(new: Conversion, old: Mapping[str, Json]) -> None:
             new.notes.append(f"{name}: not taken over: it differs between environments, and rlkit has one for a run")
 
 
-def _environment(new: Conversion, old: Mapping[str, Json], target: str, given: Mapping[str, Json]) -> Section:
+def _environment(new: Conversion, old: Mapping[str, Json], target: str, spec: Mapping[str, Json]) -> Section:
     args: Section = {"target": target, "on_message": "nudge"}
     for name in ("splits", "nonterminal_reward", "reward_reduction", "min_reward", "max_reward"):
-        if given.get(name) is not None:
-            args[name] = given[name]
+        if spec.get(name) is not None:
+            args[name] = spec[name]
     args["max_total_tokens"] = _count(old, "max_total_tokens", 32768)
     args["max_turns"] = 64
     if isinstance(prompt := old.get("system_prompt_template"), str):
         args["system_prompt"] = prompt.replace("{tools}", "").strip()
         if "{tools}" in prompt:
             new.notes.append("system_prompt_template: {tools} is left out: the model's chat format shows the tools")
-    if secrets := _secrets(new, {**_mapping(old, "secrets"), **_mapping(given, "secrets")}):
+    if secrets := _secrets(new, {**_mapping(old, "secrets"), **_mapping(spec, "secrets")}):
         args["secrets"] = secrets
     env: Section = {"env": "openreward", "args": args}
     field = f"environments.{target}"
-    env["group_size"] = size = _count(given, "num_rollouts", _NUM_ROLLOUTS, field)
-    env["temperature"] = 1.0 if given.get("temperature") is None else given["temperature"]
+    env["group_size"] = size = _count(spec, "num_rollouts", _NUM_ROLLOUTS, field)
+    env["temperature"] = 1.0 if spec.get("temperature") is None else spec["temperature"]
     env["max_retries"] = size * _count(old, "max_rollout_retries", 3)
-    env["max_failing_rollouts"] = _count(given, "max_failing_rollouts", 0, field)
+    env["max_failing_rollouts"] = _count(spec, "max_failing_rollouts", 0, field)
     return env
 
 
@@ -228,24 +228,24 @@ def _count(holder: Mapping[str, Json], name: str, default: int, field: str = "")
     return value
 
 
-def _secrets(new: Conversion, given: Mapping[str, Json]) -> Section:
-    found = dict[str, Json]()
-    for name, value in given.items():
+def _secrets(new: Conversion, secrets: Mapping[str, Json]) -> Section:
+    converted = dict[str, Json]()
+    for name, value in secrets.items():
         if value == "":  # how the cookbook takes a secret of the run away from an environment
             continue
-        found[name] = variable = re.sub(r"\W", "_", str(name)).upper()
+        converted[name] = variable = re.sub(r"\W", "_", str(name)).upper()
         note = f"secrets.{name}: its value is not taken over: set it as {variable} in the environment or in .env"
         if value is not None and note not in new.notes:
             new.notes.append(note)
-    return found
+    return converted
 
 
 def _short_names(targets: list[str]) -> dict[str, str]:
-    """A name for each environment that no other has."""
+    """Return a unique name for each environment."""
     short = {target: _as_name(str(target).rpartition("/")[2]) for target in targets}
-    taken, names = list(short.values()), dict[str, str]()
+    shorts, names = list(short.values()), dict[str, str]()
     for target, name in short.items():
-        whole = name if taken.count(name) == 1 else _as_name(str(target))
+        whole = name if shorts.count(name) == 1 else _as_name(str(target))
         numbered = (f"{whole}-{number}" for number in count(2))
         names[target] = whole if whole not in names.values() else next(n for n in numbered if n not in names.values())
     return names

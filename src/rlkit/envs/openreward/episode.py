@@ -1,7 +1,6 @@
-"""One episode in an open session: replies of the model, and the calls that they hold.
+"""Playing of an episode in an open session: replies of the model, and their tool calls.
 
-Invariant: once the environment says that the episode is over, nothing more is called. Every episode ends for exactly
-one reason.
+Invariant: after the environment ends the episode, no tool is called. Every episode ends for exactly one reason.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from rlkit.envs.openreward.blocks import readable
+from rlkit.envs.openreward.blocks import make_readable
 from rlkit.envs.openreward.session import Answer, Session
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import LimitReached
@@ -27,7 +26,7 @@ _CUT_SHORT = ("cut_off", "max_turns", "tokens")
 
 @dataclass(slots=True)
 class Episode:
-    """The conversation so far, the tools that the model is shown, and counts of what it did."""
+    """Conversation so far, tools of the model, and counts of its calls."""
 
     messages: list[Message]
     tools: Sequence[Tool]
@@ -48,44 +47,44 @@ async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
     episode = Episode(messages, tools)
     reason = await _loop(session, policy, settings, episode)
     compared = settings.group_score != "off" and await session.scores_groups()
-    reward = settings.reward.of(episode.rewards, finished=episode.finished, compared=compared)
+    reward = settings.reward.compute(episode.rewards, finished=episode.finished, compared=compared)
     info: dict[str, Json] = {
         "ended": reason,
         "rewards": list(episode.rewards),
-        "messages": readable(episode.messages),
+        "messages": make_readable(episode.messages),
         "compared": compared,
     }
     return Outcome(reward, _metrics(episode, reason), info, truncated=reason in _CUT_SHORT)
 
 
 async def _loop(session: Session, policy: Policy, settings: Settings, episode: Episode) -> Reason:
-    left = settings.max_tokens
+    tokens_left = settings.max_tokens
     for _ in range(settings.max_turns):
-        if left is not None and left < 1:
+        if tokens_left is not None and tokens_left < 1:
             return "tokens"
         try:
             reply = await policy.chat(
-                episode.messages, tools=episode.tools, max_tokens=left, context_tokens=settings.max_tokens
+                episode.messages, tools=episode.tools, max_tokens=tokens_left, context_tokens=settings.max_tokens
             )
         except LimitReached:
             return "tokens"
         episode.messages.append(reply.message)
         if settings.max_tokens is not None:
-            left = settings.max_tokens - len(reply.tokens)
-        if reason := await _answered(session, policy, settings, episode, reply):
+            tokens_left = settings.max_tokens - len(reply.tokens)
+        if reason := await _answer_reply(session, policy, settings, episode, reply):
             return reason
     return "max_turns"
 
 
-async def _answered(
+async def _answer_reply(
     session: Session, policy: Policy, settings: Settings, episode: Episode, reply: Reply
 ) -> Reason | None:
-    """Answer one reply, and why the episode is over, if it is."""
+    """Answer one reply, and return the reason if the episode is over."""
     if not reply.tool_calls and not reply.malformed:
         if reply.truncated:
             return "cut_off"
         if await session.takes_answers():
-            _take(episode, policy, await _timed(episode, session.answer(reply.text)))
+            _record_answer(episode, policy, await _time_call(episode, session.answer(reply.text)))
             episode.finished = True
             return "answered"
         if settings.on_message == "end":
@@ -95,8 +94,8 @@ async def _answered(
         return None
     for call in reply.tool_calls:
         episode.calls += 1
-        answer = await _called(session, episode, call)
-        _take(episode, policy, answer)
+        answer = await _call_tool(session, episode, call)
+        _record_answer(episode, policy, answer)
         episode.messages.append(
             {"role": "tool", "content": answer.content, "tool_call_id": call["id"], "name": call["name"]}
         )
@@ -105,20 +104,20 @@ async def _answered(
     if reply.malformed:
         episode.malformed += len(reply.malformed)
         # Not as a tool's answer: it would answer no call, which some chat formats cannot write and others refuse.
-        told = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
-        episode.messages.append({"role": "user", "content": told})
+        errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+        episode.messages.append({"role": "user", "content": errors})
     return None
 
 
-async def _called(session: Session, episode: Episode, call: ToolCall) -> Answer:
+async def _call_tool(session: Session, episode: Episode, call: ToolCall) -> Answer:
     names = [tool["name"] for tool in episode.tools]
     if call["name"] not in names:
-        known = f"the tools are {', '.join(names)}" if names else "there are none"
-        return Answer(f"error: there is no tool {call['name']!r}; {known}", wrong=True)
-    return await _timed(episode, session.call(call["name"], call["arguments"]))
+        available = f"the tools are {', '.join(names)}" if names else "there are none"
+        return Answer(f"error: there is no tool {call['name']!r}; {available}", wrong=True)
+    return await _time_call(episode, session.call(call["name"], call["arguments"]))
 
 
-def _take(episode: Episode, policy: Policy, answer: Answer) -> None:
+def _record_answer(episode: Episode, policy: Policy, answer: Answer) -> None:
     episode.wrong += answer.wrong
     if not answer.wrong:
         episode.rewards.append(answer.reward)
@@ -127,7 +126,7 @@ def _take(episode: Episode, policy: Policy, answer: Answer) -> None:
     episode.finished = episode.finished or answer.finished
 
 
-async def _timed(episode: Episode, call: Awaitable[Answer]) -> Answer:
+async def _time_call(episode: Episode, call: Awaitable[Answer]) -> Answer:
     started_s = time.perf_counter()
     try:
         return await call
@@ -154,5 +153,5 @@ def _metrics(episode: Episode, reason: Reason) -> dict[str, float]:
         "malformed_tool_calls": float(episode.malformed),
         "nudges": float(episode.nudges),
         "seconds/tools": episode.tools_s,
-        **{f"ended/{one}": float(one == reason) for one in get_args(Reason.__value__)},
+        **{f"ended/{name}": float(name == reason) for name in get_args(Reason.__value__)},
     }

@@ -1,7 +1,7 @@
-"""What tasks an environment has, and which of them a run plays.
+"""Listing of an environment's tasks, and choice of those that a run plays.
 
-Invariant: which tasks are chosen, and their order, follow from the sizes of the splits, the settings and the seed. A
-run that goes on plays the tasks that it began with, or does not go on.
+Invariant: the chosen tasks and their order follow from the sizes of the splits, the settings and the seed. A resumed
+run plays its original tasks, or fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import run_together
 from rlkit.envs.openreward.connection import sdk
 from rlkit.envs.openreward.connection.clients import Access, environment
-from rlkit.envs.openreward.connection.faults import configuration_error, describe_error, kind_of
+from rlkit.envs.openreward.connection.faults import classify_error, configuration_error, describe_error
 from rlkit.envs.openreward.connection.target import Target
 from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
 from rlkit.tasks.sources import epoch_order
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 type Note = Callable[[str], None]
 
-_ASKED = 4
-"""Times that a server is asked which tasks it has."""
+_ATTEMPTS = 4
+"""Attempts of a request for tasks."""
 
 _PAUSE_S = 0.5
 
-_MARKED = 16
-"""Tasks that a list is recognised by: each costs a request."""
+_HASHED_TASKS = 16
+"""Number of tasks in the hash of a list; each costs a request."""
 
 TRAIN = "train"
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which tasks of a split are played.
+    """Selection of the tasks of a split.
 
     Args:
         shuffle: take `num_samples` anywhere in the split, not from its beginning.
@@ -64,14 +64,14 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskListing:
-    """The tasks of a server: its `access` with the variant filled in, and the sizes of the splits that are wanted."""
+    """Tasks of a server: its `access` with the variant filled in, and the sizes of the selected splits."""
 
     access: Access
     sizes: Mapping[str, int]
 
 
 def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: float) -> TaskListing:
-    """Ask a server which tasks the wanted splits have; None for `train`, or the only one.
+    """List the tasks of splits on a server; None selects `train`, or the only split.
 
     Raises:
         UsageError: there is no such environment or split, or the server does not answer.
@@ -83,18 +83,18 @@ def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: f
 async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_s: float) -> TaskListing:
     name = access.target.name
 
-    async def asked[T](question: Callable[[], Awaitable[T]]) -> T:
-        return await _patiently(name, question, limit_s)
+    async def ask[T](question: Callable[[], Awaitable[T]]) -> T:
+        return await _retry(name, question, limit_s)
 
-    access = replace(access, target=await asked(lambda: _whole(access)))
+    access = replace(access, target=await ask(lambda: _resolve_variant(access)))
     env = await environment(access)
-    known = await asked(env.list_splits)
-    wanted = list(splits) if splits is not None else _usual(known)
-    for split in wanted:
-        if split not in known:
-            hint = did_you_mean(split, known)
-            raise UsageError(f"splits: {name} has no split {split!r}.{hint} It has: {', '.join(known) or 'none'}")
-    sizes = {split: await asked(lambda split=split: env.num_tasks(split)) for split in wanted}
+    names = await ask(env.list_splits)
+    selected = list(splits) if splits is not None else _default_splits(names)
+    for split in selected:
+        if split not in names:
+            hint = did_you_mean(split, names)
+            raise UsageError(f"splits: {name} has no split {split!r}.{hint} It has: {', '.join(names) or 'none'}")
+    sizes = {split: await ask(lambda split=split: env.num_tasks(split)) for split in selected}
     for split, settings in (splits or {}).items():
         if settings.size is not None:
             if settings.size > sizes[split]:
@@ -103,14 +103,14 @@ async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_
     return TaskListing(access, sizes)
 
 
-def _usual(known: list[str]) -> list[str]:
-    if TRAIN in known or len(known) == 1:
-        return [TRAIN if TRAIN in known else known[0]]
-    raise UsageError(f"splits: say which to play; there are {', '.join(known) or 'none'}")
+def _default_splits(names: list[str]) -> list[str]:
+    if TRAIN in names or len(names) == 1:
+        return [TRAIN if TRAIN in names else names[0]]
+    raise UsageError(f"splits: say which to play; there are {', '.join(names) or 'none'}")
 
 
-async def _whole(access: Access) -> Target:
-    """The target with its variant: a server that is asked for its first answers each request twice."""
+async def _resolve_variant(access: Access) -> Target:
+    """Return the target with its variant: without one, the server needs an extra request each time."""
     target = access.target
     if target.base_url is None:
         return target
@@ -127,24 +127,24 @@ async def _whole(access: Access) -> Target:
     return target
 
 
-async def _patiently[T](name: str, question: Callable[[], Awaitable[T]], limit_s: float) -> T:
-    for left in reversed(range(_ASKED)):
+async def _retry[T](name: str, question: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             async with asyncio.timeout(limit_s):
                 return await question()
         except RlkitError:
             raise
         except Exception as error:
-            kind, text = kind_of(error, opening=True), describe_error(error)
+            kind, text = classify_error(error, opening=True), describe_error(error)
             if kind == "configuration":
                 raise configuration_error(name, error) from error
             if kind == "environment":
                 raise EnvironmentFault(f"{name}: asking for its tasks: {text}") from error
-            if not left:
+            if not attempts_left:
                 raise UsageError(
                     f"target: {name} does not answer ({text}): is the server running, and the address right?"
                 ) from error
-        await asyncio.sleep(_PAUSE_S * 2 ** (_ASKED - left - 1))
+        await asyncio.sleep(_PAUSE_S * 2 ** (_ATTEMPTS - attempts_left - 1))
     raise AssertionError("the last question is answered or raises")
 
 
@@ -172,30 +172,30 @@ def settle_sizes(
     Args:
         listing: tasks that the server has now.
         recorded: takes what the tasks are, and returns what they were when the run began.
-        note: takes a line if a change of the tasks would not be noticed.
+        note: receives a line if a change of the tasks cannot be detected.
 
     Raises:
         UsageError: the server no longer has those tasks, or they have changed.
     """
     target = listing.access.target.label
     tasks = choose_tasks(listing.sizes, splits, seed=seed)
-    now = {"target": target, "sizes": dict(listing.sizes), "tasks": _by_split(tasks)}
-    mark = sdk.blocking(lambda: _mark(listing.access, tasks, limit_s))
-    if mark is None:
+    current = {"target": target, "sizes": dict(listing.sizes), "tasks": _group_by_split(tasks)}
+    task_hash = sdk.blocking(lambda: _hash_tasks(listing.access, tasks, limit_s))
+    if task_hash is None:
         note(f"{target} does not show its tasks, so that a change of them is not noticed")
-    begun = cast("dict[str, Json]", recorded(now | {"mark": mark}))
-    if begun["target"] != target:
-        raise UsageError(f"target: the run was begun with {begun['target']}, and this is {target}")
-    sizes = cast("dict[str, int]", begun["sizes"])
+    pinned = cast("dict[str, Json]", recorded(current | {"mark": task_hash}))
+    if pinned["target"] != target:
+        raise UsageError(f"target: the run was begun with {pinned['target']}, and this is {target}")
+    sizes = cast("dict[str, int]", pinned["sizes"])
     for name, size in sizes.items():
         if size > listing.sizes.get(name, size):
             raise UsageError(f"target: {name} of {target} had {size} tasks when the run began, and has fewer now")
-    tasks_begun = choose_tasks(sizes, splits, seed=seed)
-    if _by_split(tasks_begun) != begun["tasks"]:  # the settings are others by now
+    pinned_tasks = choose_tasks(sizes, splits, seed=seed)
+    if _group_by_split(pinned_tasks) != pinned["tasks"]:  # the settings have changed
         return listing.sizes
-    if tasks_begun != tasks:
-        mark = sdk.blocking(lambda: _mark(listing.access, tasks_begun, limit_s))
-    if mark is not None and begun["mark"] not in (None, mark):
+    if pinned_tasks != tasks:
+        task_hash = sdk.blocking(lambda: _hash_tasks(listing.access, pinned_tasks, limit_s))
+    if task_hash is not None and pinned["mark"] not in (None, task_hash):
         raise UsageError(
             f"target: the tasks of {target} are no longer those that the run was begun with; bring back the version of "
             "that time, or begin a new run"
@@ -203,24 +203,28 @@ def settle_sizes(
     return sizes
 
 
-def _by_split(tasks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+def _group_by_split(tasks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
     indices = dict[str, list[int]]()
     for split, index in tasks:
         indices.setdefault(split, []).append(index)
     return indices
 
 
-async def _mark(access: Access, tasks: Sequence[tuple[str, int]], limit_s: float) -> str | None:
-    """A hash of tasks that are spread over the list; None where the server does not show them."""
+async def _hash_tasks(access: Access, tasks: Sequence[tuple[str, int]], limit_s: float) -> str | None:
+    """Return a hash of tasks spread over the list; None if the server does not show them."""
     env = await environment(access)
 
-    async def shown(split: str, index: int) -> bytes:
-        task = await _patiently(access.target.name, lambda: env.get_task(split, index), limit_s)
+    async def encode_task(split: str, index: int) -> bytes:
+        task = await _retry(access.target.name, lambda: env.get_task(split, index), limit_s)
         return json.dumps([split, index, task.task_spec], sort_keys=True).encode()
 
-    picked = [tasks[place * len(tasks) // _MARKED] for place in range(_MARKED)] if len(tasks) > _MARKED else tasks
+    picked = (
+        [tasks[place * len(tasks) // _HASHED_TASKS] for place in range(_HASHED_TASKS)]
+        if len(tasks) > _HASHED_TASKS
+        else tasks
+    )
     try:
-        lines = await run_together(shown(split, index) for split, index in picked)
+        lines = await run_together(encode_task(split, index) for split, index in picked)
     except RlkitError:
         return None
     return hashlib.sha256(b"\n".join(lines)).hexdigest()

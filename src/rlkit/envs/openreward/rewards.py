@@ -1,6 +1,6 @@
-"""From the rewards of tool calls to the reward of an episode.
+"""Rewards of episodes, computed from those of their tool calls.
 
-Invariant: a call without a reward is not a call with the reward 0: it takes no part.
+Invariant: a call without a reward is ignored; it does not count as 0.
 """
 
 from __future__ import annotations
@@ -17,56 +17,53 @@ type Reduction = Literal["sum", "mean", "last", "max", "min"]
 
 @dataclass(frozen=True)
 class RewardRule:
-    """What an episode is worth.
+    """Rule for the reward of an episode.
 
     Args:
-        reduction: of the rewards of its calls, in their order.
-        nonterminal: one more reward, of an episode that the environment did not end; None for none.
-        least: the reward is at least this.
-        most: the reward is at most this.
+        reduction: function of the rewards of its calls, in their order.
+        nonterminal: additional reward of an episode that the environment did not end; None for none.
     """
 
     reduction: Reduction = "sum"
     nonterminal: float | None = None
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
 
     def __post_init__(self) -> None:
-        given = {"nonterminal_reward": self.nonterminal, "min_reward": self.least, "max_reward": self.most}
-        for name, value in given.items():
+        settings = {"nonterminal_reward": self.nonterminal, "min_reward": self.minimum, "max_reward": self.maximum}
+        for name, value in settings.items():
             if value is not None and not math.isfinite(value):
                 raise UsageError(f"{name}: {value} is no finite number")
-        if self.least is not None and self.most is not None and self.least > self.most:
-            raise UsageError(f"min_reward: {self.least:g} is above max_reward, {self.most:g}")
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise UsageError(f"min_reward: {self.minimum:g} is above max_reward, {self.maximum:g}")
 
-    def of(self, rewards: Sequence[float | None], *, finished: bool, compared: bool = False) -> float:
-        """The reward of an episode.
+    def compute(self, rewards: Sequence[float | None], *, finished: bool, compared: bool = False) -> float:
+        """Return the reward of an episode.
 
-        An episode that the model did not bring to its end, and that was never rewarded, is worth 0: it did the task
-        wrong.
+        An unfinished episode without rewards is worth 0, since the model did not solve the task.
 
         Args:
-            rewards: rewards of its calls; None where the environment gave none.
-            compared: whether it will be rewarded once its group is complete, so that it need not be before.
+            rewards: rewards of its calls; None for a call without one.
+            compared: whether its group will be scored, so that it needs no reward before.
 
         Raises:
-            EnvironmentFault: the environment ended it, and never gave a reward, nor will.
+            EnvironmentFault: the environment ended it without any reward.
         """
-        given = [reward for reward in rewards if reward is not None]
+        values = [reward for reward in rewards if reward is not None]
         if not finished and self.nonterminal is not None:
-            given.append(self.nonterminal)
-        if not given and finished and not compared:
+            values.append(self.nonterminal)
+        if not values and finished and not compared:
             raise EnvironmentFault("the environment ended the episode and gave no reward in all of it")
-        return self.within(_reduced(given, self.reduction) if given else 0.0)
+        return self.clip(_reduce(values, self.reduction) if values else 0.0)
 
-    def within(self, reward: float) -> float:
-        """A reward, within the bounds."""
-        if self.least is not None:
-            reward = max(reward, self.least)
-        return reward if self.most is None else min(reward, self.most)
+    def clip(self, reward: float) -> float:
+        """Clip a reward to the bounds."""
+        if self.minimum is not None:
+            reward = max(reward, self.minimum)
+        return reward if self.maximum is None else min(reward, self.maximum)
 
 
-def _reduced(rewards: Sequence[float], reduction: Reduction) -> float:
+def _reduce(rewards: Sequence[float], reduction: Reduction) -> float:
     match reduction:
         case "sum":
             return float(sum(rewards))

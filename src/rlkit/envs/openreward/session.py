@@ -1,7 +1,7 @@
-"""One session of an environment, from its opening to its end.
+"""Session of an environment, from its opening to its deletion.
 
-Invariant: whatever is asked of a server has a time limit. A session that a server may know of is deleted there, also
-when opening it failed or was cancelled. A tool is called once for each call.
+Invariant: each request has a time limit. A session that a server may know is deleted there, also if opening it failed
+or was cancelled. A tool is called once for each call.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from rlkit.envs.openreward.admission import Gate
-from rlkit.envs.openreward.blocks import Content, candidate_of, content_of, messages_of, tool_of
-from rlkit.envs.openreward.connection.faults import SessionLost, configuration_error, describe_error, kind_of
+from rlkit.envs.openreward.blocks import Content, convert_content, convert_messages, convert_tool, make_candidate
+from rlkit.envs.openreward.connection.faults import SessionLost, classify_error, configuration_error, describe_error
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.types import Episode, Json, Message, Tool
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from openreward.api.environments.types import ToolOutput
 
 _DELETIONS = 6
-"""Times that the end of a session is asked for."""
+"""Attempts to delete a session."""
 
-_END_S = 15.0
-"""What a rollout waits for the end of its session."""
+_DELETION_WAIT_S = 15.0
+"""Time that a rollout waits for the deletion of its session."""
 
-_endings = set[asyncio.Task[None]]()
-"""Held, or the event loop would forget them."""
+_deletions = set[asyncio.Task[None]]()
+"""References to the tasks, which the event loop would otherwise drop."""
 
 _BUSY_CALLS = 8
-"""Times that a call is made which the server had no time for."""
+"""Attempts of a call that a busy server refuses."""
 
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """What requests may take.
+    """Time limits of requests.
 
     Args:
-        start_s: opening a session, until its prompt is there.
-        call_s: a call of a tool.
-        request_s: anything else.
+        start_s: limit for opening a session, including its prompt.
+        call_s: limit for a call of a tool.
+        request_s: limit for any other request.
     """
 
     start_s: float = 600.0
@@ -55,13 +55,13 @@ class TimeLimits:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a call.
+    """Result of a call.
 
     Args:
-        content: what the model is told.
-        reward: None where there is none.
-        finished: the episode is over.
-        wrong: the call could not be made as it was written.
+        content: reply to the model.
+        reward: reward of the call; None for none.
+        finished: whether the episode is over.
+        wrong: whether the model's call was invalid.
     """
 
     content: Content
@@ -72,14 +72,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open session.
+    """Open session.
 
     Args:
         raw: entered session of the SDK.
         gate: informed when the server has no time.
         limits: time limits of requests.
         name: name of the environment, for messages.
-        clean: takes secrets out of a text.
+        clean: function that removes secrets from a text.
     """
 
     raw: AsyncSession
@@ -96,35 +96,35 @@ class Session:
         """
         messages = await self._request("asking for the prompt", self.raw.get_messages, self.limits.start_s)
         tools = await self._request("asking for the tools", lambda: self.raw.list_tools(None), self.limits.request_s)
-        return messages_of(messages, self.clean), [tool_of(tool, self.clean) for tool in tools]
+        return convert_messages(messages, self.clean), [convert_tool(tool, self.clean) for tool in tools]
 
     async def version(self) -> Mapping[str, str | None]:
-        """What the server runs: `version` of the SDK and `build_sha` of the environment."""
+        """Return the server's `version` of the SDK and `build_sha` of the environment."""
         return await self._request("asking for the version", self.raw.version, self.limits.request_s)
 
     async def takes_answers(self) -> bool:
-        """Whether the environment takes a message without a call as the model's answer."""
+        """Tell whether the environment accepts a message without a call as the model's answer."""
         tool = await self._request("asking for the tools", self.raw.terminal_tool, self.limits.request_s)
         return tool is not None
 
     async def scores_groups(self) -> bool:
-        """Whether the environment compares the episodes of a group; known once its tools are."""
+        """Tell whether the environment compares the episodes of a group; call it after `opening`."""
         return await self._request("asking for the tools", self.raw.supports_score_group, self.limits.request_s)
 
     async def scores(self, episodes: Sequence[Episode]) -> list[float]:
         """Have the environment compare the episodes of a group; return a reward for each, in their order."""
         from openreward.api.errors import ScoreGroupUnsupported
 
-        async def asked() -> Sequence[object]:
+        async def request() -> Sequence[object]:
             try:
-                return await self.raw.score_group([candidate_of(episode, plain=False) for episode in episodes])
+                return await self.raw.score_group([make_candidate(episode, plain=False) for episode in episodes])
             except ScoreGroupUnsupported:  # an older one knows texts only
-                return await self.raw.score_group([candidate_of(episode, plain=True) for episode in episodes])
+                return await self.raw.score_group([make_candidate(episode, plain=True) for episode in episodes])
 
-        given = await self._request("scoring the group", asked, self.limits.call_s)
-        rewards = [cast("object", getattr(score, "reward", None)) for score in given]
+        scores = await self._request("scoring the group", request, self.limits.call_s)
+        rewards = [cast("object", getattr(score, "reward", None)) for score in scores]
         finite = [float(reward) for reward in rewards if _is_finite(reward)]
-        if len(finite) != len(episodes) or len(given) != len(episodes):
+        if len(finite) != len(episodes) or len(scores) != len(episodes):
             raise EnvironmentFault(f"{self.name}: the group of {len(episodes)} was scored as {rewards}")
         return finite
 
@@ -142,7 +142,7 @@ class Session:
                 output = await _within(self.limits.call_s, call)
                 break
             except Exception as error:
-                match kind_of(error, opening=False):
+                match classify_error(error, opening=False):
                     case "model":
                         return Answer(f"error: {self.clean(str(getattr(error, 'detail', error)))}", wrong=True)
                     case "busy" if attempt < _BUSY_CALLS:
@@ -157,7 +157,7 @@ class Session:
             raise EnvironmentFault(f"{self.name}: {tool} gave the reward {reward!r}; rewards must be finite numbers")
         if not isinstance(finished, bool):
             raise EnvironmentFault(f"{self.name}: {tool} said {finished!r} where it says whether the episode is over")
-        return Answer(content_of(output.blocks, self.clean), None if reward is None else float(reward), finished)
+        return Answer(convert_content(output.blocks, self.clean), None if reward is None else float(reward), finished)
 
     async def _request[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
         try:
@@ -167,7 +167,7 @@ class Session:
 
 
 def _is_finite(reward: object) -> TypeGuard[float]:
-    """Servers are not ours: a number in JSON may be of any size, and what should be one may be a text."""
+    """Tell whether a reward is a finite number; a server may send a number of any size, or a text."""
     try:
         return isinstance(reward, float | int) and math.isfinite(reward)
     except OverflowError:
@@ -177,7 +177,7 @@ def _is_finite(reward: object) -> TypeGuard[float]:
 def _failure(
     name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool = False
 ) -> Exception:
-    kind = kind_of(error, opening=opening)
+    kind = classify_error(error, opening=opening)
     if kind == "configuration":
         return configuration_error(name, error, clean)
     message = f"{name}: {what}: {describe_error(error, clean)}"
@@ -209,19 +209,19 @@ async def open_session(
 
 
 async def _delete_session(raw: AsyncSession, limit_s: float) -> None:
-    """Delete a session, though this task be cancelled meanwhile; what takes long goes on behind it."""
-    ending = asyncio.create_task(_request_deletion(raw, limit_s))
-    _endings.add(ending)
-    ending.add_done_callback(_endings.discard)
+    """Delete a session, even if this task is cancelled meanwhile; a slow deletion continues in the background."""
+    deletion = asyncio.create_task(_request_deletion(raw, limit_s))
+    _deletions.add(deletion)
+    deletion.add_done_callback(_deletions.discard)
     try:
-        await asyncio.wait([ending], timeout=_END_S)
+        await asyncio.wait([deletion], timeout=_DELETION_WAIT_S)
     except asyncio.CancelledError:
-        await asyncio.wait([ending], timeout=_END_S)
+        await asyncio.wait([deletion], timeout=_DELETION_WAIT_S)
         raise
 
 
 async def _request_deletion(raw: AsyncSession, limit_s: float) -> None:
-    # The SDK asks once and takes no notice of what comes back, so that it is asked for here first.
+    # The SDK requests it once and ignores the response, so request it here first.
     delete = cast("Callable[[], Awaitable[None]] | None", getattr(raw, "_pre_delete", None))
     for attempt in range(_DELETIONS):
         if delete is None or raw.sid is None:
@@ -229,7 +229,7 @@ async def _request_deletion(raw: AsyncSession, limit_s: float) -> None:
         try:
             await _within(limit_s, delete)
             break
-        except Exception:  # whatever it is, a session must not stay behind
+        except Exception:  # any error: a session must not stay open
             await asyncio.sleep(0.1 * 2**attempt)
     with suppress(Exception):  # it is over, and its outcome is known
         await _within(limit_s, lambda: raw.__aexit__(None, None, None))

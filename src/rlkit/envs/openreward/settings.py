@@ -1,4 +1,4 @@
-"""How the tasks of an environment are played: everything but the tasks themselves.
+"""Settings for playing the tasks of an environment.
 
 Invariant: plain frozen data without a secret, so that a task can be pickled and played in another process.
 """
@@ -19,7 +19,7 @@ type GroupScore = Literal["add", "replace", "off"]
 
 @dataclass(frozen=True)
 class Settings:
-    """How an environment is played.
+    """Settings for playing an environment.
 
     The fields of the same name are arguments of `openreward`.
 

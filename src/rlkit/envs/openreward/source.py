@@ -1,6 +1,6 @@
-"""The tasks of an environment as a run draws them.
+"""Task source of an environment.
 
-Invariant: a run that is resumed draws from the tasks that it began with, though its server has others by then.
+Invariant: a resumed run draws from its original tasks, even if the server has others by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ type Sizes = Mapping[str, int]
 
 
 class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
-    """Tasks, drawn in epochs, each shuffled anew. What it was made of is part of its state.
+    """Tasks drawn in epochs, each shuffled anew; the state includes the sizes of the splits.
 
     Args:
         sizes: tasks of each split, as the server has them.
@@ -40,7 +40,7 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
         return {"target": target, "sizes": self._sizes.copy(), **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state of the same environment, with the tasks of that time."""
+        """Restore a state of the same environment, with the tasks of that time."""
         target = self._tasks[0].settings.access.target.label
         if state["target"] != target:
             raise UsageError(f"target: the run was begun with {state['target']}, and this is {target}")

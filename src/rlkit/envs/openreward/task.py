@@ -1,7 +1,7 @@
-"""`OpenRewardTask`: a task of an environment that speaks the Open Reward Standard.
+"""Task of an environment that speaks the Open Reward Standard.
 
-Invariant: each rollout has a session of its own. A session that fails before the model has said anything is replaced by
-a fresh one; one that fails later fails the episode, which is then played again from its beginning.
+Invariant: each rollout has its own session. A session that fails before the first reply of the model is replaced by a
+fresh one; one that fails later fails the episode, which is then played again from its beginning.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenRewardTask(Env):
-    """A task, by its split and its index there.
+    """Task identified by its split and index.
 
-    A server that was started for it is not pickled, since the process that started it ends it.
+    A local server is not pickled, since the process that started it ends it.
     """
 
     split: str
@@ -44,7 +44,7 @@ class OpenRewardTask(Env):
 
     @property
     def task_id(self) -> str:
-        """The environment, the split and the index."""
+        """Environment, split and index."""
         return f"{self.settings.access.target.label}/{self.split}/{self.index}"
 
     async def rollout(self, policy: Policy) -> Outcome:
@@ -64,28 +64,28 @@ class OpenRewardTask(Env):
         if not all(episode.info.get("compared") for episode in episodes):
             return None
         scores = await self._in_session(lambda session: session.scores(episodes), lambda: False)
-        own = [0.0 if settings.group_score == "replace" else episode.reward or 0.0 for episode in episodes]
-        return [settings.reward.within(reward + score) for reward, score in zip(own, scores, strict=True)]
+        rewards = [0.0 if settings.group_score == "replace" else episode.reward or 0.0 for episode in episodes]
+        return [settings.reward.clip(reward + score) for reward, score in zip(rewards, scores, strict=True)]
 
-    async def _in_session[T](self, use: Callable[[Session], Awaitable[T]], final: Callable[[], bool]) -> T:
-        """Use a fresh session, and another one if it is lost, unless it is the final one."""
+    async def _in_session[T](self, use: Callable[[Session], Awaitable[T]], is_final: Callable[[], bool]) -> T:
+        """Use a fresh session, and another one if it is lost, unless `is_final` tells that it must not be replaced."""
         settings = self.settings
         env = await environment(settings.access)
         door = gate(settings.access, settings.max_sessions)
-        for left in reversed(range(settings.openings)):
+        for attempts_left in reversed(range(settings.openings)):
             await door.pause()
             try:
                 async with door.admitted():
-                    return await self._used(env, door, use)
+                    return await self._use_session(env, door, use)
             except SessionLost as lost:
                 if self.server is not None:
                     self.server.check()
                 door.refused() if lost.busy else door.limit.failed()
-                if not left or final():
+                if not attempts_left or is_final():
                     raise EnvironmentFault(f"the session was lost: {lost}") from lost
         raise AssertionError("the last session returns or raises")
 
-    async def _used[T](self, env: AsyncEnvironment, door: Gate, use: Callable[[Session], Awaitable[T]]) -> T:
+    async def _use_session[T](self, env: AsyncEnvironment, door: Gate, use: Callable[[Session], Awaitable[T]]) -> T:
         settings = self.settings
         clean = settings.secrets.cleaner(settings.access.key)
 
@@ -119,14 +119,14 @@ class OpenRewardTask(Env):
         if target.version is None:
             return
         runs = await session.version()
-        known = [version for version in (runs.get("build_sha"), runs.get("version")) if version]
-        if not any(version.startswith(target.version) for version in known):
+        versions = [version for version in (runs.get("build_sha"), runs.get("version")) if version]
+        if not any(version.startswith(target.version) for version in versions):
             raise UsageError(
-                f"target: {target.label} runs {' or '.join(known) or 'no version that it tells'}, and not "
+                f"target: {target.label} runs {' or '.join(versions) or 'no version that it tells'}, and not "
                 f"{target.version}: change the version in target, or leave it out"
             )
 
 
 def _has_begun(policy: Policy) -> bool:
-    """Whether the model has said something, which cannot be taken back; as with a policy that does not tell."""
+    """Tell whether the model has replied, which cannot be undone; True for a policy that does not record turns."""
     return not isinstance(policy, RecordingPolicy) or bool(policy.turns)

@@ -1,7 +1,7 @@
 """Connections to servers: one pool for each event loop and server.
 
-Invariant: the key of the OpenReward platform goes to the platform, and to no server that a target names by its URL
-unless that was asked for. What a pool holds is closed when its event loop ends.
+Invariant: the key of the OpenReward platform goes to the platform, and to a server with a URL only if configured. The
+clients of a pool are closed when its event loop ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ KEY_VARIABLE = "OPENREWARD_API_KEY"
 
 @dataclass(frozen=True)
 class Access:
-    """How a server is reached; `send_key` sends the platform's key to a server that is named by its URL, too."""
+    """Access to a server; `send_key` also sends the platform's key to a server with a URL."""
 
     target: Target
     send_key: bool = False
 
     @property
     def key(self) -> str | None:
-        """Return the API key that the server is sent, if any; MissingError if it is needed and not set."""
+        """API key for the server, if any; MissingError if it is needed and not set."""
         if self.target.base_url is not None and not self.send_key:
             return None
         key = os.environ.get(KEY_VARIABLE)
@@ -55,14 +55,14 @@ async def environment(access: Access) -> AsyncEnvironment:
     loop = asyncio.get_running_loop()
     pool = _pools.setdefault(loop, {})
     if access not in pool:
-        pool[access] = _api(access)
+        pool[access] = _make_api(access)
     if (keeper := _keepers.get(loop)) is None or keeper.done():
-        _keepers[loop] = loop.create_task(_closed_at_the_end(loop))
+        _keepers[loop] = loop.create_task(_close_at_the_end(loop))
     target = access.target
     return pool[access].get(target.name, variant=target.variant, base_url=target.base_url)
 
 
-def _api(access: Access) -> AsyncEnvironmentsAPI:
+def _make_api(access: Access) -> AsyncEnvironmentsAPI:
     from openreward import AsyncOpenReward
     from openreward.api.environments.client import AsyncEnvironmentsAPI
 
@@ -72,7 +72,7 @@ def _api(access: Access) -> AsyncEnvironmentsAPI:
     return AsyncOpenReward(api_key=access.key).environments
 
 
-async def _closed_at_the_end(loop: asyncio.AbstractEventLoop) -> None:
+async def _close_at_the_end(loop: asyncio.AbstractEventLoop) -> None:
     """Wait until the run or the event loop ends, which cancels what is left, and close what is open."""
     try:
         await asyncio.Event().wait()

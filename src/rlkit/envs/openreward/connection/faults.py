@@ -1,12 +1,12 @@
-"""Whose fault it is when a session fails.
+"""Classification of failures of a session.
 
-    model           a call that cannot be made as it was written: told to the model
-    environment     a tool or a setup that raised: the episode has failed
-    busy            the server asks for patience: nothing was carried out
-    infrastructure  the session is lost, and what the last request did is not known: a fresh session
-    configuration   no other session would fare better: the run stops
+    model           an invalid call: the model receives the error
+    environment     a tool or a setup that raised: the episode fails
+    busy            the server refuses for now: nothing was executed
+    infrastructure  the session is lost, and the effect of the last request is unknown: a fresh session
+    configuration   any other session would fail too: the run stops
 
-Invariant: a request of which nobody knows whether it was carried out is never made again in the same session.
+Invariant: a request that may have been executed is never repeated in the same session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 type Kind = Literal["model", "environment", "busy", "infrastructure", "configuration"]
 
 _BUSY = 429
-_REFUSED = {
+_REFUSALS = {
     401: "the API key is missing or refused: set OPENREWARD_API_KEY",
     402: "the account has no credit left",
     403: "the API key may not use it",
@@ -30,21 +30,22 @@ _REFUSED = {
 _LOST = frozenset({404, 408, 410, 502, 503, 504})
 _UNKNOWN = ("deployment not found", "unknown environment")
 _UNKNOWN_TASK = "unknown task_id"
-"""What a server that was restarted says of a call that it was running before."""
+"""Message of a restarted server about a call from before the restart."""
 
 
 class SessionLost(Exception):
-    """A session failed, or could not be opened; `busy` where the server asked for patience."""
+    """Session that failed, or could not be opened; `busy` if the server refused for now."""
 
     def __init__(self, message: str, *, busy: bool = False) -> None:
         super().__init__(message)
         self.busy = busy
 
 
-def kind_of(error: BaseException, *, opening: bool) -> Kind:
-    """Return whose fault the exception is that a request to a server ended with.
+def classify_error(error: BaseException, *, opening: bool) -> Kind:
+    """Classify the exception of a request to a server.
 
-    While the session is `opening`, its task may be refused, and not what the model did.
+    Args:
+        opening: whether the session is being opened, so that its task may be rejected, but not the model's call.
     """
     import aiohttp
     from openreward.api.errors import MaxRetriesError, ToolCallError, ToolFailed
@@ -56,34 +57,36 @@ def kind_of(error: BaseException, *, opening: bool) -> Kind:
         case ToolFailed():
             return "infrastructure" if _UNKNOWN_TASK in error.message else "environment"
         case MaxRetriesError():
-            return "busy" if any(getattr(one, "status", None) == _BUSY for one in error.errors) else "infrastructure"
+            return (
+                "busy" if any(getattr(cause, "status", None) == _BUSY for cause in error.errors) else "infrastructure"
+            )
         case aiohttp.ClientResponseError():
-            return _of_status(error, opening)
+            return _classify_status(error, opening)
         case SDKError() | aiohttp.ClientError() | OSError():  # a TimeoutError is an OSError
             return "infrastructure"
         case _:
             return "configuration" if type(error).__name__ == "AuthenticationError" else "environment"
 
 
-def _of_status(error: aiohttp.ClientResponseError, opening: bool) -> Kind:
-    said = error.message.lower()
+def _classify_status(error: aiohttp.ClientResponseError, opening: bool) -> Kind:
+    text = error.message.lower()
     if error.status == _BUSY:
         return "busy"
-    if error.status in _REFUSED or any(phrase in said for phrase in _UNKNOWN):
+    if error.status in _REFUSALS or any(phrase in text for phrase in _UNKNOWN):
         return "configuration"
     if error.status == 400 and opening:
         # The SDK made the request again, and the first one had been carried out.
-        return "infrastructure" if "already exists" in said else "configuration"
+        return "infrastructure" if "already exists" in text else "configuration"
     return "infrastructure" if error.status in _LOST else "environment"
 
 
 def describe_error(error: BaseException, clean: Callable[[str], str] = str) -> str:
-    """An exception in one line, without secrets."""
+    """Describe an exception in one line, without secrets."""
     status = getattr(error, "status", None)
-    if status in _REFUSED:
-        return _REFUSED[status]
+    if status in _REFUSALS:
+        return _REFUSALS[status]
     if type(error).__name__ == "AuthenticationError":  # its text is a page, in colours
-        return _REFUSED[401]
+        return _REFUSALS[401]
     text = str(getattr(error, "message", "") or getattr(error, "detail", "") or error)
     line = " ".join(clean(text).split())
     name = type(error).__name__ if status is None else f"HTTP {status}"
@@ -91,5 +94,5 @@ def describe_error(error: BaseException, clean: Callable[[str], str] = str) -> s
 
 
 def configuration_error(target: str, error: BaseException, clean: Callable[[str], str] = str) -> UsageError:
-    """The error that stops a run."""
+    """Return the error that stops a run."""
     return UsageError(f"target: {target}: {describe_error(error, clean)}")

@@ -1,4 +1,4 @@
-"""Runs a command for as long as its own input is open: a server that does not outlast whoever started it.
+"""Run a command while its own input is open: a server that ends with the process that started it.
 
 Started as a file, with the command as its arguments. It knows nothing of rlkit, so that it starts at once.
 """
@@ -11,11 +11,11 @@ import sys
 import threading
 
 GRACE_S = 5.0
-"""What the command may take to end before it is killed."""
+"""Time for the command to end before it is killed."""
 
 
 def main() -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
 
     def wait_for_the_end() -> None:

@@ -1,4 +1,4 @@
-"""The SDK of OpenReward, mended where it is broken.
+"""SDK of OpenReward, with patches for its defects.
 
 What is replaced is replaced only while a look at it says that it is broken, and while it has the shape that is known:
 with a version that has mended it itself, or has moved it, nothing is touched.
@@ -28,11 +28,11 @@ from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Protocol, cast
 
-LAST_KNOWN = "0.1.167"
-"""The newest version of the SDK that was read."""
+NEWEST_TESTED = "0.1.167"
+"""Newest version of the SDK that was checked."""
 
 _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
-"""Set before it is imported: it would ask a package registry for news, and write its log to stdout."""
+"""Variables set before the import: it would query a package registry, and log to stdout."""
 
 _HTTP = "openreward.api._session.http"
 _CLIENT = "openreward.api.environments.client"
@@ -54,7 +54,7 @@ type _Reader = Callable[[Sequence[Mapping[str, object]]], list[object]]
 
 @cache
 def load() -> ModuleType:
-    """The SDK, imported and mended; for seconds, the first time."""
+    """Return the SDK, imported and patched; the first import takes seconds."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     sdk = import_module("openreward")
@@ -65,7 +65,7 @@ def load() -> ModuleType:
             _log.warning(
                 "openreward %s is not the version that rlkit knows (%s), and is used as it is: %s",
                 version("openreward"),
-                LAST_KNOWN,
+                NEWEST_TESTED,
                 error,
             )
     return sdk
@@ -108,7 +108,7 @@ def mend_prompts() -> bool:
     request = cast("_Request", module.request_retryable)
     if getattr(request, "once", False):
         return False
-    asked = cast(
+    request_once = cast(
         "_Request",
         retry(
             retry=retry_if_exception(_untouched),
@@ -119,7 +119,7 @@ def mend_prompts() -> bool:
     )
 
     async def once(client: object, method: str, path: str, *args: object, **options: object) -> object:
-        chosen = asked if path.endswith(("/prompt", "/messages")) else request
+        chosen = request_once if path.endswith(("/prompt", "/messages")) else request
         return await chosen(client, method, path, *args, **options)
 
     once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
@@ -128,13 +128,13 @@ def mend_prompts() -> bool:
 
 
 def _untouched(error: BaseException) -> bool:
-    """Whether a server says that it had no time for a request, or is not there yet, so that nothing was done."""
+    """Tell whether a server was busy or not started, so that nothing was executed."""
     return getattr(error, "status", None) == _BUSY or bool(getattr(error, "backend_starting", False))
 
 
 @dataclass(frozen=True)
 class UnknownBlock:
-    """A part of a message of which only the type is known."""
+    """Part of a message with an unknown type."""
 
     type: str
 
@@ -147,7 +147,7 @@ def mend_blocks() -> bool:
         return False
 
     def all_blocks(raw: Sequence[Mapping[str, object]]) -> list[object]:
-        return [known for block in raw for known in read([block]) or [UnknownBlock(str(block.get("type")))]]
+        return [parsed for block in raw for parsed in read([block]) or [UnknownBlock(str(block.get("type")))]]
 
     setattr(module, "_parse_blocks", all_blocks)  # noqa: B010  of another's module
     return True
@@ -184,9 +184,9 @@ def _keeps_spaces(parser: _Parser) -> bool:
 
 def _run[T](function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine that waits for nothing, whether or not an event loop runs in this thread."""
-    waiting = function().__await__()
+    coroutine = function().__await__()
     try:
-        waiting.send(None)
+        coroutine.send(None)
     except StopIteration as done:
         return cast("T", done.value)
     raise RuntimeError("it waits for something")
@@ -199,8 +199,8 @@ def blocking[T](function: Callable[[], Awaitable[T]]) -> T:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    async def awaited() -> T:
+    async def run() -> T:
         return await function()
 
     with ThreadPoolExecutor(1, thread_name_prefix="rlkit-openreward") as pool:
-        return pool.submit(asyncio.run, awaited()).result()
+        return pool.submit(asyncio.run, run()).result()

@@ -1,7 +1,7 @@
-"""Secrets that an environment asks for, by the names of the variables that hold them.
+"""Secrets of an environment, by the names of the variables that hold them.
 
-Invariant: a task knows names only. A value is read when a session is opened, goes to the server, and is taken out of
-everything that comes back.
+Invariant: a task has names only. A value is read when a session is opened, goes to the server, and is removed from all
+responses.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret.
+    """Secret in an environment variable.
 
     Args:
-        env: the variable that holds it.
-        domains: hosts that a hosted environment may send it to; without any, those that OpenReward knows for its name.
+        env: name of the variable.
+        domains: hosts that a hosted environment may send it to; by default those that OpenReward knows for its name.
     """
 
     env: str
@@ -32,22 +32,22 @@ class Secret:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What one environment is given, by the names that it knows."""
+    """Secrets of one environment by its own names."""
 
     by_name: tuple[tuple[str, Secret], ...] = ()
 
     def sent(self) -> dict[str, str | tuple[str, list[str]]]:
-        """Return them as the SDK takes them; UsageError if a variable is not set."""
+        """Return the secrets in the SDK's form; UsageError if a variable is not set."""
         from openreward.api.sandboxes.secrets import WELL_KNOWN_SECRETS
 
         return {
             name: value if name in WELL_KNOWN_SECRETS and not secret.domains else (value, list(secret.domains))
             for name, secret in self.by_name
-            for value in [_value(name, secret)]
+            for value in [_read_value(name, secret)]
         }
 
     def cleaner(self, key: str | None = None) -> Callable[[str], str]:
-        """What takes their values out of a text, and the platform's key, where the server is given that."""
+        """Return a function that removes their values, and the platform's key if given, from a text."""
         values = {os.environ.get(secret.env, "") for _, secret in self.by_name} | {key or ""}
         hidden = sorted((value for value in values if len(value) >= SHORTEST_SECRET_CHARS), key=len, reverse=True)
 
@@ -59,45 +59,45 @@ class Secrets:
         return clean
 
 
-def secrets_of(given: Mapping[str, str | Mapping[str, str | Sequence[str]]], *, hosted: bool) -> Secrets:
-    """Return the secrets that a configuration names, as the argument `secrets` of `openreward` has them.
+def parse_secrets(secrets: Mapping[str, str | Mapping[str, str | Sequence[str]]], *, hosted: bool) -> Secrets:
+    """Return the secrets of the argument `secrets` of `openreward`.
 
     Raises:
         UsageError: a variable is misnamed or not set, or the platform that hosts the environment needs domains.
     """
-    found = Secrets(tuple((name, _secret(name, value)) for name, value in given.items()))
-    for name, secret in found.by_name:
-        _value(name, secret)
+    parsed = Secrets(tuple((name, _parse_secret(name, value)) for name, value in secrets.items()))
+    for name, secret in parsed.by_name:
+        _read_value(name, secret)
     if hosted:
         from openreward.api.sandboxes.secrets import WELL_KNOWN_SECRETS
 
-        for name, secret in found.by_name:
+        for name, secret in parsed.by_name:
             if name not in WELL_KNOWN_SECRETS and not secret.domains:
                 raise UsageError(
                     f"secrets.{name}: OpenReward does not know where it may be sent: write "
                     f"{{env: {secret.env}, domains: [api.example.com]}}"
                 )
-    return found
+    return parsed
 
 
-def _secret(name: str, given: str | Mapping[str, str | Sequence[str]]) -> Secret:
-    wanted = "give the name of the environment variable that holds it, such as OPENAI_API_KEY, and not its value"
-    if isinstance(given, str):
-        variable, domains = given, ()
+def _parse_secret(name: str, secret: str | Mapping[str, str | Sequence[str]]) -> Secret:
+    hint = "give the name of the environment variable that holds it, such as OPENAI_API_KEY, and not its value"
+    if isinstance(secret, str):
+        variable, domains = secret, ()
     else:
-        unknown = [key for key in given if key not in ("env", "domains")]
-        named, listed = given.get("env"), given.get("domains", ())
-        if unknown or not isinstance(named, str) or isinstance(listed, str):
+        unknown = [key for key in secret if key not in ("env", "domains")]
+        env, hosts = secret.get("env"), secret.get("domains", ())
+        if unknown or not isinstance(env, str) or isinstance(hosts, str):
             raise UsageError(f"secrets.{name}: give {{env: NAME, domains: [host, …]}}")
-        variable, domains = named, tuple(listed)
+        variable, domains = env, tuple(hosts)
     if not _NAME.fullmatch(variable):
-        raise UsageError(f"secrets.{name}: {wanted}")
+        raise UsageError(f"secrets.{name}: {hint}")
     return Secret(variable, domains)
 
 
-def _value(name: str, secret: Secret) -> str:
+def _read_value(name: str, secret: Secret) -> str:
     value = os.environ.get(secret.env)
     if not value:
-        shown = secret.env if len(secret.env) <= 40 else "that variable"
-        raise UsageError(f"secrets.{name}: {shown} is not set; set it in the environment or in .env")
+        variable = secret.env if len(secret.env) <= 40 else "that variable"
+        raise UsageError(f"secrets.{name}: {variable} is not set; set it in the environment or in .env")
     return value

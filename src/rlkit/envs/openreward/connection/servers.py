@@ -1,7 +1,6 @@
-"""Servers on this machine that a run starts, and ends.
+"""Local servers that a run starts and ends.
 
-Invariant: a server that was started here ends when the last task that uses it goes, and with this process, however that
-ends.
+Invariant: a server ends with the last task that uses it, and with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _HEALTH_S = 2.0
 _END_S = keeper.GRACE_S + 2.0
 _TAIL_CHARS = 300
 
-_started = weakref.WeakValueDictionary[tuple[str, ...], "LocalServer"]()
+_servers = weakref.WeakValueDictionary[tuple[str, ...], "LocalServer"]()
 _starting = threading.Lock()
 
 
 class LocalServer:
-    """A server that runs for as long as this object is held.
+    """Server that runs for the lifetime of this object.
 
     Raises:
         UsageError: it does not answer at `port` within `within_s` seconds.
@@ -55,10 +54,10 @@ class LocalServer:
             )
         except OSError as error:
             raise UsageError(f"server: {command[0]} cannot be started: {error.strerror}") from error
-        self._process, self._log, self._shown = process, log, shlex.join(command)
-        self.close = weakref.finalize(self, _ended, process, log)
+        self._process, self._log, self._command_text = process, log, shlex.join(command)
+        self.close = weakref.finalize(self, _stop, process, log)
         try:
-            _wait(process, self.url, log, shown=shlex.join(command), within_s=within_s)
+            _wait(process, self.url, log, command_text=shlex.join(command), within_s=within_s)
         except BaseException:
             self.close()
             raise
@@ -66,15 +65,15 @@ class LocalServer:
     def check(self) -> None:
         """Raise UsageError if it has ended, though it is still needed."""
         if self._process.poll() is not None and self.close.alive:
-            raise UsageError(_gone(self._process, self._log, self._shown))
+            raise UsageError(_describe_exit(self._process, self._log, self._command_text))
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """In another process it is None: that one must not end it."""
+        """Pickle as None: another process must not end the server."""
         return type(None), ()
 
 
 def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServer:
-    """Return the server that a command starts; the one that runs already, where it is the same command.
+    """Return the server that a command starts, or the running one of the same command.
 
     `{port}` in the command becomes the port to listen on, and `python` as its first word the Python of rlkit.
 
@@ -92,27 +91,29 @@ def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServe
         )
     key = (str(Path.cwd()), *words)
     with _starting:
-        running = _started.get(key)
+        running = _servers.get(key)
         if running is None or not running.close.alive:
             port = _free_port()
             program = sys.executable if words[0] == "python" else words[0]
             line = [program, *(word.replace(_PORT, str(port)) for word in words[1:])]
-            _started[key] = running = LocalServer(line, port, within_s=within_s)
+            _servers[key] = running = LocalServer(line, port, within_s=within_s)
         return running
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], *, shown: str, within_s: float) -> None:
+def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], *, command_text: str, within_s: float) -> None:
     until_s = time.monotonic() + within_s
     while not _answers(url):
         if process.poll() is not None:
-            raise UsageError(_gone(process, log, shown))
+            raise UsageError(_describe_exit(process, log, command_text))
         if time.monotonic() > until_s:
-            raise UsageError(f"server: `{shown}` does not answer at {url}/health within {within_s:g} s: {_tail(log)}")
+            raise UsageError(
+                f"server: `{command_text}` does not answer at {url}/health within {within_s:g} s: {_tail(log)}"
+            )
         time.sleep(_POLL_S)
 
 
-def _gone(process: subprocess.Popen[bytes], log: IO[bytes], shown: str) -> str:
-    return f"server: `{shown}` ended with exit code {process.returncode}: {_tail(log)}"
+def _describe_exit(process: subprocess.Popen[bytes], log: IO[bytes], command_text: str) -> str:
+    return f"server: `{command_text}` ended with exit code {process.returncode}: {_tail(log)}"
 
 
 def _answers(url: str) -> bool:
@@ -129,11 +130,11 @@ def _tail(log: IO[bytes]) -> str:
     log.seek(0, os.SEEK_END)
     log.seek(max(0, log.tell() - 4 * _TAIL_CHARS))
     lines = log.read().decode(errors="replace").split("\n")
-    said = " ".join(" ".join(lines).split())
-    return f"…{said[-_TAIL_CHARS:]}" if len(said) > _TAIL_CHARS else said or "it said nothing"
+    text = " ".join(" ".join(lines).split())
+    return f"…{text[-_TAIL_CHARS:]}" if len(text) > _TAIL_CHARS else text or "it said nothing"
 
 
-def _ended(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:

@@ -1,6 +1,6 @@
-"""Which environment is meant, and where its sessions are.
+"""Targets: an environment and the server of its sessions.
 
-Invariant: one string says it, for a hosted environment as for a server of one's own; it holds no secret.
+Invariant: one string names a target, hosted or on your own server; it contains no secret.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _FORMS = "Owner/Name, Owner/Name@version or http://host:port, each with #variant
 
 @dataclass(frozen=True)
 class Target:
-    """An environment.
+    """Environment on a server.
 
     Args:
-        name: `Owner/Name` of a hosted one; what it is called in records otherwise.
-        base_url: of a server of the Open Reward Standard; None for the hosted platform.
-        variant: which environment of the server; None for its first.
-        version: that it has to run; None for any.
+        name: `Owner/Name` of a hosted environment; otherwise its name in records.
+        base_url: URL of a server of the Open Reward Standard; None for the hosted platform.
+        variant: environment of the server; None for its first.
+        version: required version; None for any.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Target:
 
     @property
     def label(self) -> str:
-        """Its name in task ids: the same when a server of one's own listens on another port."""
+        """Name in task ids, independent of the port of a local server."""
         return f"{self.name}#{self.variant}" if self.variant and self.base_url is None else self.variant or self.name
 
 
 def parse_target(text: str) -> Target:
-    """The target that a string names.
+    """Parse a target.
 
     ::
 
@@ -52,21 +52,21 @@ def parse_target(text: str) -> Target:
         UsageError: it is of another form.
     """
     head, mark, tail = text.strip().partition("#")
-    named = _FRAGMENT.fullmatch(tail)
-    if named is None or (mark and not tail):
+    fragment = _FRAGMENT.fullmatch(tail)
+    if fragment is None or (mark and not tail):
         raise UsageError(f"target: {tail!r} is no variant; give {_FORMS}")
-    variant = named["variant"].lower() or None
+    variant = fragment["variant"].lower() or None
     if "://" in head:
-        return Target(_name(head), head.rstrip("/"), variant, named["version"])
+        return Target(_parse_name(head), head.rstrip("/"), variant, fragment["version"])
     hosted = _HOSTED.fullmatch(head)
     if hosted is None:
         raise UsageError(f"target: {text!r} names no environment; give {_FORMS}")
-    if hosted["version"] and named["version"]:
+    if hosted["version"] and fragment["version"]:
         raise UsageError(f"target: {text!r} has two versions; leave one out")
-    return Target(hosted["name"], None, variant, hosted["version"] or named["version"])
+    return Target(hosted["name"], None, variant, hosted["version"] or fragment["version"])
 
 
-def _name(url: str) -> str:
+def _parse_name(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise UsageError(f"target: a URL has the form http://host:port; give {_FORMS}")
