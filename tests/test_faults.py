@@ -16,12 +16,13 @@ import pytest
 from tinker import types
 
 import rlkit
+from rlkit.evaluation.evaluate import Evaluation
 from rlkit.store import journal, jsonl
 from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated
 from rlkit.testing.world import FaultKind
+from tests.simulation import Simulation, Talk, Word
 
-from .simulation import Simulation, Talk, Word
-
+HELD_OUT = [Word(number) for number in range(100, 102)]
 SCHEDULES = {
     "sync": {},
     "stream": {"mode": "stream"},
@@ -388,6 +389,21 @@ def test_what_was_drawn_before_a_source_of_tasks_broke_is_trained_on_and_saved(s
         run.train()
     assert len(run.lines()) >= 2
     assert run.ears.saved[-1] == len(run.lines())
+
+
+def test_an_evaluation_that_failed_ends_the_run_and_is_not_met_again_by_recoveries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Evaluation, sampler: object, *, rank: int = 0) -> object:
+        raise rlkit.ServiceError("the evaluation's service is down")
+
+    monkeypatch.setattr(Evaluation, "play", fail)
+    faults = [Fault("500", call="gradient", at=2)]
+    settings = {"eval": {"envs": {"held_out": {"env": f"{__file__}:HELD_OUT", "tasks": 2}}, "every": 1}}
+    run = Simulation(tmp_path / "run", World(faults=faults), settings=settings)
+    with pytest.raises(rlkit.ServiceError, match="the evaluation's service is down"):
+        run.train()
+    assert sum("recovering the weights" in note for note in run.ears.notes) <= 1
 
 
 def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:

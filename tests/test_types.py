@@ -90,7 +90,7 @@ def test_data_cannot_be_changed_nor_a_field_of_it_misspelt(module: str) -> None:
 
 def test_each_module_of_data_has_data() -> None:
     for module, name in [
-        ("training.step", "Recipe"),
+        ("training.step", "StepRecipe"),
         ("algorithms.datums", "UpdateResult"),
         ("algorithms.advantages", "BatchEstimator"),
     ]:

@@ -19,7 +19,7 @@ from rlkit.store import is_run_directory
 from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training import StopSignal
-from rlkit.training.from_config import named_directory
+from rlkit.training.from_config import require_run_directory
 from rlkit.training.trainer import RLTrainer
 
 CLEAN_UP_S = 10.0
@@ -98,7 +98,7 @@ def train(
 
         trackers = [ConsoleTracker()]
     stop = StopSignal()
-    resume = resume and is_run_directory(named_directory(resolved.config))
+    resume = resume and is_run_directory(require_run_directory(resolved.config))
     trainer = RLTrainer(resolved, envs=tasks, estimators=estimators, trackers=trackers, stop=stop, resume=resume)
     return _run_in_thread(trainer.train, stop)
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit._util.priority_semaphore import Slots
+from rlkit._util.priority_semaphore import Slots, SlotsClosed
 from rlkit.testing import run_virtual
 
 
@@ -63,3 +64,25 @@ def test_the_lowest_rank_is_next_and_equals_in_the_order_in_which_they_came() ->
 
     run_virtual(run())
     assert served == ["a", "c", "b", "d"]
+
+
+def test_slots_that_close_refuse_those_who_wait_and_all_who_come_later() -> None:
+    reasons = list[str]()
+
+    async def run() -> None:
+        reason: str | None = None
+        slots = Slots(1, closed=lambda: reason, on_close=reasons.append)
+        await slots.acquire((0,))
+        waiting = [asyncio.create_task(slots.acquire((rank,))) for rank in (1, 2)]
+        await asyncio.sleep(1)
+        reason = "used up"
+        slots.release()
+        for task in waiting:
+            with pytest.raises(SlotsClosed, match="used up"):
+                await task
+        reason = None
+        with pytest.raises(SlotsClosed, match="used up"):
+            await slots.acquire((0,))
+
+    run_virtual(run())
+    assert reasons == ["used up"]

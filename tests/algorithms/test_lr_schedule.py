@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.config.schema import Config
 from rlkit.errors import ConfigError
-from rlkit.training.from_config import learning_rate
+from rlkit.training.from_config import make_learning_rate
 
 type Shape = Literal["constant", "linear", "cosine"]
 
@@ -58,7 +58,7 @@ def test_a_cosine_rate_is_in_the_middle_half_way() -> None:
 def test_the_configuration_says_the_rate() -> None:
     optimizer = {"learning_rate": 0.5, "schedule": "linear", "warmup_steps": 1, "final_fraction": 0.1}
     config = Config.model_validate({"envs": {"arithmetic": {}}, "steps": 7, "optimizer": optimizer})
-    assert learning_rate(config) == LearningRate(0.5, "linear", 1, 0.1, 7)
+    assert make_learning_rate(config) == LearningRate(0.5, "linear", 1, 0.1, 7)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_configuration_says_the_rate() -> None:
 )
 def test_auto_takes_the_advice_of_the_cookbook(model: str, rate: float) -> None:
     config = Config.model_validate({"model": model, "envs": {"a": {}}, "optimizer": {"learning_rate": "auto"}})
-    assert learning_rate(config).at(1) == pytest.approx(rate)
+    assert make_learning_rate(config).at(1) == pytest.approx(rate)
 
 
 def folder(path: Path, width: int) -> str:

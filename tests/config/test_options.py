@@ -26,7 +26,7 @@ from rlkit.service.connect import ServiceChoice, choose_service, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
-from rlkit.training.from_config import named_directory
+from rlkit.training.from_config import require_run_directory
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum
 from tests.simulation import Word
@@ -161,7 +161,7 @@ def test_every_option_acts_where_the_table_says(
                 run_virtual(trainer.train())
     # What only a real service, or a run of a name, has to be told.
     config = load_config([], settings={"envs": {"words": WORDS}, "name": "x", "model": str(byte_model_dir)}).config
-    named_directory(config)
+    require_run_directory(config)
     load_chat(config, engine=choose_service(config.service, environ={}).kind == "engine", note=lambda note: None)
     # Processes beside a run read these.
     monkeypatch.setenv("DOCENT_API_KEY", "the-key")

@@ -16,6 +16,7 @@ from rlkit.config import load_config
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.usage import FREE, Price, Usage, price_of
 from rlkit.errors import ConfigError
+from rlkit.store.history import load_resume_history
 from rlkit.testing import Latency, SimulatedTinker, World, run_virtual
 from rlkit.types import Prompt, Sampling
 from tests.simulation import Simulation, Talk, Word
@@ -158,6 +159,18 @@ def test_what_was_played_when_the_budget_ended_is_not_played_again(tmp_path: Pat
     run.train(resume=True)
     assert run.world.calls["samples"] == whole.world.calls["samples"]
     assert tokens(run) == pytest.approx(tokens(whole), rel=0.1)  # both count; only steps can be taken again
+
+
+def test_a_step_whose_groups_are_played_when_the_budget_ends_is_trained_on(tmp_path: Path) -> None:
+    settings = {"steps": 3, "batch": {"groups": 2, "group_size": 2}, "rollouts": {"max_live": 3}}
+    whole = Simulation(tmp_path / "whole", World(), settings=settings)
+    whole.train()
+    for limit in range(200, int(tokens(whole)), 97):
+        run = Simulation(tmp_path / f"{limit}", World(), settings=settings | {"budget_tokens": limit})
+        run.train()
+        attempts = load_resume_history(run.directory).attempts
+        played = [draw for draw, episodes in attempts.items() if len({episode.member for episode in episodes}) == 2]
+        assert len(played) < 2, f"a step was dropped at a budget of {limit} tokens"
 
 
 def test_a_budget_that_is_used_up_stays_so(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.testing import Latency, World
 from rlkit.trackers import Broadcast
-from rlkit.training.checkpoints import Saver
-from rlkit.training.model_selection import Aim, Selection
+from rlkit.training.checkpoints import CheckpointSaver
+from rlkit.training.model_selection import Criterion, ModelSelection
 from rlkit.training.reporter import Reporter
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -521,9 +521,9 @@ def reporter_of(store: RunStore, ears: Ears) -> Reporter:
     async def delete(path: str) -> None:
         raise AssertionError(f"{path} is to be deleted, and all are to be kept")
 
-    trackers, selection = Broadcast([ears]), Selection(Aim())
+    trackers, selection = Broadcast([ears]), ModelSelection(Criterion())
     watch = ServiceWatch(trackers.note, timeout_s=1.0)
-    checkpoints = Saver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
+    checkpoints = CheckpointSaver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
     return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
 
 

@@ -65,7 +65,7 @@ def test_steps_that_are_taken_again_have_the_same_penalties_and_learning_rates(m
     again = stopped(tmp_path / "run", at_s=expected.virtual_s * 0.6, tasks=expected.tasks, **settings)
     assert 0 < len(again.lines()) < 5
     again.train(resume=True)
-    assert any("taking step 1 again" in note for note in again.ears.notes)
+    assert any("replaying step 1 from its recorded groups" in note for note in again.ears.notes)
     assert again.weights() == expected.weights()
     for name in ("kl_reference/v1", "batch/length_penalty", "optim/learning_rate"):
         assert [line[name] for line in again.lines()] == [line[name] for line in expected.lines()]
@@ -93,8 +93,8 @@ def test_a_checkpoint_that_has_expired_or_is_gone_is_passed_over(tmp_path: Path)
     run.train(resume=True)
     assert "the checkpoint of step 5 has expired" in run.ears.notes
     assert any(note.startswith("the checkpoint of step 4 cannot be used") for note in run.ears.notes)
-    assert [note for note in run.ears.notes if "again" in note] == [
-        f"taking step {step} again, without sampling" for step in (3, 4, 5)
+    assert [note for note in run.ears.notes if "replaying" in note] == [
+        f"replaying step {step} from its recorded groups, without sampling" for step in (3, 4, 5)
     ]
     assert run.weights() == expected.weights()
 
@@ -142,7 +142,7 @@ def test_a_run_that_takes_steps_again_can_be_stopped_and_goes_on_from_there(mode
     class Impatient(Ears):
         def note(self, message: str) -> None:
             super().note(message)
-            if message.startswith("taking step 2 again"):
+            if message.startswith("replaying step 2"):
                 stop.request()
 
     stop = StopSignal()
@@ -159,7 +159,7 @@ def test_a_run_that_takes_steps_again_can_be_stopped_and_goes_on_from_there(mode
     assert result.checkpoint.step == 2
     run.ears = Ears()
     assert run.train(resume=True).status == "completed"
-    assert next(note for note in run.ears.notes if "again" in note).startswith("taking step 3 again")
+    assert next(note for note in run.ears.notes if "replaying" in note).startswith("replaying step 3")
     assert run.weights() == expected
     assert run.world.calls["samples"] == samples
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 
 import rlkit
 from rlkit.cli.app import app
-from rlkit.testing import Fault, World
+from rlkit.testing import Fault, Latency, World, run_virtual
 from rlkit.tools.run_ending import read_run_ending
 from rlkit.types import Json
 from tests.simulation import Simulation, Word
@@ -73,7 +75,7 @@ def test_an_error_that_nobody_expected_names_its_type_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Simulation(tmp_path / "run")
-    monkeypatch.setattr("rlkit.training.trainer.kl_reference", lookup)
+    monkeypatch.setattr("rlkit.training.trainer.load_kl_reference", lookup)
     with pytest.raises(KeyError):
         run.train()
     said = told(run.directory)
@@ -202,3 +204,33 @@ def test_the_first_failed_rollout_of_an_environment_is_noted_when_it_happens(tmp
     assert len(told_of) == 1
     assert told_of[0].startswith("the first failed rollout of words, task task-2: ValueError: the tool broke at ")
     assert Flaky.heard[-1] == 1  # the last rollouts had not ended when it was noted
+
+
+def test_a_run_that_is_interrupted_while_it_saves_after_a_failure_keeps_the_cause_of_the_failure(
+    tmp_path: Path,
+) -> None:
+    run = Simulation(tmp_path / "run", latency=Latency(save_s=60.0), settings={"checkpoint": {"every": 0}})
+    rollouts = count()
+
+    class Worn(Broken):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            return await (Word if next(rollouts) < 6 else Broken).rollout(self, policy)
+
+    run.tasks = [Worn(number) for number in range(40)]
+    statuses = list[str]()
+
+    async def interrupt() -> None:
+        task = asyncio.create_task(run.trainer().train())
+        while not statuses or statuses[-1] != "failed":
+            await asyncio.sleep(1)
+            path = run.directory / "run.json"
+            statuses.append(json.loads(path.read_text())["status"] if path.exists() else "")
+        assert not task.done(), "the weights of the first step are being saved"
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, rlkit.RunFailed)):
+            await task
+
+    run_virtual(interrupt())
+    record = json.loads((run.directory / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "KeyError" in record["error"]

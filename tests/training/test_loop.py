@@ -325,7 +325,7 @@ def test_a_full_disk_keeps_no_step_from_being_saved_that_another_was_begun_behin
     run.settings = {"steps": 6, "schedule": {"mode": "async", "max_staleness": 4}, "checkpoint": {"every": 0}}
     with pytest.raises(OSError, match="no space left"):
         run.train()
-    assert "taking step 1 again, without sampling" in run.ears.notes, "a step was begun behind it"
+    assert "replaying step 1 from its recorded groups, without sampling" in run.ears.notes, "a step was begun behind it"
     assert run.ears.saved == [1]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rlkit
 from rlkit.config import load_config
 from rlkit.testing import Fault, World
-from rlkit.training.model_selection import Aim, Selection
+from rlkit.training.model_selection import Criterion, ModelSelection
 from rlkit.types import Checkpoint
 from tests.simulation import Simulation, Word
 
@@ -23,10 +23,10 @@ HELD_OUT_TASKS = [Word(number) for number in range(100, 103)]
 VALUES = st.lists(st.floats(-10, 10) | st.none(), min_size=1, max_size=12)
 
 
-def told(aim: Aim, values: list[float | None], **keep: int) -> Selection:
-    selection = Selection(aim, **keep)
+def told(aim: Criterion, values: list[float | None], **keep: int) -> ModelSelection:
+    selection = ModelSelection(aim, **keep)
     for step, value in enumerate(values):
-        selection.tell(step, {} if value is None else {"m": value})
+        selection.add(step, {} if value is None else {"m": value})
     return selection
 
 
@@ -37,7 +37,7 @@ def saved(step: int) -> Checkpoint:
 @given(VALUES, st.booleans())
 def test_the_best_is_the_first_of_the_best_values(values: list[float | None], lower: bool) -> None:
     known = [value for value in values if value is not None]
-    best = told(Aim("m", lower=lower), values).best
+    best = told(Criterion("m", is_lower_better=lower), values).best
     if not known:
         assert best is None
     else:
@@ -53,31 +53,31 @@ def test_patience_ends_a_run_once_so_many_values_in_a_row_gained_too_little(
     best, since = -math.inf, 0
     for value in known:
         best, since = (value, 0) if value > best + min_gain else (best, since + 1)
-    enough = told(Aim("m", patience=patience, min_gain=min_gain), values).enough
+    enough = told(Criterion("m", patience=patience, min_gain=min_gain), values).end_reason
     assert (enough is not None) == (since >= patience)
 
 
 @given(VALUES, st.floats(-10, 10), st.booleans())
 def test_a_goal_ends_a_run_once_it_is_reached(values: list[float | None], goal: float, lower: bool) -> None:
     reached = any(value is not None and (value <= goal if lower else value >= goal) for value in values)
-    assert (told(Aim("m", lower=lower, goal=goal), values).enough is not None) == reached
+    assert (told(Criterion("m", is_lower_better=lower, goal=goal), values).end_reason is not None) == reached
 
 
 @given(VALUES, st.integers(1, 4), st.integers(0, 3), st.integers(0, 12))
 def test_the_newest_and_the_best_are_kept_and_so_is_what_is_not_judged_yet(
     values: list[float | None], keep_last: int, keep_best: int, reported: int
 ) -> None:
-    selection = told(Aim("m"), values, keep_last=keep_last, keep_best=keep_best)
+    selection = told(Criterion("m"), values, keep_last=keep_last, keep_best=keep_best)
     checkpoints = [saved(step) for step in range(len(values))]
-    gone = {one.step for one in selection.superfluous(checkpoints, reported=reported)}
+    gone = {one.step for one in selection.superfluous(checkpoints, last_step=reported)}
     judged = [one.step for one in checkpoints if one.step <= reported]
     ranked = sorted((-values[step], step) for step in judged if values[step] is not None)  # type: ignore[operator]  not None
     assert gone == set(judged) - set(judged[-keep_last:]) - {step for _, step in ranked[:keep_best]}
 
 
 def test_values_that_are_no_numbers_are_no_values() -> None:
-    assert told(Aim("m"), [math.nan, math.inf, None]).best is None
-    assert told(Aim(), [1.0]).best is None
+    assert told(Criterion("m"), [math.nan, math.inf, None]).best is None
+    assert told(Criterion(), [1.0]).best is None
 
 
 def runs(directory: Path, **settings: object) -> Simulation:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit._util.priority_semaphore import SlotsClosed
 from rlkit.algorithms.datums import PlayedGroup, PreparedGroup
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 from rlkit.testing import run_virtual
-from rlkit.training.schedule import Pace, Supply
+from rlkit.training.schedule import GroupSupply, SupplyLimits
 from tests.builders import group
 
 TRAINING_S = 3.0
@@ -61,22 +62,22 @@ class Plays:
         )  # type: ignore[arg-type]  only counted
 
 
-def steps_of(pace: Pace, plays: Plays) -> list[list[tuple[int, bool]]]:
+def steps_of(pace: SupplyLimits, plays: Plays) -> list[list[tuple[int, bool]]]:
     """For each step, the draws that it got and whether they count."""
 
     async def run() -> list[list[tuple[int, bool]]]:
-        supply, steps = Supply(pace, draw=plays.draw, play=plays.play), list[list[tuple[int, bool]]]()
-        supply.trained(0)
+        supply, steps = GroupSupply(pace, draw=plays.draw, play=plays.play), list[list[tuple[int, bool]]]()
+        supply.advance(0)
         for step in range(1, pace.steps + 1):
             got = list[tuple[int, bool]]()
-            while (taken := await supply.next()) is not None:
+            while (taken := await supply.next_group()) is not None:
                 got.append((taken.played.prepared.group.draw, taken.is_trained))
             if not got:
                 break
             steps.append(got)
             await asyncio.sleep(TRAINING_S)
             plays.version = step
-            supply.trained(step)
+            supply.advance(step)
         await supply.close()
         return steps
 
@@ -86,19 +87,19 @@ def steps_of(pace: Pace, plays: Plays) -> list[list[tuple[int, bool]]]:
 durations = st.lists(st.floats(0.1, 50), min_size=1, max_size=20)
 
 
-def paces(**fixed: object) -> st.SearchStrategy[Pace]:
+def paces(**fixed: object) -> st.SearchStrategy[SupplyLimits]:
     values = {
         "groups": st.integers(1, 4),
         "steps": st.integers(1, 6),
         "max_staleness": st.integers(0, 4),
         "in_order": st.booleans(),
     }
-    return st.builds(Pace, **{**values, **{name: st.just(value) for name, value in fixed.items()}})  # type: ignore[arg-type]
+    return st.builds(SupplyLimits, **{**values, **{name: st.just(value) for name, value in fixed.items()}})  # type: ignore[arg-type]
 
 
 @given(paces(), durations)
 def test_every_group_that_is_started_is_in_exactly_one_step_and_every_step_is_full(
-    pace: Pace, seconds: list[float]
+    pace: SupplyLimits, seconds: list[float]
 ) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
     steps = steps_of(pace, plays)
@@ -111,7 +112,7 @@ def test_every_group_that_is_started_is_in_exactly_one_step_and_every_step_is_fu
 
 @given(paces(in_order=True), durations)
 def test_a_strict_step_trains_on_groups_at_most_max_staleness_steps_old_and_the_same_ones_whatever_the_timing(
-    pace: Pace, seconds: list[float]
+    pace: SupplyLimits, seconds: list[float]
 ) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
     for number, step in enumerate(steps_of(pace, plays)):
@@ -120,23 +121,25 @@ def test_a_strict_step_trains_on_groups_at_most_max_staleness_steps_old_and_the_
 
 
 @given(paces(max_staleness=0), durations)
-def test_without_staleness_every_group_begins_with_the_weights_that_it_trains(pace: Pace, seconds: list[float]) -> None:
+def test_without_staleness_every_group_begins_with_the_weights_that_it_trains(
+    pace: SupplyLimits, seconds: list[float]
+) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
     for number, step in enumerate(steps_of(pace, plays)):
         assert all(plays.began_with[draw] == number for draw, _ in step)
 
 
 @given(paces(), durations)
-def test_no_more_is_in_play_than_the_steps_ahead_can_use(pace: Pace, seconds: list[float]) -> None:
+def test_no_more_is_in_play_than_the_steps_ahead_can_use(pace: SupplyLimits, seconds: list[float]) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
     steps_of(pace, plays)
     ahead = pace.max_staleness + 1
     assert plays.most_live <= pace.groups * min(ahead, pace.steps)
 
 
-@given(paces(replace=True, replaced_max=1000), durations, st.integers(2, 4))
+@given(paces(replace=True, max_replaced=1000), durations, st.integers(2, 4))
 def test_groups_that_teach_nothing_are_replaced_until_the_step_is_full(
-    pace: Pace, seconds: list[float], every: int
+    pace: SupplyLimits, seconds: list[float], every: int
 ) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)], teaches=lambda draw: draw % every == 0)
     steps = steps_of(pace, plays)
@@ -146,9 +149,9 @@ def test_groups_that_teach_nothing_are_replaced_until_the_step_is_full(
 
 @given(paces(replace=True), durations, st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 4))
 def test_with_a_limit_to_what_is_replaced_nothing_is_started_that_no_step_uses_and_nothing_is_older_than_it_may_be(
-    pace: Pace, seconds: list[float], teaches: list[bool], most: int
+    pace: SupplyLimits, seconds: list[float], teaches: list[bool], most: int
 ) -> None:
-    pace = replace(pace, replaced_max=most)
+    pace = replace(pace, max_replaced=most)
     plays = Plays(lambda draw: seconds[draw % len(seconds)], teaches=lambda draw: teaches[draw % len(teaches)])
     steps = steps_of(pace, plays)
     assert [sum(counts for _, counts in step) for step in steps] == [pace.groups] * pace.steps
@@ -160,23 +163,23 @@ def test_with_a_limit_to_what_is_replaced_nothing_is_started_that_no_step_uses_a
 
 
 def test_past_the_limit_a_group_that_teaches_nothing_counts() -> None:
-    pace = Pace(2, 3, replace=True, replaced_max=3)
+    pace = SupplyLimits(2, 3, replace=True, max_replaced=3)
     steps = steps_of(pace, Plays(lambda draw: 1.0, teaches=lambda draw: False))
     assert [[counts for _, counts in step] for step in steps] == [[False] * 3 + [True] * 2] * 3
 
 
 def test_a_group_of_no_use_is_replaced_but_not_for_ever() -> None:
-    steps = steps_of(Pace(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw % 3 != 0))
+    steps = steps_of(SupplyLimits(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw % 3 != 0))
     assert [sum(counts for _, counts in step) for step in steps] == [2, 2]
     with pytest.raises(RunFailed, match="4 groups in a row had too many failed rollouts; the last: boom"):
-        steps_of(Pace(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw < 3))
+        steps_of(SupplyLimits(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw < 3))
 
 
 def test_no_more_is_started_where_what_is_ready_will_end_the_run() -> None:
     async def run() -> int:
         plays = Plays(lambda draw: 1.0, usable=lambda draw: False)
-        supply = Supply(Pace(2, 9, 3), draw=plays.draw, play=plays.play)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(2, 9, 3), draw=plays.draw, play=plays.play)
+        supply.advance(0)
         await asyncio.sleep(1000)  # nobody asks for groups meanwhile
         await supply.close()
         return plays.drawn
@@ -186,14 +189,14 @@ def test_no_more_is_started_where_what_is_ready_will_end_the_run() -> None:
 
 def test_a_paced_step_does_not_wait_for_a_slow_group_and_a_strict_one_does() -> None:
     slow = {0: 1000.0}
-    paced = steps_of(Pace(2, 4, 1, in_order=False), Plays(lambda draw: slow.get(draw, 1.0)))
+    paced = steps_of(SupplyLimits(2, 4, 1, in_order=False), Plays(lambda draw: slow.get(draw, 1.0)))
     assert 0 in [draw for draw, _ in paced[-1]]
-    strict = steps_of(Pace(2, 4, 1), Plays(lambda draw: slow.get(draw, 1.0)))
+    strict = steps_of(SupplyLimits(2, 4, 1), Plays(lambda draw: slow.get(draw, 1.0)))
     assert strict[0][0][0] == 0
 
 
 def test_tasks_that_run_out_leave_a_short_last_step() -> None:
-    steps = steps_of(Pace(2, 9), Plays(lambda draw: 1.0, tasks=5))
+    steps = steps_of(SupplyLimits(2, 9), Plays(lambda draw: 1.0, tasks=5))
     assert [len(step) for step in steps] == [2, 2, 1]
 
 
@@ -202,10 +205,10 @@ def test_what_playing_raises_is_raised_to_whoever_waits() -> None:
         raise ZeroDivisionError("in play")
 
     async def run() -> None:
-        supply = Supply(Pace(2, 2), draw=Plays(lambda draw: 1.0).draw, play=broken)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(2, 2), draw=Plays(lambda draw: 1.0).draw, play=broken)
+        supply.advance(0)
         with pytest.raises(ZeroDivisionError, match="in play"):
-            await supply.next()
+            await supply.next_group()
         await supply.close()
 
     run_virtual(run())
@@ -215,12 +218,12 @@ def test_a_group_that_somebody_else_cancels_ends_the_run() -> None:
     plays = Plays(lambda draw: 1e6)
 
     async def run() -> None:
-        supply = Supply(Pace(3, 2), draw=plays.draw, play=plays.play)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(3, 2), draw=plays.draw, play=plays.play)
+        supply.advance(0)
         await asyncio.sleep(1)
         next(task for task in asyncio.all_tasks() if task.get_name() == "group 1").cancel()
         with pytest.raises(RunFailed, match="cancels tasks that are not its own"):
-            await supply.next()
+            await supply.next_group()
         await supply.close()
 
     run_virtual(run())
@@ -231,8 +234,8 @@ def test_closing_stops_what_is_in_play() -> None:
     plays = Plays(lambda draw: 1e6)
 
     async def run() -> None:
-        supply = Supply(Pace(3, 2), draw=plays.draw, play=plays.play)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(3, 2), draw=plays.draw, play=plays.play)
+        supply.advance(0)
         await asyncio.sleep(1)
         await supply.close()
 
@@ -245,27 +248,37 @@ def test_a_source_of_tasks_that_breaks_is_told_to_whoever_waits() -> None:
         raise ZeroDivisionError("no tasks")
 
     async def run() -> None:
-        supply = Supply(Pace(2, 2), draw=broken, play=Plays(lambda draw: 1.0).play)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(2, 2), draw=broken, play=Plays(lambda draw: 1.0).play)
+        supply.advance(0)
         with pytest.raises(ZeroDivisionError, match="no tasks"):
-            await supply.next()
+            await supply.next_group()
         await supply.close()
 
     run_virtual(run())
 
 
-def test_a_supply_that_is_ended_gives_what_is_ready_and_waits_for_nothing_more() -> None:
+@pytest.mark.parametrize(("in_order", "draws"), [(True, [0]), (False, [0, 2])])
+def test_a_supply_whose_slots_close_finishes_what_is_played_and_starts_nothing_more(
+    in_order: bool, draws: list[int]
+) -> None:
     async def run() -> None:
-        plays = Plays(lambda draw: 1.0 if draw == 0 else 1e6)
-        supply = Supply(Pace(2, 2), draw=plays.draw, play=plays.play)
-        supply.trained(0)
-        assert await supply.next() is not None
-        waiting = asyncio.create_task(supply.next())
-        await asyncio.sleep(1)
-        assert not waiting.done()
-        supply.end()
-        assert await waiting is None
-        await supply.close()
+        plays = Plays(lambda draw: 1.0 if draw == 0 else 5.0)
+
+        async def play(task: Task) -> PlayedGroup:
+            if task.draw == 1:
+                await asyncio.sleep(2)
+                raise SlotsClosed("the budget is used up")
+            return await plays.play(task)
+
+        supply = GroupSupply(SupplyLimits(3, 2, in_order=in_order), draw=plays.draw, play=play)
+        supply.advance(0)
+        groups = list[int]()
+        while (group := await supply.next_group()) is not None:
+            groups.append(group.played.prepared.group.draw)
+        assert groups == draws, "a step takes no group before one that was drawn earlier"
+        assert supply.is_cut
+        supply.advance(1)
+        assert (plays.drawn, plays.live) == (3, 0)
 
     run_virtual(run())
 
@@ -273,12 +286,12 @@ def test_a_supply_that_is_ended_gives_what_is_ready_and_waits_for_nothing_more()
 def test_a_supply_that_is_closed_starts_nothing() -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1e6)
-        supply = Supply(Pace(2, 9, 1), draw=plays.draw, play=plays.play)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(2, 9, 1), draw=plays.draw, play=plays.play)
+        supply.advance(0)
         await asyncio.sleep(1)
         await supply.close()
         drawn = plays.drawn
-        supply.trained(5)
+        supply.advance(5)
         await asyncio.sleep(1)
         assert (plays.drawn, plays.live) == (drawn, 0)
 
@@ -289,11 +302,11 @@ def test_a_supply_that_is_closed_starts_nothing() -> None:
 def test_so_many_groups_in_a_row_end_a_run_and_one_that_is_of_use_begins_the_count_anew(groups: int, most: int) -> None:
     async def run() -> list[bool]:
         plays = Plays(lambda draw: 1.0, usable=lambda draw: draw == 3)
-        supply, taken = Supply(Pace(groups, 9, 9), draw=plays.draw, play=plays.play), list[bool]()
-        supply.trained(0)
+        supply, taken = GroupSupply(SupplyLimits(groups, 9, 9), draw=plays.draw, play=plays.play), list[bool]()
+        supply.advance(0)
         with pytest.raises(RolloutsFailed, match=f"^{most} groups in a row"):
             while len(taken) < 99:
-                one = await supply.next()
+                one = await supply.next_group()
                 taken += [] if one is None else [one.is_trained]
         await supply.close()
         return taken
@@ -306,12 +319,12 @@ def test_tasks_that_were_drawn_before_are_played_first_and_steps_that_were_train
         plays = Plays(lambda draw: 1.0)
         plays.drawn = 10
         waiting = [Task(draw, "env", object()) for draw in (4, 7)]  # type: ignore[arg-type]  never played
-        supply = Supply(Pace(3, 5), draw=plays.draw, play=plays.play, done=4, waiting=waiting)
-        supply.trained(4)
+        supply = GroupSupply(SupplyLimits(3, 5), draw=plays.draw, play=plays.play, trained_step=4, waiting=waiting)
+        supply.advance(4)
         draws = list[int]()
-        while (one := await supply.next()) is not None:
+        while (one := await supply.next_group()) is not None:
             draws.append(one.played.prepared.group.draw)
-        supply.trained(5)
+        supply.advance(5)
         await asyncio.sleep(10)
         assert (draws, plays.drawn, plays.live) == ([4, 7, 10], 11, 0)  # the run has no sixth step
         await supply.close()
@@ -330,13 +343,13 @@ def test_the_tokens_that_no_step_has_got_are_those_of_groups_that_can_be_trained
             played = await plays.play(task)
             return replace(played, prepared=replace(played.prepared, data=(Sized(),)))  # type: ignore[arg-type]  only counted
 
-        supply = Supply(Pace(3, 1), draw=plays.draw, play=play)
-        assert supply.untrained == 0
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(3, 1), draw=plays.draw, play=play)
+        assert supply.untrained_tokens == 0
+        supply.advance(0)
         await asyncio.sleep(10)
-        assert supply.untrained == 3 * 5  # another one is played in the place of the one that failed
-        await supply.next()
-        assert supply.untrained == 2 * 5
+        assert supply.untrained_tokens == 3 * 5  # another one is played in the place of the one that failed
+        await supply.next_group()
+        assert supply.untrained_tokens == 2 * 5
         await supply.close()
 
     run_virtual(run())
@@ -345,15 +358,15 @@ def test_the_tokens_that_no_step_has_got_are_those_of_groups_that_can_be_trained
 def test_the_next_step_is_begun_while_the_weights_of_this_one_are_made() -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1.0)
-        supply = Supply(Pace(1, 9, 1), draw=plays.draw, play=plays.play)
-        supply.trained(0)
+        supply = GroupSupply(SupplyLimits(1, 9, 1), draw=plays.draw, play=plays.play)
+        supply.advance(0)
         await asyncio.sleep(5)
         assert plays.drawn == 2  # as many steps ahead as staleness allows, and no more
-        assert await supply.next() is not None
-        assert await supply.next() is None
+        assert await supply.next_group() is not None
+        assert await supply.next_group() is None
         await asyncio.sleep(5)
         assert plays.drawn == 2
-        supply.trained(1)
+        supply.advance(1)
         await asyncio.sleep(5)
         assert plays.drawn == 3
         await supply.close()
@@ -362,14 +375,14 @@ def test_the_next_step_is_begun_while_the_weights_of_this_one_are_made() -> None
 
 
 def test_another_group_is_begun_for_one_that_teaches_nothing_before_the_step_asks_for_it() -> None:
-    async def drawn(pace: Pace) -> int:
+    async def drawn(pace: SupplyLimits) -> int:
         plays = Plays(lambda draw: 1.0, teaches=lambda draw: draw >= 2)
-        supply = Supply(pace, draw=plays.draw, play=plays.play)
-        supply.trained(0)
+        supply = GroupSupply(pace, draw=plays.draw, play=plays.play)
+        supply.advance(0)
         await asyncio.sleep(10)  # nobody asks for groups meanwhile
         await supply.close()
         return plays.drawn
 
-    assert run_virtual(drawn(Pace(2, 9, replace=True, replaced_max=5))) == 4
-    assert run_virtual(drawn(Pace(2, 9, replace=True, replaced_max=1))) == 3
-    assert run_virtual(drawn(Pace(2, 9))) == 2
+    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced=5))) == 4
+    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced=1))) == 3
+    assert run_virtual(drawn(SupplyLimits(2, 9))) == 2

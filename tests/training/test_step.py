@@ -21,7 +21,7 @@ from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import ServiceWatch
 from rlkit.testing import Fault, SimulatedTinker, World, run_virtual
-from rlkit.training.step import Recipe, StepUpdate
+from rlkit.training.step import StepRecipe, StepUpdate
 from rlkit.types import Datum
 from tests.builders import group
 
@@ -36,8 +36,8 @@ async def learner(service: SimulatedTinker) -> Learner:
     return await service.learner(model="simulated", lora=LoraConfig(), seed=0)
 
 
-def recipe(*, substeps: int = 1, streaming: Streaming | None = None) -> Recipe:
-    return Recipe(ImportanceSampling(), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
+def recipe(*, substeps: int = 1, streaming: Streaming | None = None) -> StepRecipe:
+    return StepRecipe(ImportanceSampling(), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
 
 
 def on_virtual_time(main: Coroutine[Any, Any, None]) -> None:
@@ -52,17 +52,17 @@ def test_what_a_step_asked_for_is_given_up_when_it_is_withdrawn(call: str, strea
             before = asyncio.all_tasks()
             update = StepUpdate(await learner(service), recipe(substeps=2, streaming=streaming), version=1)
             for draw in range(2):
-                update.add(await prepared(draw), counts=True)
+                update.add(await prepared(draw), is_trained=True)
             update.finish()
             await asyncio.sleep(100)
             assert asyncio.all_tasks() > before, "something hangs"
-            tokens = update.untrained
-            update.withdraw()
+            tokens = update.untrained_tokens
+            update.cancel()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert asyncio.all_tasks() == before
-            assert update.stepped
-            assert update.untrained == tokens, "giving up trains nothing"
+            assert update.has_optimizer_steps
+            assert update.untrained_tokens == tokens, "giving up trains nothing"
 
     on_virtual_time(main())
 
@@ -71,12 +71,12 @@ def test_a_gradient_that_fails_has_trained_nothing() -> None:
     async def main() -> None:
         async with SimulatedTinker(world=World(faults=[Fault("500", call="gradient")])) as service:
             update = StepUpdate(await learner(service), recipe(), version=1)
-            update.add(await prepared(), counts=True)
-            tokens = update.untrained
+            update.add(await prepared(), is_trained=True)
+            tokens = update.untrained_tokens
             assert tokens > 0
             update.finish()
             await asyncio.sleep(100)
-            assert update.untrained == tokens
+            assert update.untrained_tokens == tokens
 
     on_virtual_time(main())
 
@@ -85,18 +85,18 @@ def test_a_step_that_was_withdrawn_can_be_asked_for_again_and_is_the_same() -> N
     async def taken(*, again: bool) -> dict[str, float]:
         async with SimulatedTinker() as service:
             update = StepUpdate(await learner(service), recipe(substeps=2), version=1)
-            update.add(await prepared(0), counts=True)
+            update.add(await prepared(0), is_trained=True)
             if again:
                 await asyncio.sleep(0.1)
-                update.withdraw()
-            update.add(await prepared(1), counts=True)
+                update.cancel()
+            update.add(await prepared(1), is_trained=True)
             if again:
-                assert update.untrained > 0
-                update.submit_again(await learner(service))
+                assert update.untrained_tokens > 0
+                update.resubmit(await learner(service))
             update.finish()
-            result = await update.result(ServiceWatch(print, 600.0))
+            result = await update.wait(ServiceWatch(print, 600.0))
             assert result is not None
-            assert update.untrained == 0
+            assert update.untrained_tokens == 0
             return dict(result[1].metrics)
 
     async def main() -> None:
@@ -143,11 +143,11 @@ def asked_for(groups: int, *, of: int, substeps: int) -> list[tuple[str, float]]
         service = FakeLearner()
         update = StepUpdate(service, replace(recipe(substeps=substeps), groups=of), version=3)
         for draw in range(groups):
-            update.add(await prepared(draw), counts=True)
-            assert not update.finished
+            update.add(await prepared(draw), is_trained=True)
+            assert not update.is_finished
         update.finish()
-        assert update.finished
-        assert await update.result(ServiceWatch(print, 600.0)) is not None
+        assert update.is_finished
+        assert await update.wait(ServiceWatch(print, 600.0)) is not None
         return service.asked
 
     return asyncio.run(main())
@@ -176,13 +176,13 @@ def test_a_step_without_substeps_is_asked_for_once_it_is_whole() -> None:
         service = FakeLearner()
         update = StepUpdate(service, recipe(), version=1)
         for draw in range(2):
-            update.add(await prepared(draw), counts=True)
-        assert (service.asked, update.stepped) == ([], False)
-        assert update.untrained == 2 * (await prepared()).tokens
+            update.add(await prepared(draw), is_trained=True)
+        assert (service.asked, update.has_optimizer_steps) == ([], False)
+        assert update.untrained_tokens == 2 * (await prepared()).tokens
         update.finish()
-        assert update.stepped
-        await update.result(ServiceWatch(print, 600.0))
-        assert update.untrained == 0
+        assert update.has_optimizer_steps
+        await update.wait(ServiceWatch(print, 600.0))
+        assert update.untrained_tokens == 0
 
     asyncio.run(main())
 
@@ -191,12 +191,12 @@ def test_a_group_that_does_not_count_is_not_trained_on() -> None:
     async def main() -> None:
         service = FakeLearner()
         update = StepUpdate(service, recipe(), version=1)
-        update.add(await prepared(0), counts=False)
-        assert update.untrained == 0
+        update.add(await prepared(0), is_trained=False)
+        assert update.untrained_tokens == 0
         own = await prepared(1)
-        update.add(own, counts=True)
+        update.add(own, is_trained=True)
         update.finish()
-        result = await update.result(ServiceWatch(print, 600.0))
+        result = await update.wait(ServiceWatch(print, 600.0))
         assert result is not None
         assert service.data == list(own.data) == list(result[1].data)
 
@@ -209,10 +209,10 @@ def test_a_step_that_has_nothing_to_train_on_asks_for_nothing(substeps: int) -> 
         service = FakeLearner()
         update = StepUpdate(service, recipe(substeps=substeps), version=1)
         for draw in range(2):
-            update.add(await Preparation({"env": GroupMean()}).prepare(group([1.0, 1.0], draw=draw)), counts=True)
+            update.add(await Preparation({"env": GroupMean()}).prepare(group([1.0, 1.0], draw=draw)), is_trained=True)
         update.finish()
-        assert await update.result(ServiceWatch(print, 600.0)) is None
-        assert (service.asked, update.stepped, update.untrained) == ([], False, 0)
+        assert await update.wait(ServiceWatch(print, 600.0)) is None
+        assert (service.asked, update.has_optimizer_steps, update.untrained_tokens) == ([], False, 0)
 
     asyncio.run(main())
 
@@ -221,9 +221,9 @@ def test_the_rate_of_a_step_is_that_of_its_number() -> None:
     async def main() -> None:
         service, rate = FakeLearner(), LearningRate(1.0, "linear", 2, 0.0, 10)
         update = StepUpdate(service, replace(recipe(), rate=rate), version=2)
-        update.add(await prepared(), counts=True)
+        update.add(await prepared(), is_trained=True)
         update.finish()
-        result = await update.result(ServiceWatch(print, 600.0))
+        result = await update.wait(ServiceWatch(print, 600.0))
         assert result is not None
         assert ("step", rate.at(2)) in service.asked
         assert result[1].learning_rate == rate.at(2) == pytest.approx(2 / 3)
@@ -241,9 +241,9 @@ def test_what_several_requests_report_is_one_report() -> None:
         update = StepUpdate(service, replace(recipe(substeps=2), groups=3), version=1)
         groups = [await prepared(draw) for draw in range(3)]
         for own in groups:
-            update.add(own, counts=True)
+            update.add(own, is_trained=True)
         update.finish()
-        result = await update.result(ServiceWatch(print, 600.0))
+        result = await update.wait(ServiceWatch(print, 600.0))
         assert result is not None
         sampler, done = result
         assert sampler == "sampler of version 1"
@@ -273,17 +273,17 @@ def test_what_is_left_to_do_with_all_groups_is_done_before_anything_is_asked_for
             return groups[1:]
 
         service = FakeLearner()
-        whole = replace(recipe(substeps=2), groups=3, together=all_but_the_first)
-        assert not whole.at_once
+        whole = replace(recipe(substeps=2), groups=3, finish_groups=all_but_the_first)
+        assert not whole.is_streaming
         update = StepUpdate(service, whole, version=1)
         for one in own:
-            update.add(one, counts=True)
-        assert (service.asked, update.untrained) == ([], 3 * own[0].tokens)
+            update.add(one, is_trained=True)
+        assert (service.asked, update.untrained_tokens) == ([], 3 * own[0].tokens)
         update.finish()
-        assert update.untrained == 2 * own[0].tokens
-        assert await update.result(ServiceWatch(print, 600.0)) is not None
+        assert update.untrained_tokens == 2 * own[0].tokens
+        assert await update.wait(ServiceWatch(print, 600.0)) is not None
         assert service.data == [datum for one in own[1:] for datum in one.data]
-        assert update.untrained == 0
+        assert update.untrained_tokens == 0
 
     asyncio.run(main())
 
@@ -292,46 +292,46 @@ def test_a_gradient_that_failed_long_ago_fails_the_step() -> None:
     async def main() -> None:
         async with SimulatedTinker(world=World(faults=[Fault("500", call="gradient")])) as service:
             update = StepUpdate(await learner(service), recipe(), version=1)
-            update.add(await prepared(), counts=True)
+            update.add(await prepared(), is_trained=True)
             update.finish()
             await asyncio.sleep(100)
             with pytest.raises(ServiceError):
-                await update.result(ServiceWatch(print, 600.0))
-            update.withdraw()
+                await update.wait(ServiceWatch(print, 600.0))
+            update.cancel()
 
     on_virtual_time(main())
 
 
 @pytest.mark.parametrize(
-    ("settings", "at_once"),
+    ("settings", "is_streaming"),
     [
         ({}, False),
         ({"substeps": 2}, True),
         ({"streaming": "ready_groups"}, True),
         ({"streaming": "ready_groups", "substeps": 2}, True),
-        ({"streaming": "ready_groups", "together": lambda groups: groups}, False),
-        ({"substeps": 2, "together": lambda groups: groups}, False),
+        ({"streaming": "ready_groups", "finish_groups": lambda groups: groups}, False),
+        ({"substeps": 2, "finish_groups": lambda groups: groups}, False),
     ],
 )
-def test_a_step_is_asked_for_before_it_is_whole_only_in_parts(settings: dict[str, Any], at_once: bool) -> None:
-    assert bool(replace(recipe(), **settings).at_once) == at_once
+def test_a_step_is_asked_for_before_it_is_whole_only_in_parts(settings: dict[str, Any], is_streaming: bool) -> None:
+    assert bool(replace(recipe(), **settings).is_streaming) == is_streaming
 
 
 def test_what_streams_is_asked_for_as_it_comes_and_what_comes_meanwhile_goes_together() -> None:
     async def main() -> None:
         service = FakeLearner()
         update = StepUpdate(service, replace(recipe(), groups=4, streaming=cast("Any", "ready_groups")), version=1)
-        update.add(await prepared(0), counts=True)
+        update.add(await prepared(0), is_trained=True)
         assert service.asked == [("gradient", 2)]
         for draw in (1, 2):
-            update.add(await prepared(draw), counts=True)
+            update.add(await prepared(draw), is_trained=True)
         assert service.asked == [("gradient", 2)]  # which is not answered yet
         for _ in range(5):
             await asyncio.sleep(0)
         assert service.asked == [("gradient", 2), ("gradient", 4)]
-        update.add(await prepared(3), counts=True)
+        update.add(await prepared(3), is_trained=True)
         update.finish()
-        assert await update.result(ServiceWatch(print, 600.0)) is not None
+        assert await update.wait(ServiceWatch(print, 600.0)) is not None
         assert service.asked[1:] == [("gradient", 4), ("gradient", 2), ("step", RATE.at(1)), ("sampler", 1)]
 
     asyncio.run(main())

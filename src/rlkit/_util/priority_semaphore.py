@@ -1,7 +1,7 @@
-"""A semaphore whose waiters are served in order of rank.
+"""A semaphore that serves waiters in order of rank, and that can close.
 
-Invariant: at most `count` holders at any instant, and the waiter of the lowest rank is next. No place is given once
-there is a reason against it.
+Invariant: at most `count` holders at any instant, and of those that wait the lowest rank is next. Once there is a
+reason to give no more places, none is given again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from itertools import count as counter
+
+
+class SlotsClosed(Exception):
+    """No more places are given."""
 
 
 class Slots:
@@ -25,35 +29,45 @@ class Slots:
 
     Args:
         count: number of places.
-        closed: returns the reason why no more places are given, or None.
-        clock: returns the time in seconds for `busy_s`.
+        closed: returns the reason to give no more places, asked whenever somebody wants one; None gives them.
+        clock: returns seconds, by which `busy_s` is counted.
+        on_close: receives the reason, once.
     """
 
     def __init__(
         self,
         count: int,
         *,
-        closed: Callable[[], object | None] = lambda: None,
+        closed: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = lambda: 0.0,
+        on_close: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.count = self._free = count
+        self.close_reason: str | None = None
+        """Reason for which the first place was refused; None while places are given."""
         self._closed = closed
+        self._on_close = on_close
         self._clock = clock
         self._changed_s = clock()
         self._busy_s = 0.0
-        self._drained = asyncio.Event()
         self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
         self._arrivals = counter()
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which places were held up to now, summed over the places."""
+        """Seconds that places were held up to now, summed over the places."""
         return self._busy_s + (self.count - self._free) * (self._clock() - self._changed_s)
 
     async def acquire(self, rank: tuple[int, ...]) -> None:
-        """Take a place, to be released later; equal ranks are served in order of arrival."""
-        if self._free and not self._waiting and self._open():
-            self._change(-1)
+        """Take a place, to be released; equal ranks are served in the order in which they came.
+
+        Raises:
+            SlotsClosed: there is a reason to give no more places.
+        """
+        if self._is_closed():
+            raise SlotsClosed(self.close_reason)
+        if self._free and not self._waiting:
+            self._change_free(-1)
         else:
             await self._wait(rank)
 
@@ -63,35 +77,31 @@ class Slots:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place came together with the cancellation
-                self.release()
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.release()  # the place came together with the cancellation
             raise
 
     def release(self) -> None:
-        """Give a place back, or on to the waiter of the lowest rank."""
-        if self._waiting and not self._open():
-            self._change(1)
-            self._open()
-            return
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._change(1)
+        """Give a place back, to the waiter of the lowest rank."""
+        if self._waiting and not self._is_closed():
+            while self._waiting:
+                turn = heapq.heappop(self._waiting)[2]
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._change_free(1)
 
-    async def wait_until_drained(self) -> None:
-        """Wait until a place was refused and all places are free."""
-        await self._drained.wait()
+    def _is_closed(self) -> bool:
+        """Return whether no more places are given; refuse all who wait at the moment of closing."""
+        if self.close_reason is None and (reason := self._closed()) is not None:
+            self.close_reason = reason
+            for _, _, turn in self._waiting:
+                if not turn.done():
+                    turn.set_exception(SlotsClosed(reason))
+            self._waiting.clear()
+            self._on_close(reason)
+        return self.close_reason is not None
 
-    def _open(self) -> bool:
-        """Return whether places are given; a waiter that is refused waits for ever."""
-        if self._closed() is None:
-            return True
-        if self._free == self.count:
-            self._drained.set()
-        return False
-
-    def _change(self, free: int) -> None:
+    def _change_free(self, change: int) -> None:
         self._busy_s, self._changed_s = self.busy_s, self._clock()
-        self._free += free
+        self._free += change

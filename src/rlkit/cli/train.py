@@ -55,9 +55,9 @@ def train(
 
     resolved = load_arguments(config, name=name)
     from rlkit.store import is_run_directory
-    from rlkit.training.from_config import named_directory
+    from rlkit.training.from_config import require_run_directory
 
-    again = resume and is_run_directory(named_directory(resolved.config))
+    again = resume and is_run_directory(require_run_directory(resolved.config))
     return _train(output, resolved, resume=again, quiet=quiet, panel=not no_panel, openreward=openreward)
 
 

@@ -33,7 +33,7 @@ from rlkit.service.connect import ServiceChoice, connect, describe_service
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
-from rlkit.training.from_config import kl_reference, learning_rate, preparation
+from rlkit.training.from_config import load_kl_reference, make_learning_rate, make_preparation
 from rlkit.types import Datum, Group
 
 _SHORTER, _LONGER = 0.75, 1.5
@@ -100,8 +100,8 @@ async def run_pilot(
         played, played_s = await _timed(run_together(player.play(task, lambda: sampler) for task in drawn))
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
         estimators = {name: Nudged(inner=one) for name, one in load_estimators(config, {}).items()}
-        reference = await kl_reference(config, service, watch)
-        prepared = preparation(config, estimators, load_loss(config.loss), reference=reference)
+        reference = await load_kl_reference(config, service, watch)
+        prepared = make_preparation(config, estimators, load_loss(config.loss), reference=reference)
         groups_prepared, scored_s = await _timed(run_together(prepared.prepare(group) for group in played))
         data = [datum for group in prepared.prepare_step(groups_prepared) for datum in group.data]
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
@@ -131,7 +131,7 @@ def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task
 
 async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: ServiceWatch) -> tuple[float, float]:
     """Train once; return the seconds of the gradient, and those of the optimiser step and the hand-over of weights."""
-    objective, rate = load_loss(config.loss), learning_rate(config).at(1)
+    objective, rate = load_loss(config.loss), make_learning_rate(config).at(1)
 
     async def step() -> None:
         await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)

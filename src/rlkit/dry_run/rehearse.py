@@ -42,7 +42,7 @@ from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
 from rlkit.trackers import RunResult
-from rlkit.training.from_config import learning_rate
+from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
 
@@ -138,7 +138,7 @@ async def rehearse(
     tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
     tasks = run_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
     config = resolve_steps(config, tasks, note=note)
-    learning_rate(config)
+    make_learning_rate(config)
     stage = _Stage(in_small(config), chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in config.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in config.eval.envs}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from rlkit._util.priority_semaphore import Slots
+from rlkit._util.priority_semaphore import Slots, SlotsClosed
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import run_together
 from rlkit.chat.format import ChatFormat
@@ -151,6 +151,7 @@ class Player:
             rank: the group's place in the queue for slots; by default its draw.
 
         Raises:
+            SlotsClosed: a rollout got no slot; the others have been played to their end and recorded.
             ServiceError: the service failed after retries.
             UsageError: the environment and the model do not fit together.
         """
@@ -160,9 +161,12 @@ class Player:
         self.counts.queued += settings.group_size
         try:
             members = range(settings.group_size)
-            episodes = await run_together(self._member(group, member, progress) for member in members)
+            played = await run_together(self._member(group, member, progress) for member in members)
         finally:
             batcher.close()
+        episodes = [episode for episode in played if episode is not None]
+        if len(episodes) < len(played):
+            raise SlotsClosed(self.slots.close_reason)
         if isinstance(task.env, GroupScorer):
             episodes = await self._score(task, task.env, episodes, timeout_s=settings.timeout_s)
         return Group(task.name, task.id, task.draw, tuple(episodes))
@@ -185,7 +189,8 @@ class Player:
         by_member = {episode.member: episode for episode in changed}
         return [by_member.get(episode.member, episode) for episode in episodes]
 
-    async def _member(self, group: _GroupInPlay, member: int, progress: GroupProgress) -> Episode:
+    async def _member(self, group: _GroupInPlay, member: int, progress: GroupProgress) -> Episode | None:
+        """Play a member until it does not fail or the retries are used up; None if it gets no slot."""
         attempt = progress.attempts.get(member, 0)
         last = progress.episodes.get(member)
         if last is not None and (last.status != "failed" or not group.spend_retry()):
@@ -193,7 +198,10 @@ class Player:
             self.counts.done += 1
             return last
         while True:
-            episode = await self._play_in_slot(group, member, attempt)
+            try:
+                episode = await self._play_in_slot(group, member, attempt)
+            except SlotsClosed:
+                return None
             self.counts.tokens += episode.sampled_tokens
             self.record(group.task, episode)
             is_failed = episode.status == "failed"

@@ -22,8 +22,8 @@ from rlkit.service import StoredCheckpoint
 from rlkit.service.connect import connect
 from rlkit.store import checkpoints, jsonl
 from rlkit.store.metadata import find_run, load_run_config
-from rlkit.training.from_config import selection
-from rlkit.training.model_selection import Selection
+from rlkit.training.from_config import make_model_selection
+from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint, Json
 
 type Kind = Literal["training", "sampler", "external"]
@@ -142,7 +142,7 @@ async def list_checkpoints(
     service = load_run_config(directory).service
     kept = {checkpoint.path: checkpoint for checkpoint in only.select(await stored_checkpoints(service, note=note))}
     saved = checkpoints(directory)
-    best = _selection(directory).best_of(saved)
+    best = _selection(directory).best_checkpoint(saved)
     rows = list[dict[str, Json]]()
     for checkpoint in reversed(saved):
         stored = kept.get(checkpoint.state)
@@ -172,7 +172,7 @@ def choose_checkpoint(name: str, *, step: int | None = None, best: bool = False)
     if step is not None:
         chosen = next((checkpoint for checkpoint in saved if checkpoint.step == step), None)
     elif best:
-        chosen = _selection(run).best_of(saved)
+        chosen = _selection(run).best_checkpoint(saved)
     if chosen is None and best:
         raise UsageError(f"--best: no checkpoint of {run.name} has a value of best.metric")
     if chosen is None:
@@ -236,7 +236,7 @@ async def select_superfluous(
     saved = [checkpoint for checkpoint in checkpoints(directory) if checkpoint.state in stored]
     ranking = _selection(directory)
     ranking.keep_last, ranking.keep_best = keep_last, keep_best
-    spare = ranking.superfluous(saved, reported=max((checkpoint.step for checkpoint in saved), default=0))
+    spare = ranking.superfluous(saved, last_step=max((checkpoint.step for checkpoint in saved), default=0))
     paths = [path for checkpoint in spare for path in (checkpoint.state, checkpoint.sampler) if path in stored]
     return CheckpointSelection(service, [stored[path] for path in paths], (directory,))
 
@@ -269,8 +269,8 @@ async def set_expiry(
     _record(selected.checkpoints, selected.runs, lambda saved: asdict(replace(saved, expires=expires)))
 
 
-def _selection(run: Path) -> Selection:
-    return selection(load_run_config(run), jsonl.read_metrics(run / "metrics.jsonl"))
+def _selection(run: Path) -> ModelSelection:
+    return make_model_selection(load_run_config(run), jsonl.read_metrics(run / "metrics.jsonl"))
 
 
 def _record(

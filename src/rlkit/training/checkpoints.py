@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved behind its back, recorded in their order.
+"""Checkpoints of a run: requested right behind a step, recorded in the background, deleted when superfluous.
 
 Invariant: a checkpoint is recorded once the service has it, after those of the steps before.
 """
@@ -17,26 +17,26 @@ from rlkit.service import Learner
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
-from rlkit.training.model_selection import Selection
+from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint
 
 DAY_S = 24 * 3600
 
-type Saving = Awaitable[tuple[str, str]]
-"""A checkpoint that was asked for; gives its `tinker://` paths, of the training state and of the sampler's weights."""
+type PendingCheckpoint = Awaitable[tuple[str, str]]
+"""A requested checkpoint; gives its `tinker://` paths, of the training state and of the sampler's weights."""
 
 
-class Saver:
-    """Saves weights.
+class CheckpointSaver:
+    """The checkpoints of a run.
 
     Args:
-        config: when, and for how long they are kept.
-        store: records them.
-        trackers: are told.
-        watch: over the calls to the service.
-        selection: says which checkpoints are kept.
-        delete: deletes what a `tinker://` path names.
-        now: seconds since the epoch.
+        config: steps between checkpoints, and their lifetime.
+        store: directory of the run.
+        trackers: receive each recorded checkpoint.
+        watch: retries and limits calls to the service.
+        selection: decides which checkpoints to keep.
+        delete: deletes the weights at a `tinker://` path.
+        now: returns seconds since the epoch.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Saver:
         trackers: Broadcast,
         watch: ServiceWatch,
         *,
-        selection: Selection,
+        selection: ModelSelection,
         delete: Callable[[str], Awaitable[None]],
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -58,100 +58,104 @@ class Saver:
         self._selection = selection
         self._delete = delete
         self._now = now
-        self._asked = Counter[int]()
-        self._gone = set[str]()
-        self._missed = False
+        self._requests = Counter[int]()
+        self._lost_states = set[str]()
+        self._has_missed = False
         self._recording: asyncio.Task[None] | None = None
-        self._deleting = dict[str, asyncio.Task[None]]()
+        self._deletions = dict[str, asyncio.Task[None]]()
         self.newest: Checkpoint | None = None
-        """The newest one of which the service still has the weights that the run goes on from."""
+        """Newest checkpoint that the service has; its weights are those that the run trains."""
 
-    def go_on(self, step: int, *, tried: int) -> None:
-        """The run goes on from the weights of a step; it could not from a later checkpoint of one up to `tried`."""
-        known = self._store.checkpoints()
-        self._gone = {saved.state for saved in known if step < saved.step <= tried}
-        self.newest = next((saved for saved in reversed(known) if saved.step == step), None)
+    def resume_from(self, step: int, *, newest_tried: int) -> None:
+        """Take note that weights of a step were loaded; the service lost later checkpoints up to `newest_tried`."""
+        recorded = self._store.checkpoints()
+        self._lost_states |= {saved.state for saved in recorded if step < saved.step <= newest_tried}
+        self.newest = next((saved for saved in reversed(self.usable) if saved.step == step), None)
 
-    def has(self, step: int) -> bool:
-        """Whether the weights of a step are saved, as far as is known."""
+    def is_recorded(self, step: int) -> bool:
+        """Return whether a usable checkpoint of a step is recorded."""
         return any(saved.step == step for saved in self.usable)
 
-    def ask(self, learner: Learner, step: int) -> Saving:
-        """Ask for a checkpoint of the weights as they are when its turn comes."""
-        self._asked[step] += 1  # one that failed may have left its name behind
-        again = f"-{self._asked[step]}" if self._asked[step] > 1 else ""
-        return learner.save(f"step-{step:06d}{again}", ttl_s=self._ttl_s)
+    def request(self, learner: Learner, step: int) -> PendingCheckpoint:
+        """Request a checkpoint of the weights that the learner has when the request's turn comes."""
+        self._requests[step] += 1  # a failed request may have left its name behind
+        suffix = f"-{self._requests[step]}" if self._requests[step] > 1 else ""
+        return learner.save(f"step-{step:06d}{suffix}", ttl_s=self._ttl_s)
 
-    def ask_if_due(self, learner: Learner, step: int, *, evaluated: bool) -> Saving | None:
-        """Likewise, if the step is one whose weights are kept, or the last that was could not be saved.
+    def request_if_due(self, learner: Learner, step: int, *, is_evaluated: bool) -> PendingCheckpoint | None:
+        """Request a checkpoint if one is due at this step, or if the last one that was due failed.
 
         Args:
-            learner: has the weights.
-            step: of them.
-            evaluated: they may turn out to be the best.
+            learner: handle of the weights.
+            step: step of the weights.
+            is_evaluated: the weights are evaluated, so they may turn out to be the best.
         """
-        due = step % self._every == 0 or self._missed if self._every else False
-        return self.ask(learner, step) if due or (evaluated and self._selection.aim.metric is not None) else None
+        is_due = bool(self._every) and (step % self._every == 0 or self._has_missed)
+        is_candidate = is_evaluated and self._selection.criterion.metric is not None
+        return self.request(learner, step) if is_due or is_candidate else None
 
-    def record(self, step: int, saving: Saving) -> None:
-        """Record a checkpoint once it is there; a failure is told and does no harm."""
-        self._missed = False
-        self._recording = asyncio.create_task(self._record_later(self._recording, step, saving))
+    def record(self, step: int, pending: PendingCheckpoint) -> None:
+        """Record a requested checkpoint once it is saved; a failure is reported and does no harm."""
+        self._has_missed = False
+        self._recording = asyncio.create_task(self._record_later(self._recording, step, pending))
+
+    async def is_saved(self, step: int) -> bool:
+        """Wait for the checkpoints that are being recorded; return whether the newest one is of a step."""
+        if self._recording is not None:
+            await self._recording
+        return self.newest is not None and self.newest.step == step
 
     async def save(self, learner: Learner, step: int) -> None:
-        """Save the weights of a step, unless they are saved.
+        """Save the weights of a step.
 
         Raises:
             RlkitError: the service failed after retries, or refused.
-            RunFailed: the checkpoint cannot be written down.
+            RunFailed: the checkpoint cannot be recorded.
         """
-        if self._recording is not None:
-            await self._recording
-        if self.newest is None or self.newest.step != step:
-            paths = await self._watch.call(lambda: self.ask(learner, step), "saving a checkpoint", retry=True)
-            self._record(step, *paths)
+        paths = await self._watch.call(lambda: self.request(learner, step), "saving a checkpoint", retry=True)
+        self._record(step, *paths)
 
-    def tidy_up(self, *, reported: int) -> None:
-        """Delete, behind the run's back, the checkpoints that need not be kept; a failure is told and does no harm.
+    def delete_superfluous(self, *, last_step: int) -> None:
+        """Delete superfluous checkpoints in the background; a failure is reported and does no harm.
 
         Args:
-            reported: the last step of which everything is known.
+            last_step: last reported step.
         """
-        for saved in self._selection.superfluous(self.usable, reported=reported):
-            if saved.state not in self._deleting:
-                self._deleting[saved.state] = asyncio.create_task(self._delete_later(saved))
+        for saved in self._selection.superfluous(self.usable, last_step=last_step):
+            if saved.state not in self._deletions:
+                self._deletions[saved.state] = asyncio.create_task(self._delete_later(saved))
 
-    async def settle(self) -> None:
-        """Wait until what was to be deleted is."""
-        await asyncio.gather(*self._deleting.values())
+    async def wait_for_deletions(self) -> None:
+        """Wait for the deletions in the background."""
+        await asyncio.gather(*self._deletions.values())
 
     def close(self) -> None:
-        """Give up what is not saved, or deleted, yet."""
-        for task in (self._recording, *self._deleting.values()):
+        """Cancel recordings and deletions in the background."""
+        for task in (self._recording, *self._deletions.values()):
             if task is not None:
                 task.cancel()
 
     @property
     def usable(self) -> list[Checkpoint]:
-        """What was saved, without what the service turned out not to have any more."""
-        return [saved for saved in self._store.checkpoints() if saved.state not in self._gone]
+        """Recorded checkpoints without those that the service turned out to have lost."""
+        return [saved for saved in self._store.checkpoints() if saved.state not in self._lost_states]
 
     async def _delete_later(self, saved: Checkpoint) -> None:
         try:
             for path in (saved.state, saved.sampler):
-                with suppress(UsageError):  # it is gone already
+                with suppress(UsageError):  # deleted already
                     await self._watch.call(lambda path=path: self._delete(path), "deleting a checkpoint", retry=True)
             self._store.remove_checkpoint(saved)
         except RlkitError as error:
             self._trackers.note(f"the checkpoint of step {saved.step} could not be deleted: {error}")
 
-    async def _record_later(self, earlier: asyncio.Task[None] | None, step: int, saving: Saving) -> None:
-        if earlier is not None:
-            await earlier
+    async def _record_later(self, previous: asyncio.Task[None] | None, step: int, pending: PendingCheckpoint) -> None:
+        if previous is not None:
+            await previous
         try:
-            self._record(step, *await self._watch.call(lambda: saving, "saving a checkpoint"))
+            self._record(step, *await self._watch.call(lambda: pending, "saving a checkpoint"))
         except RlkitError as error:
-            self._missed = True
+            self._has_missed = True
             self._trackers.note(f"the checkpoint of step {step} could not be saved: {error}")
 
     def _record(self, step: int, state: str, sampler: str) -> None:

@@ -1,4 +1,4 @@
-"""What a configuration means for the parts of a run.
+"""Settings of the parts of a run, made from its configuration.
 
 Invariant: a part gets its own small settings and never the configuration.
 """
@@ -21,62 +21,51 @@ from rlkit.config.schema import Config
 from rlkit.errors import UsageError
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
-from rlkit.training.model_selection import Aim, Selection
-from rlkit.training.schedule import Pace
-from rlkit.training.step import Recipe
+from rlkit.training.model_selection import Criterion, ModelSelection
+from rlkit.training.schedule import SupplyLimits
+from rlkit.training.step import StepRecipe
 from rlkit.types import Floats, Prompt
 
 
-def pace(config: Config, *, is_repeatable: bool) -> Pace:
-    """Return how much a run plays ahead.
+def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
+    """Return the limits on what a run plays ahead.
 
     Args:
-        config: of the run.
-        is_repeatable: the service gives the same answers to the same requests.
+        is_repeatable: the service answers equal requests equally.
     """
-    return Pace(
+    return SupplyLimits(
         groups=config.batch.groups,
         steps=config.step_count,
         max_staleness=config.schedule.steps_ahead,
         in_order=config.schedule.is_in_draw_order(is_repeatable=is_repeatable),
         replace=config.batch.replace_uninformative,
-        replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
+        max_replaced=config.batch.max_replaced or 4 * config.batch.groups,
     )
 
 
-def step_recipe(
-    config: Config, loss: Loss, rate: LearningRate, prepared: Preparation, *, is_repeatable: bool
-) -> Recipe:
-    """Return how the requests of a step are made of its groups.
-
-    Args:
-        config: of the run.
-        loss: of the run.
-        rate: of its steps.
-        prepared: turns groups into training sequences.
-        is_repeatable: as for `pace`.
-    """
-    return Recipe(
+def make_step_recipe(
+    config: Config, loss: Loss, rate: LearningRate, preparation: Preparation, *, is_repeatable: bool
+) -> StepRecipe:
+    """Return the recipe of the requests of a step."""
+    return StepRecipe(
         loss,
         config.optimizer,
         rate,
         config.batch.groups,
         config.batch.substeps,
         streaming=config.schedule.streaming(is_repeatable=is_repeatable),
-        together=prepared.prepare_step if prepared.needs_whole_steps else None,
+        finish_groups=preparation.prepare_step if preparation.needs_whole_steps else None,
     )
 
 
-def preparation(
+def make_preparation(
     config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, reference: Score | None
 ) -> Preparation:
-    """How groups become training sequences.
+    """Return the settings by which groups become training sequences.
 
     Args:
-        config: the run's.
-        estimators: by environment.
-        loss: of the run.
-        reference: of the KL penalty, where there is one.
+        estimators: estimators by name of the environment.
+        reference: reference of the KL penalty, if there is a penalty.
     """
     batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
     penalties = {
@@ -99,11 +88,11 @@ def preparation(
     )
 
 
-def learning_rate(config: Config) -> LearningRate:
+def make_learning_rate(config: Config) -> LearningRate:
     """Return the learning rate of each step.
 
     Raises:
-        ConfigError: it is to be found automatically, and nothing is known of the model.
+        ConfigError: it is automatic, and nothing is known of the model.
     """
     optimizer = config.optimizer
     peak = optimizer.learning_rate
@@ -116,8 +105,8 @@ def learning_rate(config: Config) -> LearningRate:
     )
 
 
-async def kl_reference(config: Config, service: Service, watch: ServiceWatch) -> Score | None:
-    """The reference of the KL penalty, watched over and retried; None without a penalty.
+async def load_kl_reference(config: Config, service: Service, watch: ServiceWatch) -> Score | None:
+    """Load the reference of the KL penalty, whose calls are limited and retried; None without a penalty.
 
     Raises:
         UsageError: the service has no such checkpoint.
@@ -136,23 +125,18 @@ async def kl_reference(config: Config, service: Service, watch: ServiceWatch) ->
     return score
 
 
-def selection(config: Config, measured: Sequence[tuple[int, Mapping[str, float]]]) -> Selection:
-    """Which weights are the best, after these steps."""
+def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[str, float]]]) -> ModelSelection:
+    """Return the model selection of a run, after steps with these metrics."""
     best = config.best
-    aim = Aim(config.best_metric, best.lower, best.patience, best.min_gain, best.goal)
-    made = Selection(aim, config.checkpoint.keep_last, config.checkpoint.keep_best)
-    for step, metrics in measured:
-        made.tell(step, metrics)
-    return made
+    criterion = Criterion(config.best_metric, best.lower, best.patience, best.min_gain, best.goal)
+    selection = ModelSelection(criterion, config.checkpoint.keep_last, config.checkpoint.keep_best)
+    for step, step_metrics in metrics:
+        selection.add(step, step_metrics)
+    return selection
 
 
-def run_directory(config: Config, runs: Path) -> Path:
-    """Return the named run's folder, or a new one named after the environments and the time.
-
-    Args:
-        config: of the run.
-        runs: the folder of all runs.
-    """
+def choose_run_directory(config: Config, runs: Path) -> Path:
+    """Return the named run's folder in the folder of runs, or a new one named after the environments and the time."""
     if config.name is not None:
         return runs / config.name
     stem = f"{'+'.join(config.envs)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -160,12 +144,12 @@ def run_directory(config: Config, runs: Path) -> Path:
     return next(runs / name for name in names if not (runs / name).exists())
 
 
-def named_directory(config: Config) -> Path:
+def require_run_directory(config: Config) -> Path:
     """Return the folder of the run that a configuration names.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the configuration names no run.
     """
     if config.name is None:
-        raise UsageError("name: which run to resume is said by its name (--name)")
-    return run_directory(config, runs_dir())
+        raise UsageError("name: the run to resume is selected by its name (--name)")
+    return choose_run_directory(config, runs_dir())

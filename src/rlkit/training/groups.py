@@ -23,28 +23,28 @@ from rlkit.store.usage_log import UsageLog
 from rlkit.tasks.sources import Mixture
 from rlkit.trackers import Broadcast
 from rlkit.training.resume import Resumption
-from rlkit.training.schedule import Pace, Supply
+from rlkit.training.schedule import GroupSupply, SupplyLimits
 from rlkit.types import Episode, Group
 
 
 class PublishedSampler:
-    """The one place that holds the newest weights: the learner fills it, and every turn of a rollout reads it."""
+    """The cell that holds the newest sampler: the learner fills it, and every turn of a rollout reads it."""
 
     def __init__(self) -> None:
         self._sampler: PatientSampler | None = None
 
     def set(self, sampler: PatientSampler) -> None:
-        """Replace the newest weights."""
+        """Replace the sampler."""
         self._sampler = sampler
 
     @property
     def sampler(self) -> PatientSampler | None:
-        """A sampler of the newest weights; None before there are any."""
+        """Sampler of the newest weights; None before there are any."""
         return self._sampler
 
     @property
     def newest(self) -> PatientSampler:
-        """A sampler of the newest weights.
+        """Sampler of the newest weights.
 
         Raises:
             RuntimeError: there are none yet.
@@ -59,11 +59,11 @@ class PendingStep:
     """A step on its way from the first of its groups to new weights.
 
     Args:
-        number: of the step, from 1.
-        groups: those that it has got so far, groups that were replaced included.
-        is_trainable: it has all of its groups, and at least one of them counts.
+        number: number of the step, from 1.
+        groups: groups so far, those that were replaced included.
+        is_trainable: the step has all of its groups, and at least one of them is trained on.
         complete_s: time of the event loop at which the last group came.
-        task_metrics: what the task sources said once they had seen the groups.
+        task_metrics: metrics of the task sources after they observed the groups.
     """
 
     number: int
@@ -74,19 +74,13 @@ class PendingStep:
 
 
 class Groups:
-    """Draws tasks, plays them with the newest weights, and hands each step its groups.
+    """The groups of a run: tasks are drawn and played with the newest weights, and each step gets its own.
 
     Args:
-        sources: give the tasks.
-        player: plays them.
         preparation: turns played groups into training sequences.
-        pace: how far ahead of the trained weights groups are played.
         is_streaming: groups are trained on before their step is complete, so each is synced to the disk by itself.
-        passes: how often the loss computes each sequence.
-        store: journal of draws, episodes and steps.
-        trackers: told when the tasks run out.
-        usage: written down while groups are played.
-        resumption: what an interrupted run has left.
+        passes: number of times that the loss computes each sequence.
+        resumption: remains of an interrupted run.
     """
 
     def __init__(
@@ -94,7 +88,7 @@ class Groups:
         sources: Mixture,
         player: Player,
         preparation: Preparation,
-        pace: Pace,
+        limits: SupplyLimits,
         *,
         is_streaming: bool,
         passes: int,
@@ -107,7 +101,7 @@ class Groups:
         self._sources = sources
         self._player = replace(player, record=self._record_episode, record_score=self._record_score)
         self._preparation = preparation
-        self._pace = pace
+        self._limits = limits
         self._is_streaming = is_streaming
         self._passes = passes
         self._store = store
@@ -116,29 +110,29 @@ class Groups:
         self._failures = FailureNotes(trackers.note, redact=store.metadata.redact)
         self._interrupted = dict(resumption.interrupted)
         self._recorded_metrics = resumption.task_metrics
-        self._needed = defaultdict[int, Usage](Usage)  # by draw: to train on its episodes once its group is complete
-        for draw, earlier in resumption.interrupted.items():
-            self._needed[draw] = sum(map(self._usage_of, earlier.episodes.values()), Usage())
-        self._supply = Supply(
-            pace,
+        self._unprepared_usage = defaultdict[int, Usage](Usage)  # by draw: to train on the episodes of groups in play
+        for draw, progress in resumption.interrupted.items():
+            self._unprepared_usage[draw] = sum(map(self._usage_of, progress.episodes.values()), Usage())
+        self._supply = GroupSupply(
+            limits,
             draw=self._draw,
             play=self._play,
-            done=resumption.step,
+            trained_step=resumption.step,
             waiting=resumption.waiting,
-            dry=lambda: sources.is_exhausted,
+            is_exhausted=lambda: sources.is_exhausted,
         )
-        self._last_begun = resumption.step  # the last step that got a group that counts
-        self._is_over = False
+        self._last_begun_step = resumption.step  # last step that got a group to train on
+        self._has_ended = False
         self._news = asyncio.Event()  # one of the two has changed
 
     async def steps(self, *, after: int) -> AsyncGenerator[PendingStep]:
-        """Yield the steps behind one, each for `fill` to give it its groups; the tasks or the budget may end them.
+        """Yield the steps after a number, each for `fill` to give it its groups; the tasks or the budget may end them.
 
         Raises:
             RunFailed: there were no tasks at all.
         """
         try:
-            for number in range(after + 1, self._pace.steps + 1):
+            for number in range(after + 1, self._limits.steps + 1):
                 step = PendingStep(number)
                 yield step
                 if step.is_trainable:
@@ -149,30 +143,30 @@ class Groups:
                     self._trackers.note(f"the tasks have run out after {number - 1} steps")
                 return
         finally:
-            self._is_over = True
+            self._has_ended = True
             self._news.set()
 
     async def fill(self, step: PendingStep) -> AsyncGenerator[StepGroup]:
         """Yield the groups of a step as they come out of play, until it has all that it gets.
 
         Raises:
-            RolloutsFailed: too many groups in a row were of no use.
-            Exception: what playing raised.
+            RolloutsFailed: too many groups in a row were unusable.
+            Exception: playing failed.
         """
         self.counts.done = self.counts.failed = 0
-        while (taken := await self._supply.next()) is not None:
-            step.groups.append(taken)
-            if taken.is_trained and self._last_begun < step.number:
-                self._last_begun = step.number
+        while (group := await self._supply.next_group()) is not None:
+            step.groups.append(group)
+            if group.is_trained and self._last_begun_step < step.number:
+                self._last_begun_step = step.number
                 self._news.set()
-            yield taken
-        if not self._is_streaming:  # who was finished first then leaves no trace
-            step.groups.sort(key=lambda taken: taken.played.prepared.group.draw)
-        step.is_trainable = not self._supply.is_cut and any(taken.is_trained for taken in step.groups)
+            yield group
+        if not self._is_streaming:  # then the order in which groups were finished leaves no trace
+            step.groups.sort(key=lambda group: group.played.prepared.group.draw)
+        step.is_trainable = not self._supply.is_cut and any(group.is_trained for group in step.groups)
         step.complete_s = asyncio.get_running_loop().time()
 
     def commit(self, step: PendingStep) -> Awaitable[None]:
-        """Tell the task sources of a step's groups, and write the step into the journal.
+        """Show the groups of a step to the task sources, and write the step into the journal.
 
         Returns:
             Done once the record is on the disk; nothing may be sampled from the step's weights before.
@@ -182,31 +176,31 @@ class Groups:
             RunFailed: the journal cannot be written.
         """
         members = list[GroupRecord]()
-        for taken in step.groups:
-            group = taken.played.prepared.group
+        for step_group in step.groups:
+            group = step_group.played.prepared.group
             self._sources.observe(group)
-            members.append(GroupRecord(group.draw, taken.is_trained, len(group.episodes)))
+            members.append(GroupRecord(group.draw, step_group.is_trained, len(group.episodes)))
         step.task_metrics = self._sources.metrics()
         return self._store.record_step(members, self._sources.state_dict())
 
     def publish(self, sampler: PatientSampler) -> None:
         """Let rollouts sample from new weights, and start the groups that may be played with them."""
         self.published.set(sampler)
-        self._supply.trained(sampler.version)
+        self._supply.advance(sampler.version)
 
     async def prepare(self, group: Group) -> PlayedGroup:
         """Turn a played group into training sequences.
 
         Raises:
             EnvironmentFault: the advantage estimator failed.
-            RunFailed: a sequence is too long, and that is an error by the configuration.
-            ServiceError: the reference of the KL penalty cannot be asked.
+            RunFailed: a sequence is too long, and the configuration makes that an error.
+            ServiceError: the service of the KL penalty's reference failed.
         """
         is_usable = int(group.valid.sum()) >= self._player.settings[group.env].min_valid
         return PlayedGroup(await self._preparation.prepare(group), is_usable)
 
     async def sync(self) -> None:
-        """Return when all episodes that were played are on the disk.
+        """Wait until all played episodes are on the disk.
 
         Raises:
             RunFailed: they cannot be written.
@@ -214,39 +208,36 @@ class Groups:
         await self._store.sync()
 
     async def is_last(self, step: int) -> bool:
-        """Return whether no group that is still in play makes another step; waits until that is known."""
-        while self._last_begun <= step and not self._is_over:
+        """Return whether no group that is still in play makes another step; wait until that is known."""
+        while self._last_begun_step <= step and not self._has_ended:
             self._news.clear()
             await self._news.wait()
-        return self._last_begun <= step
+        return self._last_begun_step <= step
 
     def recorded_task_metrics(self, step: int) -> Mapping[str, float]:
-        """Return what the task sources said after a step of the interrupted run."""
+        """Return the metrics of the task sources after a step of the interrupted run."""
         return self._recorded_metrics.get(step, {})
 
     @property
     def counts(self) -> Counts:
-        """Counts of the rollouts that wait, play and are done."""
+        """Counts of rollouts that are queued, live, done and failed."""
         return self._player.counts
 
     @property
     def are_all_drawn(self) -> bool:
         """True where there is no further task, though some groups may still be in play."""
-        return self._supply.exhausted
+        return self._supply.are_all_drawn
 
     @property
     def rank_after_next_step(self) -> int:
         """Place in the queue for slots behind the groups of the next step, and before those of the steps after it."""
-        return self._sources.draws + self._pace.groups
+        return self._sources.draws + self._limits.groups
 
     @property
     def pending_usage(self) -> Usage:
         """Usage of training on everything that was played and is in no step yet."""
-        return sum(self._needed.values(), Usage(trained_tokens=self._supply.untrained * self._passes))
-
-    def end(self) -> None:
-        """Begin nothing more; a step that has not got all of its groups stays without them."""
-        self._supply.end()
+        ready = Usage(trained_tokens=self._supply.untrained_tokens * self._passes)
+        return sum(self._unprepared_usage.values(), ready)
 
     async def close(self) -> None:
         """Stop playing."""
@@ -266,19 +257,19 @@ class Groups:
             await self._store.sync()
         await self._usage.write_if_due()
         played = await self.prepare(group)
-        self._needed.pop(task.draw, None)
+        self._unprepared_usage.pop(task.draw, None)
         return played
 
     def _record_episode(self, task: Task, episode: Episode) -> None:
         self._record_score(task, episode)
-        self._needed[task.draw] += self._usage_of(episode)
+        self._unprepared_usage[task.draw] += self._usage_of(episode)
 
     def _record_score(self, task: Task, episode: Episode) -> None:
         self._store.record_episode(task, episode)
         self._failures.add(task, episode)
 
     def _usage_of(self, episode: Episode) -> Usage:
-        """Return what training on an episode takes: with a KL penalty, its reference samples a token a sequence."""
+        """Return the usage of training on an episode; the reference of a KL penalty samples a token a sequence."""
         if episode.reward is None:
             return Usage()
         lengths = sequence_lengths(episode)

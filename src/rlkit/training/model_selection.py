@@ -1,6 +1,6 @@
-"""Which weights of a run are its best, which checkpoints are kept, and when more training is of no use.
+"""Model selection: the best weights of a run, the checkpoints to keep, and an early end.
 
-Invariant: all of it follows from what was reported of each step, so that a run that goes on decides as it would have.
+Invariant: every decision follows from the reported metrics alone, so that a resumed run decides as it would have.
 """
 
 from __future__ import annotations
@@ -13,95 +13,101 @@ from rlkit.types import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
-    """What a run is to do well in.
+class Criterion:
+    """The metric by which the weights of steps are compared.
 
     Args:
-        metric: its name; None for nothing in particular.
-        lower: less of it is better.
-        patience: values in a row that are no better than the best before, after which the run ends; None for never.
-        min_gain: by how much a value must be better to count.
-        goal: the value at which the run ends; None for never.
+        metric: name of the metric; None compares nothing.
+        is_lower_better: smaller values are better.
+        patience: end the run after this many values in a row without a gain; None never does.
+        min_gain: smallest difference that counts as a gain.
+        goal: end the run at this value; None never does.
     """
 
     metric: str | None = None
-    lower: bool = False
+    is_lower_better: bool = False
     patience: int | None = None
     min_gain: float = 0.0
     goal: float | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Selection:
-    """Compares steps.
+class ModelSelection:
+    """Comparison of the steps of a run.
 
     Args:
-        aim: by what.
+        criterion: metric to compare by.
         keep_last: newest checkpoints to keep; None for all.
         keep_best: checkpoints with the best values to keep besides.
     """
 
-    aim: Aim
+    criterion: Criterion
     keep_last: int | None = None
     keep_best: int = 0
     _values: dict[int, float] = field(default_factory=dict[int, float])
 
-    def tell(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step was reported; whether its metrics hold the one that counts or not."""
-        value = None if self.aim.metric is None else metrics.get(self.aim.metric)
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of a step; they need not hold the criterion's metric."""
+        value = None if self.criterion.metric is None else metrics.get(self.criterion.metric)
         if value is not None and math.isfinite(value):
             self._values[step] = value
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step with the best value, the first of equal ones, and that value."""
-        return max(self._values.items(), key=lambda one: (self._good(one[1]), -one[0]), default=None)
+        """Step with the best value, the first of equal ones, and that value."""
+        return max(self._values.items(), key=lambda item: (self._score(item[1]), -item[0]), default=None)
 
     @property
-    def enough(self) -> str | None:
-        """Why more training is of no use, as a phrase for people; None while it may be."""
-        aim, best = self.aim, self.best
+    def end_reason(self) -> str | None:
+        """Reason to end the run, as a phrase for people; None while there is none."""
+        criterion, best = self.criterion, self.best
         if best is None:
             return None
         step, value = best
-        if aim.goal is not None and self._good(value) >= self._good(aim.goal):
-            return f"{aim.metric} has reached {value:g} at step {step}"
-        if aim.patience is not None and (since := self._since_gain()) >= aim.patience:
-            return f"{aim.metric} has not become better than {value:g} {since} times in a row"
+        if criterion.goal is not None and self._score(value) >= self._score(criterion.goal):
+            return f"{criterion.metric} has reached {value:g} at step {step}"
+        if criterion.patience is not None and (count := self._values_since_gain()) >= criterion.patience:
+            return f"{criterion.metric} has not become better than {value:g} {count} times in a row"
         return None
 
-    def best_of(self, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-        """The checkpoint with the best value; None where none has one."""
+    def best_checkpoint(self, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+        """Return the checkpoint with the best value; None if none has a value."""
         return next(iter(self._ranked(checkpoints)), None)
 
-    def superfluous(self, checkpoints: Sequence[Checkpoint], *, reported: int) -> list[Checkpoint]:
-        """Those that are neither among the newest nor among the best.
+    def superfluous(self, checkpoints: Sequence[Checkpoint], *, last_step: int) -> list[Checkpoint]:
+        """Return the checkpoints that are neither among the newest nor among the best.
 
         Args:
-            checkpoints: that there are.
-            reported: the last step of which everything is known. A later checkpoint may yet be the best, and a run that
-                goes on may have to begin at an earlier one.
+            checkpoints: checkpoints of the run.
+            last_step: last reported step. A later checkpoint may yet be the best, and a resumed run may have to begin
+                at an earlier one.
         """
         if self.keep_last is None:
             return []
-        known = sorted((saved for saved in checkpoints if saved.step <= reported), key=lambda saved: saved.step)
-        kept = {saved.state for saved in [*known[-self.keep_last :], *self._ranked(known)[: self.keep_best]]}
-        return [saved for saved in known if saved.state not in kept]
+        candidates = sorted(
+            (checkpoint for checkpoint in checkpoints if checkpoint.step <= last_step),
+            key=lambda checkpoint: checkpoint.step,
+        )
+        keep = {
+            checkpoint.state
+            for checkpoint in [*candidates[-self.keep_last :], *self._ranked(candidates)[: self.keep_best]]
+        }
+        return [checkpoint for checkpoint in candidates if checkpoint.state not in keep]
 
     def _ranked(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        known = [saved for saved in checkpoints if saved.step in self._values]
-        return sorted(known, key=lambda saved: (-self._good(self._values[saved.step]), saved.step))
+        with_value = [checkpoint for checkpoint in checkpoints if checkpoint.step in self._values]
+        return sorted(with_value, key=lambda checkpoint: (-self._score(self._values[checkpoint.step]), checkpoint.step))
 
-    def _since_gain(self) -> int:
-        """Values in a row, up to the last, that were no better than the best before them."""
-        since, best = 0, -math.inf
+    def _values_since_gain(self) -> int:
+        """Count the values, up to the last, that were no gain over the best before them."""
+        count, best = 0, -math.inf
         for _, value in sorted(self._values.items()):
-            good = self._good(value)
-            if good > best + self.aim.min_gain:
-                since, best = 0, good
+            score = self._score(value)
+            if score > best + self.criterion.min_gain:
+                count, best = 0, score
             else:
-                since += 1
-        return since
+                count += 1
+        return count
 
-    def _good(self, value: float) -> float:
-        return -value if self.aim.lower else value
+    def _score(self, value: float) -> float:
+        return -value if self.criterion.is_lower_better else value

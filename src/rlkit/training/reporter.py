@@ -1,7 +1,7 @@
-"""Reports of the steps of a run: to its directory, its trackers and the selection of weights, in order.
+"""Reports of the steps of a run: to its directory, its trackers and the model selection, in order.
 
 Invariant: steps are reported in their order and each once; a step whose evaluation still runs holds back the reports
-behind it, but not the training. A finding is told when it begins, and not at every step of it.
+behind it, but not the training. A finding is reported when it begins, and not at every step that has it.
 """
 
 from __future__ import annotations
@@ -10,34 +10,40 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
+from rlkit._util.priority_semaphore import SlotsClosed
 from rlkit.errors import RunFailed
 from rlkit.metrics.diagnostics import Lookout
 from rlkit.metrics.metrics import HEALTHY_KL, departure
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
-from rlkit.training.checkpoints import Saver
-from rlkit.training.model_selection import Selection
+from rlkit.training.checkpoints import CheckpointSaver
+from rlkit.training.model_selection import ModelSelection
+
+type PendingEvaluation = asyncio.Task[Mapping[str, float]]
 
 
 @dataclass(slots=True, eq=False)
 class _Report:
     step: int
     metrics: Mapping[str, float]
-    evaluation: asyncio.Task[Mapping[str, float]] | None
+    evaluation: PendingEvaluation | None
 
 
 class Reporter:
-    """Reports steps.
+    """The reports of a run.
 
     Args:
-        store: gets a line of metrics.
-        trackers: are told.
-        checkpoints: those that need not be kept are deleted once a step is reported.
+        store: receives a line of metrics for each step.
+        trackers: receive the metrics, and notes on findings.
+        checkpoints: superfluous ones are deleted once a step is reported.
         selection: compares the steps.
     """
 
-    def __init__(self, store: RunStore, trackers: Broadcast, *, checkpoints: Saver, selection: Selection) -> None:
+    def __init__(
+        self, store: RunStore, trackers: Broadcast, *, checkpoints: CheckpointSaver, selection: ModelSelection
+    ) -> None:
         self._store = store
         self._trackers = trackers
         self._checkpoints = checkpoints
@@ -45,77 +51,59 @@ class Reporter:
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
         self._lookout = Lookout()
-        self._apart = False
-        for step, metrics in store.read_metrics():  # what was told before the run was resumed
+        self._is_diverged = False
+        for step, metrics in store.read_metrics():  # reported before the run was resumed
             self._lookout.add(step, metrics)
-            self._apart = self._beyond(metrics)
-        self.last: Mapping[str, float] = {}
-        """Metrics of the last step that was reported."""
-        self.enough = selection.enough
-        """Why more training is of no use; None while it may be. Once there is a reason, it stays."""
+            self._is_diverged = self._has_diverged(metrics)
+        self.last_metrics: Mapping[str, float] = {}
+        self.end_reason = selection.end_reason
+        """Reason to end the run; None while there is none. Once there is a reason, it stays."""
 
-    def add(
-        self, step: int, metrics: Mapping[str, float], evaluation: asyncio.Task[Mapping[str, float]] | None = None
-    ) -> None:
-        """Report a step, at once or when its evaluation is done.
-
-        Raises:
-            Exception: the report, or an earlier one, could not be made.
-        """
+    def add(self, step: int, metrics: Mapping[str, float], evaluation: PendingEvaluation | None = None) -> None:
+        """Report a step, at once or when its evaluation is done; `raise_failure` raises what goes wrong."""
         self._pending.append(_Report(step, metrics, evaluation))
         if evaluation is not None:
             evaluation.add_done_callback(lambda _: self._flush())
         self._flush()
-        self.check()
 
-    def knows(self, step: int) -> bool:
-        """Whether a step is reported, or waits for that."""
+    @property
+    def is_waiting(self) -> bool:
+        """True while a report waits for its evaluation."""
+        return bool(self._pending)
+
+    def has_report(self, step: int) -> bool:
+        """Return whether a step is reported, or waits for its evaluation."""
         return self._store.has_metrics(step) or any(report.step == step for report in self._pending)
 
-    def known_through(self, step: int) -> int:
-        """The last step up to `step` before which none is missing."""
-        return next(
-            (
-                number - 1
-                for number in range(self._store.find_last_measured_step(step) + 1, step + 1)
-                if not self.knows(number)
-            ),
-            step,
-        )
+    def complete_through(self, step: int) -> int:
+        """Return the last step up to `step` before which no report is missing."""
+        first = self._store.find_last_measured_step(step)
+        return first + sum(1 for _ in takewhile(self.has_report, range(first + 1, step + 1)))
 
-    def check(self) -> None:
-        """Raise what went wrong with a report, if anything did."""
+    def raise_failure(self) -> None:
+        """Raise the exception of an evaluation that failed, or of a report that could not be written."""
         if self._failure is not None:
             raise self._failure
 
     async def drain(self) -> None:
-        """Wait until everything is reported.
+        """Wait until every step is reported.
 
         Raises:
-            Exception: an evaluation failed, or a report could not be made.
+            Exception: an evaluation failed, or a report could not be written.
         """
-        while self._pending:
+        while self._pending and self._failure is None:
             evaluation = self._pending[0].evaluation
             if evaluation is not None:
                 await asyncio.wait([evaluation])
             self._flush()
-            self.check()
-        self.check()
-
-    def give_up(self) -> None:
-        """Report what waits for an evaluation without it."""
-        for report in self._pending:
-            if report.evaluation is not None:
-                report.evaluation.cancel()
-                report.evaluation = None
-        self._flush()
+        self.raise_failure()
 
     async def close(self) -> None:
-        """Give up evaluations that still run; what is ready before them is reported."""
-        running = [report.evaluation for report in self._pending if report.evaluation is not None]
-        for evaluation in running:
+        """Cancel the evaluations that still run, after reporting the steps before them."""
+        evaluations = [report.evaluation for report in self._pending if report.evaluation is not None]
+        for evaluation in evaluations:
             evaluation.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*evaluations, return_exceptions=True)
 
     def _flush(self) -> None:
         while self._failure is None and self._pending:
@@ -124,41 +112,43 @@ class Reporter:
                 return
             self._pending.popleft()
             try:
-                found: Mapping[str, float] = {} if report.evaluation is None else _result(report.evaluation)
-                self.last = {**report.metrics, **found}
-                if self.last and not self._store.has_metrics(report.step):
-                    self._store.add_metrics(report.step, self.last)
-                    self._trackers.step(report.step, self.last)
-                    self._select(report.step, self.last)
-                    self._warn(report.step, self.last)
-            except Exception as error:  # told to the loop at its next look
+                scores: Mapping[str, float] = {} if report.evaluation is None else _result(report.evaluation)
+                self.last_metrics = metrics = {**report.metrics, **scores}
+                if metrics and not self._store.has_metrics(report.step):
+                    self._store.add_metrics(report.step, metrics)
+                    self._trackers.step(report.step, metrics)
+                    self._select(report.step, metrics)
+                    self._warn(report.step, metrics)
+            except Exception as error:  # raised by `raise_failure`
                 self._failure = error
 
     def _select(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._selection.tell(step, metrics)
-        self._checkpoints.tidy_up(reported=step)
-        if self.enough is None and (reason := self._selection.enough) is not None:
-            self.enough = reason
+        self._selection.add(step, metrics)
+        self._checkpoints.delete_superfluous(last_step=step)
+        if self.end_reason is None and (reason := self._selection.end_reason) is not None:
+            self.end_reason = reason
             self._trackers.note(f"{reason}; ending the run")
 
     def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
-        apart = self._beyond(metrics)
-        if apart and not self._apart:
+        was_diverged, self._is_diverged = self._is_diverged, self._has_diverged(metrics)
+        if self._is_diverged and not was_diverged:
             self._trackers.note(
                 f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats a token, and healthy runs stay "
                 f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
             )
-        self._apart = apart
         for finding in self._lookout.add(step, metrics):
             self._trackers.note(f"step {step}: {finding}")
 
-    def _beyond(self, metrics: Mapping[str, float]) -> bool:
-        """Whether sampler and trainer are too far apart; as before in a step without anything to learn."""
+    def _has_diverged(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether sampler and trainer differ too much; as before in a step that trains on nothing."""
         kl = departure(metrics)
-        return self._apart if kl is None else kl > HEALTHY_KL
+        return self._is_diverged if kl is None else kl > HEALTHY_KL
 
 
-def _result(evaluation: asyncio.Task[Mapping[str, float]]) -> Mapping[str, float]:
+def _result(evaluation: PendingEvaluation) -> Mapping[str, float]:
+    """Return the metrics of an evaluation; none of one that the end of the budget cut short."""
     if evaluation.cancelled():
-        raise RunFailed("an evaluation was given up")
+        raise RunFailed("an evaluation was cancelled")
+    if isinstance(evaluation.exception(), SlotsClosed):
+        return {}
     return evaluation.result()

@@ -1,6 +1,6 @@
-"""The requests of one step: gradients, optimiser steps and the hand-over of the new weights, in the service's order.
+"""The requests of one step: gradients, optimiser steps and the new sampler, in the service's order.
 
-Invariant: a step made of the same groups takes the same optimiser steps on the same data, so that it can be made again
+Invariant: a step made of the same groups takes the same optimiser steps on the same data, so that it can be repeated
 after a failure, or in another process. A step that is requested as a whole holds its data in the order of the draws,
 any other in the order in which it is given its groups. Only with `ready_groups` does timing divide it into requests.
 """
@@ -23,21 +23,18 @@ from rlkit.service import Gradient, Learner
 from rlkit.service.watch import ServiceWatch
 from rlkit.types import Datum
 
-type _Asked = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
+type _Request = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a step is made of its groups.
+class StepRecipe:
+    """How the requests of a step follow from its groups.
 
     Args:
-        loss: of every sequence.
-        optimizer: of every optimiser step.
-        rate: of the step.
-        groups: of a full step.
-        substeps: optimiser steps in it, each on an equal share of the groups.
-        streaming: the division of gradients that are requested before the step is complete; None requests them after.
-        together: what is left to do once all groups of a step are there; nothing is asked for before.
+        groups: groups of a full step.
+        substeps: optimiser steps, each on an equal share of the groups.
+        streaming: when gradients are requested before the step is complete; None requests them after.
+        finish_groups: estimates the groups of a complete step anew, together; nothing is requested before.
     """
 
     loss: Loss
@@ -46,188 +43,185 @@ class Recipe:
     groups: int
     substeps: int = 1
     streaming: Streaming | None = None
-    together: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
+    finish_groups: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
 
     @property
-    def at_once(self) -> bool:
-        """Whether something may be asked for before all groups of the step are there."""
-        return self.together is None and (self.streaming is not None or self.substeps > 1)
+    def is_streaming(self) -> bool:
+        """True if gradients may be requested before all groups of the step are there."""
+        return self.finish_groups is None and (self.streaming is not None or self.substeps > 1)
 
 
 class StepUpdate:
-    """A step in the making.
+    """The requests of a step.
 
     Args:
-        learner: takes the requests; without one they wait for `submit_again`.
-        recipe: how a step is made.
-        version: of the weights that it makes.
+        learner: receives the requests; without one they wait for `resubmit`.
+        version: version of the weights that the step makes.
     """
 
-    def __init__(self, learner: Learner | None, recipe: Recipe, *, version: int) -> None:
+    def __init__(self, learner: Learner | None, recipe: StepRecipe, *, version: int) -> None:
         self._recipe = recipe
         self._version = version
-        self._waiting: list[PreparedGroup] = []
-        self._groups: list[Sequence[Datum]] = []
-        self._finished = False
-        self._begin(learner)
+        self._groups: list[PreparedGroup] = []
+        self._tokens = 0
+        self._is_finished = False
+        self._reset(learner)
 
     @property
-    def finished(self) -> bool:
-        """Whether all its groups are there."""
-        return self._finished
+    def is_finished(self) -> bool:
+        """True if all groups of the step are there."""
+        return self._is_finished
 
     @property
-    def stepped(self) -> bool:
-        """Whether the weights may have moved."""
-        return bool(self._steps)
+    def has_optimizer_steps(self) -> bool:
+        """True if an optimiser step was requested, so that the weights may have moved."""
+        return bool(self._optimizer_steps)
 
     @property
-    def untrained(self) -> int:
-        """Tokens of its groups of which the service has not yet computed a gradient."""
-        known = sum(tokens for gradient, tokens in self._sizes if _succeeded(gradient))
-        given = sum(len(datum.targets) for data in self._groups for datum in data)
-        return given - known + sum(prepared.tokens for prepared in self._waiting if not self._finished)
+    def untrained_tokens(self) -> int:
+        """Tokens of the groups whose gradient the service has not computed yet."""
+        return self._tokens - sum(tokens for gradient, tokens in self._gradient_tokens if _has_succeeded(gradient))
 
-    def add(self, prepared: PreparedGroup, *, counts: bool) -> None:
-        """One more group; one that does not count teaches nothing."""
-        if counts and self._recipe.at_once:
-            self._groups.append(prepared.data)
+    def add(self, prepared: PreparedGroup, *, is_trained: bool) -> None:
+        """Add a group; one that is not trained on is left out."""
+        if not is_trained:
+            return
+        self._groups.append(prepared)
+        self._tokens += prepared.tokens
+        if self._recipe.is_streaming:
             self._include(prepared.data)
-        elif counts:
-            self._waiting.append(prepared)
 
     def finish(self) -> None:
-        """No more groups come: submit what is left, and ask for the new weights right behind it.
+        """Request what is left once the last group is added, and right behind it the new sampler.
 
         Raises:
             EnvironmentFault: the advantage estimator failed.
         """
-        if not self._recipe.at_once:
-            waiting: Sequence[PreparedGroup] = sorted(self._waiting, key=lambda prepared: prepared.group.draw)
-            if self._recipe.together is not None:
-                waiting = self._recipe.together(waiting)
-            self._groups = [prepared.data for prepared in waiting]
-            for data in self._groups:
-                self._include(data)
-        self._finished = True
-        self._end()
+        if not self._recipe.is_streaming:
+            self._groups.sort(key=lambda prepared: prepared.group.draw)
+            if self._recipe.finish_groups is not None:
+                self._groups = list(self._recipe.finish_groups(self._groups))
+                self._tokens = sum(prepared.tokens for prepared in self._groups)
+            for prepared in self._groups:
+                self._include(prepared.data)
+        self._is_finished = True
+        self._request_sampler()
 
-    def withdraw(self) -> None:
-        """Ask the learner for nothing more, since it failed, and wait for none of its answers."""
+    def cancel(self) -> None:
+        """Request nothing more, and cancel every request that is not answered."""
         self._learner = None
-        for asked in (*self._asked, self._sampler):
-            if asked is not None:
-                asked.cancel()
+        for request in (*self._requests, self._sampler):
+            if request is not None:
+                request.cancel()
 
-    def submit_again(self, learner: Learner) -> None:
-        """Ask for everything anew, of weights that know nothing of this step."""
-        self._begin(learner)
-        for data in self._groups:
-            self._include(data)
-        if self._finished:
-            self._end()
+    def resubmit(self, learner: Learner) -> None:
+        """Repeat all requests, to a learner whose weights know nothing of this step."""
+        self._reset(learner)
+        if self._is_finished or self._recipe.is_streaming:
+            for prepared in self._groups:
+                self._include(prepared.data)
+        if self._is_finished:
+            self._request_sampler()
 
-    async def result(self, watch: ServiceWatch) -> tuple[Sampler, UpdateResult] | None:
-        """The sampler of the new weights, and what came of the step; None if there was nothing to train on.
+    async def wait(self, watch: ServiceWatch) -> tuple[Sampler, UpdateResult] | None:
+        """Wait for the sampler of the new weights and the result of the step; None if there was nothing to train on.
 
         Args:
-            watch: over each request by itself, since a step may have many that the service answers one after another.
+            watch: limits each request by itself, since the service may answer the requests of a step one by one.
 
         Raises:
             ServiceError: a request failed; how much of the step was taken is then not known.
         """
         if self._sampler is None:
             return None
-        for asked in self._asked:
-            await _answered(asked, "training", watch)
-        await _answered(self._sampler, "handing over weights", watch)
-        gradients = [gradient.result() for gradient in self._gradients]
-        reports = [step.result() for step in self._steps]
+        for request in self._requests:
+            await _wait_for(request, "training", watch)
+        await _wait_for(self._sampler, "handing over weights", watch)
+        gradients = [gradient.result() for gradient, _ in self._gradient_tokens]
+        reports = [step.result() for step in self._optimizer_steps]
         logprobs = [row for gradient in gradients for row in gradient.logprobs]
         weights = [len(gradient.logprobs) for gradient in gradients]
         metrics = {
-            **_merged([gradient.metrics for gradient in gradients], weights),
-            **_merged(reports, [1] * len(reports)),
+            **_merge([gradient.metrics for gradient in gradients], weights),
+            **_merge(reports, [1] * len(reports)),
         }
         rate = self._recipe.rate.at(self._version)
         return self._sampler.result(), UpdateResult(tuple(self._data), logprobs, metrics, self._recipe.loss, rate)
 
-    def _begin(self, learner: Learner | None) -> None:
+    def _reset(self, learner: Learner | None) -> None:
         self._learner = learner
-        self._included = self._substeps = 0
-        self._part: list[Datum] = []
+        self._included_groups = self._substeps = 0
+        self._unrequested: list[Datum] = []
         self._data: list[Datum] = []
-        self._gradients: list[asyncio.Future[Gradient]] = []
-        self._sizes: list[tuple[asyncio.Future[Gradient], int]] = []
-        self._fresh = False
-        self._asked: list[_Asked] = []
-        self._steps: list[asyncio.Future[Mapping[str, float]]] = []
+        self._gradient_tokens: list[tuple[asyncio.Future[Gradient], int]] = []
+        self._has_new_gradient = False
+        self._requests: list[_Request] = []
+        self._optimizer_steps: list[asyncio.Future[Mapping[str, float]]] = []
         self._sampler: asyncio.Future[Sampler] | None = None
 
     def _include(self, data: Sequence[Datum]) -> None:
-        self._included += 1
-        self._part += data
+        self._included_groups += 1
+        self._unrequested += data
         share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
-        full = self._included >= share and self._substeps < self._recipe.substeps - 1
+        ends_substep = self._included_groups >= share and self._substeps < self._recipe.substeps - 1
         match self._recipe.streaming:
             case "each_group":
-                ready = True
+                is_ready = True
             case "ready_groups":
-                ready = not self._gradients or self._gradients[-1].done()
+                is_ready = not self._gradient_tokens or self._gradient_tokens[-1][0].done()
             case None:
-                ready = False
-        if full or ready:
-            self._submit()
-        if full:
-            self._end_substep()
+                is_ready = False
+        if ends_substep or is_ready:
+            self._request_gradient()
+        if ends_substep:
+            self._request_optimizer_step()
 
-    def _end(self) -> None:
-        self._submit()
-        self._end_substep()
-        if self._steps and self._learner is not None:
+    def _request_sampler(self) -> None:
+        self._request_gradient()
+        self._request_optimizer_step()
+        if self._optimizer_steps and self._learner is not None:
             self._sampler = asyncio.ensure_future(self._learner.sampler(self._version))
 
-    def _submit(self) -> None:
-        if not self._part or self._learner is None:
+    def _request_gradient(self) -> None:
+        if not self._unrequested or self._learner is None:
             return
-        gradient = asyncio.ensure_future(self._learner.gradient(self._part, self._recipe.loss))
+        gradient = asyncio.ensure_future(self._learner.gradient(self._unrequested, self._recipe.loss))
         if self._recipe.streaming == "ready_groups":
-            gradient.add_done_callback(self._go_on)
-        self._gradients.append(gradient)
-        self._sizes.append((gradient, sum(len(datum.targets) for datum in self._part)))
-        self._asked.append(gradient)
-        self._data += self._part
-        self._part = []
-        self._fresh = True
+            gradient.add_done_callback(self._request_next_gradient)
+        self._gradient_tokens.append((gradient, sum(len(datum.targets) for datum in self._unrequested)))
+        self._requests.append(gradient)
+        self._data += self._unrequested
+        self._unrequested = []
+        self._has_new_gradient = True
 
-    def _go_on(self, gradient: asyncio.Future[Gradient]) -> None:
-        """Ask for the gradient of what has come meanwhile."""
-        if _succeeded(gradient) and gradient in self._gradients:
-            self._submit()
+    def _request_next_gradient(self, gradient: asyncio.Future[Gradient]) -> None:
+        """Request the gradient of the groups that came while this one was computed."""
+        if _has_succeeded(gradient) and any(gradient is requested for requested, _ in self._gradient_tokens):
+            self._request_gradient()
 
-    def _end_substep(self) -> None:
+    def _request_optimizer_step(self) -> None:
         self._substeps += 1
-        if self._fresh and self._learner is not None:
+        if self._has_new_gradient and self._learner is not None:
             rate = self._recipe.rate.at(self._version)
             step = asyncio.ensure_future(self._learner.step(self._recipe.optimizer, learning_rate=rate))
-            self._steps.append(step)
-            self._asked.append(step)
-            self._fresh = False
+            self._optimizer_steps.append(step)
+            self._requests.append(step)
+            self._has_new_gradient = False
 
 
-def _succeeded(gradient: asyncio.Future[Gradient]) -> bool:
+def _has_succeeded(gradient: asyncio.Future[Gradient]) -> bool:
     return gradient.done() and not gradient.cancelled() and gradient.exception() is None
 
 
-async def _answered(asked: _Asked, what: str, watch: ServiceWatch) -> None:
-    if asked.done():  # an answer that came long ago says nothing about whether the service is there now
-        asked.result()
+async def _wait_for(request: _Request, purpose: str, watch: ServiceWatch) -> None:
+    if request.done():  # an answer that came long ago says nothing about whether the service is there now
+        request.result()
     else:
-        await watch.call(lambda: asked, what)
+        await watch.call(lambda: request, purpose)
 
 
-def _merged(reports: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Several reports as one: sums of what is named `:sum`, the extremes of `:min` and `:max`, means of the rest."""
+def _merge(reports: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
+    """Merge reports: sums of metrics named `:sum`, extremes of `:min` and `:max`, weighted means of the rest."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for report in reports for name in report):
         pairs = [(report[name], weight) for report, weight in zip(reports, weights, strict=True) if name in report]

@@ -37,7 +37,7 @@ from rlkit.service import Service
 from rlkit.service.connect import ServiceChoice, choose_service, connect, describe_service
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
-from rlkit.store.journal import make_write_error
+from rlkit.store.journal import report_write_errors
 from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.tasks.from_config import resolve_steps, run_mixture, run_tasks, task_contents
 from rlkit.tasks.provenance import TaskManifest
@@ -45,15 +45,15 @@ from rlkit.tasks.sources import Tasks
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
-from rlkit.training.checkpoints import Saver
+from rlkit.training.checkpoints import CheckpointSaver
 from rlkit.training.from_config import (
-    kl_reference,
-    learning_rate,
-    pace,
-    preparation,
-    run_directory,
-    selection,
-    step_recipe,
+    choose_run_directory,
+    load_kl_reference,
+    make_learning_rate,
+    make_model_selection,
+    make_preparation,
+    make_step_recipe,
+    make_supply_limits,
 )
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
@@ -65,7 +65,7 @@ _LAST_SAVE_S = 120.0
 
 
 class RLTrainer(Trainer):
-    """Trains what a configuration describes.
+    """Trainer of the run that a configuration describes.
 
     ::
 
@@ -74,14 +74,14 @@ class RLTrainer(Trainer):
 
     Args:
         resolved: the configuration; a bare `Config` will do.
-        envs: tasks made in Python, by the names that the configuration's `envs` has; the others are loaded as it says.
-        estimators: likewise, instead of the configured one.
-        trackers: told of the run.
+        envs: tasks made in Python, by names of the configuration's `envs`; the other environments are loaded.
+        estimators: estimators made in Python, by the same names.
+        trackers: trackers besides the configured ones.
         stop: asks the run to finish its step, save and end.
-        directory: of the run; by default the named one among `rlkit._util.paths.runs_dir()`.
-        resume: go on with the run that the directory holds.
-        service: a connection to use instead of the configured one; entered and left by `train`.
-        chat: the model's format; by default its own.
+        directory: directory of the run; by default the configured name in the folder of runs.
+        resume: resume the run in the directory.
+        service: connection to use instead of the configured one; `train` enters and leaves it.
+        chat: chat format; by default that of the model.
 
     Raises:
         ConfigError: an environment or estimator cannot be loaded, or no learning rate is known for the model.
@@ -105,32 +105,32 @@ class RLTrainer(Trainer):
         self._trackers = Broadcast([*trackers, *make_trackers(config.track)])
         self._stop = stop or StopSignal()
         # Now, before an environment that is loaded can change the working directory.
-        self._given_directory = None if directory is None else directory.absolute()
+        self._directory = None if directory is None else directory.absolute()
         self._runs_dir = runs_dir()
         self._resume = resume
         self._activity = Activity()
         self._service = service
         self._chat = chat
-        given = envs or {}
-        for name in [*given, *(estimators or {})]:
+        python_envs = envs or {}
+        for name in [*python_envs, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
         # Only of a run that is resumed: the name of a new one says when it began.
-        self._origins = TaskManifest(
-            (self._given_directory or run_directory(config, self._runs_dir)) if resume else None
+        self._manifest = TaskManifest(
+            (self._directory or choose_run_directory(config, self._runs_dir)) if resume else None
         )
-        note, origins = self._trackers.note, self._origins
-        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=origins)
-        tasks = run_tasks(config, given, evaluated=task_contents(self._eval_tasks), note=note, manifest=origins)
+        note, manifest = self._trackers.note, self._manifest
+        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
+        tasks = run_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
         self._config = config = resolve_steps(config, tasks, note=note)
         self._sources = run_mixture(config, tasks)
         self._estimators = load_estimators(config, estimators or {})
         self._loss = load_loss(config.loss)
-        self._rate = learning_rate(config)
+        self._rate = make_learning_rate(config)
 
     @stop_leftover_tasks()
     async def train(self) -> RunResult:
-        """Train to the end, or until asked to stop; the directory and the trackers know how it ended.
+        """Train to the end, or until asked to stop; the end is recorded in the directory and the trackers.
 
         Raises:
             UsageError: the run's directory holds a run already, or the service refuses what the configuration asks for.
@@ -149,30 +149,26 @@ class RLTrainer(Trainer):
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
-        """Open the run's directory and the service; the directory and the trackers are told how the run ended."""
+        """Open the run's directory and the service; record how the run ends in the directory and the trackers."""
         config = self._config
         choice = choose_service(config.service) if self._service is None else ServiceChoice("url", None, "it was given")
         price = price_of(config, choice.kind)
-        directory = self._given_directory or run_directory(config, self._runs_dir)
+        directory = self._directory or choose_run_directory(config, self._runs_dir)
         with (
             rare_collections(),
             use_activity(self._activity),
             RunStore(directory, resolved=self._resolved, resume=self._resume) as store,
         ):
-            result: RunResult | None = None
+            result, failure = None, _FailureRecord(store)
             try:
                 with loop_holds().watch(self._blocking_findings(store).add):
-                    async with self._connect(store, choice, price) as (run, learner, groups):
+                    async with self._connect(store, choice, price, failure) as (run, learner, groups):
                         yield run, learner, groups
                     result = run.result
-                store.metadata.set_status(result.status, reason=result.reason)
-            except asyncio.CancelledError:
-                with suppress(OSError):
-                    store.metadata.set_status("interrupted")
-                raise
-            except Exception as error:
-                with suppress(OSError):  # a full disk must not hide why the run failed
-                    store.metadata.set_failed(error, retry=isinstance(error, RolloutsFailed))
+                with report_write_errors(directory):
+                    store.metadata.set_status(result.status, reason=result.reason)
+            except (Exception, asyncio.CancelledError) as error:
+                failure.write(error)
                 raise
             finally:
                 await store.close()
@@ -180,9 +176,9 @@ class RLTrainer(Trainer):
 
     @asynccontextmanager
     async def _connect(
-        self, store: RunStore, choice: ServiceChoice, price: Price | None
+        self, store: RunStore, choice: ServiceChoice, price: Price | None, failure: _FailureRecord
     ) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
-        """Connect to the service and set up the run; what was learned is saved at its end, however it ends."""
+        """Connect to the service and build the run; the weights are saved at its end, however it ends."""
         config, note, is_engine = self._config, self._trackers.note, choice.kind == "engine"
         chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=note))
         resumption = await self._open_journal(store, chat)
@@ -218,11 +214,11 @@ class RLTrainer(Trainer):
             if resumption.step:
                 note(f"going on after step {resumption.step}")
             self._stop.watch()
-            async with _saving(run, learner, groups, usage):
+            async with _saving(run, learner, groups, usage, failure):
                 yield run, learner, groups
 
     async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
-        """Begin to write the run's journal; return what it has left of an interrupted run."""
+        """Open the run's journal; return the remains of an interrupted run."""
         await in_thread(self._sources.keep_in, store.directory / ARTEFACTS)  # before tasks are drawn again
         waiting = list[Task]()
         history = store.open(
@@ -230,10 +226,8 @@ class RLTrainer(Trainer):
             decode=chat.decode,
             replay=lambda history: waiting.extend(redraw_tasks(history, self._sources)),
         )
-        try:
-            await in_thread(self._origins.write, store.directory)
-        except OSError as error:
-            raise make_write_error(store.directory, error) from error
+        with report_write_errors(store.directory):
+            await in_thread(self._manifest.write, store.directory)
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; what it cannot give back is played again, or others instead")
         interrupted = interrupted_groups(history, self._config, forgive=store.metadata.retry_failed)
@@ -250,7 +244,7 @@ class RLTrainer(Trainer):
         usage: UsageLog,
         resumption: Resumption,
     ) -> tuple[Run, PolicyLearner, Groups]:
-        """Build the three owners of a run's parts, each from settings of its own."""
+        """Build the owners of a run's parts, each from settings of its own."""
         config, trackers, note = self._config, self._trackers, self._trackers.note
         loader = WeightsLoader(config, service, store, note)
         # A step without metrics is trained on again for their sake.
@@ -259,16 +253,21 @@ class RLTrainer(Trainer):
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
         # Known for sure once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        reference = await kl_reference(config, service, watch)
-        prepared = preparation(config, self._estimators, self._loss, reference=reference)
-        recipe = step_recipe(config, self._loss, self._rate, prepared, is_repeatable=service.is_repeatable)
-        slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=asyncio.get_running_loop().time)
+        reference = await load_kl_reference(config, service, watch)
+        preparation = make_preparation(config, self._estimators, self._loss, reference=reference)
+        recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
+        slots = Slots(
+            config.rollouts.max_live,
+            closed=lambda: budget.reached,
+            clock=asyncio.get_running_loop().time,
+            on_close=lambda reason: note(f"{reason}; ending the run"),
+        )
         groups = Groups(
             self._sources,
             Player(chat, make_env_settings(config, context=context), seed=config.seed, slots=slots),
-            prepared,
-            pace(config, is_repeatable=service.is_repeatable),
-            is_streaming=recipe.at_once,
+            preparation,
+            make_supply_limits(config, is_repeatable=service.is_repeatable),
+            is_streaming=recipe.is_streaming,
             passes=self._loss.passes,
             store=store,
             trackers=trackers,
@@ -276,17 +275,19 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluating = replace(eval_player(config, chat, slots=slots, context=context), record=failures.add)
-        ranking = selection(config, store.read_metrics())
+        evaluator = replace(eval_player(config, chat, slots=slots, context=context), record=failures.add)
+        selection = make_model_selection(config, store.read_metrics())
         run = Run(
             steps=config.step_count,
             step=resumption.step,
             store=store,
             trackers=trackers,
             groups=groups,
-            evaluation=Evaluation(self._eval_tasks, evaluating, config.eval.every),
-            checkpoints=Saver(config.checkpoint, store, trackers, watch, selection=ranking, delete=service.delete),
-            selection=ranking,
+            evaluation=Evaluation(self._eval_tasks, evaluator, config.eval.every),
+            checkpoints=CheckpointSaver(
+                config.checkpoint, store, trackers, watch, selection=selection, delete=service.delete
+            ),
+            selection=selection,
             stop=self._stop,
             slots=slots,
             budget=budget,
@@ -298,7 +299,7 @@ class RLTrainer(Trainer):
         return run, learner, groups
 
     def _blocking_findings(self, store: RunStore) -> BlockingFindings:
-        """Return the findings about what holds the event loop; they are noted, and kept in the run's folder."""
+        """Return the collector of findings about code that blocks the event loop."""
         return BlockingFindings(
             step=lambda: store.step + 1,
             tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
@@ -306,10 +307,30 @@ class RLTrainer(Trainer):
         )
 
 
+class _FailureRecord:
+    """Record in the run's directory of the exception that ended the run, not of those that followed from it."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._is_written = False
+
+    def write(self, error: Exception | asyncio.CancelledError) -> None:
+        """Record the first exception; a full disk must not hide why the run failed."""
+        if self._is_written:
+            return
+        self._is_written = True
+        with suppress(OSError):
+            if isinstance(error, asyncio.CancelledError):
+                self._store.metadata.set_status("interrupted")
+            else:
+                self._store.metadata.set_failed(error, retry=isinstance(error, RolloutsFailed))
+
+
 @asynccontextmanager
-async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: UsageLog) -> AsyncGenerator[None]:
+async def _saving(
+    run: Run, learner: PolicyLearner, groups: Groups, usage: UsageLog, failure: _FailureRecord
+) -> AsyncGenerator[None]:
     """Save the weights of the last step at the end of the block, however it ends, and close all parts of the run."""
-    budget_end = asyncio.create_task(run.end_with_budget())
     try:
         try:
             try:
@@ -317,9 +338,9 @@ async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: Usage
             finally:
                 await learner.stop_submitting()
                 await groups.close()  # nothing more is played, and paid for, while the weights are saved
-        except Exception:
-            # What ended the run matters more than that it cannot be saved.
-            with suppress(RlkitError, OSError, TimeoutError):
+        except Exception as error:
+            failure.write(error)  # at once: a save may take long, and be interrupted
+            with suppress(RlkitError, OSError, TimeoutError):  # the cause matters more than a save that fails
                 if run.first_step < run.step and learner.is_at_last_step:
                     run.phase = "saving"
                     async with asyncio.timeout(_LAST_SAVE_S):
@@ -328,13 +349,11 @@ async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: Usage
         run.phase = "saving"
         await learner.save()
         await run.finish()
-    except asyncio.CancelledError:
-        with suppress(OSError):
-            run.store.metadata.set_status("interrupted")  # at once: leaving the service may outlast our time
+    except asyncio.CancelledError as error:
+        failure.write(error)  # at once: leaving the service may outlast the time that is left
         raise
     finally:
-        budget_end.cancel()
         learner.withdraw()
-        with suppress(RlkitError):  # what is known of a step that did not come about is at most missing
+        with suppress(RlkitError):  # at most the usage of an unfinished step is missing
             usage.write()
         await run.close()

@@ -30,7 +30,7 @@ from rlkit.sandbox.inside import landlock, program_filter
 from rlkit.store.history import load_history
 from rlkit.testing import Latency, SimulatedTinker
 from rlkit.tools.audit import audit_group
-from rlkit.training.from_config import preparation
+from rlkit.training.from_config import make_preparation
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group
 from tests.envs.discovery.playing import FromAList
@@ -106,7 +106,7 @@ def check_forced_tokens(groups: Sequence[Group], *, phrase: bytes | None = None)
 def check_advantages(groups: Sequence[Group], config: Config) -> int:
     """Check each token's advantage against the formula; how many groups have any."""
     beta, contrasted = 2.0, 0
-    prepare = preparation(config, load_estimators(config, {}), load_loss(config.loss), reference=None).prepare
+    prepare = make_preparation(config, load_estimators(config, {}), load_loss(config.loss), reference=None).prepare
     for group in groups:
         weights = np.exp(beta * (group.rewards - group.rewards.max()))
         others = (weights.sum() - weights) / (len(weights) - 1)
