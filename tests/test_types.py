@@ -54,7 +54,7 @@ def test_a_turn_with_unequal_arrays_cannot_be_made() -> None:
 MODULES = ["algorithms.advantages", "algorithms.datums", "algorithms.datums", "env", "rollout.player", "types"]
 MODULES += ["store.history", "store.journal", "store.table", "training.schedule", "training.step", "training.learner"]
 MODULES += ["training.groups", "training.resume", "training.run"]
-CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_Budget"}
+CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_GroupInPlay"}
 """Those whose purpose is to be changed."""
 WITH_ARRAYS = {
     "PreparedGroup",
@@ -68,7 +68,7 @@ WITH_ARRAYS = {
     "Group",
     "Datum",
 }
-WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_Playing"}
+WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_GroupInPlay"}
 
 
 @pytest.mark.parametrize("module", MODULES)

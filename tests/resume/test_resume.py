@@ -720,7 +720,7 @@ def test_nothing_is_trained_on_that_is_not_on_the_disk(
 ) -> None:
     appended, on_disk = set[int](), set[int]()  # draws of which there are records, and those all of which are there
     given, asked = dict[int, list[int]](), list[bool]()
-    append, add, submit = Journal.append, StepUpdate.add, StepUpdate._submit
+    append, add, request = Journal.append, StepUpdate.add, StepUpdate._request_gradient
 
     def appending(self: Journal, kind: RecordKind, content: bytes) -> None:
         append(self, kind, content)
@@ -732,18 +732,18 @@ def test_nothing_is_trained_on_that_is_not_on_the_disk(
     def flushed(files: Sequence[BinaryIO], folder: Path | None) -> None:
         on_disk.update(appended)
 
-    def adding(self: StepUpdate, prepared: PreparedGroup, *, counts: bool) -> None:
+    def adding(self: StepUpdate, prepared: PreparedGroup, *, is_trained: bool) -> None:
         given.setdefault(id(self), []).append(prepared.group.draw)
-        add(self, prepared, counts=counts)
+        add(self, prepared, is_trained=is_trained)
 
-    def submitting(self: StepUpdate) -> None:
+    def requesting(self: StepUpdate) -> None:
         asked.append(on_disk.issuperset(given[id(self)]))
-        submit(self)
+        request(self)
 
     monkeypatch.setattr(Journal, "append", appending)
     monkeypatch.setattr("rlkit.store.journal._sync", flushed)
     monkeypatch.setattr(StepUpdate, "add", adding)
-    monkeypatch.setattr(StepUpdate, "_submit", submitting)
+    monkeypatch.setattr(StepUpdate, "_request_gradient", requesting)
     settings = {"schedule": schedule, "batch": {"groups": 4, "group_size": 3, "substeps": substeps}, "steps": 3}
     Simulation(tmp_path / "run", settings=settings).train()
     assert len(asked) >= 3 * substeps
