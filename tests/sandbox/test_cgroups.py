@@ -15,7 +15,7 @@ def described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounts: str, own:
     (tmp_path / "mounts").write_text(mounts.replace("ROOT", str(tmp_path)))
     (tmp_path / "own").write_text(own)
     monkeypatch.setattr(cgroups, "_MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr(cgroups, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "_OWN_GROUPS", tmp_path / "own")
 
 
 def test_version_2_groups_are_made_where_children_have_the_controllers(
@@ -27,7 +27,7 @@ def test_version_2_groups_are_made_where_children_have_the_controllers(
     (tmp_path / "v2/slice/service/cgroup.subtree_control").write_text("\n")
     written: dict[str, str] = {}
     monkeypatch.setattr(
-        cgroups, "_made", lambda folder, files, needed: written.update(files, at=str(folder)) or [*files]
+        cgroups, "_make_group", lambda folder, files, required: written.update(files, at=str(folder)) or [*files]
     )
     made = cgroups.make("rlkit-x", Limits(memory_bytes=1000, processes=7, cpus=1.5))
     assert made == cgroups.Groups((tmp_path / "v2/slice/rlkit-x",), memory=True, processes=True, cpus=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.sandbox.context import Entry, digest, entries
+from rlkit.sandbox.context import Entry, hash_entries, list_entries
 from rlkit.sandbox.dockerfile import Copy, read
 
 
@@ -13,7 +13,7 @@ def copied(context: Path, line: str) -> list[Entry]:
     (context / "Dockerfile").write_text(f"FROM image\nWORKDIR /app\n{line}\n")
     step = read(context / "Dockerfile").steps[-1]
     assert isinstance(step, Copy)
-    return entries(step, context)
+    return list_entries(step, context)
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ def test_dockerignore_leaves_out_and_the_last_rule_decides(context: Path) -> Non
 
 
 def test_the_digest_changes_with_names_modes_and_contents(context: Path) -> None:
-    seen = {digest(copied(context, "COPY a.txt /x"))}
-    seen.add(digest(copied(context, "COPY a.txt /y")))
+    seen = {hash_entries(copied(context, "COPY a.txt /x"))}
+    seen.add(hash_entries(copied(context, "COPY a.txt /y")))
     (context / "a.txt").chmod(0o755)
-    seen.add(digest(copied(context, "COPY a.txt /x")))
+    seen.add(hash_entries(copied(context, "COPY a.txt /x")))
     (context / "a.txt").write_text("other")
-    seen.add(digest(copied(context, "COPY a.txt /x")))
+    seen.add(hash_entries(copied(context, "COPY a.txt /x")))
     assert len(seen) == 4
-    assert digest(copied(context, "COPY a.txt /x")) in seen
+    assert hash_entries(copied(context, "COPY a.txt /x")) in seen

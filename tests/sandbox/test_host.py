@@ -24,7 +24,7 @@ def test_of_the_settings_only_what_everybody_may_read_and_nobody_hides_is_shown(
         (tmp_path / name).write_text("x")
         (tmp_path / name).chmod(mode)
     (tmp_path / "locked").chmod(0o750)
-    shown = {str(path.relative_to(tmp_path)) for path in host._shown(tmp_path, top=True) if path.is_file()}
+    shown = {str(path.relative_to(tmp_path)) for path in host._list_visible(tmp_path, top=True) if path.is_file()}
     assert shown == {"passwd", "app/settings", "ssl/certs/ca.pem"}
 
 

@@ -115,7 +115,7 @@ def test_a_layer_whose_builder_is_killed_goes(cache: Path, tmp_path: Path) -> No
     code = """if True:
         import asyncio, os, pathlib, sys
         from rlkit.sandbox import dockerfile, image
-        image._settle = lambda *layer: os.kill(os.getpid(), 9)
+        image._store_layer = lambda *layer: os.kill(os.getpid(), 9)
         folder = pathlib.Path(sys.argv[1])
         asyncio.run(image.build(dockerfile.read(folder / "Dockerfile"), image.base("host"), folder))
     """
@@ -179,11 +179,11 @@ def test_old_layers_go_when_there_are_too_many_and_young_or_used_ones_stay(cache
         return made
 
     made = asyncio.run(main())
-    assert image.prune(most_bytes=0) == 0
+    assert image.prune(max_bytes=0) == 0
     for name in made.layers:
         os.utime(sandbox_folders.store() / "layers" / name, (0, 0))
     place = sandbox_folders.SandboxFolder(made.layers[:1])
-    image.prune(most_bytes=0)
+    image.prune(max_bytes=0)
     place.remove()
     assert made.layers[0] in layers()
     assert made.layers[1] not in layers()

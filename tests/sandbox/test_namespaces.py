@@ -10,7 +10,7 @@ import pytest
 
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.sandbox import Bind, CommandTimeout, Limits, Sandbox, Spec
-from rlkit.sandbox.files import TooMuch
+from rlkit.sandbox.files import TransferTooLarge
 from rlkit.sandbox.spec import Layers
 
 from .conftest import left, spec
@@ -53,7 +53,7 @@ def test_another_user_has_its_own_ids_and_no_capability(playing: Playing) -> Non
 def test_output_beyond_its_size_is_cut_and_nothing_waits_for_it(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         done = await sandbox.run("head -c 3000000 /dev/zero; echo end >&2", output_bytes=1000)
-        assert (len(done.stdout), done.stderr, done.cut) == (1000, b"end\n", True)
+        assert (len(done.stdout), done.stderr, done.truncated) == (1000, b"end\n", True)
         await sandbox.run("yes & echo started")  # which never ends
 
     playing(play)
@@ -232,8 +232,8 @@ def test_a_root_that_is_not_there_is_an_error_and_leaves_nothing(cache: Path, ca
 def test_no_more_comes_out_than_is_to_be_taken(playing: Playing, tmp_path: Path) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /out; truncate -s 100G /out/sparse")
-        with pytest.raises(TooMuch, match="more than 1000 bytes"):
-            await sandbox.get("/out", tmp_path / "out", folder=True, most_bytes=1000)
+        with pytest.raises(TransferTooLarge, match="more than 1000 bytes"):
+            await sandbox.get("/out", tmp_path / "out", folder=True, max_bytes=1000)
         assert (await sandbox.run("echo alive")).stdout == b"alive\n"
 
     playing(play, limits=Limits(file_bytes=1 << 40))

@@ -32,7 +32,9 @@ def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> Non
     with subprocess.Popen(["sleep", "60"]) as process, subprocess.Popen(["sleep", "60"]) as other:
         found = sandbox_folders.Process.of(process.pid)
         assert found is not None
-        whole = owned_by_the_dead(store, "rlkit-1", processes=[[found.pid, found.started], [other.pid, "1"]], groups=[])
+        whole = owned_by_the_dead(
+            store, "rlkit-1", processes=[[found.pid, found.start_time], [other.pid, "1"]], groups=[]
+        )
         torn = owned_by_the_dead(store, "rlkit-2")
         (torn / "belongs.json").write_text('{"proc')
         place = sandbox_folders.SandboxFolder(())
@@ -47,7 +49,7 @@ def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> Non
 
 def test_the_sandboxes_of_the_living_are_never_touched(store: Path) -> None:
     place = sandbox_folders.SandboxFolder(("layer",))
-    code = "from rlkit.sandbox.sandbox_folders import *; SandboxFolder(()).remove(); print(layers_in_use())"
+    code = "from rlkit.sandbox.sandbox_folders import *; SandboxFolder(()).remove(); print(list_layers_in_use())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ}, check=True, capture_output=True, text=True)
     assert done.stdout == "{'layer'}\n"
     assert sandbox_folders.sweep() == 0
@@ -67,7 +69,7 @@ def test_a_forked_process_is_no_owner_of_what_its_parent_owns(store: Path) -> No
 
 
 def test_threads_that_ask_at_once_are_one_owner(store: Path) -> None:
-    sandbox_folders._owned.cache_clear()
+    sandbox_folders._claim_owner_folder.cache_clear()
     with ThreadPoolExecutor(8) as threads:
         places = list(threads.map(lambda _: sandbox_folders.SandboxFolder(()), range(8)))
     assert len({place.path.parent for place in places}) == 1

@@ -1,4 +1,4 @@
-"""Running what nobody vouches for, without a container engine.
+"""Sandboxes for untrusted code, without a container engine.
 
 Invariant: nothing in a sandbox outlives its owner, and whatever a sandbox leaves on the disk is found and removed.
 """

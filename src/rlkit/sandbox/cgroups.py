@@ -1,7 +1,7 @@
 """Control groups: limits on a sandbox as a whole.
 
-Invariant: a group is made below or beside this process's own, so that what limits this process limits its sandboxes;
-what cannot be made is left out, and said.
+Invariant: a group is made below or beside this process's own, so that this process's limits also limit its sandboxes;
+a group that cannot be made is left out, and reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from rlkit.sandbox.spec import Limits
 
 _MOUNTS = Path("/proc/self/mounts")
-_OWN = Path("/proc/self/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _PERIOD_US = 100_000
 _GONE_S = 2.0
 _POLL_S = 0.005
@@ -25,7 +25,7 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one sandbox: their folders, and which limits hold by them."""
+    """The control groups of one sandbox: their folders, and the limits that they enforce."""
 
     folders: tuple[Path, ...] = ()
     memory: bool = False
@@ -34,26 +34,25 @@ class Groups:
 
 
 def make(name: str, limits: Limits) -> Groups:
-    """Make what can be made."""
-    own = _own()
-    unified = _unified(own)
+    """Make the groups that this process may make."""
+    own_groups = _find_own_groups()
+    unified = _find_unified_parent(own_groups)
     if unified is not None:
-        made = _made(unified / name, _files_v2(limits), needed=("memory.max", "pids.max"))
-        if made:
-            return Groups((unified / name,), memory=True, processes=True, cpus="cpu.max" in made)
+        written = _make_group(unified / name, _files_v2(limits), required=("memory.max", "pids.max"))
+        if written:
+            return Groups((unified / name,), memory=True, processes=True, cpus="cpu.max" in written)
     folders: list[Path] = []
-    held: dict[str, bool] = {}
+    enforced = {"memory": False, "pids": False, "cpu": False}
     for controller, files in _files_v1(limits).items():
-        parent = own.get(controller)
+        parent = own_groups.get(controller)
         if parent is not None and files and parent / name not in folders:
-            held[controller] = bool(_made(parent / name, files, needed=tuple(files)[:1]))
-            folders += [parent / name] * held[controller]
-    of = {name: held.get(name, False) for name in ("memory", "pids", "cpu")}
-    return Groups(tuple(folders), memory=of["memory"], processes=of["pids"], cpus=of["cpu"])
+            enforced[controller] = bool(_make_group(parent / name, files, required=tuple(files)[:1]))
+            folders += [parent / name] * enforced[controller]
+    return Groups(tuple(folders), memory=enforced["memory"], processes=enforced["pids"], cpus=enforced["cpu"])
 
 
 def remove(folders: tuple[Path, ...]) -> None:
-    """End what is left in the groups, and remove them."""
+    """Kill the remaining processes of the groups, and remove the groups."""
     end_s = time.monotonic() + _GONE_S
     for folder in folders:
         while folder.exists() and time.monotonic() < end_s:
@@ -62,30 +61,30 @@ def remove(folders: tuple[Path, ...]) -> None:
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     return
-                _end(folder)
+                _kill_processes(folder)
                 time.sleep(_POLL_S)
 
 
-def _end(folder: Path) -> None:
+def _kill_processes(folder: Path) -> None:
     with suppress(OSError):
         for pid in (folder / "cgroup.procs").read_text().split():
-            if int(pid):  # 0 is a process that is out of this one's sight
+            if int(pid):  # 0 is a process outside this process's namespace
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
 
 
-def _made(folder: Path, files: dict[str, str], *, needed: tuple[str, ...]) -> list[str]:
+def _make_group(folder: Path, files: dict[str, str], *, required: tuple[str, ...]) -> list[str]:
     try:
         folder.mkdir()
     except OSError:
         return []
-    made: list[str] = []
+    written: list[str] = []
     for name, value in files.items():
         with suppress(OSError):
             (folder / name).write_text(value)
-            made.append(name)
-    if all(name in made for name in needed) and os.access(folder / "cgroup.procs", os.W_OK):
-        return made
+            written.append(name)
+    if all(name in written for name in required) and os.access(folder / "cgroup.procs", os.W_OK):
+        return written
     with suppress(OSError):
         folder.rmdir()
     return []
@@ -106,24 +105,24 @@ def _files_v2(limits: Limits) -> dict[str, str]:
     return files | ({"cpu.max": f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}"} if limits.cpus else {})
 
 
-def _own() -> dict[str, Path]:
-    """Return this process's own group under each controller; under `` that of version 2."""
-    found: dict[str, Path] = {}
+def _find_own_groups() -> dict[str, Path]:
+    """Return this process's group by controller; by `` that of version 2."""
+    groups: dict[str, Path] = {}
     with suppress(OSError):
-        places = [line.split()[1:4] for line in _MOUNTS.read_text().splitlines()]
-        for line in _OWN.read_text().splitlines():
+        mounts = [line.split()[1:4] for line in _MOUNTS.read_text().splitlines()]
+        for line in _OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            for place, kind, options in places:
+            for mount, kind, options in mounts:
                 names = set(controllers.split(","))
                 fits = kind == "cgroup" and names <= set(options.split(",")) if controllers else kind == "cgroup2"
-                if fits and (folder := Path(place) / path.lstrip("/")).is_dir():
-                    found |= dict.fromkeys(names, folder)
-    return found
+                if fits and (folder := Path(mount) / path.lstrip("/")).is_dir():
+                    groups |= dict.fromkeys(names, folder)
+    return groups
 
 
-def _unified(own: dict[str, Path]) -> Path | None:
-    """Return the nearest group of version 2 whose children have the controllers; this process's own seldom does."""
-    folder = own.get("")
+def _find_unified_parent(own_groups: dict[str, Path]) -> Path | None:
+    """Return the nearest group of version 2 whose children have the controllers; seldom this process's own."""
+    folder = own_groups.get("")
     while folder is not None and (control := folder / "cgroup.subtree_control").is_file():
         with suppress(OSError):
             if {"memory", "pids"} <= set(control.read_text().split()):

@@ -1,7 +1,7 @@
 """Commands in a sandbox, and files in and out of it.
 
-Invariant: a command or a transfer that nobody waits for any more is ended, with all that descends from it. Nothing here
-blocks the event loop.
+Invariant: a command or a transfer whose caller is gone is ended, with all its descendants. Nothing here blocks the
+event loop.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _NO_REQUEST: Mapping[str, Json] = {
 
 
 class CommandTimeout(EnvironmentFault, RuntimeError):
-    """A command took longer than it may, and was ended."""
+    """A command exceeded its time limit, and was ended."""
 
 
 @dataclass(frozen=True)
 class CompletedCommand:
-    """How a command ended: 128 and the signal's number where one ended it, 126 where it could not be started."""
+    """A command that ended: its exit code is 128 plus the signal's number if one ended it, 126 if it did not start."""
 
     exit_code: int
     stdout: bytes
     stderr: bytes
-    cut: bool = False
-    """Whether there was more output than is kept."""
+    truncated: bool = False
+    """True if output was dropped."""
 
 
 class Commands:
-    """A place where commands run and files lie, behind the socket of the process that starts them there."""
+    """Commands and files of a sandbox or view, behind the socket of the process that starts commands there."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._limits: dict[str, int] = {}
-        self._left: list[Stream] = []
+        self._background_streams: list[Stream] = []
 
     async def run(
         self,
@@ -74,16 +74,16 @@ class Commands:
     ) -> CompletedCommand:
         """Run a command: a line for the shell (bash, or sh where there is none), or a program with its arguments.
 
-        When it has ended, what it started in the background goes on. When its time is over, its process group and all
-        its descendants are killed; daemons, which are nobody's descendants, live on.
+        Its background processes survive its end. At the time limit its process group and all its descendants are
+        killed; daemons, which are not its descendants, live on.
 
         Args:
-            output_bytes: of each stream that are kept; the rest is read and dropped.
-            on_output: awaited with each piece of output, as it comes.
+            output_bytes: bytes to keep of each stream; the rest is read and dropped.
+            on_output: awaited with each piece of output.
 
         Raises:
-            CommandTimeout: its time was over.
-            EnvironmentFault: the sandbox is gone.
+            CommandTimeout: the time limit was reached.
+            EnvironmentFault: the sandbox has ended.
         """
         shells = [["/bin/bash", "-c", command], ["/bin/sh", "-c", command]] if isinstance(command, str) else None
         request: dict[str, Json] = {"command": shells or [list(command)], "user": user, "cwd": cwd}  # pyright: ignore
@@ -91,7 +91,7 @@ class Commands:
         out, err = (Stream(name, output_bytes, on_output) for name in ("stdout", "stderr"))
         try:
             with _null() as null:
-                asked = self._ask(request, (null.fileno(), out.write_end, err.write_end))
+                status = self._send_request(request, (null.fileno(), out.write_end, err.write_end))
         except BaseException:
             out.close()
             err.close()
@@ -100,122 +100,122 @@ class Commands:
             out.begin()
             err.begin()
             async with asyncio.timeout(timeout_s):
-                message = await receive_message(asked)
+                message = await receive_message(status)
             await out.finish()
             await err.finish()
         except TimeoutError:
             raise CommandTimeout(f"a command took more than {timeout_s:g} s and was ended") from None
         finally:
-            asked.close()  # which ends the command, if it has not ended
-            kept, cut = (bytes(out.kept), bytes(err.kept)), out.cut or err.cut
-            self._leave(out, err)
+            status.close()  # ends the command, if it is still running
+            output, truncated = (bytes(out.content), bytes(err.content)), out.truncated or err.truncated
+            self._keep_draining(out, err)
         if "failed" in message:
-            return CompletedCommand(126, kept[0], f"{message['failed']}\n".encode())
+            return CompletedCommand(126, output[0], f"{message['failed']}\n".encode())
         if "exit" not in message:
             raise EnvironmentFault("a sandbox ended while a command ran in it")
-        return CompletedCommand(int(str(message["exit"])), *kept, cut)
+        return CompletedCommand(int(str(message["exit"])), *output, truncated)
 
     async def put(self, source: Path, target: str) -> None:
-        """Copy a file to a path in the sandbox, or what is in a folder into a folder there."""
+        """Copy a file to a path in the sandbox, or the contents of a folder into a folder there."""
         if not await in_thread(source.exists):
-            raise UsageError(f"{source} is not there, and was to be copied into a sandbox")
+            raise UsageError(f"{source} does not exist, and cannot be copied into a sandbox")
         single = not await in_thread(source.is_dir)
-        await self._put(lambda stream: files.pack(source, stream), target, single=single, what=str(source))
+        await self._put(lambda stream: files.pack(source, stream), target, single=single, name=str(source))
 
     async def put_entries(self, entries: list[Entry]) -> None:
-        """Copy what a Dockerfile copies."""
-        await self._put(lambda stream: files.pack_entries(entries, stream), "/", single=False, what="a COPY")
+        """Copy the entries of a COPY."""
+        await self._put(lambda stream: files.pack_entries(entries, stream), "/", single=False, name="a COPY")
 
-    async def _put(self, pack: Callable[[BinaryIO], None], target: str, *, single: bool, what: str) -> None:
+    async def _put(self, pack: Callable[[BinaryIO], None], target: str, *, single: bool, name: str) -> None:
         reader, writer = os.pipe()
 
         def send() -> None:
-            with os.fdopen(writer, "wb") as stream, suppress(BrokenPipeError):  # its own word says why
+            with os.fdopen(writer, "wb") as stream, suppress(BrokenPipeError):  # the receiver's message has the reason
                 pack(stream)
 
-        request: dict[str, Json] = {"put": _absolute(target), "single": single}
-        await self._transfer(request, (reader, None), send, f"{what} could not be copied to {target}")
+        request: dict[str, Json] = {"put": _require_absolute(target), "single": single}
+        await self._transfer(request, (reader, None), send, f"{name} could not be copied to {target}")
 
-    async def get(self, source: str, target: Path, *, folder: bool, most_bytes: int = _FILES_BYTES) -> None:
-        """Copy a file of the sandbox to `target`, or what is in a folder of it into the folder `target`.
+    async def get(self, source: str, target: Path, *, folder: bool, max_bytes: int = _FILES_BYTES) -> None:
+        """Copy a file of the sandbox to `target`, or the contents of a folder of it into the folder `target`.
 
         Links that lead out of the folder, sockets, pipes and devices are left out.
 
         Raises:
-            TooMuch: it is more than `most_bytes`.
-            EnvironmentFault: it is not there, or not what it was taken for, or the sandbox is gone.
+            TransferTooLarge: the content is larger than `max_bytes`.
+            EnvironmentFault: the source is missing or of the other kind, or the sandbox has ended.
         """
-        request: dict[str, Json] = {"get": _absolute(source), "single": not folder}
+        request: dict[str, Json] = {"get": _require_absolute(source), "single": not folder}
         reader, writer = os.pipe()
 
         def receive() -> None:
             with os.fdopen(reader, "rb") as stream:
                 (target if folder else target.parent).mkdir(parents=True, exist_ok=True)
-                files.unpack(stream, target, single=not folder, most_bytes=most_bytes)
+                files.unpack(stream, target, single=not folder, max_bytes=max_bytes)
 
         await self._transfer(request, (None, writer), receive, f"{source} could not be copied out of a sandbox")
 
-    def _leave(self, *streams: Stream) -> None:
+    def _keep_draining(self, *streams: Stream) -> None:
         for stream in streams:
-            stream.leave()
-        self._left = [stream for stream in (*self._left, *streams) if stream.is_open]
+            stream.drop_output()
+        self._background_streams = [stream for stream in (*self._background_streams, *streams) if stream.is_open]
 
     async def _transfer(
-        self, request: dict[str, Json], ends: tuple[int | None, int | None], work: Callable[[], None], what: str
+        self, request: dict[str, Json], ends: tuple[int | None, int | None], copy: Callable[[], None], problem: str
     ) -> None:
         try:
             with _null() as null:
                 streams = [null.fileno() if end is None else end for end in ends]
-                asked = self._ask(request, (*streams, null.fileno()))
+                status = self._send_request(request, (*streams, null.fileno()))
         finally:
             for end in ends:
                 if end is not None:
                     os.close(end)
-        moving = asyncio.ensure_future(in_thread(work))
+        copying = asyncio.ensure_future(in_thread(copy))
         try:
             async with asyncio.timeout(_FILES_S):
-                message = await receive_message(asked)
-                (error,) = await asyncio.gather(moving, return_exceptions=True)
+                message = await receive_message(status)
+                (error,) = await asyncio.gather(copying, return_exceptions=True)
         except TimeoutError:
-            raise EnvironmentFault(f"{what}: it took more than {_FILES_S:g} s") from None
+            raise EnvironmentFault(f"{problem}: it took more than {_FILES_S:g} s") from None
         finally:
-            asked.close()  # which ends the other side, if it has not ended, and with it the thread
-        if isinstance(error, files.TooMuch):
+            status.close()  # ends the other side, if it is still running, and with it the thread
+        if isinstance(error, files.TransferTooLarge):
             raise error
         failure = str(message.get("failed") or error or "") if message else "the sandbox ended"
         if failure or message.get("exit") != 0:
-            raise EnvironmentFault(f"{what}: {failure or 'its helper was ended'}")
+            raise EnvironmentFault(f"{problem}: {failure or 'its helper was ended'}")
 
     async def _request_view(self, request: dict[str, Json]) -> None:
         with _null() as null:
-            asked = self._ask(request, (null.fileno(),))
+            status = self._send_request(request, (null.fileno(),))
         try:
-            message = await receive_message(asked)
+            message = await receive_message(status)
         finally:
-            asked.close()
+            status.close()
         if message.get("exit") != 0:
             raise EnvironmentFault(
                 f"a view of a sandbox could not be opened or closed: {message.get('failed', 'it has ended')}"
             )
 
-    def _ask(self, request: dict[str, Json], streams: tuple[int, ...]) -> socket.socket:
-        """Have the first process start something; the socket on which it says how that ended."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _send_request(self, request: dict[str, Json], streams: tuple[int, ...]) -> socket.socket:
+        """Send a request to the first process, and return the socket on which its result arrives."""
+        local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         content: dict[str, Json] = {**_NO_REQUEST, **request, "limits": dict(self._limits)}
-        with theirs, message_file(json.dumps(content).encode()) as text:
+        with remote, make_message_file(json.dumps(content).encode()) as text:
             try:
-                socket.send_fds(self._channel, [b"?"], [text.fileno(), theirs.fileno(), *streams])
+                socket.send_fds(self._channel, [b"?"], [text.fileno(), remote.fileno(), *streams])
             except BaseException as error:
-                ours.close()
+                local.close()
                 if isinstance(error, OSError):
-                    raise EnvironmentFault("a sandbox that has ended was asked for something") from error
+                    raise EnvironmentFault("a sandbox that has ended got a request") from error
                 raise
-        ours.setblocking(False)
-        return ours
+        local.setblocking(False)
+        return local
 
 
 async def receive_message(source: socket.socket) -> dict[str, Json]:
-    """Return the next message of a socket; an empty one where there are no more."""
+    """Return the next message of a socket; an empty one at its end."""
     try:
         data = await asyncio.get_running_loop().sock_recv(source, _MESSAGE_BYTES)
     except ConnectionError:
@@ -223,9 +223,9 @@ async def receive_message(source: socket.socket) -> dict[str, Json]:
     return json.loads(data) if data else {}
 
 
-def message_file(content: bytes) -> BinaryIO:
-    """Return a message as a file without a name: it may be longer than a socket takes."""
-    file = os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed by who asks
+def make_message_file(content: bytes) -> BinaryIO:
+    """Return a message as an unnamed file: it may be longer than a socket takes."""
+    file = os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed by the caller
     file.write(content)
     file.flush()
     return cast("BinaryIO", file)
@@ -235,7 +235,7 @@ def _null() -> FileIO:
     return FileIO(os.devnull, "r+")
 
 
-def _absolute(path: str) -> str:
+def _require_absolute(path: str) -> str:
     if not path.startswith("/"):
         raise UsageError(f"a path in a sandbox must be absolute, not {path!r}")
     return path

@@ -1,7 +1,7 @@
-"""The files that a Dockerfile copies.
+"""Files of a build context that a Dockerfile copies.
 
-Invariant: nothing outside the context is ever copied, whatever paths and links say; what `.dockerignore` leaves out is
-not there.
+Invariant: nothing outside the context is ever copied, whatever paths and links say, and nothing that `.dockerignore`
+excludes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlkit.sandbox.dockerfile import Copy
 
 @dataclass(frozen=True)
 class Entry:
-    """A file, folder or link of the context, and the path that it gets; `text` in its stead where it has none."""
+    """A file, folder or link of the context, or a text, and its target name."""
 
     name: str
     path: Path | None
@@ -27,14 +27,14 @@ class Entry:
     text: str = ""
 
 
-def entries(step: Copy, context: Path) -> list[Entry]:
-    """List what a COPY copies, in order, or raise a UsageError where a source is not in the context."""
+def list_entries(step: Copy, context: Path) -> list[Entry]:
+    """List the entries of a COPY in order, or raise a UsageError if a source is not in the context."""
     if step.text is not None:
         name = step.target + step.sources[0].lstrip("<-'\"").rstrip("'\"") if step.target.endswith("/") else step.target
         return [Entry(name.lstrip("/"), None, step.mode or 0o644, step.text)]
     ignored = _Ignored(context / ".dockerignore")
     root = context.resolve()
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for source in step.sources:
         relative = os.path.normpath(source.lstrip("/") or ".")
         if relative.startswith(".."):
@@ -46,49 +46,49 @@ def entries(step: Copy, context: Path) -> list[Entry]:
         for path in paths:
             if not path.resolve().is_relative_to(root):
                 raise UsageError(f"{step.place}: {source} leads out of {context}")
-            found += _below(path, root, step, ignored, many=len(paths) > 1)
-    return found
+            entries += _list_below(path, root, step, ignored, many=len(paths) > 1)
+    return entries
 
 
-def digest(found: list[Entry]) -> str:
-    """A hash of names, modes and contents."""
-    whole = hashlib.sha256()
-    for entry in found:
-        whole.update(f"{entry.name}\0{entry.mode:o}\0".encode())
+def hash_entries(entries: list[Entry]) -> str:
+    """Return a hash of names, modes and contents."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(f"{entry.name}\0{entry.mode:o}\0".encode())
         if entry.path is None:
-            whole.update(hashlib.sha256(entry.text.encode()).digest())
+            digest.update(hashlib.sha256(entry.text.encode()).digest())
         elif entry.path.is_symlink():
-            whole.update(os.fsencode(entry.path.readlink()))
+            digest.update(os.fsencode(entry.path.readlink()))
         elif entry.path.is_file():
             with entry.path.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
-def _below(path: Path, root: Path, step: Copy, ignored: _Ignored, *, many: bool) -> list[Entry]:
+def _list_below(path: Path, root: Path, step: Copy, ignored: _Ignored, *, many: bool) -> list[Entry]:
     folder = step.target.endswith("/") or many
     if not path.is_dir():
         name = f"{step.target.rstrip('/')}/{path.name}" if folder else step.target
-        return [_entry(path.resolve(), name, step)]
+        return [_make_entry(path.resolve(), name, step)]
     top = step.target.rstrip("/")
-    found = [Entry(top.lstrip("/"), path.resolve(), stat.S_IMODE(path.stat().st_mode))] if top else []
+    entries = [Entry(top.lstrip("/"), path.resolve(), stat.S_IMODE(path.stat().st_mode))] if top else []
     for here, folders, files in os.walk(path):
-        kept = [name for name in folders if ignored.may_keep_below(str((Path(here) / name).relative_to(root)))]
-        folders[:] = sorted(name for name in kept if not (Path(here) / name).is_symlink())
-        for name in sorted([*kept, *files]):
+        included = [name for name in folders if ignored.may_keep_below(str((Path(here) / name).relative_to(root)))]
+        folders[:] = sorted(name for name in included if not (Path(here) / name).is_symlink())
+        for name in sorted([*included, *files]):
             inside = Path(here) / name
             if not ignored.leaves_out(str(inside.relative_to(root))):
-                found.append(_entry(inside, f"{top}/{inside.relative_to(path)}", step))
-    return found
+                entries.append(_make_entry(inside, f"{top}/{inside.relative_to(path)}", step))
+    return entries
 
 
-def _entry(path: Path, name: str, step: Copy) -> Entry:
+def _make_entry(path: Path, name: str, step: Copy) -> Entry:
     mode = stat.S_IMODE(path.lstat().st_mode)
     return Entry(name.lstrip("/"), path, step.mode if step.mode is not None and not path.is_dir() else mode)
 
 
 class _Ignored:
-    """The patterns of a .dockerignore: the last one that fits a path, or a folder that it is in, decides."""
+    """The patterns of a .dockerignore: the last one that matches a path, or a parent folder of it, decides."""
 
     def __init__(self, path: Path) -> None:
         self._rules: list[tuple[bool, re.Pattern[str]]] = []

@@ -1,7 +1,7 @@
-"""Dockerfiles, as far as tasks use them.
+"""Parser for the Dockerfile instructions that tasks use.
 
-Invariant: an instruction, a flag or a form that is not understood is an error that names the file and the line. None is
-passed over, but those that say nothing about what is in an image: CMD, EXPOSE, LABEL, MAINTAINER and STOPSIGNAL.
+Invariant: an unsupported instruction, flag or form is an error that names file and line. None is ignored, except
+those without effect on an image's content: CMD, EXPOSE, LABEL, MAINTAINER and STOPSIGNAL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import cast
 
 from rlkit.errors import UsageError, did_you_mean
 
-_KNOWN = ("FROM", "RUN", "COPY", "ADD", "ENV", "WORKDIR", "USER", "ARG", "SHELL")
+_SUPPORTED = ("FROM", "RUN", "COPY", "ADD", "ENV", "WORKDIR", "USER", "ARG", "SHELL")
 _WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 _HEREDOC = re.compile(r"(?<!\S)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1(?!\S)")  # as a word of its own: 1<<n is none
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])((?:[^{}]|\{[^{}]*\})*))?\})", re.DOTALL)
@@ -66,7 +66,7 @@ class Folder:
 
 @dataclass
 class Recipe:
-    """What an image is made of, and how commands run in it."""
+    """The steps of an image, and the settings of commands in it."""
 
     image: str
     steps: list[Run | Copy | Folder] = field(default_factory=list[Run | Copy | Folder])
@@ -81,11 +81,11 @@ def read(path: Path, *, arguments: Mapping[str, str] | None = None) -> Recipe:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    return _Reader(arguments or {}).recipe(list(instructions(text, name=str(path))), str(path))
+    return _Reader(arguments or {}).read_recipe(list(read_instructions(text, name=str(path))), str(path))
 
 
-def instructions(text: str, *, name: str) -> Iterator[Instruction]:
-    """The instructions of a Dockerfile."""
+def read_instructions(text: str, *, name: str) -> Iterator[Instruction]:
+    """Yield the instructions of a Dockerfile."""
     lines = iter(enumerate(text.splitlines(), start=1))
     for number, first in lines:
         start = first.strip()
@@ -106,34 +106,34 @@ def instructions(text: str, *, name: str) -> Iterator[Instruction]:
 
 
 def _document(lines: Iterator[tuple[int, str]], mark: re.Match[str], place: str) -> str:
-    found: list[str] = []
-    tabs = "<<-" in mark[0]
-    for _, given in lines:
-        line = given.lstrip("\t") if tabs else given
+    document: list[str] = []
+    strips_tabs = "<<-" in mark[0]
+    for _, raw_line in lines:
+        line = raw_line.lstrip("\t") if strips_tabs else raw_line
         if line == mark[2]:
-            return "".join(f"{kept}\n" for kept in found)
-        found.append(line)
+            return "".join(f"{text}\n" for text in document)
+        document.append(line)
     raise UsageError(f"{place}: the here-document <<{mark[2]} has no end")
 
 
 class _Reader:
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = given
+    def __init__(self, arguments: Mapping[str, str]) -> None:
+        self._arguments = arguments
         self._args: dict[str, str] = {}
-        self._before: dict[str, str] = {}
+        self._global_args: dict[str, str] = {}
         self._shell = _SHELL
         self._recipe: Recipe | None = None
 
-    def recipe(self, found: list[Instruction], name: str) -> Recipe:
-        for instruction in found:
+    def read_recipe(self, instructions: list[Instruction], name: str) -> Recipe:
+        for instruction in instructions:
             if instruction.name in _WITHOUT_EFFECT:
                 continue
-            if instruction.name not in _KNOWN:
-                near = did_you_mean(instruction.name, _KNOWN)
-                known = ", ".join((*_KNOWN, *_WITHOUT_EFFECT))
+            if instruction.name not in _SUPPORTED:
+                near = did_you_mean(instruction.name, _SUPPORTED)
+                supported = ", ".join((*_SUPPORTED, *_WITHOUT_EFFECT))
                 raise UsageError(
-                    f"{instruction.place}: the local sandbox does not know {instruction.name}.{near} It knows {known}; "
-                    "use a container engine for this task"
+                    f"{instruction.place}: the local sandbox does not know {instruction.name}.{near} It knows "
+                    f"{supported}; use a container engine for this task"
                 )
             if not instruction.text:
                 raise UsageError(f"{instruction.place}: {instruction.name} says nothing")
@@ -152,21 +152,21 @@ class _Reader:
     def _from(self, instruction: Instruction) -> None:
         if self._recipe is not None:
             raise UsageError(f"{instruction.place}: the local sandbox builds one stage only, and this is a second FROM")
-        flags, rest = _flags(instruction, {"platform"})
-        words = self._filled(rest, self._args).split()
+        flags, rest = _split_flags(instruction, {"platform"})
+        words = self._substitute(rest, self._args).split()
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
             raise UsageError(f"{instruction.place}: FROM takes an image, perhaps with AS and a name, not {rest!r}")
         if not flags.get("platform", "linux").startswith(("linux", "$")):
             raise UsageError(f"{instruction.place}: the local sandbox has no platform {flags['platform']!r}")
         self._recipe = Recipe(words[0])
-        self._before, self._args = self._args, {}
+        self._global_args, self._args = self._args, {}
 
     def _arg(self, instruction: Instruction) -> None:
         for word in self._words(instruction, instruction.text):
             name, has_default, default = word.partition("=")
-            value = self._given.get(name, self._before.get(name) if not has_default else None)
+            value = self._arguments.get(name, self._global_args.get(name) if not has_default else None)
             if value is None and has_default:
-                value = self._filled(default, self._variables())
+                value = self._substitute(default, self._variables())
             if value is not None:
                 self._args[name] = value
 
@@ -180,10 +180,10 @@ class _Reader:
             case "ENV":
                 recipe.env |= self._env(instruction)
             case "WORKDIR":
-                recipe.workdir = _joined(recipe.workdir, self._filled(_unquoted(text), self._variables()))
+                recipe.workdir = _join_path(recipe.workdir, self._substitute(_unquote(text), self._variables()))
                 recipe.steps.append(Folder(recipe.workdir))
             case "USER":
-                recipe.user = self._filled(text, self._variables())
+                recipe.user = self._substitute(text, self._variables())
             case _:
                 words = _json_words(text)
                 if not words:
@@ -191,7 +191,7 @@ class _Reader:
                 self._shell = tuple(words)
 
     def _run(self, recipe: Recipe, instruction: Instruction) -> Run:
-        flags, text = _flags(instruction, {"mount", "network", "security"})
+        flags, text = _split_flags(instruction, {"mount", "network", "security"})
         if not set(re.findall(r"type=(\w+)", flags.get("mount", ""))) <= {"cache", "tmpfs"} or (
             "mount" in flags and "type=" not in flags["mount"]
         ):
@@ -211,11 +211,11 @@ class _Reader:
         return Run(arguments, {**self._args, **recipe.env}, recipe.workdir, recipe.user, instruction.place)
 
     def _copy(self, recipe: Recipe, instruction: Instruction) -> Copy:
-        flags, text = _flags(instruction, {"chown", "chmod", "link", "from"})
+        flags, text = _split_flags(instruction, {"chown", "chmod", "link", "from"})
         if "from" in flags:
             raise UsageError(f"{instruction.place}: {instruction.name} --from needs other stages or images")
         words = _json_words(text) or self._words(instruction, text)
-        words = [self._filled(word, self._variables()) for word in words]
+        words = [self._substitute(word, self._variables()) for word in words]
         if len(words) < 2:
             raise UsageError(f"{instruction.place}: {instruction.name} takes sources and a target, not {text!r}")
         *sources, target = words
@@ -228,12 +228,12 @@ class _Reader:
         mode = flags.get("chmod")
         if mode is not None and not re.fullmatch("[0-7]{3,4}", mode):
             raise UsageError(f"{instruction.place}: --chmod takes an octal number, not {mode!r}")
-        whole = _joined(recipe.workdir, target)
+        whole = _join_path(recipe.workdir, target)
         is_folder = target.endswith(("/", "/.")) or target in (".", "..") or len(sources) > 1
         return Copy(
             tuple(sources),
             whole.rstrip("/") + "/" if is_folder else whole,
-            self._filled(flags["chown"], self._variables()) if "chown" in flags else None,
+            self._substitute(flags["chown"], self._variables()) if "chown" in flags else None,
             int(mode, 8) if mode else None,
             instruction.documents[0][1] if instruction.documents else None,
             instruction.place,
@@ -244,7 +244,7 @@ class _Reader:
         if "=" not in first[0]:
             if len(first) == 1:
                 raise UsageError(f"{instruction.place}: ENV {first[0]} has no value")
-            return {first[0]: self._filled(_unquoted(first[1]), self._variables())}
+            return {first[0]: self._substitute(_unquote(first[1]), self._variables())}
         variables = self._variables()
         pairs: dict[str, str] = {}
         for word in _raw_words(instruction.text):
@@ -255,27 +255,28 @@ class _Reader:
         return pairs
 
     def _value(self, text: str, variables: Mapping[str, str]) -> str:
-        """A value without its quotes; nothing is filled in between single ones."""
+        """Return a value without its quotes; nothing is substituted between single ones."""
         pieces = re.findall(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?:\\.|[^'\"\\])+|.", text, re.DOTALL)
         return "".join(
-            _unquoted(piece) if piece.startswith("'") else self._filled(_unquoted(piece), variables) for piece in pieces
+            _unquote(piece) if piece.startswith("'") else self._substitute(_unquote(piece), variables)
+            for piece in pieces
         )
 
     def _variables(self) -> dict[str, str]:
         return {**self._args, **(self._recipe.env if self._recipe else {})}
 
-    def _filled(self, text: str, variables: Mapping[str, str]) -> str:
+    def _substitute(self, text: str, variables: Mapping[str, str]) -> str:
         def value(match: re.Match[str]) -> str:
             if match[1]:
                 return match[1]
             name, operator, word = match[2] or match[3], match[4] or "", match[5] or ""
-            known = variables.get(name)
-            is_set = bool(known) if operator.startswith(":") else known is not None
+            current = variables.get(name)
+            is_set = bool(current) if operator.startswith(":") else current is not None
             if operator.endswith("+"):
-                return self._filled(word, variables) if is_set else ""
+                return self._substitute(word, variables) if is_set else ""
             if operator and not is_set:
-                return self._filled(word, variables)
-            return known or ""
+                return self._substitute(word, variables)
+            return current or ""
 
         return _VARIABLE.sub(value, text)
 
@@ -286,19 +287,19 @@ class _Reader:
             raise UsageError(f"{instruction.place}: {error}") from error
 
 
-def _flags(instruction: Instruction, known: set[str]) -> tuple[dict[str, str], str]:
+def _split_flags(instruction: Instruction, supported: set[str]) -> tuple[dict[str, str], str]:
     flags: dict[str, str] = {}
     text = instruction.text
-    while found := _FLAG.match(text):
-        if found[1] not in known:
-            raise UsageError(f"{instruction.place}: {instruction.name} --{found[1]} is not supported")
-        flags[found[1]] = f"{flags[found[1]]} {found[2]}" if found[1] in flags else found[2] or ""
-        text = text[found.end() :]
+    while match := _FLAG.match(text):
+        if match[1] not in supported:
+            raise UsageError(f"{instruction.place}: {instruction.name} --{match[1]} is not supported")
+        flags[match[1]] = f"{flags[match[1]]} {match[2]}" if match[1] in flags else match[2] or ""
+        text = text[match.end() :]
     return flags, text
 
 
 def _json_words(text: str) -> list[str]:
-    """The words of an instruction in its exec form; none where it is not."""
+    """Return the words of an instruction in exec form; none for other forms."""
     if not text.startswith("["):
         return []
     try:
@@ -313,12 +314,12 @@ def _raw_words(text: str) -> list[str]:
     return re.findall(r"(?:\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\S)+", text, re.DOTALL)
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _joined(folder: str, path: str) -> str:
-    """An absolute path, without its dots."""
+def _join_path(folder: str, path: str) -> str:
+    """Return an absolute path without `.` and `..`."""
     parts: list[str] = []
     for part in (PurePosixPath(folder) / path).parts[1:]:
         if part == "..":

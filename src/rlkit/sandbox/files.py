@@ -1,7 +1,7 @@
-"""Files on their way into a sandbox and out of it.
+"""Files copied into and out of a sandbox.
 
-Invariant: what comes out of a sandbox is written below the folder that was asked for and nowhere else, whatever its
-names and links say: no link is followed, none leads out of the folder, and nothing keeps a set-user-id bit.
+Invariant: files from a sandbox are written below the target folder and nowhere else, whatever their names and links
+say: no link is followed, none leads out of the folder, and no file keeps a set-user-id bit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rlkit.sandbox.context import Entry
 
 _CHUNK_BYTES = 1 << 20
 
-_MOST_ENTRIES = 200_000
-"""Files and folders that come out of a sandbox at one time: each takes an inode and memory, however small it is."""
+_MAX_ENTRIES = 200_000
+"""Maximum number of files and folders copied out of a sandbox at one time: each takes an inode and memory."""
 
 
-class TooMuch(EnvironmentFault):
-    """More came out of a sandbox than was to be taken."""
+class TransferTooLarge(EnvironmentFault):
+    """A copy out of a sandbox exceeded its limit."""
 
 
 def pack(source: Path, stream: BinaryIO) -> None:
-    """Write a file, or what is in a folder, as a tar stream that belongs to the sandbox's root."""
+    """Write a file, or the contents of a folder, as a tar stream owned by the sandbox's root."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         if not source.is_dir():
             _add(archive, source.resolve(), source.name)
@@ -41,7 +41,7 @@ def pack(source: Path, stream: BinaryIO) -> None:
 
 
 def pack_entries(entries: list[Entry], stream: BinaryIO) -> None:
-    """Write what a Dockerfile copies as a tar stream."""
+    """Write the entries of a COPY as a tar stream."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         for entry in entries:
             if entry.path is not None:
@@ -57,7 +57,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str, *, mode: int | None = None) -> None:
-    """Write a file, a folder without what is in it, or a link; nothing else goes into a sandbox."""
+    """Write a file, a folder without its contents, or a link; skip anything else."""
     kind = path.lstat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
         return
@@ -68,61 +68,61 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, *, mode: int | None = 
     if not stat.S_ISREG(kind):
         archive.addfile(member)
         return
-    # a second name of a file is a file, too: who reads a stream cannot go back to the first
+    # a hard link is written as a file: the reader of a stream cannot seek back to the first one
     member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.stat().st_size
     with path.open("rb") as file:
         archive.addfile(member, file)
 
 
-def unpack(stream: BinaryIO, target: Path, *, single: bool, most_bytes: int) -> None:
-    """Write what came out of a sandbox below `target`, or to it as a single file; raise TooMuch beyond a limit."""
-    left = most_bytes
+def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> None:
+    """Write files from a sandbox below `target`, or to it as a single file; raise TransferTooLarge beyond a limit."""
+    left = max_bytes
     links: list[tuple[PurePosixPath, str]] = []
     top = os.open(target.parent if single else target, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for count, member in enumerate(archive):
-                if count == _MOST_ENTRIES:
-                    raise TooMuch(f"more than {_MOST_ENTRIES} files came out of the sandbox")
+                if count == _MAX_ENTRIES:
+                    raise TransferTooLarge(f"the copy out of the sandbox has more than {_MAX_ENTRIES} files")
                 name = PurePosixPath(target.name if single else member.name)
                 if name.is_absolute() or ".." in name.parts or not name.parts:
                     continue
                 if member.isdir():
-                    os.close(_folder(top, name))
+                    os.close(_open_folder(top, name))
                 elif member.isreg():
                     left -= member.size
                     if left < 0:
-                        raise TooMuch(f"more than {most_bytes} bytes came out of the sandbox")
+                        raise TransferTooLarge(f"the copy out of the sandbox has more than {max_bytes} bytes")
                     content = archive.extractfile(member)
                     if content is not None:
                         _write(top, name, content, member.mode)
-                elif member.issym() and _stays(name, member.linkname):
+                elif member.issym() and _stays_inside(name, member.linkname):
                     links.append((name, member.linkname))
-        for name, leads in links:
-            _link(top, name, leads)
+        for name, link_target in links:
+            _link(top, name, link_target)
     finally:
         os.close(top)
 
 
-def _stays(name: PurePosixPath, leads: str) -> bool:
-    """Whether a link cannot lead out: steps up come first, and are fewer than the folders it lies in.
+def _stays_inside(name: PurePosixPath, link_target: str) -> bool:
+    """Return whether a link cannot lead out: all `..` come first, and are fewer than the link's parent folders.
 
-    A step up after another could follow a second link to a place that lies less deep.
+    A `..` after another part could follow a second link to a less deep place.
     """
-    parts = PurePosixPath(leads).parts
+    parts = PurePosixPath(link_target).parts
     up = sum(1 for part in parts if part == "..")
-    return not leads.startswith("/") and parts[:up] == ("..",) * up and up < len(name.parts)
+    return not link_target.startswith("/") and parts[:up] == ("..",) * up and up < len(name.parts)
 
 
-def _folder(top: int, name: PurePosixPath) -> int:
-    """The folder of that name below `top`, made as far as it is missing; what is no folder makes way."""
+def _open_folder(top: int, name: PurePosixPath) -> int:
+    """Open a folder below `top`; make missing folders, and replace what is not a folder."""
     here = os.dup(top)
     for part in name.parts:
         with suppress(FileExistsError):
             os.mkdir(part, dir_fd=here)
         try:
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-        except NotADirectoryError:  # a link is none, either
+        except NotADirectoryError:  # also for a link
             os.unlink(part, dir_fd=here)
             os.mkdir(part, dir_fd=here)
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
@@ -133,7 +133,7 @@ def _folder(top: int, name: PurePosixPath) -> int:
 
 
 def _write(top: int, name: PurePosixPath, content: IO[bytes], mode: int) -> None:
-    folder = _folder(top, name.parent)
+    folder = _open_folder(top, name.parent)
     try:
         with suppress(FileNotFoundError):
             os.unlink(name.name, dir_fd=folder)
@@ -146,12 +146,12 @@ def _write(top: int, name: PurePosixPath, content: IO[bytes], mode: int) -> None
         os.close(folder)
 
 
-def _link(top: int, name: PurePosixPath, leads: str) -> None:
-    folder = _folder(top, name.parent)
+def _link(top: int, name: PurePosixPath, link_target: str) -> None:
+    folder = _open_folder(top, name.parent)
     try:
         with suppress(FileNotFoundError):
             os.unlink(name.name, dir_fd=folder)
-        os.symlink(leads, name.name, dir_fd=folder)
+        os.symlink(link_target, name.name, dir_fd=folder)
     except (IsADirectoryError, FileExistsError):
         pass  # a folder of that name is there already
     finally:

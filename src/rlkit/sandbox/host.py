@@ -1,7 +1,7 @@
-"""A root file system out of the host's own.
+"""A root file system made from the host's.
 
-Invariant: what is seen of the host is a list, not what is left of it: its programs and libraries, those of its settings
-that every user may read and that hold no secret, and what package managers know. No home, no credential, no data.
+Invariant: the visible part of the host is a list of what is included, not of what is excluded: programs and libraries,
+settings that every user may read and that hold no secret, and the data of package managers. No home, credential, data.
 """
 
 from __future__ import annotations
@@ -37,56 +37,56 @@ _HIDDEN = frozenset({
     "sudoers", "sudoers.d", "vault", "wireguard", "wpa_supplicant",
 })
 # fmt: on
-"""Names directly in /etc that are not shown though every user may read some of them: they are about this machine and
-its accounts, not about its programs."""
+"""Hidden names directly in /etc, some of them readable by every user: they are about this machine and its accounts, not
+about its programs."""
 
 _SECRET = (".key", ".pem.key", ".p12", ".pfx", ".keytab", ".kdbx", ".gpg-secret", "credentials", ".netrc", ".pgpass")
 
 
 def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
-    """A name for what is seen of the host, and the overlays that show it; `folders` are shown besides.
+    """Return a name for the visible part of the host, and its overlays, `folders` included.
 
-    The name changes when the settings in /etc do, or which folders there are.
+    The name changes with the settings in /etc and with the list of folders.
     """
-    name, base = _base(sandbox_folders.store())
+    name, base = _make_base(sandbox_folders.store())
     system = [f"/{entry}" for entry in _SYSTEM if (path := Path("/") / entry).is_dir() and not path.is_symlink()]
     packages = [path for path in _PACKAGES if Path(path).is_dir()]
-    shown = [*system, *packages, *folders]
-    whole = hashlib.sha256("\0".join([name, *shown]).encode()).hexdigest()[:16]
-    own = tuple(Layers(target=path, lower=(path,)) for path in shown)
-    return whole, (Layers(target="/", lower=(str(base.relative_to(sandbox_folders.store())),)), *own)
+    paths = [*system, *packages, *folders]
+    digest = hashlib.sha256("\0".join([name, *paths]).encode()).hexdigest()[:16]
+    overlays = tuple(Layers(target=path, lower=(path,)) for path in paths)
+    return digest, (Layers(target="/", lower=(str(base.relative_to(sandbox_folders.store())),)), *overlays)
 
 
 _making = threading.Lock()
 
 
-def _forked() -> None:
+def _reset_lock_after_fork() -> None:
     global _making  # noqa: PLW0603  there is one
-    _making = threading.Lock()  # a thread that the child does not have may hold the old one
+    _making = threading.Lock()  # a thread that the child lacks may hold the old lock
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_lock_after_fork)
 
 
 @cache
-def _base(store: Path) -> tuple[str, Path]:
-    """The folder with the settings and the empty folders, made unless it is there."""
-    shown = sorted(_shown(Path("/etc"), top=True))
-    whole = hashlib.sha256()
-    for path in shown:
-        about = path.lstat()
-        whole.update(f"{path}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
-    name = f"host-{whole.hexdigest()[:16]}"
+def _make_base(store: Path) -> tuple[str, Path]:
+    """Return the folder with the settings and the empty folders; make it unless it exists."""
+    visible = sorted(_list_visible(Path("/etc"), top=True))
+    digest = hashlib.sha256()
+    for path in visible:
+        status = path.lstat()
+        digest.update(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    name = f"host-{digest.hexdigest()[:16]}"
     base = store / "base" / name
-    with _making:  # threads that make it at once would take each other's for their own
+    with _making:  # only one thread makes it
         if not base.is_dir():
-            _make(base, shown)
+            _fill_base(base, visible)
     return name, base
 
 
-def _shown(folder: Path, *, top: bool = False) -> list[Path]:
-    """What of a folder every user may read, and is no secret by its name."""
-    found: list[Path] = []
+def _list_visible(folder: Path, *, top: bool = False) -> list[Path]:
+    """List the entries of a folder that every user may read, and that are no secret by their names."""
+    visible: list[Path] = []
     with suppress(OSError):
         for entry in os.scandir(folder):
             mode = entry.stat(follow_symlinks=False).st_mode
@@ -94,30 +94,30 @@ def _shown(folder: Path, *, top: bool = False) -> list[Path]:
                 continue
             path = Path(entry.path)
             if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and mode & stat.S_IROTH):
-                found.append(path)
+                visible.append(path)
             elif stat.S_ISDIR(mode) and mode & stat.S_IROTH and mode & stat.S_IXOTH:
-                found += [path, *_shown(path)]
-    return found
+                visible += [path, *_list_visible(path)]
+    return visible
 
 
-def _make(base: Path, shown: list[Path]) -> None:
-    fresh = sandbox_folders.fresh()
+def _fill_base(base: Path, visible: list[Path]) -> None:
+    temporary = sandbox_folders.make_temporary_path()
     base.parent.mkdir(parents=True, exist_ok=True)
     for name, mode in _FOLDERS.items():
-        (fresh / name).mkdir(parents=True)
-        (fresh / name).chmod(mode)
+        (temporary / name).mkdir(parents=True)
+        (temporary / name).chmod(mode)
     for name in _SYSTEM:
         if (Path("/") / name).is_symlink():
-            (fresh / name).symlink_to((Path("/") / name).readlink())
-    (fresh / "var/run").symlink_to("/run")
-    for path in shown:
-        target = fresh / path.relative_to("/")
-        with suppress(FileNotFoundError, PermissionError):  # it went meanwhile, or is not for this user
+            (temporary / name).symlink_to((Path("/") / name).readlink())
+    (temporary / "var/run").symlink_to("/run")
+    for path in visible:
+        target = temporary / path.relative_to("/")
+        with suppress(FileNotFoundError, PermissionError):  # removed meanwhile, or not readable for this user
             if path.is_dir() and not path.is_symlink():
                 target.mkdir(exist_ok=True)
             else:
                 shutil.copy2(path, target, follow_symlinks=False)
     try:
-        fresh.rename(base)
-    except OSError:  # another process was first
-        sandbox_folders.remove_folder(fresh)
+        temporary.rename(base)
+    except OSError:  # another process was faster
+        sandbox_folders.remove_folder(temporary)

@@ -1,7 +1,7 @@
-"""Images: a root file system, and the layers that a Dockerfile puts on it.
+"""Images: a root file system, and the layers of a Dockerfile on it.
 
-Invariant: a layer's name is a hash of all that it was made from, so that equal steps on equal ground are taken once; a
-layer is there whole or not at all, and one that is built by two at a time is built once.
+Invariant: the name of a layer is a hash of its inputs, so that equal steps on equal layers run once; it exists whole
+or not at all, and concurrent builds of it build it once.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from rlkit.sandbox.spec import Layers, Limits, Spec
 from rlkit.sandbox.threads import in_thread
 
 HOST = "host"
-"""The name of the root file system that is made from the host's own."""
+"""Name of the root file system that is made from the host's."""
 
 _POLL_S = 0.05
 _TAIL_CHARACTERS = 800
-_KEPT_BYTES = 20 << 30
+_CACHE_BYTES = 20 << 30
 _YOUNG_S = 3600.0  # longer than from looking for a layer to starting a sandbox with it
 _VERSION = 1
 _CHOWN_AT_ONCE = 500
 _BUILD_S = 3600.0
 
 _rebuilt_layers = set[Path]()
-"""The layers that this process was asked to build anew, and has."""
+"""Layers that this process has rebuilt on request."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """The start of a sandbox: overlays of a root file system, names of cached layers from the bottom, and folders."""
+    """An image: overlays of a root file system, names of cached layers from the bottom, and folders to make."""
 
     name: str
     trees: tuple[Layers, ...]
@@ -77,74 +77,73 @@ def trees(image: Image) -> tuple[Layers, ...]:
 
 async def build(
     recipe: Recipe,
-    ground: Image,
+    base_image: Image,
     folder: Path,
     *,
     limits: Limits = Limits(),  # noqa: B008  frozen
     rebuild: bool = False,
     timeout_s: float = _BUILD_S,
 ) -> Image:
-    """Take the steps of a Dockerfile that have not been taken yet, each within a time limit.
+    """Run the steps of a Dockerfile that are not cached, each within a time limit.
 
-    RUN has the host's network, as it has in a container engine: it is the task that asks, not a model. With `rebuild`,
-    each step is taken anew, once in this process: others may use what it made.
+    RUN has the host's network, as in a container engine: it is the task's code, not a model's. With `rebuild`, each
+    step runs again, once in this process, whose other sandboxes may use the result.
 
     Raises:
         EnvironmentFault: a RUN failed; with file, line and the end of its output.
     """
-    name, layers, folders = ground.name, list(ground.layers), list(ground.folders)
-    built = False
+    name, layers, folders = base_image.name, list(base_image.layers), list(base_image.folders)
+    has_new_layers = False
     for step in recipe.steps:
         if isinstance(step, Folder):
             folders.append(step.path)
             continue
-        found = await in_thread(context.entries, step, folder) if isinstance(step, Copy) else []
-        name = _name(name, step, await in_thread(context.digest, found))
+        entries = await in_thread(context.list_entries, step, folder) if isinstance(step, Copy) else []
+        name = _hash_step(name, step, await in_thread(context.hash_entries, entries))
         path = sandbox_folders.store() / "layers" / name
-        so_far = Image(name, ground.trees, tuple(layers), folders=tuple(folders))
-        async with _locked(path):
+        lower_image = Image(name, base_image.trees, tuple(layers), folders=tuple(folders))
+        async with _lock(path):
             if (rebuild and path not in _rebuilt_layers) or not path.is_dir():
-                fresh_layer = await _taken(step, found, so_far, limits=limits, timeout_s=timeout_s)
-                await in_thread(_settle, fresh_layer, path)
+                layer = await _run_step(step, entries, lower_image, limits=limits, timeout_s=timeout_s)
+                await in_thread(_store_layer, layer, path)
                 _rebuilt_layers.update([path] if rebuild else [])
-                built = True
+                has_new_layers = True
             os.utime(path)
         layers.append(name)
-    if built:
+    if has_new_layers:
         await in_thread(prune)
-    return Image(
-        name, ground.trees, tuple(layers), {**ground.env, **recipe.env}, recipe.workdir, recipe.user, tuple(folders)
-    )
+    env = {**base_image.env, **recipe.env}
+    return Image(name, base_image.trees, tuple(layers), env, recipe.workdir, recipe.user, tuple(folders))
 
 
-def prune(most_bytes: int = _KEPT_BYTES) -> int:
-    """Remove the layers that were used longest ago, beyond `most_bytes`, and return their number.
+def prune(max_bytes: int = _CACHE_BYTES) -> int:
+    """Remove the least recently used layers beyond `max_bytes`, and return their number.
 
-    One that was used within the hour, or that a sandbox is made of, stays.
+    Layers that were used within the hour, or that a sandbox uses, stay.
     """
-    used, kept, removed = sandbox_folders.layers_in_use(), 0, 0
-    layers = sorted((sandbox_folders.store() / "layers").glob("*/size"), key=_used_s, reverse=True)
+    used, total_bytes, removed = sandbox_folders.list_layers_in_use(), 0, 0
+    layers = sorted((sandbox_folders.store() / "layers").glob("*/size"), key=_last_use_s, reverse=True)
     for size in layers:
         path = size.parent
-        with suppress(FileNotFoundError):  # another process was first
-            kept += int(size.read_text())
-            if kept > most_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
-                sandbox_folders.remove_folder(path.rename(sandbox_folders.fresh()))
+        with suppress(FileNotFoundError):  # another process was faster
+            total_bytes += int(size.read_text())
+            if total_bytes > max_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
+                sandbox_folders.remove_folder(path.rename(sandbox_folders.make_temporary_path()))
                 removed += 1
     return removed
 
 
-def _used_s(size: Path) -> float:
+def _last_use_s(size: Path) -> float:
     try:
         return size.parent.stat().st_mtime
-    except FileNotFoundError:  # it went meanwhile
+    except FileNotFoundError:  # removed meanwhile
         return 0.0
 
 
-async def _taken(
-    step: Run | Copy, found: list[context.Entry], image: Image, *, limits: Limits, timeout_s: float
+async def _run_step(
+    step: Run | Copy, entries: list[context.Entry], image: Image, *, limits: Limits, timeout_s: float
 ) -> Path:
-    """Take a step in a sandbox of its own, and return the folder with what it wrote."""
+    """Run a step in a sandbox of its own, and return the folder with the files that it wrote."""
     spec = Spec(
         trees=trees(image),
         network=isinstance(step, Run),
@@ -157,41 +156,43 @@ async def _taken(
         if isinstance(step, Run):
             await _run(sandbox, step, timeout_s)
         else:
-            await sandbox.put_entries(found)
-            await _chown(sandbox, step, found)
+            await sandbox.put_entries(entries)
+            await _chown(sandbox, step, entries)
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise
-    fresh = await in_thread(sandbox_folders.fresh)
-    await sandbox.stop(keep=fresh)
-    return fresh
+    layer = await in_thread(sandbox_folders.make_temporary_path)
+    await sandbox.stop(keep=layer)
+    return layer
 
 
-def _settle(fresh: Path, path: Path) -> None:
-    total = 0
-    for here, _, names in os.walk(fresh):
-        total += sum((Path(here) / name).lstat().st_blocks * 512 for name in names)
-    (fresh / "size").write_text(str(total))
+def _store_layer(layer: Path, path: Path) -> None:
+    total_bytes = 0
+    for folder, _, names in os.walk(layer):
+        total_bytes += sum((Path(folder) / name).lstat().st_blocks * 512 for name in names)
+    (layer / "size").write_text(str(total_bytes))
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():  # built anew
-        old = path.rename(sandbox_folders.fresh())
-        if path.name not in sandbox_folders.layers_in_use():  # or it goes with this process
+    if path.is_dir():  # a rebuild
+        old = path.rename(sandbox_folders.make_temporary_path())
+        if path.name not in sandbox_folders.list_layers_in_use():  # else it is removed with this process
             sandbox_folders.remove_folder(old)
-    fresh.rename(path)
+    layer.rename(path)
 
 
 async def _run(sandbox: Sandbox, step: Run, timeout_s: float) -> None:
     try:
-        done = await sandbox.run(step.arguments, user=step.user, cwd=step.workdir, env=step.env, timeout_s=timeout_s)
+        completed = await sandbox.run(
+            step.arguments, user=step.user, cwd=step.workdir, env=step.env, timeout_s=timeout_s
+        )
     except CommandTimeout as error:
         raise EnvironmentFault(f"{step.place}: RUN took more than {timeout_s:g} s") from error
-    if done.exit_code != 0:
-        said = (done.stdout + done.stderr).decode(errors="replace").strip()[-_TAIL_CHARACTERS:]
-        raise EnvironmentFault(f"{step.place}: RUN failed with exit code {done.exit_code}: {said}")
+    if completed.exit_code != 0:
+        output = (completed.stdout + completed.stderr).decode(errors="replace").strip()[-_TAIL_CHARACTERS:]
+        raise EnvironmentFault(f"{step.place}: RUN failed with exit code {completed.exit_code}: {output}")
 
 
-async def _chown(sandbox: Sandbox, step: Copy, found: list[context.Entry]) -> None:
-    names = [f"/{entry.name}" for entry in found]
+async def _chown(sandbox: Sandbox, step: Copy, entries: list[context.Entry]) -> None:
+    names = [f"/{entry.name}" for entry in entries]
     for start in range(0, len(names) if step.owner else 0, _CHOWN_AT_ONCE):
         owner = step.owner or ""
         done = await sandbox.run(["chown", "-h", owner, "--", *names[start : start + _CHOWN_AT_ONCE]])
@@ -199,17 +200,17 @@ async def _chown(sandbox: Sandbox, step: Copy, found: list[context.Entry]) -> No
             raise UsageError(f"{step.place}: --chown={owner}: {done.stderr.decode(errors='replace').strip()}")
 
 
-def _name(before: str, step: Run | Copy, copied: str) -> str:
+def _hash_step(previous_name: str, step: Run | Copy, entries_hash: str) -> str:
     if isinstance(step, Run):
-        what = ["run", step.arguments, sorted(step.env.items()), step.workdir, step.user]
+        inputs = ["run", step.arguments, sorted(step.env.items()), step.workdir, step.user]
     else:
-        what = ["copy", copied, step.owner]
-    made = json.dumps([_VERSION, os.geteuid(), before, what])
-    return hashlib.sha256(made.encode()).hexdigest()[:16]
+        inputs = ["copy", entries_hash, step.owner]
+    text = json.dumps([_VERSION, os.geteuid(), previous_name, inputs])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @asynccontextmanager
-async def _locked(path: Path):
+async def _lock(path: Path):
     locks = path.parent.parent / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with FileIO(locks / path.name, "w") as file:

@@ -1,7 +1,7 @@
-"""A sandbox, from the outside: starting it, opening a view of it, stopping it.
+"""Sandboxes from the outside: start, views, stop.
 
-Invariant: a sandbox lives as long as this object holds its socket, so that one whose owner dies, however it dies, has
-no process and no mount a moment later; after `stop` it has no file either. Nothing here blocks the event loop.
+Invariant: a sandbox lives as long as this object holds its socket, so that a moment after its owner's death, however it
+dies, it has no process and no mount; after `stop` it has no file either. Nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from weakref import WeakSet
 
 from rlkit.errors import EnvironmentFault, MissingError
 from rlkit.sandbox import cgroups, sandbox_folders
-from rlkit.sandbox.commands import Commands, message_file, receive_message
-from rlkit.sandbox.plan import in_force, not_started, planned
+from rlkit.sandbox.commands import Commands, make_message_file, receive_message
+from rlkit.sandbox.plan import describe_limits, make_plan, make_start_error
 from rlkit.sandbox.spec import Spec, shared_paths
 from rlkit.sandbox.threads import in_thread
 from rlkit.types import Json
 
 _INSIDE = Path(__file__).parent
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first_process import main; main()"
-_START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
+_START_S = 300.0  # against hangs only: a start is slow on a busy machine
 _END_S = 10.0
 
 OWNED_SOCKETS = WeakSet[socket.socket]()
@@ -50,27 +50,27 @@ class Sandbox(Commands):
 
     def __init__(
         self,
-        place: sandbox_folders.SandboxFolder,
+        folder: sandbox_folders.SandboxFolder,
         process: subprocess.Popen[bytes],
         owner: socket.socket,
         views: socket.socket,
     ) -> None:
         super().__init__(owner)
-        self._place = place
+        self._folder = folder
         self._process = process
         self._views = views
         self.limit_descriptions: tuple[str, ...] = ()
-        """What limits it, in words."""
+        """Limits in force, in words."""
         self.seal_problem = ""
-        """Why this kernel cannot keep the sandbox's processes out of a view; empty where it can."""
+        """Reason why this kernel cannot keep the sandbox's processes out of a view; empty where it can."""
 
     @staticmethod
     async def start(spec: Spec) -> Sandbox:
         """Start a sandbox.
 
         Raises:
-            MissingError: the system cannot do it.
-            EnvironmentFault: it did not come up.
+            MissingError: the system cannot run sandboxes.
+            EnvironmentFault: the sandbox did not start.
         """
         if sys.platform != "linux":
             raise MissingError("a local sandbox needs Linux: use a container engine or a cloud environment instead")
@@ -78,7 +78,7 @@ class Sandbox(Commands):
         try:
             sandbox, groups = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            await (await launching)[0].stop()  # or it would be nobody's
+            await (await launching)[0].stop()  # else it has no owner
             raise
         try:
             async with asyncio.timeout(_START_S):
@@ -86,15 +86,17 @@ class Sandbox(Commands):
                 while "ready" not in message:
                     message = await receive_message(sandbox._channel)
                     if "pid" in message:
-                        await in_thread(sandbox._place.belongs, (int(str(message["pid"])),))
+                        await in_thread(sandbox._folder.add_resources, (int(str(message["pid"])),))
                     elif "ready" not in message:
-                        raise not_started(message)
+                        raise make_start_error(message)
         except BaseException as error:
             await asyncio.shield(sandbox.stop())
             if isinstance(error, TimeoutError):
                 raise EnvironmentFault(f"a sandbox did not start within {_START_S:g} s") from None
             raise
-        sandbox._limits, sandbox.limit_descriptions = in_force(spec, groups, filtered=bool(message.get("filtered")))
+        sandbox._limits, sandbox.limit_descriptions = describe_limits(
+            spec, groups, filtered=bool(message.get("filtered"))
+        )
         sandbox.seal_problem = str(message.get("seal_problem", ""))
         return sandbox
 
@@ -102,53 +104,53 @@ class Sandbox(Commands):
         """Open a view of the sandbox as it is now.
 
         Args:
-            private: folders that the view has to itself, empty at first and owned by root.
-            shared: folders of the sandbox that the view shows; all else is the image as it was before the sandbox
-                started. None for all of the sandbox.
+            private: folders of the view alone, empty at first and owned by root.
+            shared: folders of the sandbox that the view shows; the rest is the original image. None for all of the
+                sandbox.
 
         Raises:
             MissingError: the kernel cannot keep the sandbox's processes out of it.
-            UsageError: a shared path is not absolute, has a `..`, or holds or lies in a folder of the view's own.
-            EnvironmentFault: the view could not be opened, or the sandbox is gone.
+            UsageError: a shared path is not absolute, has a `..`, or overlaps a private folder.
+            EnvironmentFault: the view could not be opened, or the sandbox has ended.
         """
         if self.seal_problem:
             raise MissingError(f"a view of a sandbox cannot be sealed: {self.seal_problem}")
-        shown = None if shared is None else shared_paths(shared, private=private)
+        paths = None if shared is None else list(shared_paths(shared, private=private))
         view = View(self._views)
         view._limits = dict(self._limits)
-        await view._request_view({"view": {"private": list(private), "shared": None if shown is None else list(shown)}})
+        await view._request_view({"view": {"private": list(private), "shared": paths}})
         return view
 
     async def stop(self, *, keep: Path | None = None) -> None:
-        """End all that runs in it, and remove it; more than once is no more than once.
+        """End all processes of the sandbox, and remove it; may be called more than once.
 
         Args:
-            keep: a path that what was written goes to, a folder for each tree; on the file system of rlkit's cache.
+            keep: destination of the written files, a folder for each tree; on the file system of rlkit's cache.
         """
         self._views.close()  # first, so that its process knows why its jobs end
         self._channel.close()
-        if not await _ended(self._process, _END_S):
+        if not await _has_ended(self._process, _END_S):
             self._process.kill()
         await in_thread(self._process.wait)
-        for stream in self._left:
+        for stream in self._background_streams:
             stream.close()
         if keep is not None:
-            await in_thread((self._place.path / "upper").rename, keep)
-        await in_thread(self._place.remove)
+            await in_thread((self._folder.path / "upper").rename, keep)
+        await in_thread(self._folder.remove)
 
 
 def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
-    place = sandbox_folders.SandboxFolder(spec.uses)
+    folder = sandbox_folders.SandboxFolder(spec.uses)
     try:
-        groups = cgroups.make(place.name, spec.limits)
-        place.belongs((), groups.folders)
-        plan = planned(spec, place, groups)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        views, theirs_too = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, theirs_too:
-            numbers = (theirs.fileno(), theirs_too.fileno())
+        groups = cgroups.make(folder.name, spec.limits)
+        folder.add_resources((), groups.folders)
+        plan = make_plan(spec, folder, groups)
+        owner, remote_owner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        views, remote_views = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with remote_owner, remote_views:
+            numbers = (remote_owner.fileno(), remote_views.fileno())
             arguments = [sys.executable, "-I", "-S", "-c", _START, str(_INSIDE), *map(str, numbers)]
-            # Its environment can be read in the sandbox, and its working directory must not keep a folder from going.
+            # Its environment is readable in the sandbox; its working directory must not block the removal of a folder.
             process = subprocess.Popen(
                 arguments,
                 env=loader_environment(),
@@ -157,29 +159,29 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for its owner, which goes on with it to the end of a step
+                start_new_session=True,  # Ctrl-C is for its owner, which still needs it until the end of a step
             )
-        place.belongs((process.pid,))
-        with message_file(json.dumps(plan).encode()) as text:
-            socket.send_fds(ours, [b"?"], [text.fileno()])
+        folder.add_resources((process.pid,))
+        with make_message_file(json.dumps(plan).encode()) as text:
+            socket.send_fds(owner, [b"?"], [text.fileno()])
     except BaseException:
-        place.remove()
+        folder.remove()
         raise
-    for channel in (ours, views):
+    for channel in (owner, views):
         channel.setblocking(False)
         OWNED_SOCKETS.add(channel)
-    return Sandbox(place, process, ours, views), groups
+    return Sandbox(folder, process, owner, views), groups
 
 
-async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+async def _has_ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     if process.poll() is not None:
         return True
-    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, gone.set)
+    loop.add_reader(descriptor, end.set)
     try:
-        async with asyncio.timeout(within_s):
-            await gone.wait()
+        async with asyncio.timeout(timeout_s):
+            await end.wait()
     except TimeoutError:
         return False
     finally:
@@ -189,12 +191,12 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def loader_environment() -> dict[str, str]:
-    """Return the variables without which this very interpreter might not start."""
+    """Return the variables that this interpreter may need to start."""
     return {name: value for name in ("LD_LIBRARY_PATH",) if (value := os.environ.get(name))}
 
 
 def _close_owned_sockets() -> None:
-    """Close what a forked process would keep alive beyond its parent's death."""
+    """Close the sockets in a forked process, which would keep sandboxes alive beyond its parent's death."""
     for owner in list(OWNED_SOCKETS):
         owner.close()
 

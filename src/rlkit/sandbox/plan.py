@@ -1,6 +1,6 @@
-"""What the first process of a sandbox is told, and what its answer means.
+"""Plan of a sandbox for its first process, and errors from its answer.
 
-Invariant: the plan holds all that the sandbox will see of the host; whatever is not in it is out of reach.
+Invariant: the plan lists every part of the host that the sandbox can see; anything else is out of reach.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rlkit.sandbox import cgroups, sandbox_folders
 from rlkit.sandbox.spec import MIB, Spec
 from rlkit.types import Json
 
+_OVERLAY_FOLDERS = ("upper", "work", "stage")
 _OPTIONS_BYTES = 4000  # the kernel reads a page of mount options
 
 _HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
@@ -26,15 +27,15 @@ _REFUSED = (
 )
 
 
-def planned(spec: Spec, place: sandbox_folders.SandboxFolder, groups: cgroups.Groups) -> dict[str, Json]:
-    """Make the folders of a sandbox and return its plan; raise a UsageError for layers that no kernel takes."""
-    live = place.path.relative_to(sandbox_folders.store())
+def make_plan(spec: Spec, folder: sandbox_folders.SandboxFolder, groups: cgroups.Groups) -> dict[str, Json]:
+    """Make the folders of a sandbox and return its plan; raise a UsageError for layers that no kernel accepts."""
+    live = folder.path.relative_to(sandbox_folders.store())
     trees: list[Json] = []
     for number, layers in enumerate(spec.trees):
-        for folder in ("upper", "work", "stage"):
-            (place.path / folder / str(number)).mkdir(parents=True)
-        own = {folder: f"{live}/{folder}/{number}" for folder in ("upper", "work", "stage")}
-        trees.append({"target": layers.target, "lower": list(layers.lower), **own})
+        for name in _OVERLAY_FOLDERS:
+            (folder.path / name / str(number)).mkdir(parents=True)
+        overlay = {name: f"{live}/{name}/{number}" for name in _OVERLAY_FOLDERS}
+        trees.append({"target": layers.target, "lower": list(layers.lower), **overlay})
         text = ":".join(layers.lower)
         if any(mark in path for path in layers.lower for mark in ",:\\"):
             raise UsageError(f"a path under a sandbox holds a comma, a colon or a backslash: {text}")
@@ -55,15 +56,15 @@ def planned(spec: Spec, place: sandbox_folders.SandboxFolder, groups: cgroups.Gr
         "user": None if as_root else [os.geteuid(), os.getegid()],
         "trees": trees,
         "binds": [asdict(bind) for bind in spec.binds],
-        "cgroups": [str(folder / "cgroup.procs") for folder in groups.folders],
+        "cgroups": [str(group / "cgroup.procs") for group in groups.folders],
         "files": texts,
         "folders": {"/tmp": 0o1777, "/var/tmp": 0o1777, "/run": 0o755, "/root": 0o700, **spec.folders},
         "shm_bytes": min(spec.limits.memory_bytes // 2, 1024 * MIB),
     }
 
 
-def in_force(spec: Spec, groups: cgroups.Groups, *, filtered: bool) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The limits of each process, and in words all that limits the sandbox."""
+def describe_limits(spec: Spec, groups: cgroups.Groups, *, filtered: bool) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the limits of each process, and a description of all limits of the sandbox."""
     limits, as_root = spec.limits, os.geteuid() == 0
     per_process = {
         "RLIMIT_CPU": limits.cpu_s,
@@ -71,27 +72,27 @@ def in_force(spec: Spec, groups: cgroups.Groups, *, filtered: bool) -> tuple[dic
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
     }
-    said = [f"{limits.cpu_s} processor seconds a process", f"{limits.file_bytes // MIB} MiB a file"]
+    descriptions = [f"{limits.cpu_s} processor seconds a process", f"{limits.file_bytes // MIB} MiB a file"]
     if groups.memory:
-        said.append(f"{limits.memory_bytes // MIB} MiB of memory")
+        descriptions.append(f"{limits.memory_bytes // MIB} MiB of memory")
     else:
         per_process["RLIMIT_DATA"] = limits.memory_bytes
-        said.append(f"{limits.memory_bytes // MIB} MiB of memory a process (no control group)")
+        descriptions.append(f"{limits.memory_bytes // MIB} MiB of memory a process (no control group)")
     if groups.processes:
-        said.append(f"{limits.processes} processes")
+        descriptions.append(f"{limits.processes} processes")
     elif as_root:
-        said.append("any number of processes (no control group)")
+        descriptions.append("any number of processes (no control group)")
     else:
         per_process["RLIMIT_NPROC"] = limits.processes
-        said.append(f"{limits.processes} processes (no control group)")
+        descriptions.append(f"{limits.processes} processes (no control group)")
     missing = " (no control group)" if limits.cpus else ""
-    said.append(f"{limits.cpus:g} processors" if groups.cpus else f"all processors{missing}")
-    said.append("filtered system calls" if filtered else "all system calls (no filter for this processor)")
-    return per_process, tuple(said)
+    descriptions.append(f"{limits.cpus:g} processors" if groups.cpus else f"all processors{missing}")
+    descriptions.append("filtered system calls" if filtered else "all system calls (no filter for this processor)")
+    return per_process, tuple(descriptions)
 
 
-def not_started(message: dict[str, Json]) -> EnvironmentFault | MissingError:
-    """Why a sandbox did not start, and what to do."""
+def make_start_error(message: dict[str, Json]) -> EnvironmentFault | MissingError:
+    """Return the error of a sandbox that did not start."""
     reason = str(message.get("error", "its first process ended"))
     if message.get("errno") in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.ENOSYS):
         return MissingError(_REFUSED.format(reason=reason))

@@ -1,10 +1,10 @@
-"""The folder of sandboxes, who owns which, and what those that were killed have left.
+"""Folders of sandboxes, their owners, and removal of those that killed processes have left.
 
-Invariant: the folder of a sandbox stands before anything else of it does, and goes last; a folder whose owner is gone
-is removed with all that belongs to it when the next owner appears. The sandboxes of a living owner are never touched.
+Invariant: the folder of a sandbox is made before anything else of it, and removed last; a folder whose owner has died
+is removed with all its resources when the next owner appears. The sandboxes of a living owner are never touched.
 
-An owner is known by a lock that the kernel lets go of when it dies, so that a number that is used again, or another
-container's, is no mistake.
+An owner holds a lock that the kernel releases at its death, so that a process id that is used again, or one of another
+container, causes no mistake.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _LOCK = "lock"
 
 
 def store() -> Path:
-    """Where sandboxes and their layers are kept: `sandbox` in rlkit's cache."""
+    """Return the folder of sandboxes and their layers: `sandbox` in rlkit's cache."""
     return cache_dir() / "sandbox"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that no other can be taken for: a number is given again, a start time is not."""
+    """A process identified by id and start time, since an id can be used again."""
 
     pid: int
-    started: str
+    start_time: str
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process of that number, if there is one."""
+        """Return the process with an id, if there is one."""
         try:
             text = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
@@ -55,19 +55,19 @@ class Process:
         return cls(pid, text.rpartition(")")[2].split()[19])
 
     def kill(self) -> None:
-        """End it, if it is still the same."""
+        """Kill the process, unless its id now belongs to another."""
         if Process.of(self.pid) == self:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
 class SandboxFolder:
-    """The folder of one sandbox, and the names of the layers that must not go while it stands."""
+    """The folder of one sandbox, and the names of the layers to keep while it exists."""
 
     def __init__(self, uses: tuple[str, ...]) -> None:
         self.name = f"rlkit-{os.getpid()}-{secrets.token_hex(5)}"
-        with _making:  # one folder for the whole process, also where threads ask at once
-            home = _owned(store())
+        with _making:  # one folder for the whole process, also with concurrent threads
+            home = _claim_owner_folder(store())
         self.path = home / self.name
         self._uses = uses
         self._processes: tuple[Process, ...] = ()
@@ -75,51 +75,51 @@ class SandboxFolder:
         self.path.mkdir()
         self._write()
 
-    def belongs(self, processes: tuple[int, ...], groups: tuple[Path, ...] = ()) -> None:
-        """Write down what has to go with the sandbox."""
-        self._processes += tuple(found for pid in processes if (found := Process.of(pid)))
+    def add_resources(self, pids: tuple[int, ...], groups: tuple[Path, ...] = ()) -> None:
+        """Record processes and control groups to remove with the sandbox."""
+        self._processes += tuple(process for pid in pids if (process := Process.of(pid)))
         self._groups += groups
         self._write()
 
     def remove(self) -> None:
-        """Remove the folder with all that belongs to it; its processes have ended, or are ended now."""
+        """Remove the folder, its processes and its control groups."""
         _remove(self.path, self._processes, self._groups)
 
     def _write(self) -> None:
         record = {
-            "processes": [[process.pid, process.started] for process in self._processes],
+            "processes": [[process.pid, process.start_time] for process in self._processes],
             "groups": [str(path) for path in self._groups],
             "uses": self._uses,
         }
         temporary = self.path / f"{_RECORD}.new"
-        temporary.write_text(json.dumps(record))  # not flushed: a power cut ends the sandbox, and its folder is enough
+        temporary.write_text(json.dumps(record))  # not flushed: after a power cut the folder is enough
         temporary.replace(self.path / _RECORD)
 
 
-def fresh() -> Path:
-    """A path for what is made here and then moved to where it stays, or moved here to go; it goes with this process."""
+def make_temporary_path() -> Path:
+    """Return a path for a folder before its move to the store, or before its removal; removed with this process."""
     with _making:
-        return _owned(store()) / f"new-{secrets.token_hex(5)}"
+        return _claim_owner_folder(store()) / f"new-{secrets.token_hex(5)}"
 
 
 def sweep() -> int:
-    """Remove what owners that are gone have left; how many sandboxes that were."""
-    swept = 0
+    """Remove the sandboxes of dead owners, and return their number."""
+    removed = 0
     for owner in sorted(store().glob("live/*")):
-        if not _is_gone(owner / _LOCK):
+        if not _is_released(owner / _LOCK):
             continue
         for path in sorted(owner.glob("rlkit-*")):
-            record = _record(path)
-            processes = [Process(int(pid), started) for pid, started in record.get("processes", [])]
+            record = _read_record(path)
+            processes = [Process(int(pid), start_time) for pid, start_time in record.get("processes", [])]
             _remove(path, processes, tuple(Path(group) for group in record.get("groups", [])))
-            swept += 1
+            removed += 1
         remove_folder(owner)
-    return swept
+    return removed
 
 
-def layers_in_use() -> set[str]:
-    """The names of the layers that sandboxes are made of."""
-    return {name for path in store().glob("live/*/rlkit-*") for name in _record(path).get("uses", [])}
+def list_layers_in_use() -> set[str]:
+    """Return the names of the layers that sandboxes use."""
+    return {name for path in store().glob("live/*/rlkit-*") for name in _read_record(path).get("uses", [])}
 
 
 def _remove(path: Path, processes: Iterable[Process], groups: tuple[Path, ...]) -> None:
@@ -130,9 +130,9 @@ def _remove(path: Path, processes: Iterable[Process], groups: tuple[Path, ...]) 
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of any depth, and with any permissions, that a sandbox has written.
+    """Remove a folder that a sandbox has written, of any depth and with any permissions.
 
-    By the system's `rm`: Python's own gives up on folders that lie deeper than it may recurse.
+    Uses the system's `rm`: Python's `rmtree` fails beyond its recursion limit.
     """
     if os.geteuid() != 0:
         subprocess.run(["chmod", "-R", "u+rwx", "--", str(path)], capture_output=True, check=False)
@@ -145,41 +145,41 @@ class _Record(TypedDict, total=False):
     uses: list[str]
 
 
-def _record(path: Path) -> _Record:
+def _read_record(path: Path) -> _Record:
     try:
         return json.loads((path / _RECORD).read_text())
-    except (OSError, ValueError):  # its owner was killed before it had anything to write down
+    except (OSError, ValueError):  # its owner was killed before it wrote the record
         return {}
 
 
 @cache
-def _owned(home: Path) -> Path:
-    """The folder of this process's sandboxes, with the lock that says that it lives; what dead ones left goes."""
+def _claim_owner_folder(home: Path) -> Path:
+    """Make the folder of this process's sandboxes, lock it, and sweep the sandboxes of dead owners."""
     name = f"{os.getpid()}-{secrets.token_hex(4)}"
-    fresh = home / f"new-{name}"
+    unlocked = home / f"new-{name}"
     try:
         (home / "live").mkdir(parents=True, exist_ok=True)
         home.chmod(0o700)
-        fresh.mkdir()
-        lock = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        unlocked.mkdir()
+        lock = os.open(unlocked / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fresh.rename(home / "live" / name)  # nobody sees it without its lock
+        unlocked.rename(home / "live" / name)  # so that it is never visible without its lock
     except OSError as error:
         raise MissingError(
             f"cannot write to {home} ({error.strerror}), where sandboxes are kept: set RLKIT_CACHE_DIR to a folder"
         ) from error
     _locks.append(lock)  # open for as long as the process lives
-    atexit.register(_leave, home / "live" / name)
+    atexit.register(_remove_if_empty, home / "live" / name)
     sweep()
     return home / "live" / name
 
 
-def _leave(folder: Path) -> None:
-    if _locks and not list(folder.glob("rlkit-*")):  # what is left is for the next owner
+def _remove_if_empty(folder: Path) -> None:
+    if _locks and not list(folder.glob("rlkit-*")):  # the next owner removes remaining sandboxes
         remove_folder(folder)
 
 
-def _is_gone(lock: Path) -> bool:
+def _is_released(lock: Path) -> bool:
     try:
         with FileIO(lock, "r") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,16 +190,16 @@ def _is_gone(lock: Path) -> bool:
     return True
 
 
-def _let_go() -> None:
-    """In a process that was forked: it owns nothing, and must not keep its parent's locks."""
-    global _making  # noqa: PLW0603  a thread that this process does not have may hold it
+def _release_after_fork() -> None:
+    """Release the parent's locks in a forked process, which owns no sandboxes."""
+    global _making  # noqa: PLW0603  a thread that this process lacks may hold it
     _making = threading.Lock()
     for lock in _locks:
         os.close(lock)
     _locks.clear()
-    _owned.cache_clear()
+    _claim_owner_folder.cache_clear()
 
 
 _making = threading.Lock()
 _locks: list[int] = []
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_after_fork)

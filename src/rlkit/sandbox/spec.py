@@ -17,11 +17,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a sandbox may use.
+    """Resource limits of a sandbox.
 
     Args:
-        memory_bytes: memory of all its processes; where no control group can be made, data of each one.
-        processes: processes and threads at one time; as root without a control group this cannot be limited.
+        memory_bytes: memory of all its processes; without a control group, data of each one.
+        processes: processes and threads at one time; not limited as root without a control group.
         cpus: processor seconds in a second, None for all; needs a control group.
         cpu_s: processor seconds of a single process.
         file_bytes: size of a single file.
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """One overlay of a sandbox's file system: folders that are only read, the top first, and where they are seen."""
+    """One overlay of a sandbox's file system: read-only folders, the top first, and their mount point."""
 
     target: str
     lower: tuple[str, ...]
@@ -46,7 +46,7 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """A file or folder of the host that is seen in the sandbox as it is."""
+    """A file or folder of the host mounted in the sandbox."""
 
     source: str
     target: str
@@ -59,9 +59,9 @@ class Spec:
 
     Args:
         trees: its file system; the first is seen at `/`.
-        network: whether it shares the host's network; otherwise it has a loopback of its own.
-        folders: modes of the folders that are made unless they are there, by path.
-        uses: names of cached layers that must not go while it lives.
+        network: share the host's network; otherwise only a private loopback.
+        folders: modes by path of folders to make unless they exist.
+        uses: names of cached layers to keep while it lives.
     """
 
     trees: tuple[Layers, ...]
@@ -74,7 +74,7 @@ class Spec:
 
 
 def shared_paths(paths: Sequence[str], *, private: Sequence[str]) -> tuple[str, ...]:
-    """Return the absolute folders of a sandbox that a view shows, without those that lie in another one of them.
+    """Return the absolute folders of a sandbox that a view shows, without those inside another.
 
     Raises:
         UsageError: a path is not absolute, has a `..`, or holds or lies in a folder of the view's own.

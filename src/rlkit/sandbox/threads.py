@@ -1,6 +1,6 @@
-"""Threads for what sandboxes block.
+"""Threads for blocking calls of sandboxes.
 
-Invariant: they are neither the journal's nor the event loop's own, so that a sandbox holds up nothing but sandboxes.
+Invariant: they are neither the journal's nor the event loop's own, so that a sandbox delays nothing but sandboxes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COUNT = 32
 
 
 async def in_thread[*Ts, T](function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """Call a function that blocks, in a thread, and return its result."""
+    """Call a blocking function in a thread, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_threads(), function, *arguments)
 
 

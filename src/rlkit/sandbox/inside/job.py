@@ -1,7 +1,7 @@
-"""What the first process forks: a command, or a transfer of files.
+"""Jobs that the first process forks: a command, or a transfer of files.
 
-Invariant: before anything that is not rlkit's runs, it has no capability beyond those of the sandbox, cannot gain any,
-and holds no descriptor but its own standard three.
+Invariant: before any foreign code runs, a job has no capability beyond those of the sandbox, cannot gain any, and holds
+only the three standard descriptors.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class View(TypedDict):
 
 
 class Request(TypedDict):
-    """What to do: `command` holds programs to try in turn, `put` and `get` a path, `view` a view to open.
+    """A request: `command` holds programs to try in turn, `put` and `get` a path, `view` a view to open.
 
-    `close_view` ends the view that is open, with all that runs in it.
+    `close_view` ends the open view, with all its processes.
     """
 
     command: list[list[str]]
@@ -54,7 +54,7 @@ class Request(TypedDict):
 
 
 def prepare(as_user: bool) -> bool:
-    """What has to be ready before the host's files are gone; whether there is a filter of system calls."""
+    """Prepare jobs while the host's files are in reach, and return whether there is a filter of system calls."""
     global _filter, _as_user
     _filter, _as_user = sandbox_filter.program(), as_user
     return _filter is not None
@@ -95,8 +95,8 @@ def _limit(limits: dict[str, int]) -> None:
     for name, value in limits.items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (least, least))
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (limit, limit))
 
 
 def _restrict() -> None:

@@ -88,7 +88,7 @@ class JobServer:
         try:
             pid = os.fork()
         except OSError as error:  # the limit on processes, or on memory
-            say(status, {"failed": f"no process can be started: {error.strerror}"})
+            send_message(status, {"failed": f"no process can be started: {error.strerror}"})
             status.close()
             return
         if pid == 0:
@@ -122,7 +122,7 @@ class JobServer:
                 self._poll.unregister(status)
             exit_code = os.waitstatus_to_exitcode(code)
             if not self.is_ending():
-                say(status, {"exit": exit_code if exit_code >= 0 else 128 - exit_code})
+                send_message(status, {"exit": exit_code if exit_code >= 0 else 128 - exit_code})
             status.close()
 
 
@@ -141,7 +141,7 @@ def receive(source: socket.socket) -> tuple[bytes, list[int]]:
     return text, descriptors[1:]
 
 
-def say(target: socket.socket, message: dict[str, object]) -> None:
+def send_message(target: socket.socket, message: dict[str, object]) -> None:
     """Send a message, unless nobody listens any more."""
     with suppress(OSError):
         target.sendall(json.dumps(message).encode() + b"\n")

@@ -36,8 +36,8 @@ def _checked(result: int, what: str) -> None:
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """mount(2)."""
-    given = (source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None)
-    _checked(_libc.mount(*given), f"mount {kind or 'of ' + source} on {target}")
+    fields = (source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None)
+    _checked(_libc.mount(*fields), f"mount {kind or 'of ' + source} on {target}")
 
 
 def restrict_mount(target: str, flags: int) -> None:
@@ -49,14 +49,11 @@ def restrict_mount(target: str, flags: int) -> None:
 
 
 def clone_tree(path: str) -> int:
-    """A descriptor of a copy of what is mounted at a path, and below it, that is mounted nowhere yet.
-
-    A link at the end of the path is not followed.
-    """
+    """Return a descriptor of an unattached copy of the mounts at and below a path; a link at its end is kept."""
     flags = _CLONE_TREE | _CLOSE_ON_EXEC | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW
-    found = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
-    _checked(min(found, 0), f"open_tree of {path}")
-    return found
+    tree = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
+    _checked(min(tree, 0), f"open_tree of {path}")
+    return tree
 
 
 def attach_tree(tree: int, target: str) -> None:
@@ -84,18 +81,18 @@ def control(option: int, value: int = 0) -> None:
 
 def install_filter(program: bytes) -> None:
     """Have every system call of this process and its children go through a seccomp filter."""
-    held = ctypes.create_string_buffer(program, len(program))
-    described = struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(held))
-    _checked(_libc.prctl(22, 2, described, 0, 0), "seccomp")  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    instructions = ctypes.create_string_buffer(program, len(program))
+    sock_fprog = struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
+    _checked(_libc.prctl(22, 2, sock_fprog, 0, 0), "seccomp")  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
-def keep_capabilities(kept: frozenset[int]) -> None:
-    """Give up all capabilities but these, for good: they leave the bounding set, too."""
+def keep_capabilities(capabilities: frozenset[int]) -> None:
+    """Give up all other capabilities for good: they leave the bounding set, too."""
     for number in range(_CAPABILITIES):
-        if number not in kept and _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+        if number not in capabilities and _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             break  # past the last one that this kernel knows
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    bits = sum(1 << number for number in kept)
+    bits = sum(1 << number for number in capabilities)
     low, high = bits & 0xFFFFFFFF, bits >> 32
     header = struct.pack("=Ii", 0x20080522, 0)
     _checked(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")

@@ -1,4 +1,4 @@
-"""Landlock: what of the file system a process, and all that it starts, can reach.
+"""Landlock: restriction of the files that a process, and all that it starts, can reach.
 
 Invariant: what is not named cannot be opened, whoever it belongs to; nothing can be executed or made, and no TCP port
 bound or connected to where the kernel knows that.
@@ -28,9 +28,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Of the kernel's interface; 0 where there is none."""
-    found = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
-    return max(found, 0)
+    """Return the version of the kernel's interface; 0 without one."""
+    number = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
+    return max(number, 0)
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[str] = ()) -> None:
@@ -49,10 +49,10 @@ def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[
 
 
 def confinement_problem() -> str:
-    """The reason why `confine` cannot do its work on this kernel; an empty text where it can."""
-    known = version()
-    if known < _MOVE_FROM:
-        return f"the kernel has Landlock {known}, and {_MOVE_FROM} is needed" if known else "the kernel has no Landlock"
+    """Return the reason why `confine` does not work on this kernel; an empty text where it does."""
+    abi = version()
+    if abi < _MOVE_FROM:
+        return f"the kernel has Landlock {abi}, and {_MOVE_FROM} is needed" if abi else "the kernel has no Landlock"
     return ""
 
 
@@ -66,19 +66,19 @@ def confine() -> str:
     """
     if problem := confinement_problem():
         return problem
-    known = version()
-    with _enforced(known, 0, _SIGNALS) as ruleset:
-        _allow(ruleset, "/", _rights(known))
+    abi = version()
+    with _enforced(abi, 0, _SIGNALS) as ruleset:
+        _allow(ruleset, "/", _rights(abi))
         _allow_descriptor(ruleset, 0, _READ_FILE | _WRITE_FILE)  # the host's null device, which commands read
     return ""
 
 
 @contextmanager
-def _enforced(known: int, network: int, scopes: int) -> Generator[int]:
+def _enforced(abi: int, network: int, scopes: int) -> Generator[int]:
     """Enforce a new ruleset, with the rules that are added to it inside, as far as this version knows its parts."""
-    network, scopes = network if known >= _NETWORK_FROM else 0, scopes if known >= _SCOPES_FROM else 0
-    attributes = struct.pack("=QQQ", _rights(known), network, scopes)
-    size = 24 if known >= _SCOPES_FROM else 16 if known >= _NETWORK_FROM else 8
+    network, scopes = network if abi >= _NETWORK_FROM else 0, scopes if abi >= _SCOPES_FROM else 0
+    attributes = struct.pack("=QQQ", _rights(abi), network, scopes)
+    size = 24 if abi >= _SCOPES_FROM else 16 if abi >= _NETWORK_FROM else 8
     ruleset = _call(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
     try:
         yield ruleset
@@ -87,8 +87,8 @@ def _enforced(known: int, network: int, scopes: int) -> Generator[int]:
         os.close(ruleset)
 
 
-def _rights(known: int) -> int:
-    return sum(bits for since, bits in _RIGHTS.items() if since <= known)
+def _rights(abi: int) -> int:
+    return sum(bits for since, bits in _RIGHTS.items() if since <= abi)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a forked process that runs one program of a model's.
+"""One program of a model in a forked process.
 
 Invariant: before the program's first line, all layers that the server was told to use hold, or the process ends; what
 comes back is a number of float64 or a piece of text, and is only ever read as that.
@@ -52,7 +52,7 @@ class Request(TypedDict):
 
 
 class Walls(TypedDict):
-    """What is between a program and the machine: names of layers, and what may be read."""
+    """Isolation of a program from the machine: names of layers, and accessible paths."""
 
     layers: list[str]
     readable: list[str]
@@ -61,11 +61,11 @@ class Walls(TypedDict):
     base_bytes: int
 
 
-def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int, int], broken: int) -> NoReturn:
+def become(request: Request, data: bytes, walls: Walls, streams: tuple[int, int, int], broken: int) -> NoReturn:
     """Run the program behind walls in this process, which ends with it.
 
     Args:
-        held: the numbers of its arrays, one array after the other.
+        data: the numbers of its arrays, one array after the other.
         streams: descriptors of its input, its output and its result.
         broken: descriptor for the reason why a wall cannot be put up; closed before the program's first line, which
             could otherwise have its failure taken for ours.
@@ -79,9 +79,9 @@ def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int,
     os.close(_BROKEN)
     try:
         # What this process was forked from had no output, so these would still take it for a file.
-        said = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        sys.stdout = sys.stderr = said
-        _run(request, held)
+        output = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stdout = sys.stderr = output
+        _run(request, data)
     except MemoryError:
         _say(MEMORY, "MemoryError")
     except SystemExit as error:
@@ -116,10 +116,11 @@ def _only_streams(streams: tuple[int, int, int], broken: int) -> None:
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     # Away from the numbers that they are to have.
-    given, said, result, fault = (fcntl.fcntl(one, fcntl.F_DUPFD, _BROKEN + 1) for one in (*streams, broken))
-    os.dup2(given, 0)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    copies = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, _BROKEN + 1) for descriptor in (*streams, broken))
+    stdin, stdout, result, fault = copies
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stdout, 2)
     os.dup2(result, _RESULT)
     os.dup2(fault, _BROKEN)
     os.closerange(_BROKEN + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -135,19 +136,19 @@ def _limit(cpu_s: int, memory_bytes: int) -> None:
     }
     for number, value in limits.items():
         hard = resource.getrlimit(number)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with suppress(ValueError):  # macOS has no limit on address space
-            resource.setrlimit(number, (least, least))
+            resource.setrlimit(number, (limit, limit))
 
 
-def _run(request: Request, held: bytes) -> None:
+def _run(request: Request, data: bytes) -> None:
     import numpy as np
 
     names: dict[str, object] = {"__name__": "program", "__file__": _FILE}
     start = 0
     for name, shape in request["arrays"]:
         size = 8 * int(np.prod(shape, dtype=np.int64))
-        names[name] = np.frombuffer(held[start : start + size], "<f8").reshape(shape).copy()
+        names[name] = np.frombuffer(data[start : start + size], "<f8").reshape(shape).copy()
         start += size
     for name, path in request["helpers"].items():
         module, _, function = path.partition(":")
@@ -171,23 +172,24 @@ def _run(request: Request, held: bytes) -> None:
 
 
 def _accepted(entry: Callable[..., object], arguments: Mapping[str, float]) -> dict[str, float]:
-    """Those of the arguments that a function takes."""
+    """Return the arguments that a function takes."""
     try:
         parameters = inspect.signature(entry).parameters.values()
     except (TypeError, ValueError):
         return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(arguments)
-    names = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = {parameter.name for parameter in parameters if parameter.kind in kinds}
     return {name: value for name, value in arguments.items() if name in names}
 
 
 def _traceback_of(error: BaseException) -> str:
     """Return the end of a traceback, from the program's own first frame on."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = next((place for place, frame in enumerate(frames) if frame.filename == _FILE), len(frames))
-    shown = traceback.format_list(frames[own:][-_FRAMES:])
-    return "".join([*shown, *traceback.format_exception_only(error)]).strip()
+    start = next((index for index, frame in enumerate(frames) if frame.filename == _FILE), len(frames))
+    lines = traceback.format_list(frames[start:][-_FRAMES:])
+    return "".join([*lines, *traceback.format_exception_only(error)]).strip()
 
 
 def _say(kind: int, text: str) -> None:

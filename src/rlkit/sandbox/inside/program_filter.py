@@ -61,22 +61,22 @@ _PROCESSORS: dict[str, _Numbers] = {
 
 
 def program() -> bytes | None:
-    """The filter for this process, as the kernel reads it; None if there is none for its processor."""
-    known = _PROCESSORS.get(os.uname().machine)
-    if known is None:
+    """Return the filter for this process, as the kernel reads it; None if there is none for its processor."""
+    numbers = _PROCESSORS.get(os.uname().machine)
+    if numbers is None:
         return None
-    steps = sandbox_filter.refused((*known.forbidden, *_SAME))
-    steps += only(known.clone, ANY_BIT, [_THREAD])
-    steps += only(known.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
-    for number in known.own:
+    steps = sandbox_filter.refused((*numbers.forbidden, *_SAME))
+    steps += only(numbers.clone, ANY_BIT, [_THREAD])
+    steps += only(numbers.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
+    for number in numbers.own:
         steps += only(number, EQUAL, [0])
-    steps += _but(known.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
-    steps += only(known.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
-    steps += _but(known.fcntl, _TELLING, argument=SECOND_ARGUMENT)
+    steps += _but(numbers.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
+    steps += only(numbers.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
+    steps += _but(numbers.fcntl, _TELLING, argument=SECOND_ARGUMENT)
     return sandbox_filter.program(steps)
 
 
 def _but(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:
-    """Steps that refuse a call if one of its arguments is one of the values."""
+    """Return steps that refuse a call if one of its arguments is one of the values."""
     tests = [part for value in values for part in (step(EQUAL, value, unless=1), REFUSE)]
     return [step(EQUAL, number, unless=len(tests) + 2), step(LOAD, argument), *tests, step(LOAD, 0)]

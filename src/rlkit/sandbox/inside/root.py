@@ -23,7 +23,7 @@ _EMPTIED = ("/proc/acpi", "/proc/scsi", "/proc/driver")
 
 
 class Tree(TypedDict):
-    """One overlay: where it is seen, what it is over (the top first), and what is written."""
+    """One overlay: mount point, lower folders (the top first), and folders for writes."""
 
     target: str
     lower: list[str]
@@ -41,7 +41,7 @@ class Bind(TypedDict):
 
 
 class Plan(TypedDict):
-    """What the host's side asks for. Relative paths are relative to `store`."""
+    """The plan of a sandbox from the host's side. Relative paths are relative to `store`."""
 
     store: str
     live: str

@@ -39,10 +39,10 @@ def program(also: Sequence[bytes] = ()) -> bytes | None:
 
     Each further step in `also` finds the number of the call loaded, and leaves it so.
     """
-    known = _PROCESSORS.get(os.uname().machine)
-    if known is None:
+    numbers = _PROCESSORS.get(os.uname().machine)
+    if numbers is None:
         return None
-    processor, clone, socket, prlimit, forbidden = known
+    processor, clone, socket, prlimit, forbidden = numbers
     steps = [step(LOAD, 4), step(EQUAL, processor, when=1), ABSENT]  # 32-bit programs have other numbers
     steps += [step(LOAD, 0), step(_AT_LEAST, 0x40000000, unless=1), ABSENT]
     steps += refused((*forbidden, *_SAME))
@@ -60,19 +60,19 @@ def program(also: Sequence[bytes] = ()) -> bytes | None:
 
 
 def refused(calls: Sequence[int]) -> list[bytes]:
-    """Steps that refuse calls of these numbers."""
+    """Return steps that refuse calls of these numbers."""
     return [part for number in calls for part in (step(EQUAL, number, unless=1), REFUSE)]
 
 
 def only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
-    """Steps that refuse a call unless one of its arguments passes a test against one of the values."""
+    """Return steps that refuse a call unless one of its arguments passes a test against one of the values."""
     count = len(values)
     tests = [step(test, value, when=count - place) for place, value in enumerate(values)]
     return [step(EQUAL, number, unless=count + 3), step(LOAD, argument), *tests, REFUSE, step(LOAD, 0)]
 
 
 def step(code: int, value: int, *, when: int = 0, unless: int = 0) -> bytes:
-    """One instruction; `when` and `unless` are how many of the next are left out."""
+    """Return one instruction; `when` and `unless` are numbers of following instructions to skip."""
     return struct.pack("=HBBI", code, when, unless, value)
 
 

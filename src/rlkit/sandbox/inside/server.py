@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict
 
 from . import kernel, landlock, program_filter
-from .job_server import KILLED_FIRST, note_signal, receive, say, write
+from .job_server import KILLED_FIRST, note_signal, receive, send_message, write
 from .program import Request, Walls, become, enclose
 
 _LINUX = sys.platform == "linux"
@@ -49,17 +49,17 @@ def main() -> None:
     """Serve; the first argument is the descriptor of the owner's socket."""
     owner = socket.socket(fileno=int(sys.argv[1]))
     plan: Plan = json.loads(receive(owner)[0])
-    said: dict[str, str] = {}
+    notes: dict[str, str] = {}
     with suppress(OSError):
         os.nice(_NICE)
     if _LINUX:
         with suppress(OSError):
             write("/proc/self/oom_score_adj", KILLED_FIRST)
-    apart = "namespaces" in plan["layers"] and _LINUX and _separated(said)
-    if apart and (pid := os.fork()):
+    in_namespaces = "namespaces" in plan["layers"] and _LINUX and _separated(notes)
+    if in_namespaces and (pid := os.fork()):
         owner.close()
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
-    if apart:
+    if in_namespaces:
         kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in plan["preload"]:
@@ -72,17 +72,17 @@ def main() -> None:
         "writable": ["/dev/null"],
         "base_bytes": _mapped_bytes(),
     }
-    if apart:
+    if in_namespaces:
         _hide_processes()
-    walls["layers"] = _standing(walls, said, apart=apart)
-    say(owner, {"said": said, "layers": walls["layers"]})
+    walls["layers"] = _standing(walls, notes, in_namespaces=in_namespaces)
+    send_message(owner, {"notes": notes, "layers": walls["layers"]})
     gc.collect()
     gc.disable()
     gc.freeze()
-    _serve(owner, walls, apart=apart)
+    _serve(owner, walls, in_namespaces=in_namespaces)
 
 
-def _separated(said: dict[str, str]) -> bool:
+def _separated(notes: dict[str, str]) -> bool:
     """Have this process's children in namespaces of their own; whether that is permitted."""
     flags = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET
     uid, gid = os.geteuid(), os.getegid()
@@ -93,9 +93,9 @@ def _separated(said: dict[str, str]) -> bool:
                 for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
                     write(f"/proc/self/{name}", text)
         except OSError as error:
-            said["namespaces"] = f"refused by the kernel: {error.strerror}"
+            notes["namespaces"] = f"refused by the kernel: {error.strerror}"
             continue
-        said["namespaces"] = "processes, network, mounts, IPC" + (", users" if more else "")
+        notes["namespaces"] = "processes, network, mounts, IPC" + (", users" if more else "")
         return True
     return False
 
@@ -110,36 +110,36 @@ def _hide_processes() -> None:
 def _folders() -> list[str]:
     """Return the folders of Python's own library and of what is installed."""
     paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return sorted(
-        found | {path for path in sys.path if path.endswith(("site-packages", "dist-packages", "lib-dynload"))}
+        folders | {path for path in sys.path if path.endswith(("site-packages", "dist-packages", "lib-dynload"))}
     )
 
 
 def _libraries(package: str) -> list[str]:
-    """What may be read: the system's libraries, Python's own and what is installed, but for `package`.
+    """Return the readable paths: libraries of the system and of Python, and installed packages except `package`.
 
-    That one holds what was published of the problems that programs are asked to solve; what they need of it is loaded.
+    `package` holds published solutions of the problems that programs solve; the modules that they need are loaded.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for folder in (*_SYSTEM, *_folders()):
         if os.path.realpath(package).startswith(os.path.realpath(folder) + os.sep):
-            found += _without(folder, os.path.realpath(package))
+            paths += _without(folder, os.path.realpath(package))
         else:
-            found.append(folder)
-    return found
+            paths.append(folder)
+    return paths
 
 
 def _without(folder: str, left_out: str) -> list[str]:
-    """The entries of a folder, those of folders on the way to what is left out too, without the latter."""
-    found: list[str] = []
+    """Return the entries of a folder, and of the folders on the way to `left_out`, without `left_out`."""
+    entries: list[str] = []
     for entry in os.scandir(folder):
         path = os.path.realpath(entry.path)
         if left_out.startswith(path + os.sep):
-            found += _without(path, left_out)
+            entries += _without(path, left_out)
         elif path != left_out:
-            found.append(entry.path)
-    return found
+            entries.append(entry.path)
+    return entries
 
 
 def _mapped_bytes() -> int:
@@ -150,26 +150,26 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def _standing(walls: Walls, said: dict[str, str], *, apart: bool) -> list[str]:
-    """Which of the layers hold, each tried in a process that is given up."""
+def _standing(walls: Walls, notes: dict[str, str], *, in_namespaces: bool) -> list[str]:
+    """Return the layers that can be put up, each tried in a process of its own."""
     standing: list[str] = []
     for layer in walls["layers"]:
         if layer == "namespaces":
-            if apart:
+            if in_namespaces:
                 standing.append(layer)
         elif layer in ("environment", "session"):
             standing.append(layer)  # as this process was started
         elif (why := _refused(layer, walls)) is None:
             standing.append(layer)
         else:
-            said[layer] = why
+            notes[layer] = why
     if "landlock" in standing:
-        said["landlock"] = f"version {landlock.version()}"
+        notes["landlock"] = f"version {landlock.version()}"
     return standing
 
 
 def _refused(layer: str, walls: Walls) -> str | None:
-    """Why a layer cannot be put up, or None."""
+    """Return the reason why a layer cannot be put up, if any."""
     if layer != "limits" and not _LINUX:
         return f"not on {sys.platform}"
     if layer == "landlock" and not landlock.version():
@@ -193,7 +193,7 @@ def _refused(layer: str, walls: Walls) -> str | None:
     return why or None
 
 
-def _serve(owner: socket.socket, walls: Walls, *, apart: bool) -> NoReturn:
+def _serve(owner: socket.socket, walls: Walls, *, in_namespaces: bool) -> NoReturn:
     signal.signal(signal.SIGCHLD, note_signal)  # so that waiting is interrupted, and keepers are reaped
     while True:
         with suppress(ChildProcessError):
@@ -204,28 +204,36 @@ def _serve(owner: socket.socket, walls: Walls, *, apart: bool) -> NoReturn:
         text, descriptors = receive(owner)
         if not text:
             os._exit(0)
-        asked = socket.socket(fileno=descriptors[0])
+        status_socket = socket.socket(fileno=descriptors[0])
         try:
             pid = os.fork()
         except OSError as error:
-            say(asked, {"failed": f"no process can be started: {error.strerror}"})
+            send_message(status_socket, {"failed": f"no process can be started: {error.strerror}"})
             pid = -1
         if pid == 0:
             owner.close()
-            _keep(text, asked, (descriptors[1], descriptors[2], descriptors[3]), walls, apart=apart)
-        asked.close()
+            _keep(
+                text,
+                status_socket,
+                (descriptors[1], descriptors[2], descriptors[3]),
+                walls,
+                in_namespaces=in_namespaces,
+            )
+        status_socket.close()
         for descriptor in descriptors[1:]:
             os.close(descriptor)
 
 
-def _keep(text: bytes, asked: socket.socket, streams: tuple[int, int, int], walls: Walls, *, apart: bool) -> NoReturn:
+def _keep(
+    text: bytes, status_socket: socket.socket, streams: tuple[int, int, int], walls: Walls, *, in_namespaces: bool
+) -> NoReturn:
     """Start a program, wait for it, end it when its time is over, and say how it went."""
     try:
         length = _LENGTH.unpack_from(text)[0]
         request: Request = json.loads(text[_LENGTH.size : _LENGTH.size + length])
         if _LINUX:
             kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if apart:
+        if in_namespaces:
             os.unshare(os.CLONE_NEWPID)
         reader, writer = os.pipe()
         started = time.monotonic()
@@ -234,22 +242,24 @@ def _keep(text: bytes, asked: socket.socket, streams: tuple[int, int, int], wall
             become(request, text[_LENGTH.size + length :], walls, streams, writer)
         for descriptor in (*streams, writer):
             os.close(descriptor)
-        late, status, used_s = _waited(pid, asked, request["timeout_s"])
+        late, status, used_s = _waited(pid, status_socket, request["timeout_s"])
         code = os.waitstatus_to_exitcode(status)
         os.set_blocking(reader, False)
         with suppress(BlockingIOError):
             if broken := os.read(reader, _REASON_BYTES):
                 raise OSError(f"its isolation could not be set up: {broken.decode(errors='replace')}")
-        say(asked, {"exit": code, "late": late, "seconds": time.monotonic() - started, "cpu_s": used_s})
+        send_message(
+            status_socket, {"exit": code, "late": late, "seconds": time.monotonic() - started, "cpu_s": used_s}
+        )
     except BaseException as error:
-        say(asked, {"failed": f"{type(error).__name__}: {error}"})
+        send_message(status_socket, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
 
 
-def _waited(pid: int, asked: socket.socket, timeout_s: float) -> tuple[bool, int, float]:
+def _waited(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[bool, int, float]:
     """Return whether a process ran into its time limit, its status, and the processor seconds that it took."""
     end_s = time.monotonic() + timeout_s
-    watched: list[int | socket.socket] = [asked]
+    watched: list[int | socket.socket] = [status_socket]
     ended = -1
     if _LINUX:
         ended = os.pidfd_open(pid)
@@ -259,8 +269,8 @@ def _waited(pid: int, asked: socket.socket, timeout_s: float) -> tuple[bool, int
         ready = select.select(watched, [], [], left_s if _LINUX else min(_POLL_S, left_s))[0]
         if ready:  # it has ended, or nobody waits any more
             break
-        found, status, used = os.wait4(pid, os.WNOHANG) if not _LINUX else (0, 0, None)
-        if found and used is not None:
+        ended_pid, status, used = os.wait4(pid, os.WNOHANG) if not _LINUX else (0, 0, None)
+        if ended_pid and used is not None:
             _end_group(pid)
             return False, status, used.ru_utime + used.ru_stime
     else:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from . import job, kernel, root, view_root
-from .job_server import JobServer, describe, say, write
+from .job_server import JobServer, describe, send_message, write
 
 _REASON_BYTES = 4000
 
@@ -56,9 +56,9 @@ class ViewServer(JobServer):
             if view is not None:
                 self._namespace = self._open(view)
         except OSError as error:
-            say(status, {"failed": describe(error)})
+            send_message(status, {"failed": describe(error)})
             return True
-        say(status, {"exit": 0})
+        send_message(status, {"exit": 0})
         return True
 
     def is_ending(self) -> bool:
@@ -76,7 +76,7 @@ class ViewServer(JobServer):
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
     def _open(self, view: job.View) -> int:
-        """A descriptor of the mount namespace of a view."""
+        """Build a view, and return a descriptor of its mount namespace."""
         self._views += 1
         ours, theirs = socket.socketpair()
         with ours:
@@ -109,9 +109,9 @@ class ViewServer(JobServer):
                 os.kill(-1, signal.SIGCONT)
             os._exit(0)
         os.read(frozen, 1)
-        found = os.fstat(self._namespace)
+        namespace = os.fstat(self._namespace)
         for number in filter(str.isdigit, os.listdir("/proc")):
-            if int(number) != pid and _is_in(number, found):
+            if int(number) != pid and _is_in(number, namespace):
                 with suppress(ProcessLookupError):
                     os.kill(int(number), signal.SIGKILL)
         os.close(thawed)
@@ -137,8 +137,8 @@ def _is_in(number: str, namespace: os.stat_result) -> bool:
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{number}/task"):
             with suppress(OSError):
-                found = os.stat(f"/proc/{number}/task/{thread}/ns/mnt")
-                if (found.st_dev, found.st_ino) == (namespace.st_dev, namespace.st_ino):
+                mount = os.stat(f"/proc/{number}/task/{thread}/ns/mnt")
+                if (mount.st_dev, mount.st_ino) == (namespace.st_dev, namespace.st_ino):
                     return True
     return False
 
@@ -151,7 +151,7 @@ def send_namespace(target: socket.socket) -> None:
 
 
 def _receive_namespace(source: socket.socket) -> int:
-    """The descriptor that was sent; -1 where the other side has ended before."""
+    """Return the received descriptor; -1 if the other side has ended."""
     _, descriptors, _, _ = socket.recv_fds(source, 16, 1)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -69,7 +69,7 @@ def _entries(folder: str, private: list[str]) -> list[_Shared]:
 
 
 def _listed(paths: list[str], private: list[str]) -> list[_Shared]:
-    """The named folders of the sandbox, and its folders of logs; one that is not there is an empty folder."""
+    """Return the named folders of the sandbox, and its folders of logs; a missing one is an empty folder."""
     logs = _entries(_LOGS, private) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
     named: list[_Shared] = []
     for path in paths:
@@ -92,7 +92,7 @@ def _copied(path: str) -> _Shared | None:
 
 
 def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], private: list[str]) -> None:
-    """A root of its own, on which all that lies in the sandbox's root is mounted."""
+    """Build a new root on which all entries of the sandbox's root are mounted."""
     kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.chdir(plan["store"])
     os.makedirs(f"{folder}/root", mode=0o755)
@@ -109,7 +109,7 @@ def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], private: 
 
 
 def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], private: list[str]) -> None:
-    """The image as it was, on which the shared folders are mounted."""
+    """Build the original image, on which the shared folders are mounted."""
     trees: list[root.Tree] = []
     os.chdir(plan["store"])
     for number, tree in enumerate(plan["trees"]):

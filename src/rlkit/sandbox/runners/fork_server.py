@@ -28,7 +28,7 @@ import numpy as np
 import rlkit
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.errors import EnvironmentFault
-from rlkit.sandbox.commands import message_file
+from rlkit.sandbox.commands import make_message_file
 from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
 from rlkit.sandbox.namespaces import OWNED_SOCKETS, loader_environment
 from rlkit.sandbox.runners.programs import (
@@ -44,10 +44,10 @@ from rlkit.sandbox.runners.programs import (
 from rlkit.types import Json
 
 PRELOADED = ("numpy", "scipy", "scipy.optimize", "scipy.linalg", "scipy.signal", "scipy.sparse", "scipy.sparse.linalg")
-"""What most programs import, so that they need not wait for it."""
+"""Modules that most programs import, so that they need not wait for them."""
 
 STDOUT_CHARS = 500
-"""Of the end of what a program printed that are kept."""
+"""Characters to keep of the end of a program's output."""
 
 _START_S = 120.0
 _GRACE_S = 10.0  # past its time limit, a keeper that says nothing is taken for broken
@@ -62,7 +62,7 @@ _START = "import sys; sys.path.append(sys.argv.pop(1)); from rlkit.sandbox.insid
 
 
 def default_level() -> Level:
-    """What is asked for where nothing is said: the kernel's protection on Linux, and elsewhere what there is."""
+    """Return the default level: `os` on Linux, and elsewhere `limits`."""
     return "os" if sys.platform == "linux" else "limits"
 
 
@@ -75,9 +75,9 @@ class ForkServer:
     Args:
         workers: programs at once; by default one for each processor, divided by those that each takes.
         cpus: processors for each program.
-        min_isolation: below which nothing is run; by default `os` on Linux and `limits` elsewhere.
-        layers: that are put up where the kernel lets them be.
-        preload: modules that programs find loaded; those that are not installed are left out.
+        min_isolation: level below which no program runs; by default `os` on Linux and `limits` elsewhere.
+        layers: layers of isolation to use where the kernel permits them.
+        preload: modules loaded before programs start; those that are not installed are left out.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ForkServer:
         preload: Sequence[str] = PRELOADED,
     ) -> None:
         self._cpus = cpus
-        self._least: Level = min_isolation or default_level()
+        self._min_isolation: Level = min_isolation or default_level()
         self._layers = tuple(layers)
         self._preload = tuple(preload)
         self._threads = DaemonThreadPool(workers or max(1, _processors() // cpus), name="rlkit-programs")
@@ -100,12 +100,12 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the server; None where there is none."""
+        """Process id of the server, if it runs."""
         server = self._server
         return None if server is None else server.process.pid
 
     async def isolation(self) -> Isolation:
-        """Return what is between programs and the machine; see `CodeRunner`."""
+        """Return the isolation of programs; see `CodeRunner`."""
         return (await asyncio.get_running_loop().run_in_executor(self._threads, self._started)).isolation
 
     def start(self) -> Isolation:
@@ -138,7 +138,7 @@ class ForkServer:
             if self._server is None:
                 self._server = _Server.start(self._layers, self._preload, cpus=self._cpus)
             server = self._server
-        server.isolation.demand(self._least)
+        server.isolation.require(self._min_isolation)
         return server
 
     def _run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> ProgramResult:
@@ -150,18 +150,18 @@ class ForkServer:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Somebody who waits for a program, and may give up."""
+    """A caller that waits for a program, and may give up."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    asked: socket.socket | None = None
-    gone: bool = False
+    status: socket.socket | None = None
+    is_cancelled: bool = False
 
     def give_up(self) -> None:
         with self.lock:
-            self.gone = True
-            if self.asked is not None:
+            self.is_cancelled = True
+            if self.status is not None:
                 with suppress(OSError):
-                    self.asked.shutdown(socket.SHUT_RDWR)
+                    self.status.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +188,7 @@ class _Server:
                 start_new_session="session" in layers,
             )
         try:
-            with message_file(json.dumps(plan).encode()) as text:
+            with make_message_file(json.dumps(plan).encode()) as text:
                 socket.send_fds(ours, [b"?"], [text.fileno()])
             ours.settimeout(_START_S)
             answer = json.loads(_line(ours))
@@ -199,7 +199,7 @@ class _Server:
             raise EnvironmentFault(f"the server that runs programs does not start: {error}") from error
         ours.settimeout(None)
         OWNED_SOCKETS.add(ours)
-        return cls(process, ours, Isolation.of(tuple(answer["layers"]), answer["said"]))
+        return cls(process, ours, Isolation.of(tuple(answer["layers"]), answer["notes"]))
 
     @property
     def dead(self) -> bool:
@@ -218,114 +218,120 @@ class _Server:
         ends: list[int] = []
         try:
             with waiting.lock:
-                if waiting.gone:
-                    return ProgramResult("killed", None, "nobody waits for it", "", 0.0, 0.0)
-                waiting.asked = ours
+                if waiting.is_cancelled:
+                    return ProgramResult("killed", None, "its caller gave up", "", 0.0, 0.0)
+                waiting.status = ours
             for _ in range(2):
                 ends += os.pipe()
-            said, said_by, result, result_by = ends
-            with message_file(_request(program, limits)) as text, Path(os.devnull).open("rb") as null, self.lock:
-                socket.send_fds(self.owner, [b"?"], [text.fileno(), theirs.fileno(), null.fileno(), said_by, result_by])
+            stdout, stdout_writer, result, result_writer = ends
+            with (
+                make_message_file(_make_request(program, limits)) as text,
+                Path(os.devnull).open("rb") as null,
+                self.lock,
+            ):
+                socket.send_fds(
+                    self.owner, [b"?"], [text.fileno(), theirs.fileno(), null.fileno(), stdout_writer, result_writer]
+                )
             theirs.close()
-            for end in (said_by, result_by):
+            for end in (stdout_writer, result_writer):
                 os.close(end)
                 ends.remove(end)
-            return _ran(ours, said, result, limits)
+            return _read_result(ours, stdout, result, limits)
         finally:
             with waiting.lock:
-                waiting.asked = None
+                waiting.status = None
             for end in ends:
                 os.close(end)
             theirs.close()
-            ours.close()  # which ends the program, if it has not ended
+            ours.close()  # ends the program, if it is still running
 
 
 def _environment(cpus: int) -> dict[str, str]:
-    """All that a program finds of the environment: nothing of the trainer's."""
-    own = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
-    return {**loader_environment(), **dict.fromkeys(_THREADS, str(cpus)), **own}
+    """Return the environment variables of programs: none of the trainer's."""
+    variables = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+    return {**loader_environment(), **dict.fromkeys(_THREADS, str(cpus)), **variables}
 
 
-def _request(program: Program, limits: ProgramLimits) -> bytes:
-    arrays = {name: np.ascontiguousarray(one, "<f8") for name, one in program.arrays.items()}
+def _make_request(program: Program, limits: ProgramLimits) -> bytes:
+    arrays = {name: np.ascontiguousarray(array, "<f8") for name, array in program.arrays.items()}
     head: dict[str, Json] = {
         "source": program.source,
         "entry": program.entry,
         "arguments": dict(program.arguments),
         "helpers": dict(program.helpers),
-        "arrays": [[name, list(one.shape)] for name, one in arrays.items()],
+        "arrays": [[name, list(array.shape)] for name, array in arrays.items()],
         "timeout_s": limits.timeout_s,
         "cpu_s": math.ceil(limits.timeout_s * limits.cpus) + 1,
         "memory_bytes": limits.memory_bytes,
     }
     text = json.dumps(head).encode()
-    return b"".join([_LENGTH.pack(len(text)), text, *(one.tobytes() for one in arrays.values())])
+    return b"".join([_LENGTH.pack(len(text)), text, *(array.tobytes() for array in arrays.values())])
 
 
-def _ran(asked: socket.socket, said: int, result: int, limits: ProgramLimits) -> ProgramResult:
-    """Read what comes of a program until it has ended."""
-    most = HEADER.size + max(limits.result_bytes, _TEXT_BYTES)
+def _read_result(status: socket.socket, stdout: int, result: int, limits: ProgramLimits) -> ProgramResult:
+    """Read the output and the result of a program until its end."""
+    max_bytes = HEADER.size + max(limits.result_bytes, _TEXT_BYTES)
     end_s = time.monotonic() + limits.timeout_s + _GRACE_S
-    told, printed, returned = bytearray(), bytearray(), bytearray()
-    kept: dict[int, bytearray] = {asked.fileno(): told, said: printed, result: returned}
+    answer, printed, returned = bytearray(), bytearray(), bytearray()
+    buffers: dict[int, bytearray] = {status.fileno(): answer, stdout: printed, result: returned}
     too_large = False
-    while kept:
-        ended = asked.fileno() not in kept  # what is in the pipes is all that there is; a daemon may keep them open
+    while buffers:
+        has_ended = status.fileno() not in buffers  # the pipes hold all output; a daemon may keep them open
         left_s = end_s - time.monotonic()
-        ready = _ready(list(kept), 0 if ended else left_s) if left_s > 0 else []
-        if not ready and ended:
+        ready = _poll(list(buffers), 0 if has_ended else left_s) if left_s > 0 else []
+        if not ready and has_ended:
             break
         if not ready:
-            raise EnvironmentFault("what keeps a program to its time limit has not said anything")
+            raise EnvironmentFault("the keeper of a program did not answer after the time limit")
         for descriptor in ready:
-            buffer = kept[descriptor]
+            buffer = buffers[descriptor]
             data = os.read(descriptor, _CHUNK_BYTES)
             if not data:
-                del kept[descriptor]
-                if descriptor == asked.fileno():
+                del buffers[descriptor]
+                if descriptor == status.fileno():
                     end_s = min(end_s, time.monotonic() + _REST_S)
-            elif buffer is returned and len(buffer) + len(data) > most:
-                too_large = True  # read on, or the program would wait
+            elif buffer is returned and len(buffer) + len(data) > max_bytes:
+                too_large = True  # read on, else the program blocks
             else:
                 buffer += data
                 if buffer is printed:
                     del buffer[:-_KEPT_BYTES]
-    if not told:
-        raise ConnectionError("the keeper of a program ended without a word")
-    message = cast("dict[str, Json]", json.loads(bytes(told)))
+    if not answer:
+        raise ConnectionError("the keeper of a program ended without an answer")
+    message = cast("dict[str, Json]", json.loads(bytes(answer)))
     if "failed" in message:
         raise EnvironmentFault(f"a program could not be started: {message['failed']}")
-    stdout = printed.decode(errors="replace")[-STDOUT_CHARS:]
-    return _judged(message, bytes(returned), stdout, limits, too_large=too_large)
+    text = printed.decode(errors="replace")[-STDOUT_CHARS:]
+    return _make_result(message, bytes(returned), text, limits, too_large=too_large)
 
 
-def _judged(
+def _make_result(
     message: Mapping[str, Json], returned: bytes, stdout: str, limits: ProgramLimits, *, too_large: bool
 ) -> ProgramResult:
     seconds, cpu_s = float(str(message["seconds"])), float(str(message["cpu_s"]))
 
-    def ended(outcome: ProgramOutcome, error: str) -> ProgramResult:
+    def fail(outcome: ProgramOutcome, error: str) -> ProgramResult:
         return ProgramResult(outcome, None, error, stdout, seconds, cpu_s)
 
     if message["late"]:
-        return ended("timeout", f"the program took longer than {limits.timeout_s:g} s and was ended")
+        return fail("timeout", f"the program took longer than {limits.timeout_s:g} s and was ended")
     if too_large:
-        return ended("too large", f"the result is larger than {limits.result_bytes} bytes")
-    read = _read(returned)
-    if read is None:
+        return fail("too large", f"the result is larger than {limits.result_bytes} bytes")
+    parsed = _parse(returned)
+    if parsed is None:
         code = int(str(message["exit"]))
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code} and without a result"
-        return ended("killed", f"the program {how}")
-    kind, value, text = read
+        end = f"was ended by signal {-code}" if code < 0 else f"ended with code {code} and without a result"
+        return fail("killed", f"the program {end}")
+    kind, value, text = parsed
     if kind == MEMORY:
-        return ended("memory", f"the program needed more than {limits.memory_bytes} bytes of memory")
+        return fail("memory", f"the program needed more than {limits.memory_bytes} bytes of memory")
     if value is None:
-        return ended("error", text)
+        return fail("error", text)
     return ProgramResult("value", value, "", stdout, seconds, cpu_s)
 
 
-def _read(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, str] | None:
-    """What kind of result it is, its numbers and its text; None for what is no result."""
+def _parse(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, str] | None:
+    """Return the kind of a result, its numbers and its text; None for malformed data."""
     if len(returned) < HEADER.size:
         return None
     mark, kind, dimensions, *sizes = HEADER.unpack_from(returned)
@@ -343,7 +349,7 @@ def _read(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np
         return None
 
 
-def _ready(descriptors: list[int], timeout_s: float) -> list[int]:
+def _poll(descriptors: list[int], timeout_s: float) -> list[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -351,13 +357,13 @@ def _ready(descriptors: list[int], timeout_s: float) -> list[int]:
 
 
 def _line(source: socket.socket) -> bytes:
-    found = bytearray()
-    while not found.endswith(b"\n"):
+    line = bytearray()
+    while not line.endswith(b"\n"):
         data = source.recv(_TEXT_BYTES)
         if not data:
             raise ConnectionError("it ended")
-        found += data
-    return bytes(found)
+        line += data
+    return bytes(line)
 
 
 def _processors() -> int:

@@ -1,6 +1,6 @@
-"""What runs a model's programs, whatever it is: the protocol, what it is given, and what comes back.
+"""Protocol of runners for a model's programs, with programs, limits and results.
 
-Invariant: what comes back of a program is numbers and text. Nothing of it is ever unpickled, evaluated, or believed.
+Invariant: the result of a program is numbers and text. It is never unpickled, evaluated, or trusted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlkit.errors import MissingError
 from rlkit.sandbox.spec import MIB
 
 type Level = Literal["none", "limits", "os"]
-"""How far a program is kept from the machine: not at all; by limits on what it uses; by the kernel."""
+"""Isolation of a program from the machine: none; limits on resources; protection by the kernel."""
 
 type Layer = Literal[
     "environment", "session", "namespaces", "limits", "capabilities", "no_new_privs", "landlock", "seccomp"
@@ -25,8 +25,8 @@ LAYERS: tuple[Layer, ...] = get_args(Layer.__value__)
 """All layers, in the order in which they are put up."""
 
 LEVELS: tuple[Level, ...] = get_args(Level.__value__)
-_OF_LIMITS = frozenset({"environment", "session", "limits"})
-_OF_OS = _OF_LIMITS | {"capabilities", "no_new_privs", "landlock", "seccomp"}
+_LIMITS_LAYERS = frozenset({"environment", "session", "limits"})
+_OS_LAYERS = _LIMITS_LAYERS | {"capabilities", "no_new_privs", "landlock", "seccomp"}
 
 type Arrays = Mapping[str, NDArray[np.float64]]
 
@@ -37,8 +37,8 @@ class Program:
 
     Args:
         source: Python.
-        entry: the function in it that is called; what it returns is the result, or the first of a tuple of results.
-        arguments: that it is given by name, those of them that it takes.
+        entry: name of the function to call; its return value is the result, or the first of a tuple of results.
+        arguments: keyword arguments of the function; those that it does not take are dropped.
         arrays: global variables of the program.
         helpers: global variables that are functions, each as `module:function` of an installed module.
     """
@@ -57,8 +57,8 @@ class ProgramLimits:
     Args:
         timeout_s: wall-clock seconds from its start.
         memory_bytes: address space on top of that of the loaded libraries.
-        cpus: threads of its linear algebra; as many are counted for each program that runs.
-        result_bytes: size of the numbers that it returns.
+        cpus: threads of its linear algebra.
+        result_bytes: size of the returned numbers.
     """
 
     timeout_s: float = 60.0
@@ -68,17 +68,17 @@ class ProgramLimits:
 
 
 type ProgramOutcome = Literal["value", "error", "timeout", "memory", "killed", "too large"]
-"""What a program ended with: numbers, an exception, its time limit, no more memory, a signal, or too many numbers."""
+"""End of a program: numbers, an exception, its time limit, no more memory, a signal, or too many numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramResult:
-    """The end of a program.
+    """The result of a program.
 
     Args:
-        value: the numbers that it returned, with an outcome of `value`.
-        error: otherwise the end of its traceback, or a line that says what happened.
-        stdout: the end of what it printed.
+        value: the returned numbers, if the outcome is `value`.
+        error: otherwise the end of the traceback, or the reason in a line.
+        stdout: the end of its output.
     """
 
     outcome: ProgramOutcome
@@ -91,9 +91,9 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What is between programs and the machine: a level, the layers in force, and notes on layers.
+    """Isolation of programs from the machine: a level, the layers in force, and notes by layer.
 
-    A note is by layer: its version, or why it is not in force.
+    A note is the version of a layer, or the reason why it is not in force.
     """
 
     level: Level
@@ -102,15 +102,15 @@ class Isolation:
 
     @classmethod
     def of(cls, layers: tuple[str, ...], notes: Mapping[str, str]) -> Isolation:
-        """Return the isolation that these layers make."""
-        held = frozenset(layers)
-        return cls("os" if held >= _OF_OS else "limits" if held >= _OF_LIMITS else "none", layers, notes)
+        """Return the isolation by these layers."""
+        names = frozenset(layers)
+        return cls("os" if names >= _OS_LAYERS else "limits" if names >= _LIMITS_LAYERS else "none", layers, notes)
 
-    def demand(self, least: Level) -> None:
+    def require(self, level: Level) -> None:
         """Raise a MissingError below a level."""
-        if LEVELS.index(self.level) < LEVELS.index(least):
+        if LEVELS.index(self.level) < LEVELS.index(level):
             raise MissingError(
-                f"programs would run with isolation {self.level!r}, below min_isolation {least!r} ({self}): use Linux "
+                f"programs would run with isolation {self.level!r}, below min_isolation {level!r} ({self}): use Linux "
                 "5.13 or later with Landlock and seccomp, a runner elsewhere, or lower min_isolation if you trust them"
             )
 
@@ -118,12 +118,12 @@ class Isolation:
         def join(layers: Iterable[str]) -> str:
             return ", ".join(f"{name} ({self.notes[name]})" if name in self.notes else name for name in layers)
 
-        held, missing = join(self.layers) or "nothing", join(layer for layer in LAYERS if layer not in self.layers)
-        return f"{held}; without {missing}" if missing else held
+        present, missing = join(self.layers) or "nothing", join(layer for layer in LAYERS if layer not in self.layers)
+        return f"{present}; without {missing}" if missing else present
 
 
 class CodeRunner(Protocol):
-    """Runs programs, as many at once as there is room for.
+    """A runner of programs, with a limit on concurrent programs.
 
     ::
 
@@ -133,19 +133,19 @@ class CodeRunner(Protocol):
     """
 
     async def isolation(self) -> Isolation:
-        """What is between programs and the machine; starts what there is to start.
+        """Return the isolation of programs; start the runner if need be.
 
         Raises:
-            MissingError: it is less than was asked for.
+            MissingError: it is below the required level.
         """
         ...
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
-        """Run a program to its end, once there is room; what it does wrong is in what comes back.
+        """Run a program to its end, once there is room; its own errors are in the result.
 
         Raises:
-            MissingError: the isolation is less than was asked for.
-            EnvironmentFault: what runs programs failed, which says nothing about the program.
+            MissingError: the isolation is below the required level.
+            EnvironmentFault: the runner failed, through no fault of the program.
         """
         ...
 

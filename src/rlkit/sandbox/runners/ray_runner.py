@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 type _Setting = tuple[int, Level | None, tuple[str, ...]]
-"""Of a worker's server: processors, the least isolation, and what is loaded."""
+"""Settings of a worker's server: processors, minimum isolation, and preloaded modules."""
 
-type _Told = tuple[ProgramOutcome, NDArray[np.float64] | None, str, str, float, float]
+type _ResultFields = tuple[ProgramOutcome, NDArray[np.float64] | None, str, str, float, float]
 
 _NO_CLUSTER = (
     "there is no Ray cluster to connect to ({error}): start one with `ray start --head`, set RAY_ADDRESS, or call "
@@ -46,8 +46,8 @@ class RayRunner:
     Args:
         cpus: processors for each program, which Ray reserves.
         workers: programs at once; None for as many as Ray finds room for.
-        min_isolation: below which nothing is run, on whatever machine.
-        preload: modules that programs find loaded.
+        min_isolation: level below which no program runs, on any machine.
+        preload: modules loaded before programs start.
 
     Raises:
         MissingError: Ray is not installed, or there is no cluster.
@@ -61,7 +61,7 @@ class RayRunner:
         min_isolation: Level | None = None,
         preload: Sequence[str] = PRELOADED,
     ) -> None:
-        self._ray = _connected()
+        self._ray = _connect()
         self._setting: _Setting = (cpus, min_isolation, tuple(preload))
         self._slots = workers
         self._free: asyncio.Semaphore | None = None
@@ -69,19 +69,19 @@ class RayRunner:
 
     async def isolation(self) -> Isolation:
         """Return what is between programs and the machine that answers first; see `CodeRunner`."""
-        layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._asked(_isolation, self._setting))
+        layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._call(_isolation, self._setting))
         return Isolation.of(layers, notes)
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
         """Run a program to its end on one of the machines, once there is room; see `CodeRunner`."""
-        arrays = {name: np.asarray(one, np.float64) for name, one in program.arrays.items()}
-        given = (program.source, program.entry, dict(program.arguments), arrays, dict(program.helpers))
+        arrays = {name: np.asarray(array, np.float64) for name, array in program.arrays.items()}
+        fields = (program.source, program.entry, dict(program.arguments), arrays, dict(program.helpers))
         async with self._room():
-            told = await self._asked(_run, self._setting, given, limits)
-        return ProgramResult(*cast("_Told", told))
+            result = await self._call(_run, self._setting, fields, limits)
+        return ProgramResult(*cast("_ResultFields", result))
 
     def close(self) -> None:
-        """Nothing: the cluster is not this runner's, and what it runs ends with the call that waits for it."""
+        """Do nothing: the cluster is not this runner's, and each program ends with the call that waits for it."""
 
     def _room(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class RayRunner:
             self._free, self._loop = asyncio.Semaphore(self._slots or 1 << 20), loop
         return self._free
 
-    async def _asked(self, function: Callable[..., object], *arguments: object) -> object:
+    async def _call(self, function: Callable[..., object], *arguments: object) -> object:
         remote = cast("_Remote", self._ray.remote(function)).options(num_cpus=self._setting[0], max_retries=0)
         reference = remote.remote(*arguments)
         try:
@@ -104,9 +104,9 @@ class RayRunner:
             raise EnvironmentFault(f"Ray failed: {str(error).strip().splitlines()[-1]}") from error
 
 
-def _connected() -> ModuleType:
-    # Of what `uv run` has started Ray starts each worker with `uv run` again, in a copy of the working directory: for
-    # minutes, and at times for ever. rlkit must be installed there anyway.
+def _connect() -> ModuleType:
+    # Under `uv run` Ray would start each worker with `uv run` again, in a copy of the working directory: this takes
+    # minutes, and at times hangs. rlkit must be installed there anyway.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         module = importlib.import_module("ray")
@@ -122,20 +122,20 @@ def _connected() -> ModuleType:
 
 @cache
 def _server(setting: _Setting) -> ForkServer:
-    """Of the Ray worker that this runs in; Ray gives it one program at a time."""
-    cpus, least, preload = setting
-    return ForkServer(workers=1, cpus=cpus, min_isolation=least, preload=preload)
+    """Return the server of this Ray worker, which gets one program at a time."""
+    cpus, min_isolation, preload = setting
+    return ForkServer(workers=1, cpus=cpus, min_isolation=min_isolation, preload=preload)
 
 
 def _isolation(setting: _Setting) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    found = asyncio.run(_server(setting).isolation())
-    return found.layers, dict(found.notes)
+    isolation = asyncio.run(_server(setting).isolation())
+    return isolation.layers, dict(isolation.notes)
 
 
 def _run(
     setting: _Setting,
-    given: tuple[str, str, dict[str, float], dict[str, NDArray[np.float64]], dict[str, str]],
+    fields: tuple[str, str, dict[str, float], dict[str, NDArray[np.float64]], dict[str, str]],
     limits: ProgramLimits,
-) -> _Told:
-    ran = asyncio.run(_server(setting).run(Program(*given), limits))
-    return ran.outcome, ran.value, ran.error, ran.stdout, ran.seconds, ran.cpu_s
+) -> _ResultFields:
+    result = asyncio.run(_server(setting).run(Program(*fields), limits))
+    return result.outcome, result.value, result.error, result.stdout, result.seconds, result.cpu_s
