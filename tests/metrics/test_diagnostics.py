@@ -18,7 +18,7 @@ from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import PPO
 from rlkit.metrics import blocking_findings
 from rlkit.metrics import diagnostics as module
-from rlkit.metrics.diagnostics import Finding, Line, Lookout, findings
+from rlkit.metrics.diagnostics import Finding, FindingMonitor, Line, find_problems
 from rlkit.metrics.metrics import update_metrics
 from rlkit.store import jsonl
 from tests.builders import group
@@ -87,16 +87,16 @@ def evaluated(step: int, reward: float) -> dict[str, float]:
         (
             "retry_bias",
             {"retried__gap": 0.5},
-            "in 50 groups of steps 1 to 25, episodes that were played again got 0.5 more than the others, 6.2 standard",
+            "in 50 groups of steps 1 to 25, retried episodes got 0.5 more reward than the others, 6.2 standard",
             "leaves behind",
         ),
-        ("retry_bias", {"retried__gap": -0.5}, "got 0.5 less than the others", "leaves behind"),
+        ("retry_bias", {"retried__gap": -0.5}, "got 0.5 less reward than the others", "leaves behind"),
     ],
 )
 def test_what_is_wrong_with_an_environment_is_found(
     name: str, changed: dict[str, float], evidence: str, action: str
 ) -> None:
-    found = only(findings(run(25, lambda step: changed)), name)
+    found = only(find_problems(run(25, lambda step: changed)), name)
     assert evidence in found.evidence
     assert action in found.action
     assert found.last == 25
@@ -123,30 +123,30 @@ def test_what_is_wrong_with_an_environment_is_found(
     ],
 )
 def test_what_is_within_its_bounds_is_not_found(changed: dict[str, float]) -> None:
-    assert findings(run(25, lambda step: changed)) == []
+    assert find_problems(run(25, lambda step: changed)) == []
 
 
 def test_every_finding_is_on_the_page() -> None:
     page = (Path(__file__).parents[1].parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
-    rules = re.findall(r"^def _(\w+)\(seen: _Seen", inspect.getsource(module), re.MULTILINE)
+    rules = re.findall(r"^def _(\w+)\(history: _History", inspect.getsource(module), re.MULTILINE)
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, blocking_findings.RULE])
     assert len(rules) == 8
 
 
 def test_one_odd_step_is_no_finding() -> None:
     odd = {"groups__mixed": 0.0, "stop__length": 1.0, "retries": 50.0, "optim__entropy": 0.0}
-    assert findings(run(30, lambda step: odd | {"optim__kl_sample_train_v2": 0.09} if step == 20 else {})) == []
+    assert find_problems(run(30, lambda step: odd | {"optim__kl_sample_train_v2": 0.09} if step == 20 else {})) == []
 
 
 def test_a_finding_keeps_the_steps_at_which_it_held() -> None:
-    found = only(findings(run(60, lambda step: {"stop__length": 0.9} if 20 < step <= 30 else {})), "truncation")
+    found = only(find_problems(run(60, lambda step: {"stop__length": 0.9} if 20 < step <= 30 else {})), "truncation")
     assert (found.first, found.last) == (22, 38)
 
 
 def test_a_model_that_is_certain_because_it_is_right_has_not_collapsed() -> None:
     solved = {"groups__mixed": 0.3, "groups__all_good": 0.7, "groups__all_bad": 0.0}
-    assert findings(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step, **solved})) == []
-    assert findings(run(40, lambda step: {"optim__entropy": 0.04 * 0.93**step})) == []
+    assert find_problems(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step, **solved})) == []
+    assert find_problems(run(40, lambda step: {"optim__entropy": 0.04 * 0.93**step})) == []
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -159,27 +159,27 @@ def test_an_evaluation_that_is_only_noisy_does_not_diverge(every: int) -> None:
             measured = evaluated(step, 0.5 + rng.normal(0, 0.02)) if step % every == 0 else {}
             return {"reward__mean": 0.2 + step / 150, **measured}
 
-        false += bool(findings(run(100, rising)))
+        false += bool(find_problems(run(100, rising)))
     assert false <= 3
 
 
 def test_entropy_that_collapses_is_found() -> None:
-    found = only(findings(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step})), "entropy_collapse", "all")
+    found = only(find_problems(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step})), "entropy_collapse", "all")
     assert "after 0.483 in steps 1 to 5" in found.evidence
-    assert findings(run(40, lambda step: {"optim__entropy": 0.6 * 0.97**step})) == []
+    assert find_problems(run(40, lambda step: {"optim__entropy": 0.6 * 0.97**step})) == []
 
 
 def test_a_kl_that_grows_is_found_and_one_that_is_rounding_is_not() -> None:
-    grown = findings(run(30, lambda step: {"optim__kl_sample_train_v2": 0.001 * 1.07**step}))
+    grown = find_problems(run(30, lambda step: {"optim__kl_sample_train_v2": 0.001 * 1.07**step}))
     assert "after 0.0012 in steps 1 to 5" in only(grown, "sampler_trainer_kl", "all").evidence
     assert "learning rate" in grown[0].action
     tiny = {"optim__kl_sample_train_v1": 1e-7}
-    assert findings(run(30, lambda step: tiny | {"optim__kl_sample_train_v2": 1e-6 * step})) == []
+    assert find_problems(run(30, lambda step: tiny | {"optim__kl_sample_train_v2": 1e-6 * step})) == []
 
 
 def test_a_kl_that_is_too_large_from_the_beginning_is_found_and_stale_weights_are_blamed() -> None:
     stale = {"optim__kl_sample_train_v1": -0.05, "batch__staleness__mean": 1.5}
-    found = only(findings(run(5, lambda step: stale)), "sampler_trainer_kl", "all")
+    found = only(find_problems(run(5, lambda step: stale)), "sampler_trainer_kl", "all")
     assert "0.05 nats a token; healthy runs stay below 0.01" in found.evidence
     assert found.action == "lower schedule.max_staleness"
 
@@ -189,19 +189,19 @@ def test_an_evaluation_that_falls_while_the_reward_rises_is_found() -> None:
         own = {"reward__mean": 0.3 + step / 100}
         return own | evaluated(step, 0.5 - abs(step - 10) / 50) if step % 5 == 0 else own
 
-    found = only(findings(run(30, diverging)), "evaluation_diverges", "all")
+    found = only(find_problems(run(30, diverging)), "evaluation_diverges", "all")
     assert found.evidence.startswith("the evaluation fell from 0.5 in step 10 to 0.1 in step 30, while the reward")
     assert "step 10" in found.action
     rising = run(30, lambda step: {"reward__mean": 0.3 + step / 100} | evaluated(step, 0.5 + step / 100))
-    assert findings(rising) == []
+    assert find_problems(rising) == []
     both = run(30, lambda step: {"reward__mean": 0.6 - step / 100} | evaluated(step, 0.5 - step / 100))
-    assert findings(both) == []
+    assert find_problems(both) == []
 
 
 def test_an_evaluation_that_falls_from_the_beginning_is_found() -> None:
     before = {f"eval/all/{name}": value for name, value in (("reward/mean", 0.5), ("reward/std", 0.4), ("groups", 400))}
     after = run(30, lambda step: {"reward__mean": 0.3 + step / 100} | evaluated(step, 0.35))
-    assert "in step 0" in only(findings([(0, before), *after]), "evaluation_diverges", "all").evidence
+    assert "in step 0" in only(find_problems([(0, before), *after]), "evaluation_diverges", "all").evidence
 
 
 SHARE = st.floats(0, 0.19)
@@ -228,7 +228,7 @@ SHARE = st.floats(0, 0.19)
     ),
 )
 def test_a_run_that_stays_as_it_is_and_is_healthy_has_no_findings(count: int, metrics: dict[str, float]) -> None:
-    assert findings(run(count, lambda step: metrics)) == []
+    assert find_problems(run(count, lambda step: metrics)) == []
 
 
 KEYS = [*line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/groups", "batch/staleness/mean"]
@@ -236,10 +236,10 @@ KEYS = [*line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/gr
 
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), st.floats()), max_size=30))
 def test_whatever_the_metrics_are_nothing_breaks_and_each_is_told_once(metrics: list[dict[str, float]]) -> None:
-    lookout = Lookout()
-    told = [finding for step, one in enumerate(metrics) for finding in lookout.add(step, one)]
+    monitor = FindingMonitor()
+    told = [finding for step, one in enumerate(metrics) for finding in monitor.add(step, one)]
     assert len({(finding.name, finding.env) for finding in told}) == len(told)
-    every = findings(enumerate(metrics))
+    every = find_problems(enumerate(metrics))
     assert [(one.name, one.env, one.first) for one in told] == [(one.name, one.env, one.first) for one in every]
     assert all(one.first <= one.last and one.evidence and one.action for one in every)
 
@@ -251,10 +251,10 @@ def test_a_single_kl_that_is_no_finite_number_is_found(kl: float | None) -> None
     step, metrics = broken[3]
     others = {key: value for key, value in metrics.items() if key != "optim/kl_sample_train_v1"}
     broken[3] = (step, others if kl is None else {**others, "optim/kl_sample_train_v1": kl})
-    found = only(findings(broken), "no_kl", "all")
+    found = only(find_problems(broken), "no_kl", "all")
     assert (found.first, found.last) == (4, 4)
-    assert found.evidence.startswith("in step 4, KL(sampler‖trainer) was no finite number")
-    assert findings(run(6, lambda step: trained)) == []
+    assert found.evidence.startswith("in step 4, KL(sampler‖trainer) was not finite")
+    assert find_problems(run(6, lambda step: trained)) == []
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_trainer_without_a_probability_for_a_token_is_found_and_breaks_nothing
     data = asyncio.run(Preparation({"env": GroupMean()}).prepare(played)).data
     rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
     update = UpdateResult(data, rows, {}, PPO(), 1e-4)
-    assert [one.name for one in findings([(1, update_metrics(update))])] == ["no_kl"]
+    assert [one.name for one in find_problems([(1, update_metrics(update))])] == ["no_kl"]
 
 
 class Same(Word):
@@ -281,7 +281,7 @@ def test_a_run_tells_each_finding_once_and_its_folder_tells_the_same(tmp_path: P
     settings = {"steps": 8, "sampling": {"max_tokens": 10}, "batch": {"groups": 2, "group_size": 3}}
     ill = Simulation(tmp_path / "ill", settings=settings, tasks=[Same(number) for number in range(80)])
     ill.train()
-    found = findings(jsonl.read_metrics(ill.directory / "metrics.jsonl"))
+    found = find_problems(jsonl.read_metrics(ill.directory / "metrics.jsonl"))
     assert {one.name for one in found} == {"dead_groups", "truncation", "infrastructure_failures"}
     told = [note for note in ill.ears.notes if " in words: " in note]
     assert [note.split(" in ")[0] for note in told] == [f"step {one.first}: {one.name}" for one in found]
@@ -294,7 +294,7 @@ def test_a_run_that_goes_well_tells_nothing_of_its_environment(tmp_path: Path) -
     well = Simulation(tmp_path / "well", settings={"steps": 8}, tasks=[Word(number) for number in range(80)])
     well.train()
     # The simulated service makes up its log-probabilities, so sampler and trainer are far apart.
-    assert {one.name for one in findings(jsonl.read_metrics(well.directory / "metrics.jsonl"))} == {
+    assert {one.name for one in find_problems(jsonl.read_metrics(well.directory / "metrics.jsonl"))} == {
         "sampler_trainer_kl"
     }
     assert len([note for note in well.ears.notes if "sampler_trainer_kl" in note]) == 1
@@ -311,4 +311,4 @@ def test_lines_that_are_being_written_are_left_out(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_no_evidence() -> None:
-    assert findings(run(30, lambda step: {"stop__length": math.nan, "optim__kl_sample_train_v2": math.inf})) == []
+    assert find_problems(run(30, lambda step: {"stop__length": math.nan, "optim__kl_sample_train_v2": math.inf})) == []

@@ -1,6 +1,6 @@
-"""How much a run may use, over all the processes that work on it.
+"""The budget of a run, over all its processes.
 
-Invariant: once a limit is reached it stays reached, so that what stops at it stops once.
+Invariant: a limit that is reached stays reached, so a run stops at it once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be used; None for as much as it takes.
+    """Limits of a run; None for no limit.
 
     Args:
-        usd: US dollars, at the known price.
-        tokens: of all kinds.
-        hours: that processes worked on the run.
+        usd: US dollars, by the price of the model.
+        tokens: tokens of all kinds.
+        hours: working time of the run's processes.
     """
 
     usd: float | None = None
@@ -34,12 +34,12 @@ _UNLIMITED = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run has used.
+    """Tokens, money and time that a run has used.
 
     Args:
-        tokens: of all kinds.
-        usd: US dollars; None where the price is not known.
-        seconds: that processes worked on it.
+        tokens: tokens of all kinds.
+        usd: US dollars; None if the price is unknown.
+        seconds: working time of the run's processes.
     """
 
     tokens: int
@@ -48,13 +48,13 @@ class Spent:
 
 
 class Budget:
-    """Counts what a run uses, and says when that is too much.
+    """Compare the usage of a run with its limits.
 
     Args:
-        price: needed for `limits.usd`.
-        used: what the service was asked for by this process.
-        clock: seconds; its zero does not matter.
-        before: what `state_dict` gave for the processes before.
+        price: required for `limits.usd`.
+        used: returns the usage by this process.
+        clock: returns seconds since any fixed time.
+        before: `state_dict` of the previous process.
     """
 
     def __init__(
@@ -74,57 +74,57 @@ class Budget:
         self._pending = list[Callable[[], Usage]]()
         self._clock = clock
         self._began_s = clock()
-        known = {name: int(value) for name, value in before.items() if isinstance(value, int)}
-        self._before = Usage(**{field.name: known.get(field.name, 0) for field in fields(Usage)})
+        counts = {name: int(value) for name, value in before.items() if isinstance(value, int)}
+        self._before = Usage(**{field.name: counts.get(field.name, 0) for field in fields(Usage)})
         seconds = before.get("seconds", 0.0)
         self._before_s = float(seconds) if isinstance(seconds, int | float) else 0.0
 
     def expect(self, pending: Callable[[], Usage]) -> None:
-        """Count what is certain to be used as if it were used already, where a limit is concerned.
+        """Compare committed usage with the limits, too.
 
         Args:
-            pending: returns the usage that is certain at the moment, such as training on what was played.
+            pending: returns the usage that is certain to follow, such as training on finished episodes.
         """
         self._pending.append(pending)
 
     @property
     def usage(self) -> Usage:
-        """Usage by all processes, up to now."""
+        """Usage by all processes so far."""
         return self._before + self._used()
 
     @property
     def seconds(self) -> float:
-        """Working time of all processes, up to now."""
+        """Working time of all processes so far."""
         return self._before_s + self._clock() - self._began_s
 
     @property
     def reached(self) -> str | None:
-        """The limit that is reached, as a phrase for people; None while there is something left."""
+        """Limit that is reached, as a phrase for people; None if no limit is."""
         limits = self._limits
         if limits == _UNLIMITED:  # every rollout asks
             return None
         pending = sum((pending() for pending in self._pending), Usage())
-        usage, why = self.usage + pending, ", or needed for what was played" if pending.tokens else ""
+        usage, reserved = self.usage + pending, ", or needed to train on finished episodes" if pending.tokens else ""
         if limits.tokens is not None and usage.tokens >= limits.tokens:
-            return f"budget_tokens: {usage.tokens:,} of {limits.tokens:,} tokens are used{why}"
+            return f"budget_tokens: {usage.tokens:,} of {limits.tokens:,} tokens are used{reserved}"
         if limits.usd is not None and self._price is not None and (usd := self._price.usd(usage)) >= limits.usd:
-            return f"budget_usd: about ${usd:,.2f} of ${limits.usd:,.2f} are spent{why}"
+            return f"budget_usd: about ${usd:,.2f} of ${limits.usd:,.2f} are spent{reserved}"
         if limits.hours is not None and self.seconds >= limits.hours * _HOUR_S:
             return f"max_hours: the run has taken {self.seconds / _HOUR_S:,.2f} of {limits.hours:,.2f} hours"
         return None
 
     @property
     def spent(self) -> Spent:
-        """What all processes used, up to now."""
+        """Tokens, money and time of all processes so far."""
         usage = self.usage
         return Spent(usage.tokens, None if self._price is None else self._price.usd(usage), self.seconds)
 
     def metrics(self) -> dict[str, float]:
-        """Return what all processes used up to now, under `usage/…`; dollars where the price is known."""
+        """Return the usage by all processes under `usage/…`, with dollars if the price is known."""
         usage = self.usage
         counts = {f"usage/{name}": float(value) for name, value in asdict(usage).items()}
         return counts if self._price is None else {**counts, "usage/usd": self._price.usd(usage)}
 
     def state_dict(self) -> dict[str, Json]:
-        """Return what the next process must know."""
+        """Return usage and working time, for `before` of the next process."""
         return {**asdict(self.usage), "seconds": self.seconds}

@@ -1,7 +1,6 @@
 """Estimates of the tokens, the price and the time of a run, from a few of its rollouts.
 
-Invariant: a bound is a sum of what was measured and of what is said to be assumed; what is not known is None, and
-never a guess that looks like a number.
+Invariant: a bound follows from measurements and documented assumptions; an unknown quantity is None, never a guess.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rlkit.cost.usage import Price
 
 _IRRELEVANT_FIELDS = {"name", "budget_usd", "budget_tokens", "max_hours"}
-"""Fields of a configuration that change nothing about what a whole run takes."""
+"""Configuration fields that do not change an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +43,16 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The means of an environment's rollouts, over those that were played.
+    """Means over the rollouts of an environment.
 
     Args:
-        turns: completions that it asked for.
-        first: tokens of its first prompt, which the rollouts of a task have in common.
-        later: tokens of its other prompts in all.
-        repeated: of these, the tokens that the turn before ended with, which a cache may have.
+        turns: requests for a completion.
+        first: tokens of the first prompt, which the rollouts of a task share.
+        later: tokens of all other prompts together.
+        repeated: of these, the tokens that the previous turn ended with, which a cache may hold.
         sampled: tokens that the model sampled.
-        trained: tokens of its sequences.
-        own_s: seconds that it took besides waiting for completions.
+        trained: tokens of the training sequences.
+        own_s: seconds besides waiting for completions.
     """
 
     turns: float
@@ -66,13 +65,13 @@ class Rollout:
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Self | None:
-        """Average the episodes that did not fail; None if all did, or none asked for anything."""
-        played = [episode for group in groups for episode in group.episodes if episode.reward is not None]
-        rows = [_row(episode) for episode in played if episode.turns]
+        """Average the valid episodes; None if there is none with a turn."""
+        episodes = [episode for group in groups for episode in group.episodes if episode.reward is not None]
+        rows = [_row(episode) for episode in episodes if episode.turns]
         return cls(*np.mean(rows, axis=0).tolist()) if rows else None
 
     def scaled(self, factor: float) -> Rollout:
-        """Make everything but the first prompt and the turns so many times as long."""
+        """Multiply all lengths but the first prompt and the number of turns."""
         return replace(
             self,
             later=self.later * factor,
@@ -86,31 +85,30 @@ def _row(episode: Episode) -> tuple[float, ...]:
     turns, seconds = episode.turns, episode.seconds
     ends, first, later, repeated = list[int](), 0, 0, 0
     for number, turn in enumerate(turns):
-        known = 0 if turn.parent is None else ends[turn.parent]
-        prompt = known + len(turn.prompt)
+        repeat = 0 if turn.parent is None else ends[turn.parent]
+        prompt = repeat + len(turn.prompt)
         ends.append(prompt + len(turn.completion))
         if number == 0:
             first = prompt
         else:
-            later, repeated = later + prompt, repeated + known
+            later, repeated = later + prompt, repeated + repeat
     sampled = sum(int(np.count_nonzero(turn.sampled)) for turn in turns)
-    # Turns may be asked for at once, and then take less time than their sum.
+    # Concurrent turns take less time than their sum.
     waited = min(seconds, sum(turn.seconds for turn in turns))
     return len(turns), first, later, repeated, sampled, trained_tokens(episode), seconds - waited
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The speed of a service.
+    """Speed of a service.
 
     Args:
-        stream: sampled tokens of one completion, a second.
-        total: sampled tokens of all completions together, a second; None for as many as are asked for.
-        trained: tokens of training sequences, a second.
-        step_s: seconds of an optimiser step and the hand-over of its weights.
-        source: where this is known from, as a phrase for people.
-        reference: tokens that the reference of a KL penalty gives log-probabilities of, a second; None takes as many as
-            are trained on.
+        stream: sampled tokens a second in one completion.
+        total: sampled tokens a second in all completions together; None for no limit.
+        trained: tokens of training sequences a second.
+        step_s: seconds of an optimiser step and the transfer of its weights to a sampler.
+        source: origin of these values, as a phrase for people.
+        reference: tokens a second that the reference of a KL penalty scores; None for `trained`.
     """
 
     stream: Band
@@ -133,13 +131,13 @@ HOSTED = Speed(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bounds of what a whole run takes.
+    """Bounds of the tokens, the price and the time of a whole run.
 
     Args:
-        tokens: of all kinds, as the service bills them.
-        usd: US dollars; None where no price is known.
-        seconds: None where no speed is known.
-        speed: where the speed is known from.
+        tokens: tokens of all kinds, as the service bills them.
+        usd: US dollars; None if no price is known.
+        seconds: None if no speed is known.
+        speed: origin of the speed, as in `Speed.source`.
     """
 
     tokens: Band
@@ -153,19 +151,19 @@ class Estimate:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned."""
+        """Make an estimate of the result of `to_json`."""
         bands = {name: None if tree[name] is None else Band(**tree[name]) for name in ("usd", "seconds")}
         return cls(Band(**tree["tokens"]), **bands, speed=tree["speed"])
 
 
 type Pair = tuple[Rollout, Rollout]
-"""Short rollouts, and long ones."""
+"""Short rollouts and long ones."""
 
 type Tests = Mapping[str, tuple[Pair, int]]
-"""Of each environment that is evaluated: its rollouts, and how many tasks there are."""
+"""Rollouts and number of tasks of each evaluation."""
 
 type _Counted = Sequence[tuple[Rollout, float]]
-"""Kinds of rollouts, each with how many there are."""
+"""Kinds of rollouts, each with its number of rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +171,8 @@ class Extent:
     """The steps and groups of a whole run.
 
     Args:
-        groups: by environment, those that its steps are made of.
-        replaced: groups that are played besides, for each of these.
+        groups: number of groups that are trained on, by environment.
+        replaced: additional groups to play for each of these.
     """
 
     steps: int
@@ -191,15 +189,15 @@ def estimate(
     speed: Speed | None,
     draws: Mapping[str, int] | None = None,
 ) -> Estimate:
-    """Estimate what a run takes that takes all its steps.
+    """Estimate tokens, price and time of a run that takes all its steps.
 
-    The lower bound takes short rollouts with nothing to teach, as those of a model that has learned all there is, and a
-    cache that knows all that a conversation repeats. The upper one takes long rollouts, all of which are trained on, as
-    many more as `batch.max_replaced` allows, and no cache but that of the requests for several samples.
+    The lower bound assumes short rollouts without a gradient, as of a model that solves all tasks, and a cache that
+    holds all that a conversation repeats. The upper bound assumes long rollouts that are all trained on, as many
+    replacements as `batch.max_replaced` allows, and no cache but that of requests for several samples.
 
     Args:
-        evaluated: by environment of `eval.envs`.
-        draws: tasks that are drawn of each environment, where `epochs` says so.
+        evaluated: rollouts and number of tasks, by environment of `eval.envs`.
+        draws: number of tasks to draw from each environment, with `epochs`.
     """
     ends = [_End(config, rollouts, evaluated, extent(config, draws, long=long), long) for long in (False, True)]
     usages = [end.usage() for end in ends]
@@ -211,10 +209,10 @@ def estimate(
 
 
 def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Extent:
-    """Return how much a run plays at least, or with `long` at most.
+    """Return the smallest extent of a run, or with `long` the largest.
 
-    Without `epochs`, what replaces a group is one more draw. With them the draws are what they are, and the more are
-    replaced, the fewer are the steps.
+    Without `epochs`, a replacement is one more draw. With `epochs`, the number of draws is fixed, so more replacements
+    mean fewer steps.
     """
     batch = config.batch
     replaced_max = (batch.max_replaced or 4 * batch.groups) if batch.replace_uninformative else 0
@@ -226,14 +224,14 @@ def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Ex
 
 
 def shares(config: Config) -> dict[str, float]:
-    """Return the share of the groups that is each environment's own; they sum to 1."""
-    largest = max(spec.weight for spec in config.envs.values())  # or the sum of two large ones may be no number
+    """Return each environment's share of the groups; the shares sum to 1."""
+    largest = max(spec.weight for spec in config.envs.values())  # since the sum of large weights may overflow
     weights = {name: spec.weight / largest for name, spec in config.envs.items()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def evaluations(config: Config, steps: int) -> int:
-    """Count the evaluations of a run of so many steps: before the first, at times, and after the last."""
+    """Count the evaluations of a run of so many steps: before the first, every `eval.every`, and after the last."""
     every = config.eval.every
     between = (steps - 1) // every if every else 0
     return 2 + between if config.eval.envs else 0
@@ -268,9 +266,9 @@ class _End:
 
     def _passes(self) -> float:
         """Return how often a played sequence is computed for training, on average."""
-        config, objective = self.config, self.config.loss
-        every = config.batch.replace_uninformative or config.kl_penalty.coefficient or objective.needs_every_sequence
-        return objective.passes * (1.0 if self.long or every else 0.0)
+        config, loss = self.config, self.config.loss
+        is_every = config.batch.replace_uninformative or config.kl_penalty.coefficient or loss.needs_every_sequence
+        return loss.passes * (1.0 if self.long or is_every else 0.0)
 
     def _sampled(self, rollout: Rollout, size: int) -> np.ndarray[Any, Any]:
         """Count the tokens of a group of `size` rollouts without training, by kind as in `Usage`."""
@@ -281,7 +279,7 @@ class _End:
         return np.array([prefill, (rollout.first + rollout.later) * size - prefill, rollout.sampled * size, 0.0])
 
     def seconds(self, speed: Speed) -> float:
-        """Return the time of steps one after another; at worst evaluations are between them, at best beside them."""
+        """Return the time of all steps; evaluations run between them in the upper bound, beside them in the lower."""
         config, long, steps = self.config, self.long, self.run.steps
         in_step = [
             (self.rollouts[name][long], self._group_size(name) * groups / steps)
@@ -292,42 +290,42 @@ class _End:
             for name, spec in config.eval.envs.items()
         ]
         ahead, played = config.schedule.steps_ahead, 1 + self.run.replaced
-        # What replaces a group is begun when that has ended.
+        # A replacement begins after the group that it replaces has ended.
         played_s = played * self._played_s(in_step, speed, steps_at_once=1 + ahead)
         tokens = sum(rollout.trained * count for rollout, count in in_step)
         trained_s = self._passes() * tokens / speed.trained.end(high=not long)
         trained_s += speed.step_s.end(high=long) * config.batch.substeps
         if config.kl_penalty.coefficient:
             scored_s = played * tokens / (speed.reference or speed.trained).end(high=not long)
-            # A group is scored while others are still in play: at best all of it is, and at worst it is waited for.
+            # A group is scored while others are in play: at best all scoring overlaps with rollouts, at worst none.
             played_s = played_s + scored_s if long else max(played_s, scored_s)
-        # Ahead of its training, only the first step is waited for, or after the last one its training.
+        # With steps ahead, rollouts and training overlap, but for the first rollouts or the last training.
         steps_s = steps * (played_s + trained_s)
         if ahead:
             steps_s = steps * max(played_s, trained_s) + min(played_s, trained_s)
         evaluated, evaluated_s = evaluations(config, steps), self._played_s(in_evaluation, speed, steps_at_once=1)
         if long:
             return steps_s + evaluated * evaluated_s
-        # Nothing is left for that of the last weights to be beside; and all share the slots, and the machine.
+        # The evaluation of the last weights overlaps with nothing; and all rollouts share the slots and the machine.
         busy_s = steps * self._busy_s(in_step, speed) + evaluated * self._busy_s(in_evaluation, speed)
         return max(steps_s + evaluated_s, busy_s)
 
     def _played_s(self, rollouts: _Counted, speed: Speed, *, steps_at_once: int) -> float:
-        """Return the time that rollouts take together; with several steps at once, nobody waits for the longest."""
-        count, most = sum(number for _, number in rollouts), self.config.rollouts.max_live
+        """Return the time of concurrent rollouts; with several steps at once, none waits for the longest rollout."""
+        count, slots = sum(number for _, number in rollouts), self.config.rollouts.max_live
         if not count:
             return 0.0
         lengths_s = [self._length_s(rollout, speed) for rollout, _ in rollouts]
         total_s = sum(length_s * number for length_s, (_, number) in zip(lengths_s, rollouts, strict=True))
-        played_s = max(total_s / min(most, count * steps_at_once), self._busy_s(rollouts, speed))
+        played_s = max(total_s / min(slots, count * steps_at_once), self._busy_s(rollouts, speed))
         if steps_at_once > 1:
             return played_s
-        if self.long and count > most:  # Graham 1966: the last to begin may be the longest, when all others have ended
-            played_s = max(played_s, total_s / most + max(lengths_s) * (1 - 1 / most))
+        if self.long and count > slots:  # Graham 1966: the last rollout to begin may be the longest
+            played_s = max(played_s, total_s / slots + max(lengths_s) * (1 - 1 / slots))
         return max(played_s, *lengths_s)
 
     def _busy_s(self, rollouts: _Counted, speed: Speed) -> float:
-        """Return the time for which rollouts take up all slots, or all of the machine."""
+        """Return the time for which rollouts occupy all slots, or the whole machine."""
         total_s = sum(self._length_s(rollout, speed) * number for rollout, number in rollouts)
         sampled = sum(rollout.sampled * number for rollout, number in rollouts)
         machine_s = 0.0 if speed.total is None else sampled / speed.total.end(high=not self.long)
@@ -338,7 +336,7 @@ class _End:
 
 
 def save_estimate(config: Config, expected: Estimate) -> Path:
-    """Keep an estimate for the end of the run that it is of; return the file that holds it."""
+    """Save an estimate, to be compared at the end of its run; return the path of the file."""
     path = _path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, json.dumps(expected.to_json(), indent=2) + "\n")
@@ -346,7 +344,7 @@ def save_estimate(config: Config, expected: Estimate) -> Path:
 
 
 def load_estimate(config: Config) -> Estimate | None:
-    """Return the estimate that was saved for a run like this; None if there is none that can be read."""
+    """Return the estimate saved for the same configuration; None if there is no readable one."""
     try:
         return Estimate.from_json(json.loads(_path(config).read_text()))
     except (OSError, ValueError, TypeError, KeyError):
@@ -354,5 +352,5 @@ def load_estimate(config: Config) -> Estimate | None:
 
 
 def _path(config: Config) -> Path:
-    described = config.model_dump_json(exclude=_IRRELEVANT_FIELDS)
-    return runs_dir() / ".estimates" / f"{hashlib.sha256(described.encode()).hexdigest()[:24]}.json"
+    identity = config.model_dump_json(exclude=_IRRELEVANT_FIELDS)
+    return runs_dir() / ".estimates" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"

@@ -1,7 +1,7 @@
 """Metrics of a step.
 
-Invariant: every number is a function of the batch's episodes, of what the service answered and of how long it took, so
-it can be recounted.
+Invariant: every metric is a function of the batch's episodes, of the service's replies and of time, so it can be
+recomputed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from rlkit.config.schema import Config
 
 HEALTHY_KL = 0.01
-"""Largest KL(sampler‖trainer), in nats a token, of a run that is stable; from Tinker's documentation of reinforcement
-learning, where runs below it were."""
+"""Largest KL(sampler‖trainer) of a stable run, in nats a token, by Tinker's documentation."""
 
 SOLVED = 1 - EQUAL
-"""Rewards from this on are full marks: 1, up to what rounding changes."""
+"""Smallest reward that counts as full marks: 1, less rounding error."""
 
 _PERCENTILES = (10, 50, 90)
 _PASS_AT = re.compile(r"pass_at_(\d{1,9})")
@@ -35,34 +34,34 @@ _PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
     """Return rewards and outcomes by environment and over all, under `<prefix>/<env>/…` and `<prefix>/all/…`.
 
-    Failed episodes count only in `failed`, and plays that were repeated in `retries`; all else is of the episodes with
+    Failed episodes count only in `failed`, and failed attempts in `retries`; all other metrics are of the episodes with
     a reward. Of n values in ascending order, the percentile `p10` is the ⌈n/10⌉-th, and so on. An episode is `solved`
-    if its reward is at least 1. Of the groups with a reward, `groups/mixed` is the share with different ones, which
-    teach; the others are `all_good` if they are solved and `all_bad` if not, so that the three add up to 1. Which
-    rewards differ is said in `rlkit.algorithms.reward_scale`.
+    if its reward is at least 1. Of the groups with a reward, `groups/mixed` is the share with different rewards, which
+    have a gradient; the others are `all_good` if solved and `all_bad` if not, so that the three add up to 1.
+    `rlkit.algorithms.reward_scale` defines which rewards differ.
 
-    `pass_at_<k>` is the chance that one of k episodes solves a task, without bias: with c of the n episodes of a group
+    `pass_at_<k>` is the unbiased chance that one of k episodes solves a task: with c of the n episodes of a group
     solved, 1 − C(n − c, k) / C(n, k), in the mean over the groups with n ≥ k (Chen et al. 2021, arXiv:2107.03374), for
     the powers of two from 2 to the largest n. `unique_bigrams` is the share of an episode's pairs of adjacent sampled
     tokens that are distinct, in the mean over the episodes with a pair: low where the model repeats itself.
-    `retried/gap` is how much more episodes whose place was played before get than the others of their group, in the
-    mean over the `retried/groups` groups that have both.
+    `retried/gap` is the mean reward of retried episodes less that of the others of their group, in the mean over the
+    `retried/groups` groups that have both.
 
-    `budget_forced` is the share of turns that were forced to come to an end, where there is one (`BudgetForcing`).
+    `budget_forced` is the share of turns with a forced end (`BudgetForcing`), present if there is one.
 
-    It takes as long as sorting the tokens does, so it is computed in a thread.
+    Sorting the tokens takes long, so callers compute it in a thread.
     """
     metrics = dict[str, float]()
     names = list(dict.fromkeys(group.env for group in groups))
     for name in names:
-        metrics |= _named(f"{prefix}/{name}", [group for group in groups if group.env == name])
-    if len(names) == 1:  # what holds of it holds of all
-        own = f"{prefix}/{names[0]}"
-        return metrics | {f"{prefix}/all{key.removeprefix(own)}": value for key, value in metrics.items()}
-    return metrics | _named(f"{prefix}/all", groups)
+        metrics |= _env_metrics(f"{prefix}/{name}", [group for group in groups if group.env == name])
+    if len(names) == 1:  # its metrics are those of all environments
+        env = f"{prefix}/{names[0]}"
+        return metrics | {f"{prefix}/all{key.removeprefix(env)}": value for key, value in metrics.items()}
+    return metrics | _env_metrics(f"{prefix}/all", groups)
 
 
-def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
+def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
     episodes = [episode for group in groups for episode in group.episodes]
     valid = [episode for episode in episodes if episode.reward is not None]
     metrics = {
@@ -83,7 +82,7 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/reward/max": float(rewards.max()),
         **_percentiles(f"{prefix}/reward", rewards),
         f"{prefix}/solved": float((rewards >= SOLVED).mean()),
-        **_by_group(prefix, [group.rewards[group.valid] for group in groups if group.valid.any()]),
+        **_group_outcomes(prefix, [group.rewards[group.valid] for group in groups if group.valid.any()]),
         f"{prefix}/truncated": _mean(float(episode.status == "truncated") for episode in valid),
         f"{prefix}/masked": _mean(float(episode.masked) for episode in valid),
         f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
@@ -94,7 +93,7 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         **_unique_bigrams(prefix, valid),
         **_retried(prefix, groups),
     }
-    return {f"{prefix}/{key}": value for key, value in _own(valid).items()} | metrics  # ours are not replaced
+    return {f"{prefix}/{key}": value for key, value in _reported(valid).items()} | metrics  # rlkit's own metrics win
 
 
 def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -104,20 +103,20 @@ def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
     if isfinite(deviation):
         return mean, deviation
     scale = float(np.abs(values).max())
-    scaled = values / scale  # near the ends of the float range a sum, or a square, overflows
+    scaled = values / scale  # a sum or square overflows near the ends of the float range
     return float(scaled.mean()) * scale, min(float(scaled.std()), 1.0) * scale
 
 
 def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
     ascending = np.sort(values)
-    # Whole numbers, and nothing between two values: exact, and no overflow.
+    # An element rather than an interpolation: exact, and without overflow.
     return {f"{prefix}/p{p}": float(ascending[-(-len(values) * p // 100) - 1]) for p in _PERCENTILES}
 
 
-def _by_group(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Of groups that have a reward each."""
-    mixed = [has_spread(one) for one in rewards]
-    solved = [int((one >= SOLVED).sum()) for one in rewards]
+def _group_outcomes(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Return the outcomes of groups by their rewards, [n ≥ 1] each."""
+    mixed = [has_spread(values) for values in rewards]
+    solved = [int((values >= SOLVED).sum()) for values in rewards]
     good = [not different and count > 0 for different, count in zip(mixed, solved, strict=True)]
     metrics = {
         f"{prefix}/groups/mixed": _mean(map(float, mixed)),
@@ -126,7 +125,7 @@ def _by_group(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, 
             float(not (different or all_good)) for different, all_good in zip(mixed, good, strict=True)
         ),
     }
-    sizes = [len(one) for one in rewards]
+    sizes = [len(values) for values in rewards]
     k = 2
     while k <= max(sizes):
         pairs = zip(sizes, solved, strict=True)
@@ -164,7 +163,7 @@ def _unique_bigrams(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
 
 
 def _bigrams(turns: Sequence[Turn]) -> NDArray[np.int64]:
-    """Both tokens of each pair in one number."""
+    """Return the adjacent pairs of sampled tokens, both tokens of a pair in one number."""
     turns = [turn for turn in turns if len(turn.completion)]
     if not turns:
         return np.empty(0, np.int64)
@@ -172,69 +171,69 @@ def _bigrams(turns: Sequence[Turn]) -> NDArray[np.int64]:
     sampled = np.concatenate([turn.sampled for turn in turns])
     pair = sampled[:-1] & sampled[1:]
     ends = np.cumsum([len(turn.completion) for turn in turns[:-1]], dtype=np.int64)
-    pair[ends - 1] = False  # what begins at the end of a turn
+    pair[ends - 1] = False  # no pair across turns
     return (tokens[:-1] << 32 | tokens[1:])[pair]
 
 
 def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
     gaps = list[float]()
     for group in groups:
-        again = np.array([episode.attempt > 0 for episode in group.episodes], dtype=np.bool_)
-        late, first = group.rewards[group.valid & again], group.rewards[group.valid & ~again]
-        if len(late) and len(first):
+        is_retried = np.array([episode.attempt > 0 for episode in group.episodes], dtype=np.bool_)
+        retried, first = group.rewards[group.valid & is_retried], group.rewards[group.valid & ~is_retried]
+        if len(retried) and len(first):
             with np.errstate(over="ignore", invalid="ignore"):
-                gaps.append(float(late.mean() - first.mean()))
+                gaps.append(float(retried.mean() - first.mean()))
     metrics = {f"{prefix}/retried/groups": float(len(gaps))}
     return {**metrics, f"{prefix}/retried/gap": _mean(gaps)} if gaps else metrics
 
 
-def _own(episodes: Sequence[Episode]) -> dict[str, float]:
+def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
     keys = dict.fromkeys(key for episode in episodes for key in episode.metrics)
     return {key: _mean(float(e.metrics[key]) for e in episodes if key in e.metrics) for key in keys}
 
 
-def batch_metrics(taken: Sequence[StepGroup], *, version: int) -> dict[str, float]:
+def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, float]:
     """Return the metrics of the groups of a step.
 
-    `replaced` groups taught nothing and were played anew, `dropped` ones had too few episodes with a reward, `excess`
+    `replaced` groups had equal rewards and were replaced, `dropped` ones had too few episodes with a reward, `excess`
     counts sequences that were too long. `sampled_tokens` are those of the episodes of all these groups, failed ones
-    included. `staleness` is in steps, from the weights that sampled a turn to those that it trains, of version
-    `version`. Where they are set, `length_penalty` is what an episode's reward was lessened by and `clipped` the share
-    of advantages that were clipped, both in the mean over groups; `kl_reference/v1` and `v2` are estimates of
-    KL(q‖p_ref) as in `update_metrics`, over all sampled tokens.
+    included. `staleness` is in steps, from the weights that sampled a turn to version `version`, which trains on it.
+    Where they are set, `length_penalty` is the mean penalty of an episode and `clipped` the share of advantages that
+    were clipped, both in the mean over groups; `kl_reference/v1` and `v2` are estimates of KL(q‖p_ref) as in
+    `update_metrics`, over all sampled tokens.
     """
-    own = [one.played for one in taken if one.is_trained]
-    episodes = [e for p in own for e in p.prepared.group.episodes if e.reward is not None]
+    trained = [group.played.prepared for group in groups if group.is_trained]
+    episodes = [episode for group in trained for episode in group.group.episodes if episode.reward is not None]
     ages = [version - turn.version for episode in episodes for turn in episode.turns]
     return {
-        "batch/groups": float(len(own)),
-        "batch/replaced": float(sum(one.played.is_usable and not one.is_trained for one in taken)),
-        "batch/dropped": float(sum(not one.played.is_usable for one in taken)),
-        "batch/excess": float(sum(p.prepared.excess for p in own)),
+        "batch/groups": float(len(trained)),
+        "batch/replaced": float(sum(group.played.is_usable and not group.is_trained for group in groups)),
+        "batch/dropped": float(sum(not group.played.is_usable for group in groups)),
+        "batch/excess": float(sum(group.excess for group in trained)),
         "batch/sampled_tokens": float(
-            sum(episode.sampled_tokens for one in taken for episode in one.played.prepared.group.episodes)
+            sum(episode.sampled_tokens for group in groups for episode in group.played.prepared.group.episodes)
         ),
         "batch/staleness/mean": _mean(float(age) for age in ages),
         "batch/staleness/max": float(max(ages, default=0)),
-        **_shaped([p.prepared for p in own]),
-        **_estimated([one.played.prepared for one in taken]),
+        **_shaping_metrics(trained),
+        **_estimator_metrics([group.played.prepared for group in groups]),
     }
 
 
-def _estimated(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
+def _estimator_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     """Return the metrics of the estimators, in the mean over the groups that have them."""
-    reported = dict[str, list[float]]()
-    for each in prepared:
-        for name, value in each.report.items():
-            for env in (each.group.env, "all"):
-                reported.setdefault(f"env/{env}/advantage/{name}", []).append(value)
-    return {key: _mean(values) for key, values in reported.items()}
+    values = dict[str, list[float]]()
+    for group in prepared:
+        for name, value in group.report.items():
+            for env in (group.group.env, "all"):
+                values.setdefault(f"env/{env}/advantage/{name}", []).append(value)
+    return {key: _mean(column) for key, column in values.items()}
 
 
-def _shaped(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
-    penalties = [one.length_penalty for one in prepared if one.length_penalty is not None]
-    shares = [one.clipped for one in prepared if one.clipped is not None]
-    drifts = [drift for one in prepared if one.drifts is not None for drift in one.drifts]
+def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
+    penalties = [group.length_penalty for group in prepared if group.length_penalty is not None]
+    shares = [group.clipped for group in prepared if group.clipped is not None]
+    drifts = [drift for group in prepared if group.drifts is not None for drift in group.drifts]
     metrics = dict[str, float]()
     if penalties:
         metrics["batch/length_penalty"] = _mean(penalties)
@@ -247,7 +246,7 @@ def _shaped(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
 
 
 def update_metrics(update: UpdateResult) -> dict[str, float]:
-    """Return how far the sampler and the trainer agree on the sampled tokens, and what the service reported.
+    """Return the agreement of sampler and trainer on the sampled tokens, and the metrics that the service reported.
 
     With d = log q(sampler) − log p(trainer): `kl_sample_train_v1` is mean d and `v2` is ½ mean d², both estimates of
     KL(q‖p) (Schulman, "Approximating KL divergence", 2020); `entropy` is −mean log q. With the importance weights
@@ -257,7 +256,7 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data]).astype(np.float64)
     pairs = zip(update.data, update.logprobs, strict=True)
     trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs]).astype(np.float64)
-    # The trainer may give a token no probability, or no number; what comes of it is not finite, and told as a finding.
+    # The trainer may give a token a probability of 0 or nan; a finding reports the metric that is not finite.
     with np.errstate(invalid="ignore", over="ignore"):
         difference = sampled - trained
         ratios = _ratios(-difference) if len(difference) else dict[str, float]()
@@ -277,18 +276,18 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
 
 def departure(metrics: Mapping[str, float]) -> float | None:
     """Return the distance of sampler and trainer: the larger of |v1| and v2; None where nothing was trained."""
-    apart = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
-    return max(apart, default=None)
+    distances = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
+    return max(distances, default=None)
 
 
 def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, slots: int) -> dict[str, float]:
     """Return the throughput of a step under `time/…`; nothing where no time passed.
 
     Args:
-        metrics: metrics of the step, with its episodes and its sampled tokens.
-        seconds: time from the end of the step before to its own.
-        busy_s: time for which rollouts held a slot meanwhile, summed over the slots.
-        slots: number of slots; `utilisation` is the mean share of them that was held.
+        metrics: those of the step, with its episodes and its sampled tokens.
+        seconds: time since the end of the step before.
+        busy_s: time for which rollouts occupied a slot meanwhile, summed over the slots.
+        slots: number of slots; `utilisation` is the mean share of occupied ones.
     """
     if not seconds > 0:
         return {}
@@ -309,17 +308,17 @@ def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _clipped(update: UpdateResult) -> dict[str, float]:
-    found = list[Bools]()
+    clipped = list[Bools]()
     for datum, logprobs in zip(update.data, update.logprobs, strict=True):
         differences = (logprobs[datum.mask] - datum.logprobs[datum.mask]).astype(np.float64)
         clips = update.loss.clips(differences, datum.advantages[datum.mask].astype(np.float64))
         if clips is not None:
-            found.append(clips)
-    return {"optim/ratio/clipped": float(np.concatenate(found).mean())} if found else {}
+            clipped.append(clips)
+    return {"optim/ratio/clipped": float(np.concatenate(clipped).mean())} if clipped else {}
 
 
 def has_by_chance(metric: str, config: Config) -> bool:
-    """Say whether a step of a run may have a metric of its episodes though a run in small has none."""
+    """Return whether a step of a run may have a metric of its episodes that its rehearsal lacks."""
     of, _, rest = metric.partition("/")
     env, _, name = rest.partition("/")
     if name == "retried/gap":
@@ -329,7 +328,7 @@ def has_by_chance(metric: str, config: Config) -> bool:
         key = name.removeprefix("advantage/")
         return any(key in (spec.advantage or config.advantage).metric_names for spec in specs)
     largest = max((spec.group_size or config.batch.group_size for spec in specs), default=0)
-    k = int(found[1]) if (found := _PASS_AT.fullmatch(name)) else 0
+    k = int(match[1]) if (match := _PASS_AT.fullmatch(name)) else 0
     return 2 <= k <= largest and k.bit_count() == 1
 
 

@@ -88,14 +88,14 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
     Raises:
         UsageError: there is no such run, or a file of it is damaged.
     """
-    from rlkit.metrics.diagnostics import findings
+    from rlkit.metrics.diagnostics import find_problems
     from rlkit.store import jsonl
     from rlkit.store.metadata import find_run
     from rlkit.tools.run_ending import read_run_ending
 
     directory = find_run(run)
     metrics = jsonl.read_metrics(directory / "metrics.jsonl")
-    found = findings(metrics) + _recorded_findings(directory)
+    found = find_problems(metrics) + _recorded_findings(directory)
     return directory, metrics[-1][0] if metrics else 0, read_run_ending(directory), found
 
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from rlkit._util.priority_semaphore import SlotsClosed
 from rlkit.errors import RunFailed
-from rlkit.metrics.diagnostics import Lookout
+from rlkit.metrics.diagnostics import FindingMonitor
 from rlkit.metrics.metrics import HEALTHY_KL, departure
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
@@ -50,10 +50,10 @@ class Reporter:
         self._selection = selection
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
-        self._lookout = Lookout()
+        self._findings = FindingMonitor()
         self._is_diverged = False
         for step, metrics in store.read_metrics():  # reported before the run was resumed
-            self._lookout.add(step, metrics)
+            self._findings.add(step, metrics)
             self._is_diverged = self._has_diverged(metrics)
         self.last_metrics: Mapping[str, float] = {}
         self.end_reason = selection.end_reason
@@ -136,7 +136,7 @@ class Reporter:
                 f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats a token, and healthy runs stay "
                 f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
             )
-        for finding in self._lookout.add(step, metrics):
+        for finding in self._findings.add(step, metrics):
             self._trackers.note(f"step {step}: {finding}")
 
     def _has_diverged(self, metrics: Mapping[str, float]) -> bool:
