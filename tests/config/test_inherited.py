@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.config import load_config
-from rlkit.config.schema.metric_names import OF_A_STEP, OF_EPISODES
+from rlkit.config.schema.metric_names import EPISODE_METRICS, STEP_METRICS
 from rlkit.errors import ConfigError
 
 OWN = {
@@ -34,7 +34,7 @@ OWN = {
 )
 def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, value: float) -> None:
     settings: dict[str, object] = {"envs": {"arithmetic": {name: OWN[name]}}, section: {name: value}}
-    with pytest.raises(ConfigError, match=f"{section}.{name}: has no effect, since every environment has its own"):
+    with pytest.raises(ConfigError, match=f"{section}.{name}: has no effect, since every environment sets its own"):
         load_config([], settings=settings)
     inherited = settings | {"envs": {"arithmetic": {name: OWN[name]}, "other": {"env": "arithmetic"}}}
     assert load_config([], settings=inherited)
@@ -42,7 +42,7 @@ def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, valu
 
 def test_valid_episodes_that_every_environment_counts_from_the_other_side_are_refused() -> None:
     envs: dict[str, object] = {"arithmetic": {"max_failing_rollouts": 2}, "b": {"env": "arithmetic", "min_valid": 3}}
-    told = r"rollouts\.min_valid: has no effect, since every environment has its own min_valid or max_failing_rollouts"
+    told = r"rollouts\.min_valid: has no effect, since every environment sets its own min_valid or max_failing_rollouts"
     refused(told, envs=envs, rollouts={"min_valid": 4})
     inherited = envs | {"c": {"env": "arithmetic"}}
     assert load_config([], settings={"envs": inherited, "rollouts": {"min_valid": 4}})
@@ -60,9 +60,12 @@ def test_a_default_that_an_evaluation_inherits_is_of_use(name: str) -> None:
 
 def test_a_group_that_can_never_be_valid_is_refused() -> None:
     for own, told in (
-        ({"min_valid": 9}, r"envs\.arithmetic\.min_valid: 9 episodes are more than a group of envs\.arithmetic has; "),
+        (
+            {"min_valid": 9},
+            r"envs\.arithmetic\.min_valid: 9 is more than the rollouts of a group of envs\.arithmetic; ",
+        ),
         ({"min_valid": 3, "group_size": 2}, r"set it to 2 or less"),
-        ({"min_valid": 3, "max_failing_rollouts": 1}, r"min_valid says the same from the other side"),
+        ({"min_valid": 3, "max_failing_rollouts": 1}, r"min_valid expresses the same setting"),
         (
             {"max_failing_rollouts": 3, "group_size": 4},
             r"leaves 1 of 4 rollouts, and a group needs 2 at least",
@@ -80,12 +83,12 @@ def test_a_group_that_can_never_be_valid_is_refused() -> None:
 
 @pytest.mark.parametrize("settings", [{"envs": {"all": {}, "b": {}}}, {"eval": {"envs": {"all": {}}}}])
 def test_no_environment_has_the_name_of_all_of_them(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"envs\.all: the metrics of all environments together have this name"):
+    with pytest.raises(ConfigError, match=r"envs\.all: this name is reserved"):
         load_config([], settings={"envs": {"arithmetic": {}}} | settings)
 
 
 def test_the_weight_of_the_only_environment_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"envs\.arithmetic\.weight: has no effect, since there is no other"):
+    with pytest.raises(ConfigError, match=r"envs\.arithmetic\.weight: has no effect, since it is the only"):
         load_config([], settings={"envs": {"arithmetic": {"weight": 3.0}}})
 
 
@@ -144,7 +147,7 @@ EVALUATED = {"held_out": {"env": "arithmetic"}}
         ("service", r"no step has a 'service'"),
         ("env/odd/reward/mean", r"there is no environment 'odd' in envs$"),
         ("eval/arithmetic/reward/mean", r"there is no environment 'arithmetic' in eval\.envs$"),
-        ("env/arithmetic", r"'env/arithmetic' is none of an environment's numbers, such as env/arithmetic/reward/mean"),
+        ("env/arithmetic", r"'env/arithmetic' is no metric of an environment, such as env/arithmetic/reward/mean"),
         ("kl_reference/v1", r"no step has a 'kl_reference/v1': set kl_penalty\.coefficient"),
         ("batch/length_penalty", r"set length_penalty\.coefficient"),
         ("batch/clipped", r"set batch\.clip_advantages"),
@@ -187,10 +190,10 @@ def test_a_metric_that_a_step_may_have_is_not(metric: str) -> None:
 def test_the_names_of_metrics_are_those_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text().partition("## Findings")[0]
     listed = {name for name in re.findall(r"`([a-z_]+/[^`]+)`", page) if not name.endswith("…")}
-    of_a_step = {f"{of}/{name}" for of, names in OF_A_STEP.items() for name in names}
-    assert {name for name in listed if name.partition("/")[0] in OF_A_STEP} == of_a_step
+    of_a_step = {f"{of}/{name}" for of, names in STEP_METRICS.items() for name in names}
+    assert {name for name in listed if name.partition("/")[0] in STEP_METRICS} == of_a_step
     of_episodes = {name.removeprefix("env/<name>/") for name in listed if name.startswith("env/<name>/")}
-    assert of_episodes - {"pass_at_<k>", "<metric>"} == set(OF_EPISODES)
+    assert of_episodes - {"pass_at_<k>", "<metric>"} == set(EPISODE_METRICS)
 
 
 def test_what_is_refused_is_refused_before_a_run_is_begun(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("steps: true", "a.yaml:2: steps: expected an integer, found true"),
         ("steps: '10'", "a.yaml:2: steps: expected an integer, found '10'"),
         ("steps: 1.0", "a.yaml:2: steps: expected an integer, found 1.0"),
-        ("steps: null", "a.yaml:2: steps: is null, and so is `epochs`; set one of them"),
+        ("steps: null", "a.yaml:2: steps: both `steps` and `epochs` are null; set one of them"),
         ("lora: {train_mlp: yes}", "a.yaml:2: lora.train_mlp: expected true or false, found 'yes'"),
         ("sampling: 5", "a.yaml:2: sampling: expected a mapping, found 5"),
         ("sampling: {stop: a}", "a.yaml:2: sampling.stop: expected a list, found 'a'"),
@@ -112,11 +112,11 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ),
         ("loss: {name: ppo, clip_lo: 1}", "a.yaml:2: loss.clip_lo: is no field of ppo. Did you mean 'clip_low'?"),
         ("loss: {name: ppo, clip_low: 2}", "a.yaml:2: loss.clip_low: expected at most 1, found 2"),
-        ("lora: {train_attn: false, train_mlp: false}", "a.yaml:2: lora: nothing is trained: set"),
-        ("rollouts: {min_valid: 99}", "a.yaml:2: rollouts.min_valid: 99 episodes are more than a group of envs."),
+        ("lora: {train_attn: false, train_mlp: false}", "a.yaml:2: lora: no parameters are trained: set"),
+        ("rollouts: {min_valid: 99}", "a.yaml:2: rollouts.min_valid: 99 is more than the rollouts of a group of envs."),
         (
             "batch: {groups: 3, substeps: 2}",
-            "a.yaml:2: batch: substeps: 3 groups cannot be shared out equally to 2 substeps",
+            "a.yaml:2: batch: substeps: 3 groups cannot be split equally into 2 substeps",
         ),
         ("batch: {group_size: 1}", "a.yaml:1: envs.arithmetic: a group of 1 has no baseline"),
         ("load_checkpoint: here", "a.yaml:2: load_checkpoint: 'here' is not a path of the form tinker://"),
@@ -150,9 +150,12 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
             "optimizer: {final_fraction: 0.1}",
             "a.yaml:2: optimizer: final_fraction has no effect: set schedule to linear",
         ),
-        ("optimizer: {warmup_steps: 100}", "optimizer.warmup_steps: the run's 100 steps end before the learning rate"),
-        ("loss: {name: stable_reinforce}", "loss: stable_reinforce cannot be trained with: it wants to know where"),
-        ("loss: {name: cross_entropy}", "loss: cross_entropy cannot be trained with: it imitates"),
+        (
+            "optimizer: {warmup_steps: 100}",
+            "optimizer.warmup_steps: the run ends after 100 steps, before the full learning rate",
+        ),
+        ("loss: {name: stable_reinforce}", "loss: stable_reinforce is not supported: it needs data"),
+        ("loss: {name: cross_entropy}", "loss: cross_entropy is not supported: it is for supervised"),
         ("loss: {name: cispo, beta: 1}", "loss.beta: is no field of cispo, it belongs to dro"),
         ("batch: {normalize: token}\nloss: {name: dro}", "a.yaml:2: batch.normalize: dro is not linear"),
         ("batch: {normalize_tokens: 9}", "batch: normalize_tokens has no effect: set normalize to constant"),
@@ -162,7 +165,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("length_penalty: {to_tokens: 5}", "length_penalty: to_tokens has no effect: set coefficient above 0"),
         (
             "length_penalty: {coefficient: 1, from_tokens: 256}",
-            "a.yaml:2: length_penalty.from_tokens: 256 is not below the 256 tokens at which the penalty of envs.arith",
+            "a.yaml:2: length_penalty.from_tokens: 256 must be below the 256 tokens at which the penalty of envs.arith",
         ),
         ('"a\\nb": 1', 'a.yaml:2: "a\\nb": unknown field'),
     ],
@@ -176,7 +179,7 @@ def test_a_mistake_is_told_in_one_line_with_its_place_and_the_way_out(refused: R
 
 def test_a_group_cannot_need_more_episodes_than_it_has(load: Load, refused: Refused) -> None:
     envs = "envs: {arithmetic: {}, pairs: {env: arithmetic, group_size: 2}}\n"
-    assert refused(envs + "rollouts: {min_valid: 3}").endswith("a group of envs.pairs has; set it to 2 or less")
+    assert refused(envs + "rollouts: {min_valid: 3}").endswith("a group of envs.pairs; set it to 2 or less")
     load(envs + "rollouts: {min_valid: 2}")
     load("envs: {arithmetic: {group_size: 12}}\nrollouts: {min_valid: 12}")
 
@@ -211,7 +214,7 @@ def test_an_environment_has_an_estimator_of_its_own_or_that_of_the_run(load: Loa
     assert "envs.a.advantage.name: expected group_mean" in refused("envs: {a: {env: arithmetic, advantage: grop}}")
     own = "envs: {arithmetic: {advantage: rloo}}\n"
     assert refused(f"{own}advantage: grpo") == (
-        "a.yaml:2: advantage: has no effect, since every environment has its own"
+        "a.yaml:2: advantage: has no effect, since every environment sets its own advantage"
     )
     load(own)
 

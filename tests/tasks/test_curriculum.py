@@ -241,7 +241,7 @@ def test_tasks_that_a_curriculum_has_no_use_for_are_refused(tasks: object, said:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"name": "filter", "low": 0.0, "high": 1.0}, "nothing would be left out"),
+        ({"name": "filter", "low": 0.0, "high": 1.0}, "no task would be skipped"),
         ({"name": "filter", "low": 0.6, "high": 0.4}, "0.6 is above high, 0.4"),
         ({"name": "filter", "target": 0.5}, "target"),
         ({"name": "filter", "recheck": 1}, "recheck"),

@@ -158,13 +158,13 @@ def test_a_metric_that_is_never_reported_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"best": {"patience": 3}}, "best.patience has no effect: name what is evaluated"),
+        ({"best": {"patience": 3}}, "best.patience has no effect: add environments"),
         ({"best": {"goal": 3}}, "best.goal has no effect"),
         ({"best": {"metric": "eval/odd/reward/mean"}}, "there is no environment 'odd' in eval.envs"),
         ({"best": {"metric": "env/odd/reward/mean"}}, "there is no environment 'odd' in envs"),
         ({"best": {"metric": "m", "min_gain": 0.1}}, "min_gain has no effect: set patience"),
         ({"checkpoint": {"keep_best": 3}}, "keep_best has no effect: set keep_last"),
-        ({"checkpoint": {"keep_last": 1, "keep_best": 2}}, "checkpoint.keep_best: has no effect, since nothing says"),
+        ({"checkpoint": {"keep_last": 1, "keep_best": 2}}, "checkpoint.keep_best: has no effect, since no metric"),
         ({"best": {"metric": "eval/all/reward/mean", "patience": 3}}, "best.metric: nothing is evaluated"),
     ],
 )

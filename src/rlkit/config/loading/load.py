@@ -35,7 +35,7 @@ from rlkit.config.loading.resolved import Resolved
 from rlkit.config.loading.secrets import refuse_redacted, refuse_secrets
 from rlkit.config.loading.yaml_text import read_file, scalar
 from rlkit.config.schema import Config
-from rlkit.config.schema.objective import written_out
+from rlkit.config.schema.objective import expand_advantage
 from rlkit.errors import ConfigError
 
 
@@ -121,7 +121,7 @@ def _expand_names(root: Node) -> Node:
     for steps in [("advantage",), *named]:
         node = find(root, steps)
         if node is not None and isinstance(node.value, str):
-            section = written_out(node.value)
+            section = expand_advantage(node.value)
             # what was added to say what the text means came from no environment variable
             entries = {
                 key: Node(text, node.origin, node.template if text == node.value else None)

@@ -1,7 +1,7 @@
 """The one schema of a run, for YAML, the command line and Python.
 
-Invariant: every field is used by the run that it configures; an unknown or contradictory one is an error. The default
-of a field carries its reason.
+Invariant: a run uses every field of its configuration; an unknown or contradictory one is an error. The sentence of a
+field gives the reason for its default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
 from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig
-from rlkit.config.schema.metric_names import never_measured
+from rlkit.config.schema.metric_names import metric_problem
 from rlkit.config.schema.objective import (
     AdvantageConfig,
     KLPenaltyConfig,
@@ -36,37 +36,37 @@ DEFAULT_STEPS = 100
 
 
 class BatchConfig(Section):
-    """What one optimiser step is computed from."""
+    """The groups of a step, and how they become training sequences."""
 
     groups: Positive = 16
-    """Tasks in a step."""
+    """Tasks of a step."""
     group_size: Annotated[int, Field(ge=1)] = 8
-    """Rollouts of each task: the group's own mean is the baseline, and eight estimate it well enough."""
+    """Rollouts of each task. Eight estimate the mean reward of the group, which is the baseline, well enough."""
     substeps: Positive = 1
-    """Optimiser steps that a step takes, each on an equal share of its groups. More than one is off-policy."""
+    """Optimiser steps per step, each on an equal share of its groups. More than one is off-policy."""
     replace_uninformative: bool = False
-    """Play another group for one whose rewards are all equal, so that every step learns from `groups` of them."""
+    """Replace a group whose rewards are all equal by another, so that every step learns from `groups` groups."""
     max_replaced: Positive | None = None
-    """Groups that are replaced in one step; past that the step goes on with fewer. Null for four times `groups`."""
+    """Maximum number of replaced groups in a step; beyond it, the step has fewer. Null for four times `groups`."""
     max_tokens: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of the longest sequence that is trained on; null trains on whatever the model sampled."""
+    """Maximum length of a training sequence in tokens; null for no limit."""
     too_long: Literal["truncate", "drop", "error"] = "truncate"
-    """What becomes of a longer sequence: its beginning is trained on, it is left out, or the run ends."""
+    """Treatment of a sequence longer than `max_tokens`: train on its beginning, drop it, or end the run."""
     normalize: Literal["none", "token", "sequence", "constant"] = "none"
-    """What a token's advantage is divided by. `none`: nothing, so that the loss is the sum over tokens that the Tinker
-    service computes; Adam does not mind its scale. `token`: the sampled tokens of the group. `sequence`: those of the
+    """Divisor of a token's advantage. `none`: 1, so that the loss is the sum over tokens that the Tinker service
+    computes; Adam is invariant to its scale. `token`: sampled tokens of the group. `sequence`: sampled tokens of the
     episode, times the episodes of the group. `constant`: `normalize_tokens`, times the episodes of the group. All but
-    `none` divide by the groups of an optimiser step too, so that its loss is a mean over groups."""
+    `none` also divide by the groups of an optimiser step, so that its loss is a mean over groups."""
     normalize_tokens: Positive | None = None
-    """With `normalize: constant`: tokens that an episode is taken to have; null for `sampling.max_tokens`."""
+    """With `normalize: constant`: assumed tokens of an episode; null for `sampling.max_tokens`."""
     clip_advantages: Annotated[float, Field(gt=0)] | None = None
-    """Largest absolute advantage that is taken over from the estimator; null for any, since rewards of a known range
-    bound it already."""
+    """Maximum absolute advantage; larger ones are clipped. Null for no limit, since rewards of a fixed range bound it
+    already."""
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.groups % self.substeps:
-            raise ValueError(f"substeps: {self.groups} groups cannot be shared out equally to {self.substeps} substeps")
+            raise ValueError(f"substeps: {self.groups} groups cannot be split equally into {self.substeps} substeps")
         if not self.replace_uninformative:
             self.refuse_unused("max_replaced", fix="set replace_uninformative to true")
         if self.max_tokens is None:
@@ -80,17 +80,17 @@ type ScheduleConfig = Annotated[Schedule, SectionTable(SCHEDULES, default="sync"
 
 
 class EvalConfig(Section):
-    """Evaluation during training, on the weights as they are: before the first step, at times, and after the last."""
+    """Evaluation of the current weights before the first step, every few steps, and after the last."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Steps between evaluations; 0 evaluates only before and after."""
+    """Steps between evaluations; 0 evaluates only before the first and after the last."""
     envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
-    """What is evaluated, by a name of your choice."""
+    """Environments to evaluate, by a name of your choice."""
 
     @model_validator(mode="after")
-    def _evaluates_something(self) -> Self:
+    def _check_envs(self) -> Self:
         if not self.envs and self.every and not self.is_default("every"):
-            raise ValueError("`every` has no effect: name what is evaluated in eval.envs, or leave it out (eval=null)")
+            raise ValueError("`every` has no effect: add environments to eval.envs, or leave it out (eval=null)")
         return self
 
 
@@ -103,13 +103,13 @@ _INHERITED = (
     ("rollouts", "max_retries"),
     ("rollouts", "min_valid"),
 )
-"""What an environment may say instead of the run: section and field."""
+"""Fields of the run that an environment may override: section and field."""
 
-_OTHER_SIDE = {"min_valid": "max_failing_rollouts"}
-"""The fields of an environment that say the same as another one of its own, and take its place."""
+_ALTERNATIVES = {"min_valid": "max_failing_rollouts"}
+"""Fields of an environment that express the same setting as another of its fields, and replace it."""
 
-_BY_EVALUATIONS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_retries"))
-"""Of these, what evaluations read too."""
+_EVALUATION_FIELDS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_retries"))
+"""Fields of `_INHERITED` that evaluations use, too."""
 
 
 def _default_steps(others: Mapping[str, object]) -> int | None:
@@ -117,40 +117,40 @@ def _default_steps(others: Mapping[str, object]) -> int | None:
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a run."""
 
     model: Annotated[str, Field(min_length=1)] = DEFAULT_MODEL
-    """A model of the service, a name on the hub, or a directory. The default is small enough for a laptop."""
+    """Model of the service, name on the hub, or directory. The default is small enough for a laptop."""
     name: EnvName | None = None
-    """Name of the run and of its folder; null makes one from the environments and the time."""
+    """Name of the run and of its folder; null derives one from the environments and the time."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Everything random follows from it."""
+    """Seed of all randomness of the run."""
     epochs: Positive | None = None
-    """Times that each task is drawn, in the place of `steps`: these follow from the number of tasks. Null, since not
-    every environment has a number of tasks."""
+    """Number of times that each task is drawn, in place of `steps`, which follow from the number of tasks. Null, since
+    not every environment has a finite number of tasks."""
     steps: Annotated[
         Positive | None, Field(default_factory=_default_steps, json_schema_extra={"default": DEFAULT_STEPS})
     ]
-    """Optimiser steps; null where `epochs` is set."""
+    """Training steps; null if `epochs` is set."""
     budget_usd: Annotated[float, Field(gt=0)] | None = None
-    """US dollars, as rlkit counts them, after which the run saves and ends; null sets no limit."""
+    """Budget in US dollars, as rlkit counts them; the run saves and ends when it is used up. Null for no limit."""
     budget_tokens: Positive | None = None
-    """Tokens of all kinds, in prompts, samples and training, after which it does."""
+    """Budget in tokens of prompts, samples and training together; null for no limit."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
-    """Hours after which it does, over all the times that it was resumed."""
+    """Budget in hours of working time, resumptions included; null for no limit."""
     load_checkpoint: str | None = None
-    """A `tinker://` path of training state to start from, instead of a fresh adapter."""
+    """`tinker://…/weights/…` path of a checkpoint to start from; null for a fresh adapter."""
     envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
-    """What is trained on, by a name of your choice."""
+    """Environments to train on, by a name of your choice."""
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     schedule: ScheduleConfig = Sync()
-    """What is played when, and when gradients are computed."""
+    """Order of rollouts and gradients."""
     advantage: AdvantageConfig = GroupMean()
-    """How rewards become advantages. A name alone is short for the section with its defaults, and
-    `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, changes least: no scale, no choice
-    of what counts."""
+    """Estimator of advantages from rewards. A name alone is short for the section with its defaults, and
+    `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, is the simplest: it only subtracts
+    the mean."""
     loss: LossConfig = ImportanceSampling()
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
@@ -165,58 +165,58 @@ class Config(Section):
     track: TrackConfig = Field(default_factory=track_config)
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _check_consistency(self) -> Self:
         path = self.load_checkpoint
         if path is not None and (not path.startswith("tinker://") or "/sampler_weights/" in path):
             raise ValueError(
                 f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
             )
-        for field, named in (("envs", self.envs), ("eval.envs", self.eval.envs)):
-            if "all" in named:
+        for field, envs in (("envs", self.envs), ("eval.envs", self.eval.envs)):
+            if "all" in envs:
                 raise ValueError(
-                    f"{field}.all: the metrics of all environments together have this name; choose another, and say in "
-                    "its `env` what it plays"
+                    f"{field}.all: this name is reserved for the metrics of all environments together; choose another, "
+                    "and set its `env`"
                 )
         for name, env in self.envs.items():
-            forcing, thinking = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
-            if forcing is not None and forcing.context_window_tokens <= thinking:
+            forcing, thinking_tokens = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
+            if forcing is not None and forcing.context_window_tokens <= thinking_tokens:
                 raise ValueError(
                     f"sampling.budget_forcing.context_window_tokens: {forcing.context_window_tokens} leaves no room "
-                    f"for an answer after the {thinking} tokens of envs.{name}; set it higher"
+                    f"for an answer after the {thinking_tokens} tokens of envs.{name}; set it higher"
                 )
             if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
                 raise ValueError(
-                    f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to learn "
-                    "from; set temperature above 0"
+                    f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to "
+                    "learn; set temperature above 0"
                 )
             size = env.group_size or self.batch.group_size
-            self._has_valid_groups(name, env, size)
-            self._estimates(f"envs.{name}", env.advantage or self.advantage, size)
-        self._has_a_length()
-        self._is_not_overridden()
-        self._has_a_best()
+            self._check_valid_episodes(name, env, size)
+            self._check_estimator(f"envs.{name}", env.advantage or self.advantage, size)
+        self._check_length()
+        self._check_overrides()
+        self._check_best()
         return self
 
     @property
     def step_count(self) -> int:
-        """Optimiser steps of the run; with `epochs`, of the result of `rlkit.tasks.from_config.resolve_steps`."""
+        """Training steps of the run; with `epochs`, of the result of `rlkit.tasks.from_config.resolve_steps`."""
         assert self.steps is not None, "the number of tasks is not known yet"
         return self.steps
 
-    def _has_a_length(self) -> None:
+    def _check_length(self) -> None:
         if self.steps is None and self.epochs is None:
-            raise ValueError("steps: is null, and so is `epochs`; set one of them, to say how long to train")
+            raise ValueError("steps: both `steps` and `epochs` are null; set one of them")
         if self.epochs is None:
             return
         if self.steps is not None:
             raise ValueError(
-                f"epochs: `steps: {self.steps}` says already how long to train; set steps to null, or leave epochs out"
+                f"epochs: `steps: {self.steps}` sets the length of the run, too; set steps to null, or leave epochs out"
             )
         for name, env in self.envs.items():
             if env.curriculum is not None:
                 raise ValueError(
-                    f"envs.{name}.curriculum: says itself how often a task is drawn, and so does `epochs`; set `steps` "
-                    "instead of epochs, or leave the curriculum out"
+                    f"envs.{name}.curriculum: contradicts `epochs`, since both decide how often a task is drawn; set "
+                    "`steps` instead of epochs, or leave the curriculum out"
                 )
             if env.weight != 1.0:
                 raise ValueError(
@@ -224,38 +224,40 @@ class Config(Section):
                     "equally often; set `steps` instead of epochs, or leave the weight out"
                 )
 
-    def _has_valid_groups(self, name: str, env: EnvConfig, size: int) -> None:
-        """Check that a group can have the valid episodes that it must have."""
+    def _check_valid_episodes(self, name: str, env: EnvConfig, size: int) -> None:
+        """Check that a group can reach its required number of valid episodes."""
         if (failing := env.max_failing_rollouts) is not None:
-            field, most = f"envs.{name}.max_failing_rollouts", size - min(size, 2)
+            field, limit = f"envs.{name}.max_failing_rollouts", size - min(size, 2)
             if env.min_valid is not None:
-                raise ValueError(f"{field}: min_valid says the same from the other side; leave one of the two out")
-            if failing > most:
+                raise ValueError(f"{field}: min_valid expresses the same setting; leave one of the two out")
+            if failing > limit:
                 raise ValueError(
                     f"{field}: leaves {max(0, size - failing)} of {size} rollouts, and a group needs {min(size, 2)} at "
-                    f"least; set it to {most} or less"
+                    f"least; set it to {limit} or less"
                 )
             return
-        least = env.min_valid or self.rollouts.min_valid
-        if least > size and (env.min_valid is not None or least != RolloutsConfig.model_fields["min_valid"].default):
+        min_valid = env.min_valid or self.rollouts.min_valid
+        if min_valid > size and (
+            env.min_valid is not None or min_valid != RolloutsConfig.model_fields["min_valid"].default
+        ):
             field = "rollouts.min_valid" if env.min_valid is None else f"envs.{name}.min_valid"
             raise ValueError(
-                f"{field}: {least} episodes are more than a group of envs.{name} has; set it to {size} or less"
+                f"{field}: {min_valid} is more than the rollouts of a group of envs.{name}; set it to {size} or less"
             )
 
-    def _is_not_overridden(self) -> None:
-        """Whether what the run says is of use to one of its environments at least."""
+    def _check_overrides(self) -> None:
+        """Check that at least one environment uses each setting of the run."""
         for section, name in _INHERITED:
             holder = self if section is None else cast("Section", getattr(self, section))
-            users = [*self.envs.values(), *(self.eval.envs.values() if (section, name) in _BY_EVALUATIONS else ())]
-            other = _OTHER_SIDE.get(name, name)
-            has_own = [any(getattr(user, own, None) is not None for own in (name, other)) for user in users]
-            if all(has_own) and not holder.is_default(name):
+            users = [*self.envs.values(), *(self.eval.envs.values() if (section, name) in _EVALUATION_FIELDS else ())]
+            alternative = _ALTERNATIVES.get(name, name)
+            overrides = [any(getattr(user, key, None) is not None for key in (name, alternative)) for user in users]
+            if all(overrides) and not holder.is_default(name):
                 field = name if section is None else f"{section}.{name}"
-                which = "" if other == name else f" {name} or {other}"
-                raise ValueError(f"{field}: has no effect, since every environment has its own{which}")
+                settings = name if alternative == name else f"{name} or {alternative}"
+                raise ValueError(f"{field}: has no effect, since every environment sets its own {settings}")
         if len(self.envs) == 1 and (only := next(iter(self.envs.items())))[1].weight != 1.0:
-            raise ValueError(f"envs.{only[0]}.weight: has no effect, since there is no other environment")
+            raise ValueError(f"envs.{only[0]}.weight: has no effect, since it is the only environment")
         if not self.schedule.steps_ahead:
             for name, env in self.envs.items():
                 if not env.newest_weights:
@@ -266,38 +268,40 @@ class Config(Section):
 
     @property
     def best_metric(self) -> str | None:
-        """What weights are compared by, if they are."""
+        """Metric by which weights are compared, if they are."""
         return self.best.metric or ("eval/all/reward/mean" if self.eval.envs else None)
 
-    def _has_a_best(self) -> None:
+    def _check_best(self) -> None:
         if (self.best.metric or "").startswith("eval/all/") and not self.eval.envs:
-            raise ValueError("best.metric: nothing is evaluated; name something in eval.envs")
+            raise ValueError("best.metric: nothing is evaluated; add environments to eval.envs")
         if not self.checkpoint.is_default("keep_best") and not self.best_metric:
-            raise ValueError("checkpoint.keep_best: has no effect, since nothing says which are best; set best.metric")
+            raise ValueError("checkpoint.keep_best: has no effect, since no metric selects the best; set best.metric")
         for name in sorted(self.best.model_fields_set):
             if self.best_metric is None and not self.best.is_default(name):
-                raise ValueError(f"best.{name} has no effect: name what is evaluated in eval.envs, or set best.metric")
+                raise ValueError(f"best.{name} has no effect: add environments to eval.envs, or set best.metric")
         if self.best.metric is None:
             return
-        why = never_measured(self.best.metric, envs=self.envs, evals=self.eval.envs, needs=self._absent_metrics())
-        if why is not None:
-            raise ValueError(f"best.metric: {why}")
+        problem = metric_problem(
+            self.best.metric, envs=self.envs, evals=self.eval.envs, remedies=self._absent_metrics()
+        )
+        if problem is not None:
+            raise ValueError(f"best.metric: {problem}")
 
     def _absent_metrics(self) -> dict[str, str]:
-        """Return the metrics, or groups of metrics, that no step has with these settings, and what to set for them."""
-        needs = dict[str, str]()
+        """Return the metrics, or groups of metrics, that no step has with these settings, each with a remedy."""
+        remedies = dict[str, str]()
         if not self.kl_penalty.coefficient:
-            needs["kl_reference"] = "set kl_penalty.coefficient"
+            remedies["kl_reference"] = "set kl_penalty.coefficient"
         if not self.length_penalty.coefficient:
-            needs["batch/length_penalty"] = "set length_penalty.coefficient"
+            remedies["batch/length_penalty"] = "set length_penalty.coefficient"
         if self.batch.clip_advantages is None:
-            needs["batch/clipped"] = "set batch.clip_advantages"
+            remedies["batch/clipped"] = "set batch.clip_advantages"
         if not self.loss.clips_tokens:
-            needs["optim/ratio/clipped"] = f"the loss {self.loss.name} clips nothing"
-        return needs
+            remedies["optim/ratio/clipped"] = f"the loss {self.loss.name} clips nothing"
+        return remedies
 
     @model_validator(mode="after")
-    def _has_an_objective(self) -> Self:
+    def _check_objective(self) -> Self:
         if self.loss.normalize_problem and self.batch.normalize != "none":
             raise ValueError(f"batch.normalize: {self.loss.normalize_problem}")
         if self.steps is not None:
@@ -306,7 +310,7 @@ class Config(Section):
             for name in self.envs:
                 if self.length_penalty.from_tokens >= self.full_penalty_tokens(name):
                     raise ValueError(
-                        f"length_penalty.from_tokens: {self.length_penalty.from_tokens} is not below the "
+                        f"length_penalty.from_tokens: {self.length_penalty.from_tokens} must be below the "
                         f"{self.full_penalty_tokens(name)} tokens at which the penalty of envs.{name} is full"
                     )
         return self
@@ -316,15 +320,17 @@ class Config(Section):
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
 
     def refuse_turn_settings(self, single: Set[str]) -> None:
-        """Raise ConfigError for a setting of later turns, such as a discount, that no environment has use for.
+        """Raise ConfigError for a setting of later turns, such as a discount, that has no effect in any environment.
 
         Args:
             single: environments whose tasks are known to have a single turn.
         """
         single = single | {name for name, env in self.envs.items() if env.max_turns == 1}
-        inherit = {name for name, env in self.envs.items() if env.advantage is None}
-        own = [(f"envs.{name}.advantage", env.advantage, {name}) for name, env in self.envs.items() if env.advantage]
-        for field, section, users in [("advantage", self.advantage, inherit), *own]:
+        inheriting = {name for name, env in self.envs.items() if env.advantage is None}
+        sections = [
+            (f"envs.{name}.advantage", env.advantage, {name}) for name, env in self.envs.items() if env.advantage
+        ]
+        for field, section, users in [("advantage", self.advantage, inheriting), *sections]:
             for setting in section.turn_settings:
                 if users <= single and not section.is_default(setting):
                     raise ConfigError(
@@ -332,10 +338,10 @@ class Config(Section):
                         "turn; leave it out"
                     )
 
-    def _estimates(self, field: str, advantage: Estimator, size: int) -> None:
-        """Whether an environment's groups have what its estimator needs."""
+    def _check_estimator(self, field: str, advantage: Estimator, size: int) -> None:
+        """Check that the groups and the schedule suit the estimator of an environment."""
         if (problem := advantage.size_problem(size)) is not None:
             raise ValueError(f"{field}: {problem}")
         if (problem := advantage.stream_problem) is not None and self.schedule.is_streaming:
-            own = "" if self.envs[field.removeprefix("envs.")].advantage is None else f"{field}."
-            raise ValueError(f"{own}advantage: {problem}")
+            prefix = "" if self.envs[field.removeprefix("envs.")].advantage is None else f"{field}."
+            raise ValueError(f"{prefix}advantage: {problem}")

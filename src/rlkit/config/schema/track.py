@@ -1,7 +1,7 @@
-"""The section that says which services a run is shown by, besides its own folder.
+"""The section `track`: services that show a run, besides its own folder.
 
-Invariant: none is on unless it is named, since what a run says and samples leaves the machine with most of them. Each
-service's own section is read off its tracker.
+Invariant: a service is off unless it is configured, since most of them send data of the run off the machine. The
+tracker of a service defines its section.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ BUILT_IN = {
 
 @cache
 def tracker_paths() -> Mapping[str, str]:
-    """Return `module:Class` of each tracker that is installed, by its name."""
+    """Return `module:Class` of each installed tracker, by its name."""
     return BUILT_IN | {
         point.name: point.value for point in entry_points(group="rlkit.trackers") if point.name not in BUILT_IN
     }
 
 
 def load_tracker_class(name: str) -> Any:  # trackers are above the configuration
-    """Return a subclass of `rlkit.trackers.service.ServiceTracker`; MissingError if its package does not have it."""
+    """Return a subclass of `rlkit.trackers.service.ServiceTracker`; MissingError if it cannot be imported."""
     path = tracker_paths()[name]
     try:
         return resolve_name(path)
-    except Exception as error:  # a package of somebody else may raise anything
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise MissingError(f"the tracker {name}, {path}, cannot be loaded: {told}; mend its package") from error
+    except Exception as error:  # a third-party package may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MissingError(f"the tracker {name}, {path}, cannot be loaded: {reason}; fix its package") from error
 
 
 @cache
@@ -55,19 +55,19 @@ def _section_type() -> type[Section]:
     fields: dict[str, Any] = {}
     for name in tracker_paths():
         settings: type[Section] = load_tracker_class(name).settings_type
-        text = f"{settings.__doc__} `{{}}` for its defaults; null does without it."
+        text = f"{settings.__doc__} `{{}}` for its defaults; null is off."
         fields[name] = (Annotated[settings | None, Field(description=text)], None)
-    text = "Who else is told of the run, if anyone. Each is fed from the run's folder by a process of its own."
+    text = "Services that show the run. A process for each reads the run's folder."
     return create_model("TrackConfig", __base__=Section, __doc__=text, **fields)
 
 
 def track_config(sections: object = None) -> Section:
-    """Return the section `track` with these sections of services, or with none."""
+    """Return the section `track` with these sections of services; None for no services."""
     return _section_type().model_validate({} if sections is None else sections)
 
 
-class _SectionOfTrackers:
-    """The section as pydantic sees it: made when it is first needed, since trackers import the configuration."""
+class _TrackSchema:
+    """Schema of `track` for pydantic, made when it is first needed, since trackers import the configuration."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.with_info_plain_validator_function(self._validate)
@@ -79,9 +79,9 @@ class _SectionOfTrackers:
 
     @staticmethod
     def _validate(sections: object, info: ValidationInfo) -> Section:
-        if info.mode == "json":  # as strict as the rest of a file
+        if info.mode == "json":  # as strict as the rest of a configuration file
             return _section_type().model_validate_json(json.dumps(sections), strict=True)
         return track_config(sections)
 
 
-type TrackConfig = Annotated[Section, _SectionOfTrackers()]
+type TrackConfig = Annotated[Section, _TrackSchema()]
