@@ -83,7 +83,7 @@ def test_a_credential_of_a_known_shape_is_refused_whatever_the_field_is_called(
     (tmp_path / "a.yaml").write_text(f"envs: {{a: {{env: 'good.py:Echo', args: {{word: {secret}}}}}}}")
     refused = rlkit("check", "a.yaml")
     assert refused.exit_code == 2
-    assert "envs.a.args.word holds a secret: write ${NAME} instead" in refused.stderr
+    assert "envs.a.args.word contains a secret: write ${NAME} instead" in refused.stderr
     assert secret not in refused.stderr
 
 

@@ -245,8 +245,8 @@ def test_a_grader_that_never_returns_ends_the_dry_run_by_name(config: str, tmp_p
     code, out, err = process("train", config, *own, "--dry-run", "--json", folder=tmp_path)
     assert code == 1
     error = json.loads(out)["error"]
-    assert error.startswith("playing envs.held: a rollout held up everything else for more than 0.5 s (timeout_s), at ")
-    assert "held.py:8, in grade: it must await what takes long" in error
+    assert error.startswith("playing envs.held: a rollout blocked the event loop for more than 0.5 s (timeout_s), at ")
+    assert "held.py:8, in grade: await slow calls" in error
     assert err.splitlines()[-1] == f"error: {error}"
 
 

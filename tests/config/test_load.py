@@ -100,7 +100,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
             "a.yaml:2: optimizer.learning_rate: expected a number above 0, or auto, found 0",
         ),
         ("model: ''", "a.yaml:2: model: must not be empty"),
-        ("name: a/b", "a.yaml:2: name: 'a/b' may hold letters, digits and the signs . _ - only"),
+        ("name: a/b", "a.yaml:2: name: 'a/b' may contain only letters, digits"),
         (
             "loss: {name: pppo}",
             "found 'pppo'. Did you mean 'ppo'?",
@@ -229,11 +229,11 @@ def test_a_group_of_one_needs_an_estimator_of_ones_own(load: Load, refused: Refu
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("steps: 3", "a.yaml: envs: is missing: say what to train on"),
-        ("envs:", "a.yaml: envs: is missing: say what to train on"),
+        ("steps: 3", "a.yaml: envs: is missing: name the environments"),
+        ("envs:", "a.yaml: envs: is missing: name the environments"),
         ("envs: {}", "a.yaml:1: envs: is empty: name at least one"),
         ("envs: [arithmetic]", "a.yaml:1: envs: expected a mapping, found a list"),
-        ("envs: {'bad name': {}}", 'a.yaml:1: envs."bad name": the name may hold letters'),
+        ("envs: {'bad name': {}}", 'a.yaml:1: envs."bad name": the name may contain only letters'),
     ],
 )
 def test_a_run_needs_an_environment(refused: Refused, text: str, told: str) -> None:

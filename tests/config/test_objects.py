@@ -189,7 +189,7 @@ def test_arguments_take_the_types_of_their_annotations(folder: Path) -> None:
     [
         ("many", {"n": 1, "moode": 1}, "envs.x.args.moode: unknown argument. Did you mean 'mode'?"),
         ("Bare", {"word": 1}, "envs.x.args.word: unknown argument. Known: none"),
-        ("many", {}, "envs.x.args.n: is missing, and has no default"),
+        ("many", {}, "envs.x.args.n: is missing and has no default"),
         ("Spell", {}, "envs.x.args.word: is missing"),
         ("many", {"n": "three"}, "envs.x.args.n: expected an integer, found a string"),
         ("many", {"n": True}, "envs.x.args.n: expected an integer, found true or false"),
@@ -197,7 +197,7 @@ def test_arguments_take_the_types_of_their_annotations(folder: Path) -> None:
         ("many", {"n": 0}, "envs.x.args.n: expected at least 1"),
         ("many", {"n": 1, "mode": "tets"}, "envs.x.args.mode: expected 'train' or 'test'. Did you mean 'test'?"),
         ("many", {"n": 1, "path": [1]}, "envs.x.args.path: expected a string, found a list"),
-        ("many", {"n": 1, "grader": "my_env.py:FIVE"}, "envs.x.args.grader: expected a function"),
+        ("many", {"n": 1, "grader": "my_env.py:FIVE"}, "envs.x.args.grader: expected the path of a function"),
         (
             "many",
             {"n": 1, "grader": "my_env.py:grad"},

@@ -125,7 +125,7 @@ def test_an_environment_with_nothing_after_its_name_has_its_defaults(load: Load)
 @pytest.mark.parametrize(
     ("text", "override", "told"),
     [
-        (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is none to take out. Did you mean 'small'?"),
+        (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is none to remove. Did you mean 'small'?"),
         (ENVS, "eval.envs.arithmetic=null", "eval.envs.arithmetic={} adds one with its defaults"),
         (ENVS, "envs.arithmetic=null", "envs: is empty: name at least one"),
         (f"{ENVS}eval: {{every: 5, envs: {{arithmetic: {{}}}}}}", "eval.envs.arithmetic=null", "(eval=null)"),

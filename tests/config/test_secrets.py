@@ -116,7 +116,7 @@ def test_a_secret_on_the_command_line_is_not_repeated(refused: Refused) -> None:
 
 def test_a_secret_is_refused_even_where_a_later_value_replaces_it(refused: Refused) -> None:
     message = refused("envs: {arithmetic: {args: {api_key: abcd1234abcd1234}}}", "envs.arithmetic.args.api_key=x")
-    assert message.startswith("a.yaml:1: envs.arithmetic.args.api_key holds a secret: write ${NAME}")
+    assert message.startswith("a.yaml:1: envs.arithmetic.args.api_key contains a secret: write ${NAME}")
 
 
 def test_a_secret_given_in_python_is_used_but_not_recorded() -> None:
@@ -134,7 +134,7 @@ def test_what_stands_for_a_secret_is_refused_where_it_would_be_used(load: Load, 
     config = Config(envs={"arithmetic": EnvConfig(args={"list": [{"api_key": "abcd1234abcd1234"}]})})
     recorded = "\n".join(show_lines(Resolved.from_python(config)))
     message = refused(recorded)
-    assert "envs.arithmetic.args.list.0.api_key was a secret that is not recorded: give it again as ${NAME}" in message
+    assert "envs.arithmetic.args.list.0.api_key was a secret and is not recorded: set it to ${NAME}" in message
     again = 'envs.arithmetic.args.list=[{api_key: "${API_KEY}"}]'
     resolved = load(recorded, again, environ={"API_KEY": "abcd1234abcd1234"})
     assert resolved.config == config

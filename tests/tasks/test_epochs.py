@@ -165,7 +165,7 @@ def test_learning_rates_fall_over_the_steps_that_the_epochs_are(tmp_path: Path) 
     made = run(tmp_path / "run", words(4), epochs=2, optimizer=optimizer)
     made.train()
     assert [line["optim/learning_rate"] for line in made.lines()] == pytest.approx([0.3, 0.6, 0.4, 0.2])
-    with pytest.raises(ConfigError, match=r"warmup_steps: the run's 1 steps end before .* set it below 1"):
+    with pytest.raises(ConfigError, match=r"warmup_steps: the run ends after 1 steps, .* set it below 1"):
         run(tmp_path / "short", words(2), epochs=1, optimizer=optimizer).trainer()
 
 

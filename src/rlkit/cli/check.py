@@ -30,20 +30,20 @@ def check(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="An argument of the environment (a value of the configuration)."),
     ] = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks that are tried.")] = 5,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that one rollout may take.")] = 10.0,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 5,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Time limit of a rollout in seconds.")] = 10.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the environment and of the odd replies.")] = 0,
     redteam: RedTeam = False,
 ) -> int:
-    """Find what is wrong with an environment.
+    """Find faults of an environment.
 
-    Exit code 1 if something is; with --redteam, if a cheat earns more than an honest empty attempt.
+    Exit code 1 if there is one; with --redteam, if a cheat earns more than an honest empty attempt.
     """
     from rlkit.check import check
     from rlkit.config.loading.targets import load_target
 
-    given = [*(args or []), *(arguments or [])]
-    envs = load_target(target, given, seed=seed, warn=lambda warning: output.note(f"warning: {warning}"))
+    settings = [*(args or []), *(arguments or [])]
+    envs = load_target(target, settings, seed=seed, warn=lambda warning: output.note(f"warning: {warning}"))
     if redteam:
         from rlkit.redteam.attack import attack_environment
 
@@ -67,13 +67,13 @@ def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:
     """Print what the red team's cheats earned; under an empty name, what they earned on a folder of tasks."""
     good = all(report.ok for report in reports.values())
     records: dict[str, Data] = {name: report.to_json() for name, report in reports.items()}
-    shown = reports[""].to_json() if "" in reports else {"envs": records}
-    output.result({"ok": good, **shown}, "\n\n".join(f"{name}\n{report}".lstrip() for name, report in reports.items()))
+    body = reports[""].to_json() if "" in reports else {"envs": records}
+    output.result({"ok": good, **body}, "\n\n".join(f"{name}\n{report}".lstrip() for name, report in reports.items()))
     return 0 if good else FAULTS_FOUND
 
 
 def _table(report: Report) -> str:
-    """`passed  determinism  …`, with the fix below what failed."""
+    """Return `passed  determinism  …` for each finding, with the fix below a failed one."""
     width = max((len(finding.check) for finding in report.findings), default=0)
     lines: list[str] = []
     for finding in report.findings:

@@ -52,8 +52,8 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
         limit_s = longest_s(resolved.config)
 
         def end(place: Place) -> Never:
-            held = f"a rollout held up everything else for more than {limit_s:g} s (timeout_s)"
-            _end(output, f"{doing}: {held}, at {place.file}:{place.line}, in {place.function}")
+            problem = f"a rollout blocked the event loop for more than {limit_s:g} s (timeout_s)"
+            _end(output, f"{doing}: {problem}, at {place.file}:{place.line}, in {place.function}")
 
         with _threads_run(), loop_holds().watch(None, limit_s=limit_s, end=end):
             return await rehearse(resolved, pilot=pilot, note=begin)
@@ -61,23 +61,23 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     # What environments print must not come between the lines of the result; threads of theirs may outlast the run.
     with redirect_stdout(output.err):
         with repeat(tell):
-            made = threads.run(rehearsed())
-        record: dict[str, Data] = {"ok": made.passed, "parts": [asdict(part) for part in made.parts]}
-        record["estimate"] = made.estimate and made.estimate.to_json()
-        record["hosted"] = made.hosted and made.hosted.to_json()
-        output.result(record, table(made))
-    return 0 if made.passed else FAILED
+            rehearsal = threads.run(rehearsed())
+        record: dict[str, Data] = {"ok": rehearsal.passed, "parts": [asdict(part) for part in rehearsal.parts]}
+        record["estimate"] = rehearsal.estimate and rehearsal.estimate.to_json()
+        record["hosted"] = rehearsal.hosted and rehearsal.hosted.to_json()
+        output.result(record, table(rehearsal))
+    return 0 if rehearsal.passed else FAILED
 
 
 def longest_s(config: Config) -> float:
-    """Seconds that a rollout of any environment of a run may take, evaluations included."""
+    """Return the longest time limit of a rollout of any environment of a run, evaluations included."""
     specs = [*config.envs.values(), *config.eval.envs.values()]
     return max(spec.timeout_s or config.rollouts.timeout_s for spec in specs)
 
 
-def _end(output: Output, told: str) -> Never:
+def _end(output: Output, problem: str) -> Never:
     """End the process at once, since its event loop does not come back."""
-    message = f"{told}: it must await what takes long, or do that in a thread (asyncio.to_thread)"
+    message = f"{problem}: await slow calls, or run them in a thread (asyncio.to_thread)"
     output.failure(message, kind="EnvironmentFault", exit_code=FAILED)
     os._exit(FAILED)
 
@@ -94,16 +94,18 @@ def _threads_run() -> Generator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def table(made: Rehearsal) -> str:
-    """A line for each part, and the estimate below them."""
-    width = max(len(part.name) for part in made.parts)
-    lines = [f"{part.status:9}  {part.name:{width}}  {part.detail}" for part in made.parts]
-    if made.estimate is not None:
-        lines.append(f"the whole run takes {render_estimate(made.estimate)}")
-        asked = any(part.name == "service" and part.status == "ok" for part in made.parts)
-        unknown = "not known" if asked else "not known; --pilot 1 measures it"
-        lines.append(f"  time: {made.estimate.speed if made.estimate.seconds else unknown}")
-    if made.hosted is not None and made.hosted.usd is not None and made.hosted.seconds is not None:
-        hosted = f"{render_band(made.hosted.usd, render_dollars)}, {render_band(made.hosted.seconds, duration)}"
-        lines.append(f"  on the hosted Tinker service: {hosted} ({made.hosted.speed})")
+def table(rehearsal: Rehearsal) -> str:
+    """Return a line for each part, and the estimate below them."""
+    width = max(len(part.name) for part in rehearsal.parts)
+    lines = [f"{part.status:9}  {part.name:{width}}  {part.detail}" for part in rehearsal.parts]
+    if rehearsal.estimate is not None:
+        lines.append(f"the whole run takes {render_estimate(rehearsal.estimate)}")
+        is_piloted = any(part.name == "service" and part.status == "ok" for part in rehearsal.parts)
+        unknown = "not known" if is_piloted else "not known; --pilot 1 measures it"
+        lines.append(f"  time: {rehearsal.estimate.speed if rehearsal.estimate.seconds else unknown}")
+    if rehearsal.hosted is not None and rehearsal.hosted.usd is not None and rehearsal.hosted.seconds is not None:
+        hosted = (
+            f"{render_band(rehearsal.hosted.usd, render_dollars)}, {render_band(rehearsal.hosted.seconds, duration)}"
+        )
+        lines.append(f"  on the hosted Tinker service: {hosted} ({rehearsal.hosted.speed})")
     return "\n".join(lines)

@@ -28,16 +28,16 @@ def train(
     config: Configs,
     *,
     name: Annotated[str | None, typer.Option(help="Name of the run and of its folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of that name, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run of that name, if there is one.")] = False,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
     openreward: Uploads = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Play it in small without the service, and estimate price and time.")
+        bool, typer.Option("--dry-run", help="Rehearse the run without the service, and estimate its price and time.")
     ] = False,
     pilot: Annotated[
         int | None,
-        typer.Option(min=1, help="With --dry-run: groups that are played on the service after all, to measure it."),
+        typer.Option(min=1, help="With --dry-run: groups to play on the service, to measure its speed."),
     ] = None,
 ) -> int:
     """Train a model. Ctrl-C finishes the step and saves; a second one stops at once."""
@@ -65,17 +65,17 @@ def resume(
     output: Output,
     run: RunName,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What is to be different, such as steps=200.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="A setting to change, such as steps=200.")
     ] = None,
     *,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
     openreward: Uploads = False,
 ) -> int:
-    """Go on with a run.
+    """Resume a run.
 
-    It was interrupted, or it is to train for longer. Its weights are those of the last checkpoint; the steps since then
-    are taken again from what was recorded.
+    It was interrupted, or is to train for longer. It starts from the last checkpoint, and replays the steps since then
+    from its records.
     """
     from rlkit.config import load_arguments
     from rlkit.store.metadata import find_run, find_run_config
@@ -99,10 +99,10 @@ def _train(
     from rlkit.training import StopSignal
 
     stop = StopSignal()
-    drawn: PanelTracker | None = None
+    tracker: PanelTracker | None = None
 
     def say(message: str) -> None:
-        (output.note if drawn is None else drawn.note)(message)
+        (output.note if tracker is None else tracker.note)(message)
 
     try:
         with graceful(stop.request, say, message=FINISHING, ready=lambda: stop.is_watched) as interruptible:
@@ -114,8 +114,8 @@ def _train(
 
                 from rlkit.trackers.panel import PanelTracker
 
-                drawn = PanelTracker(Console(file=output.err), clean=printable)
-            trackers = _trackers(output, drawn, quiet=quiet)
+                tracker = PanelTracker(Console(file=output.err), clean=printable)
+            trackers = _trackers(output, tracker, quiet=quiet)
             from rlkit.training.trainer import RLTrainer
 
             if openreward:
@@ -125,14 +125,14 @@ def _train(
             trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
             result = interruptible.run(trainer.train())
     finally:
-        if drawn is not None:
-            drawn.close()
+        if tracker is not None:
+            tracker.close()
     output.result(_record(result), _summary(result))
     if result.status == "completed":
         return 0
     spent = result.status == "budget"
     more = [f"{result.reason.partition(':')[0]}=…"] if spent else []
-    output.note(f"to go on: {shlex.join(['rlkit', 'resume', _known_as(result)])} {' '.join(more)}".rstrip())
+    output.note(f"to go on: {shlex.join(['rlkit', 'resume', _resume_name(result)])} {' '.join(more)}".rstrip())
     return BUDGET_REACHED if spent else INTERRUPTED
 
 
@@ -166,8 +166,8 @@ def _record(result: RunResult) -> dict[str, Data]:
 def _summary(result: RunResult) -> str:
     from rlkit.trackers.console import number, render_estimate, render_spent, rewards, searches
 
-    ended = "out of budget" if result.status == "budget" else result.status
-    lines = [f"{ended} after {result.steps} steps: {result.directory}"]
+    status = "out of budget" if result.status == "budget" else result.status
+    lines = [f"{status} after {result.steps} steps: {result.directory}"]
     if last := rewards(result.metrics):
         lines.append("last rewards  " + "  ".join(f"{name} {number(value)}" for name, value in last.items()))
     lines += [f"best found    {name} {text}" for name, text in searches(result.metrics).items()]
@@ -184,8 +184,8 @@ def _summary(result: RunResult) -> str:
     return "\n".join(lines)
 
 
-def _known_as(result: RunResult) -> str:
-    """The shortest word by which `rlkit resume` finds a run."""
+def _resume_name(result: RunResult) -> str:
+    """Return the shortest word by which `rlkit resume` finds a run."""
     from rlkit._util.paths import runs_dir
 
     return result.name if result.directory == runs_dir() / result.name else str(result.directory)

@@ -1,7 +1,6 @@
-"""How a command is added to the command line, and how it ends: exceptions become one line and an exit code.
+"""Registration of commands, and their end: exceptions become one line and an exit code.
 
-Invariant: a traceback is shown only to those who ask for one; an exception that nobody expected is called a bug, and
-its traceback is kept in a file.
+Invariant: only `--debug` shows a traceback; an unexpected exception is reported as a bug, with its traceback in a file.
 """
 
 from __future__ import annotations
@@ -91,18 +90,18 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
             output.data({"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": INTERRUPTED})
         raise typer.Exit(INTERRUPTED) from None
     except Exception as raised:
-        error = _only(raised)
+        error = _unwrap(raised)
         if debug:
             output.note("".join(traceback.format_exception(error)).rstrip())
         raise typer.Exit(_report(error, output, debug=debug)) from None
 
 
-def _only(error: Exception) -> Exception:
-    """The one exception that a group of exceptions holds, or the group."""
+def _unwrap(error: Exception) -> Exception:
+    """Return the only exception of a group of exceptions, or the group."""
     if not isinstance(error, ExceptionGroup):
         return error
     group = cast("ExceptionGroup[Exception]", error)
-    return _only(group.exceptions[0]) if len(group.exceptions) == 1 else group
+    return _unwrap(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
 def _report(error: Exception, output: Output, *, debug: bool) -> int:
@@ -111,15 +110,15 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
     elif isinstance(error, OSError) and error.errno in _DISK_ERRORS | _PATH_ERRORS:
         code, message = RUN_FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
     else:
-        kept = "" if debug else f"; the traceback is in {_keep(error, output)}"
+        trace = "" if debug else f"; the traceback is in {_save_traceback(error, output)}"
         text = " ".join(str(error).split())
-        code, message = RUN_FAILED, f"this is a bug in rlkit: {type(error).__name__}: {text}{kept}"
+        code, message = RUN_FAILED, f"this is a bug in rlkit: {type(error).__name__}: {text}{trace}"
     output.failure(message, kind=type(error).__name__, exit_code=code)
     return code
 
 
-def _keep(error: Exception, output: Output) -> Path | str:
-    """The file that the traceback was written to."""
+def _save_traceback(error: Exception, output: Output) -> Path | str:
+    """Write the traceback to a file, and return its path."""
     from rlkit._util.files import write_text
     from rlkit._util.paths import runs_dir
 

@@ -1,7 +1,7 @@
-"""What a command prints.
+"""Output of a command.
 
-Invariant: results go to stdout and everything else to stderr; no value of a secret in the environment goes to either; a
-reader that has gone away is not an error.
+Invariant: results go to stdout and everything else to stderr; neither gets the value of a secret in the environment; a
+closed pipe is not an error.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """`text` without secrets, and without what would steer a terminal: its control characters become `?`."""
+    """Return `text` without secrets, and with `?` in place of the control characters of a terminal."""
     return _CONTROL.sub("?", redact(text).replace("\r\n", "\n"))
 
 
 def to_json(value: Data) -> str:
-    """One line of strict JSON: secrets are taken out, and numbers that JSON does not have become null."""
+    """Return one line of strict JSON, without secrets and with null in place of nan and infinity."""
     return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
 
 
 def redrawable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `stream` is a terminal that can be redrawn."""
+    """Return whether `stream` is a terminal that can be redrawn."""
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 
 def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `stream` is a terminal that may be given colours (no-color.org)."""
+    """Return whether `stream` is a terminal that accepts colours (no-color.org)."""
     return redrawable(stream, environ) and not environ.get("NO_COLOR")
 
 
@@ -50,35 +50,35 @@ class Output:
     json: bool = False
 
     def line(self, text: str = "") -> None:
-        """A line of a result."""
+        """Print a line of a result."""
         _write(self.out, printable(text))
 
     def result(self, data: Data, text: str) -> None:
-        """The result, in the form that the user asked for."""
+        """Print the result as text, or as JSON if the user asked for it."""
         if self.json:
             self.data(data)
         else:
             self.line(text)
 
     def data(self, value: Data) -> None:
-        """A result as one line of JSON."""
+        """Print a result as one line of JSON."""
         _write(self.out, to_json(value))
 
     def note(self, text: str) -> None:
-        """Something that a person should read."""
+        """Print a message for people."""
         _write(self.err, printable(text))
 
     def silent(self, text: str) -> None:
-        """Nothing: what takes the place of `note` where the user wants none."""
+        """Print nothing, in place of `note`."""
 
     def failure(self, text: str, *, kind: str, exit_code: int) -> None:
-        """What ended the command, as a record where the user asked for JSON, too."""
+        """Print the error that ended the command, also as a record if the user asked for JSON."""
         self.error(text)
         if self.json:
             self.data({"error": text, "type": kind, "exit_code": exit_code})
 
     def error(self, text: str) -> None:
-        """What went wrong."""
+        """Print an error."""
         label = "\x1b[31merror:\x1b[0m" if coloured(self.err) else "error:"
         _write(self.err, f"{label} {printable(text)}")
 
@@ -107,7 +107,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def rlkit_version() -> str:
-    """The installed version, "unknown" in a checkout that is not installed."""
+    """Return the installed version, "unknown" in a checkout that is not installed."""
     from importlib import metadata
 
     try:

@@ -1,6 +1,6 @@
-"""Arguments from a configuration for a function or class of the user's.
+"""Arguments of a user's function or class, from a configuration.
 
-Invariant: a value is never shown, since it may have come out of the environment.
+Invariant: no message shows a value, since it may come from an environment variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Protocol, TypeAliasType, Union, cast, get_args, ge
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from rlkit.config.loading.messages import told_of_type
+from rlkit.config.loading.messages import describe_type_error
 from rlkit.errors import ConfigError, did_you_mean
 
 
@@ -28,60 +28,60 @@ class Load(Protocol):
 
 def bind(
     function: Callable[..., object],
-    given: Mapping[str, JsonValue],
+    values: Mapping[str, JsonValue],
     *,
     field: str,
-    offered: Mapping[str, object],
+    defaults: Mapping[str, object],
     load: Load,
 ) -> dict[str, object]:
-    """Return the arguments to call `function` with: those given, checked against its signature and converted.
+    """Return the arguments to call `function` with: `values`, checked against its signature and converted.
 
     Args:
-        offered: arguments that are passed where the function has a parameter of that name and `given` has not; a
-            function is passed only to a parameter that is annotated as one.
-        load: finds what a string names where the parameter is annotated as callable.
+        defaults: arguments for parameters of these names that `values` lacks; a function is passed only to a parameter
+            that is annotated as callable.
+        load: returns the object that a string names, for a parameter that is annotated as callable.
 
     Raises:
         ConfigError: an argument is unknown, missing or of the wrong type.
     """
     parameters = _parameters(function)
     if parameters is None:
-        return dict(given)
-    named = {
+        return dict(values)
+    keywords = {
         name: parameter
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [name for name in given if name not in named]
+    unknown = [name for name in values if name not in keywords]
     if unknown and not open_ended:
-        near = did_you_mean(unknown[0], named) or f" Known: {', '.join(named) or 'none'}"
+        near = did_you_mean(unknown[0], keywords) or f" Known: {', '.join(keywords) or 'none'}"
         raise ConfigError(f"{field}.args.{unknown[0]}: unknown argument.{near}")
     hints = _hints(function)
     fitting = {
         name: value
-        for name, value in offered.items()
-        if name in named and (not callable(value) or _takes_callable(hints.get(name)))
+        for name, value in defaults.items()
+        if name in keywords and (not callable(value) or _takes_callable(hints.get(name)))
     }
-    arguments = fitting | dict[str, object](given)
+    arguments = fitting | dict[str, object](values)
     for name, parameter in parameters.items():
-        needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        if needed and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
-            raise ConfigError(f"{field}.args.{name}: is missing, and has no default")
+        is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        if is_required and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
+            raise ConfigError(f"{field}.args.{name}: is missing and has no default")
     return {
-        name: _converted(value, hints[name], field=f"{field}.args.{name}", load=load)
-        if name in given and name in named and name in hints
+        name: _convert(value, hints[name], field=f"{field}.args.{name}", load=load)
+        if name in values and name in keywords and name in hints
         else value
         for name, value in arguments.items()
     }
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
-    """None where the function, being no Python, does not tell."""
+    """Return the parameters of a function; None for one without a signature, as in extension modules."""
     if isinstance(function, type) and function.__new__ is object.__new__:
-        made_by: object = function.__init__
+        initialiser: object = function.__init__
         # a protocol stands in for the initialiser that a subclass of it lacks
-        if made_by is object.__init__ or getattr(made_by, "__name__", "") == "_no_init_or_replace_init":
+        if initialiser is object.__init__ or getattr(initialiser, "__name__", "") == "_no_init_or_replace_init":
             return {}
     try:
         return inspect.signature(function).parameters
@@ -95,31 +95,31 @@ def _hints(function: Callable[..., object]) -> dict[str, object]:
     hints = dict[str, object]()
     for name, annotation in getattr(target, "__annotations__", {}).items():
         alone = SimpleNamespace(__annotations__={name: annotation})
-        with suppress(Exception):  # it may name what is only imported for type checkers
+        with suppress(Exception):  # a name may be imported for type checkers only
             hints |= get_type_hints(alone, globalns=names, include_extras=True)
     return hints
 
 
-def _converted(value: object, annotation: object, *, field: str, load: Load) -> object:
+def _convert(value: object, annotation: object, *, field: str, load: Load) -> object:
     if isinstance(value, str) and _takes_callable(annotation):
-        found = load(value, field=field)
-        if not callable(found):
-            raise ConfigError(f"{field}: expected a function, and what it names is none")
-        return found
+        function = load(value, field=field)
+        if not callable(function):
+            raise ConfigError(f"{field}: expected the path of a function, found one of another object")
+        return function
     try:
         adapter = TypeAdapter[object](annotation)  # pyright: ignore[reportArgumentType]  known only at run time
         text = json.dumps(value)
     except (PydanticUserError, TypeError, ValueError):
-        return value  # a type that pydantic does not know is the user's to check
+        return value  # the user checks a type that pydantic does not know
     try:
         return adapter.validate_json(text, strict=True)
     except ValidationError as strict:
         if isinstance(value, str):
             try:
-                return adapter.validate_python(value)  # what came out of the environment is text
+                return adapter.validate_python(value)  # values of environment variables are text
             except ValidationError:
                 pass
-        raise ConfigError(f"{field}: {told_of_type(strict, value)}") from None
+        raise ConfigError(f"{field}: {describe_type_error(strict, value)}") from None
 
 
 def _takes_callable(annotation: object) -> bool:

@@ -1,7 +1,7 @@
-"""From files and overrides to a checked configuration.
+"""Load a checked configuration from files and overrides.
 
-Invariant: later files win over earlier ones and the command line over all; whatever is wrong is a `ConfigError` of one
-line a mistake, before anything else happens.
+Invariant: later files override earlier ones, and the command line overrides all. All mistakes are reported in one
+`ConfigError`, a line each, before anything else happens.
 """
 
 from __future__ import annotations
@@ -47,46 +47,45 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     envs: Iterable[str] = (),
 ) -> Resolved:
-    """The configuration that files and overrides describe together.
+    """Load the configuration that files and overrides describe together.
 
     ::
 
         resolved = load_config([Path("base.yaml"), Path("mine.yaml")], ["sampling.stop=[a, b]", "name=null"])
 
-    Mappings are merged key by key; a list, a scalar or an empty mapping replaces what was there before it. A null in
-    place of a section stands for its defaults, also for what earlier files say: `eval=null` and `eval={}` forget what
-    they evaluate, and `eval.envs.held_out=null` takes one environment out. `${NAME}` and
-    `${NAME:-default}` in a string take a value of the environment or of `.env` in the working directory. A relative
-    `file.py:name`, or a directory of a model, is looked for beside the file that names it, then in the working
-    directory.
+    Mappings are merged key by key; a list, a scalar or an empty mapping replaces the earlier value. A null in place of
+    a section resets it to its defaults: `eval=null` and `eval={}` remove all evaluations of earlier files, and
+    `eval.envs.held_out=null` removes one environment. `${NAME}` and `${NAME:-default}` in a string take a value of the
+    environment or of `.env` in the working directory. A relative `file.py:name`, or a directory of a model, is searched
+    beside the file that names it, then in the working directory.
 
     Args:
         files: YAML files, merged in this order.
         overrides: `path=value`, applied in this order on top of the files.
-        settings: values of Python, as nested mappings or sections of the schema, merged on top of all. Their strings
-            are taken as they stand.
-        environ: what `${NAME}` reads; None for the process's environment and `.env`.
-        envs: names of environments that are trained on besides, with what the configuration says of them.
+        settings: Python values, as nested mappings or sections of the schema, merged on top of all. `${NAME}` in their
+            strings is literal.
+        environ: variables of `${NAME}`; None for the process's environment and `.env`.
+        envs: names of environments to train on in addition, with their settings in the configuration if there are any.
 
     Raises:
-        ConfigError: a file cannot be read, or a value is unknown, ill-typed, contradictory or a secret written out.
+        ConfigError: a file cannot be read, or a value is unknown, ill-typed, contradictory or a literal secret.
     """
     if environ is None:
         environ = {**read_dotenv(), **os.environ}
     root = Node({}, Origin(""))
     for path in files:
-        read = read_file(Path(path))
-        refuse_secrets(read)
-        root = merge(root, read)
+        node = read_file(Path(path))
+        refuse_secrets(node)
+        root = merge(root, node)
     for override in overrides:
         root = apply(root, override)
         refuse_secrets(root)
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = rewrite(_expand_names(_with_envs(without_nulls(root), envs)), _with_absolute_path)
+    root = rewrite(_expand_names(_add_envs(without_nulls(root), envs)), _make_path_absolute)
     refuse_redacted(root)
-    config, root = _checked(root)
+    config, root = _check(root)
     return Resolved.from_nodes(config, root)
 
 
@@ -106,8 +105,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return [Path(argument) for argument in arguments if argument not in overrides], overrides
 
 
-def _with_envs(root: Node, names: Iterable[str]) -> Node:
-    """The configuration with an environment of each of these names, with its defaults where there is none."""
+def _add_envs(root: Node, names: Iterable[str]) -> Node:
+    """Add an environment with its defaults for each of these names that is missing."""
     envs = find(root, ("envs",))
     present = envs.value if envs is not None and is_mapping(envs.value) else {}
     missing = {name: dict[str, object]() for name in names if name not in present}
@@ -115,14 +114,14 @@ def _with_envs(root: Node, names: Iterable[str]) -> Node:
 
 
 def _expand_names(root: Node) -> Node:
-    """The configuration with the section that a bare `advantage: name` is short for, at the place of the name."""
+    """Replace a bare `advantage: name` by the section that it is short for."""
     envs = find(root, ("envs",))
-    named = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
-    for steps in [("advantage",), *named]:
+    env_paths = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
+    for steps in [("advantage",), *env_paths]:
         node = find(root, steps)
         if node is not None and isinstance(node.value, str):
             section = expand_advantage(node.value)
-            # what was added to say what the text means came from no environment variable
+            # only the text itself came from an environment variable, not the rest of the section
             entries = {
                 key: Node(text, node.origin, node.template if text == node.value else None)
                 for key, text in section.items()
@@ -131,20 +130,21 @@ def _expand_names(root: Node) -> Node:
     return root
 
 
-def _checked(root: Node) -> tuple[Config, Node]:
-    """The configuration, and its nodes with numbers where an environment variable was asked for one."""
+def _check(root: Node) -> tuple[Config, Node]:
+    """Validate the configuration; return it with its nodes, in which variables of other types than strings are
+    parsed."""
     try:
-        # JSON mode is strict about types, yet takes a list or mapping for what it is
+        # JSON mode is strict about types, yet accepts lists and mappings for the types of collections
         return Config.model_validate_json(json.dumps(plain(root)), strict=True), root
     except ValidationError as error:
-        retyped = _retyped(error, root)
-        if retyped is None:
+        reparsed = _retype(error, root)
+        if reparsed is None:
             raise ConfigError(explain(error, root)) from None
-    return _checked(retyped)
+    return _check(reparsed)
 
 
-def _retyped(error: ValidationError, root: Node) -> Node | None:
-    """The configuration with `${NAME}` read as YAML where a string is the wrong type; None if that changes nothing."""
+def _retype(error: ValidationError, root: Node) -> Node | None:
+    """Parse `${NAME}` as YAML where a string is the wrong type; return None if that changes nothing."""
     changed = False
     for details in error.errors(include_url=False, include_input=False, include_context=False):
         steps = locate(details["loc"])[0]
@@ -159,16 +159,16 @@ def _retyped(error: ValidationError, root: Node) -> Node | None:
     return root if changed else None
 
 
-def _with_absolute_path(steps: Steps, node: Node) -> Node:
-    """The node with the path of a user's file, or of a model's directory, made absolute."""
+def _make_path_absolute(steps: Steps, node: Node) -> Node:
+    """Make the path of a user's file, or of a model's directory, absolute."""
     if not isinstance(node.value, str):
         return node
     folder = node.origin.folder
     if steps == ("model",) and folder is not None and node.value:
         path = folder / Path(node.value).expanduser()
         return Node(str(path.resolve()), node.origin, node.template) if path.is_dir() else node
-    named = FILE_OBJECT.fullmatch(node.value)
-    if named is None:
+    reference = FILE_OBJECT.fullmatch(node.value)
+    if reference is None:
         return node
     match steps:
         case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
@@ -177,11 +177,11 @@ def _with_absolute_path(steps: Steps, node: Node) -> Node:
             is_argument = False
         case _:
             return node
-    places = [place / Path(named["file"]).expanduser() for place in (folder, Path.cwd()) if place is not None]
+    places = [place / Path(reference["file"]).expanduser() for place in (folder, Path.cwd()) if place is not None]
     for path in places:
         if path.is_file():
-            return Node(f"{path.resolve()}:{named['name']}", node.origin, node.template)
+            return Node(f"{path.resolve()}:{reference['name']}", node.origin, node.template)
     if is_argument:
         return node
-    missing = missing_file(node.template or named["file"], places, hidden=node.template is not None)
+    missing = missing_file(node.template or reference["file"], places, hidden=node.template is not None)
     raise ConfigError(f"{node.origin}: {dotted(steps)}: {missing}")

@@ -1,7 +1,6 @@
-"""What pydantic found wrong, in the words of the person who wrote the configuration.
+"""Error messages of pydantic, in terms of the configuration that a person wrote.
 
-Invariant: one line for each mistake, with its place, its field and the way out; no value that came from the
-environment.
+Invariant: one line for each mistake, with its place, its field and the remedy, and no value of an environment variable.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ _KINDS: dict[type, str] = {
     str: "a string",
     list: "a list",
 }
-_LONGEST_SHOWN = 40
+_TEXT_MAX_CHARS = 40
 
 
 def explain(error: ValidationError, root: Node) -> str:
     """Return a line for each mistake that pydantic raised, about the configuration `root`."""
     mistakes = error.errors(include_url=False, include_input=False)
-    # A default that follows from other fields is not made while any of them is wrong.
+    # pydantic does not compute a default that depends on a wrong field.
     return "\n".join(_line(details, root) for details in mistakes if details["type"] != "default_factory_not_called")
 
 
@@ -63,13 +62,13 @@ def _line(details: ErrorDetails, root: Node) -> str:
     key = str(details.get("ctx", {}).get("key", "name"))
     steps, parent, tag = locate((*details["loc"], key) if union else details["loc"])
     if details["type"] == "value_error":
-        return _own_line(str(details.get("ctx", {})["error"]), steps, root)
-    told = _told(details, steps, parent, tag, root)
-    return f"{_place(root, steps)}{dotted(steps)}: {told}"
+        return _validator_line(str(details.get("ctx", {})["error"]), steps, root)
+    problem = _describe_problem(details, steps, parent, tag, root)
+    return f"{_place(root, steps)}{dotted(steps)}: {problem}"
 
 
-def _own_line(message: str, steps: Steps, root: Node) -> str:
-    """A message of one of the schema's own validators, which may begin with the field that it is about."""
+def _validator_line(message: str, steps: Steps, root: Node) -> str:
+    """Return the line for a message of the schema's validators, which may begin with its field."""
     for _, node in scalars(root):
         if node.template is not None and isinstance(node.value, str) and node.value:
             for text in (node.value, repr(node.value)[1:-1]):
@@ -81,24 +80,23 @@ def _own_line(message: str, steps: Steps, root: Node) -> str:
     return f"{_place(root, steps)}{dotted(steps)}: {message}"
 
 
-def _told(details: ErrorDetails, steps: Steps, parent: Shape | None, tag: str, root: Node) -> str:
+def _describe_problem(details: ErrorDetails, steps: Steps, parent: Shape | None, tag: str, root: Node) -> str:
     kind = details["type"]
     node = find(root, steps)
-    found = "nothing" if node is None else describe(node)
+    actual = "nothing" if node is None else describe(node)
     if kind == "extra_forbidden":
         return _unknown(steps, parent, tag)
     if kind == "missing":
-        return (
-            f"is missing{': say what to train on, for instance envs: {arithmetic: {}}' if steps == ('envs',) else ''}"
-        )
+        hint = ": name the environments to train on, for instance envs: {arithmetic: {}}" if steps == ("envs",) else ""
+        return f"is missing{hint}"
     if kind.startswith("union_tag"):
-        known = list(parent.choices) if parent else []
-        near = did_you_mean(node.value, known) if node and isinstance(node.value, str) and not node.template else ""
-        return f"expected {one_of(known)}, found {found}{'.' if near else ''}{near}"
+        choices = list(parent.choices) if parent else []
+        near = did_you_mean(node.value, choices) if node and isinstance(node.value, str) and not node.template else ""
+        return f"expected {one_of(choices)}, found {actual}{'.' if near else ''}{near}"
     if kind == "string_pattern_mismatch":
-        name = "the name" if details["loc"][-1] == "[key]" else found
-        return f"{name} may hold letters, digits and the signs . _ - only, and begins with a letter or digit"
-    return _FIXED.get(kind) or f"expected {_expected(details)}, found {found}"
+        name = "the name" if details["loc"][-1] == "[key]" else actual
+        return f"{name} may contain only letters, digits and the signs . _ -, and must begin with a letter or digit"
+    return _FIXED.get(kind) or f"expected {_expected(details)}, found {actual}"
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -120,33 +118,34 @@ def _unknown(steps: Steps, parent: Shape | None, tag: str) -> str:
     near = did_you_mean(name, parent.fields if parent else ())
     if not near:
         paths = {path[-1]: ".".join(path) for path in leaf_fields() if len(path) > 1}
-        known = [".".join(path) for path in leaf_fields()]
-        if name in known:
+        if name in [".".join(path) for path in leaf_fields()]:
             near = f" Write it as {name.replace('.', ': {')}: …{'}' * name.count('.')}"
         elif name in paths:
             near = f" Did you mean {paths[name]!r}?"
     return f"unknown field.{near}" if near or not parent else f"unknown field. Known: {', '.join(parent.fields)}"
 
 
-def told_of_type(error: ValidationError, value: object) -> str:
-    """What was expected of an argument and what kind of value was found, but not the value itself."""
+def describe_type_error(error: ValidationError, value: object) -> str:
+    """Return the expected type of an argument and the type of its value, but not the value itself."""
     details = error.errors(include_url=False, include_input=False)
-    expected = one_of(list(dict.fromkeys(_expected(each) for each in details)))
-    if all(each["type"] in _BOUNDS for each in details):
+    expected = one_of(list(dict.fromkeys(_expected(mistake) for mistake in details)))
+    if all(mistake["type"] in _BOUNDS for mistake in details):
         return f"expected {expected}"
-    words = [word for each in details for word in re.findall(r"'([^']*)'", each.get("ctx", {}).get("expected", ""))]
+    words = [
+        word for mistake in details for word in re.findall(r"'([^']*)'", mistake.get("ctx", {}).get("expected", ""))
+    ]
     if isinstance(value, str) and (near := did_you_mean(value, words)):
         return f"expected {expected}.{near}"
     return f"expected {expected}, found {_KINDS.get(type(value), 'a mapping')}"
 
 
 def one_of(words: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Return `a, b or c`."""
     return " or ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def describe(node: Node) -> str:
-    """A value as a message shows it."""
+    """Return a value as a message shows it."""
     if node.template is not None:
         return f"the value of {_short(node.template)}"
     if is_mapping(node.value):
@@ -159,12 +158,12 @@ def describe(node: Node) -> str:
 
 
 def _short(text: str) -> str:
-    shown = redact(text)
-    return repr(shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 3]}...")
+    text = redact(text)
+    return repr(text if len(text) <= _TEXT_MAX_CHARS else f"{text[: _TEXT_MAX_CHARS - 3]}...")
 
 
 def _place(root: Node, steps: Steps) -> str:
-    """`file:line: ` of the deepest part of the path that was written anywhere."""
+    """Return `file:line: ` of the deepest part of the path that a file or override contains."""
     for length in range(len(steps), 0, -1):
         node = find(root, steps[:length])
         if node is not None:

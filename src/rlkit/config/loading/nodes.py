@@ -1,6 +1,6 @@
-"""A configuration before it is checked: JSON values that know where they were written.
+"""A configuration before it is checked: JSON values with their origins.
 
-Invariant: every node knows its origin, and merging keeps the origin of whichever value wins.
+Invariant: every node has its origin, and merging keeps the origin of the value that wins.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PLAIN_KEY = re.compile(r"[A-Za-z0-9_\-]+")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written.
+    """Origin of a value: a file and line, the command line, or Python.
 
     Args:
         source: the file as the user named it, or `command line`.
-        line: of the file, from 1; None where there are no lines.
-        folder: what relative paths in the value start from; None for the working directory.
+        line: line of the file, from 1; None without lines.
+        folder: base of relative paths in the value; None for the working directory.
     """
 
     source: str
@@ -49,10 +49,10 @@ class Node:
     """A value and its origin.
 
     Args:
-        value: a scalar, or a list or mapping of nodes.
+        value: scalar, or a list or mapping of nodes.
         origin: for an entry of a mapping, the place of its key.
-        template: the text as it was written, where `value` came out of it by interpolation.
-        forgets: for a null, whether it stands on top of another value.
+        template: text before interpolation; None if `value` contains no variable.
+        forgets: null that overrides another value.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
@@ -62,17 +62,17 @@ class Node:
 
 
 def is_mapping(value: object) -> TypeGuard[dict[str, Node]]:
-    """Whether a node's value is a mapping."""
+    """Return whether a node's value is a mapping."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[Node]]:
-    """Whether a node's value is a list."""
+    """Return whether a node's value is a list."""
     return isinstance(value, list)
 
 
 def from_python(value: object) -> Node:
-    """A tree of plain Python values, or of pydantic models, of which only what was set counts."""
+    """Make a tree of plain Python values and pydantic models; unset fields of a model are left out."""
     origin = Origin("python")
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_unset=True)
@@ -89,9 +89,9 @@ def from_python(value: object) -> Node:
 
 
 def merge(base: Node, over: Node) -> Node:
-    """`over` on top of `base`: mappings are merged key by key, anything else replaces what was there.
+    """Merge `over` into `base`: mappings key by key, while anything else replaces the earlier value.
 
-    An empty mapping and a null under a key replace what was there, too.
+    An empty mapping and a null under a key replace the earlier value, too.
     """
     if not (is_mapping(base.value) and is_mapping(over.value)):
         return over
@@ -107,7 +107,7 @@ def merge(base: Node, over: Node) -> Node:
 
 
 def plain(node: Node) -> Json:
-    """The value alone."""
+    """Return the value without origins."""
     if is_mapping(node.value):
         return {key: plain(child) for key, child in node.value.items()}
     if is_list(node.value):
@@ -116,7 +116,7 @@ def plain(node: Node) -> Json:
 
 
 def find(root: Node, steps: Steps) -> Node | None:
-    """The node at that path, or None."""
+    """Return the node at that path; None if there is none."""
     node = root
     for step in steps:
         if is_mapping(node.value) and step in node.value:
@@ -129,7 +129,7 @@ def find(root: Node, steps: Steps) -> Node | None:
 
 
 def replace(root: Node, steps: Steps, new: Node) -> Node:
-    """A copy of the tree with `new` at a path that exists."""
+    """Return a copy of the tree with `new` at an existing path."""
     if not steps:
         return new
     first, rest = steps[0], steps[1:]
@@ -154,7 +154,7 @@ def scalars(root: Node, steps: Steps = ()) -> Iterator[tuple[Steps, Node]]:
 
 
 def rewrite(node: Node, change: Callable[[Steps, Node], Node], *, steps: Steps = ()) -> Node:
-    """The tree with every scalar replaced by what `change` makes of it and its path."""
+    """Return a copy of the tree with every scalar replaced by the result of `change` for its path and node."""
     if is_mapping(node.value):
         entries = {key: rewrite(child, change, steps=(*steps, key)) for key, child in node.value.items()}
         return Node(entries, node.origin)
@@ -165,7 +165,7 @@ def rewrite(node: Node, change: Callable[[Steps, Node], Node], *, steps: Steps =
 
 
 def dotted(steps: Steps) -> str:
-    """`envs."my.env".weight`: the path as overrides and messages write it."""
+    """Return a path as overrides and messages write it: `envs."my.env".weight`."""
     return ".".join(_quoted(step) for step in steps)
 
 

@@ -1,7 +1,7 @@
-"""The user's own code, by name: environments, estimators, losses, graders.
+"""Objects of a configuration by import path: environments, estimators, losses, graders.
 
-Invariant: what is wrong with it is one line that names the field and the user's own file and line; the exception itself
-is its cause. A file is loaded once, as a module that pickle finds again.
+Invariant: an error of the user's code becomes one line with the field and the user's file and line; the exception is
+its cause. A file is loaded once, as a module that pickle can import.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ BUILT_IN = {
     "math": "rlkit.envs.math:maths",
     "openreward": "rlkit.envs.openreward:openreward",
 }
-"""Environments that have a name of their own."""
+"""Built-in environments by name."""
 
-MOST_TASKS = 1_000_000
-"""An iterator that gives more is taken for one that never ends."""
+TASKS_MAX = 1_000_000
+"""Tasks beyond which an iterator counts as infinite."""
 
 FILE_OBJECT = re.compile(r"(?P<file>[^\n]+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _MODULE_OBJECT = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _FORMS = "package.module:name or file.py:name"
 
 _loaded = dict[Path, tuple[int, int]]()
-"""Modification time and size of each file when it was loaded, so that a changed one is loaded again."""
+"""Modification time and size of each loaded file, so that a changed file is loaded again."""
 
 
 def load_object(path: str, *, field: str, base: Path | None = None) -> object:
     """Return the object at an import path: `package.module:name` or `file.py:name`; the name may have dots.
 
     Raises:
-        ConfigError: it is of another form, there is no such thing, or loading it fails.
+        ConfigError: the path has another form, there is no such object, or loading it fails.
     """
     base = (base or Path.cwd()).absolute()
     if named := FILE_OBJECT.fullmatch(path):
@@ -69,14 +69,16 @@ def load_object(path: str, *, field: str, base: Path | None = None) -> object:
     else:
         hint = f": add what it defines, such as {path}:Name" if path.endswith(".py") else ""
         raise ConfigError(f"{field}: {path!r} is not of the form {_FORMS}{hint}")
-    found: object = module
+    value: object = module
     for name in named["name"].split("."):
         try:
-            found = getattr(found, name)
+            value = getattr(value, name)
         except AttributeError:
-            own = [key for key in vars(found) if not key.startswith("_")] if hasattr(found, "__dict__") else []
-            raise ConfigError(f"{field}: {path.rpartition(':')[0]} has no {name!r}.{did_you_mean(name, own)}") from None
-    return found
+            names = [key for key in vars(value) if not key.startswith("_")] if hasattr(value, "__dict__") else []
+            raise ConfigError(
+                f"{field}: {path.rpartition(':')[0]} has no {name!r}.{did_you_mean(name, names)}"
+            ) from None
+    return value
 
 
 def load_envs(
@@ -93,12 +95,13 @@ def load_envs(
 
     Args:
         name: name of the environment in the run; it names a built-in one where `spec.env` is null.
-        spec: which environment, and its arguments. One that takes a `seed` is given the run's, unless `args` has one.
-        note: takes a line about the tasks for people, from an environment with a parameter of that name.
-        recorded: takes what the tasks are made of, and returns what they were made of when the run began, likewise.
+        spec: environment and arguments. An environment with a parameter `seed` gets that of the run by default.
+        note: receives messages about the tasks, for an environment with a parameter of that name.
+        recorded: maps the current source of the tasks to that at the start of the run, for an environment with such a
+            parameter.
 
     Raises:
-        ConfigError: there is no such environment, it does not take these arguments, or what it gives is no tasks.
+        ConfigError: there is no such environment, its arguments are wrong, or its result is no tasks.
     """
     target = spec.env or name
     where = f"{field}.env" if spec.env else field
@@ -112,89 +115,88 @@ def load_envs(
             f"{where}: there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
             f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
         )
-    found = load_object(path, field=where, base=base)
-    if not callable(found):
+    factory = load_object(path, field=where, base=base)
+    if not callable(factory):
         if spec.args:
-            raise ConfigError(f"{field}.args: {target} is no function or class, so it takes no arguments")
-        return _tasks(found, target, field=where)
+            raise ConfigError(f"{field}.args: {target} is no function or class, so it has no arguments")
+        return _tasks(factory, target, field=where)
 
     def note_of_field(message: str) -> None:
         note(f"{field}: {message}")
 
-    offered: dict[str, object] = {"seed": seed, "note": note_of_field, "recorded": recorded}
-    arguments = bind(found, spec.args, field=field, offered=offered, load=partial(load_object, base=base))
-    with _blamed(field, _source(found), hidden=secrets_in(spec.args)):
-        made = found(**arguments)
-        return _tasks(made, target, field=where)
+    defaults: dict[str, object] = {"seed": seed, "note": note_of_field, "recorded": recorded}
+    arguments = bind(factory, spec.args, field=field, defaults=defaults, load=partial(load_object, base=base))
+    with _wrap_errors(field, _source_file(factory), hidden=secrets_in(spec.args)):
+        return _tasks(factory(**arguments), target, field=where)
 
 
-def load_estimators(config: Config, given: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
-    """Return the estimator of each environment: the one given for it, or its own, or the run's.
+def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
+    """Return the estimator of each environment: its override, or its own, or the run's.
 
     Raises:
-        ConfigError: there is no function at the path that one names, or the schedule has no use for it.
+        ConfigError: there is no function at the path of an estimator, or the schedule does not support it.
     """
     from rlkit.algorithms.advantages import as_estimator
 
     estimators = dict[str, Estimator]()
     for name, env in config.envs.items():
-        found: object = given.get(name, env.advantage or config.advantage)
-        if isinstance(found, CustomAdvantage):
-            loaded = load_object(found.function, field="advantage")
+        estimator: object = overrides.get(name, env.advantage or config.advantage)
+        if isinstance(estimator, CustomAdvantage):
+            loaded = load_object(estimator.function, field="advantage")
             if not callable(loaded) and not isinstance(loaded, Estimator):
-                raise ConfigError(f"advantage: {found.function} is not a function of a group")
+                raise ConfigError(f"advantage: {estimator.function} is not a function of a group")
             is_class = isinstance(loaded, type) and issubclass(loaded, Estimator)
-            found = cast("type[Estimator]", loaded)() if is_class else cast("object", loaded)
-        estimators[name] = as_estimator(cast("AnyEstimator", found))
+            estimator = cast("type[Estimator]", loaded)() if is_class else cast("object", loaded)
+        estimators[name] = as_estimator(cast("AnyEstimator", estimator))
         if (problem := estimators[name].stream_problem) is not None and config.schedule.is_streaming:
             raise ConfigError(f"envs.{name}: {problem}")
     return estimators
 
 
 def load_loss(loss: Loss) -> Loss:
-    """Return the loss of a run, with the user's function in place of its path; ConfigError if there is none."""
+    """Return the loss of a run, with a user's function loaded from its path; ConfigError if there is none."""
     if not isinstance(loss, CustomLoss):
         return loss
-    found = load_object(loss.function, field="loss.function")
-    if not callable(found):
+    function = load_object(loss.function, field="loss.function")
+    if not callable(function):
         raise ConfigError(f"loss.function: {loss.function} is not a function")
-    return FunctionLoss(function=found)
+    return FunctionLoss(function=function)
 
 
-def missing_file(shown: str, places: Sequence[Path], *, hidden: bool = False) -> str:
-    """That a file is in none of `places`, with the nearest name; nothing but `shown` is told if it is `hidden`."""
-    told = f"there is no file {shown!r}"
+def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> str:
+    """Return a message that a file is in none of `places`, with the nearest name unless the path is `hidden`."""
+    message = f"there is no file {name!r}"
     if hidden:
-        return told
+        return message
     for place in places:
         names = [entry.name for entry in place.parent.glob("*.py")] if place.parent.is_dir() else []
         near = difflib.get_close_matches(place.name, names, n=1)
         if near:
-            return f"{told}. Did you mean {str(Path(shown).with_name(near[0]))!r}?"
+            return f"{message}. Did you mean {str(Path(name).with_name(near[0]))!r}?"
     folders = dict.fromkeys(_short(place.parent) for place in places)
-    return f"{told} (looked in {' and '.join(folders)})"
+    return f"{message} (looked in {' and '.join(folders)})"
 
 
-def _tasks(made: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
+def _tasks(result: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
     from rlkit.env import TaskSource  # needs numpy, which reading a configuration does not
 
-    wanted = "it must be an Env, a collection of them or a subclass of rlkit.TaskSource"
-    if isinstance(made, type):
-        raise ConfigError(f"{field}: {target} gave the class {made.__name__} itself: {wanted}; call the class")
-    if isinstance(made, TaskSource):
-        return made
-    if _is_env(made):
-        return [cast("Env", made)]
-    if inspect.isawaitable(made):
-        if inspect.iscoroutine(made):
-            made.close()
-        raise ConfigError(f"{field}: {target} is async: {wanted}, made by an ordinary function")
-    kind = _kind(made)
-    if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
-        raise ConfigError(f"{field}: {target} gave {kind}: {wanted}")
-    tasks = list(islice(cast("Iterable[object]", made), None if isinstance(made, Sized) else MOST_TASKS + 1))
-    if len(tasks) > MOST_TASKS and not isinstance(made, Sized):
-        raise ConfigError(f"{field}: {target} gave more than {MOST_TASKS} tasks: make a TaskSource of what never ends")
+    rule = "it must be an Env, a collection of them or a subclass of rlkit.TaskSource"
+    if isinstance(result, type):
+        raise ConfigError(f"{field}: {target} gave the class {result.__name__} itself: {rule}; call the class")
+    if isinstance(result, TaskSource):
+        return result
+    if _is_env(result):
+        return [cast("Env", result)]
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigError(f"{field}: {target} is async: {rule}, returned by an ordinary function")
+    kind = _kind(result)
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        raise ConfigError(f"{field}: {target} gave {kind}: {rule}")
+    tasks = list(islice(cast("Iterable[object]", result), None if isinstance(result, Sized) else TASKS_MAX + 1))
+    if len(tasks) > TASKS_MAX and not isinstance(result, Sized):
+        raise ConfigError(f"{field}: {target} gave more than {TASKS_MAX} tasks: make a TaskSource of what never ends")
     if not tasks:
         raise ConfigError(f"{field}: {target} gave no tasks: it must give at least one Env")
     for index, task in enumerate(tasks):
@@ -231,7 +233,7 @@ def _load_file(path: Path, *, shown: str, field: str) -> ModuleType:
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        with _importable(path.parent), _blamed(field, path):
+        with _importable(path.parent), _wrap_errors(field, path):
             spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name)
@@ -248,18 +250,18 @@ def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
     importlib.invalidate_caches()  # the module may have been written a moment ago
     with _importable(base):
         try:
-            found = importlib.util.find_spec(name)
+            spec = importlib.util.find_spec(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise _blame(error, field, None) from error
-            found = None
+                raise _wrap_error(error, field, None) from error
+            spec = None
         except Exception as error:
-            raise _blame(error, field, None) from error
-        if found is None:
+            raise _wrap_error(error, field, None) from error
+        if spec is None:
             raise ConfigError(
                 f"{field}: there is no module {name!r}: install its package, or name a file as file.py:name"
             )
-        with _blamed(field, Path(found.origin) if found.origin else None):
+        with _wrap_errors(field, Path(spec.origin) if spec.origin else None):
             return importlib.import_module(name)
 
 
@@ -267,19 +269,19 @@ def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
 def _importable(folder: Path) -> Generator[None]:
     """Let modules beside the user's file be imported: first while it loads, last from then on (for late imports)."""
     entry = str(folder)
-    known = entry in sys.path
+    is_on_path = entry in sys.path
     sys.path.insert(0, entry)
     try:
         yield
     finally:
         sys.path.remove(entry)
-        if not known:
+        if not is_on_path:
             sys.path.append(entry)
 
 
 @contextmanager
-def _blamed(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> Generator[None]:
-    """Turn what the user's code raises into one line, without the texts that are to stay `hidden`."""
+def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> Generator[None]:
+    """Turn an exception of the user's code into one line, without the `hidden` texts."""
     try:
         yield
     except UsageError as error:
@@ -289,11 +291,11 @@ def _blamed(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> G
     except RlkitError:
         raise
     except (Exception, SystemExit) as error:
-        raise _blame(error, field, source, hidden=hidden) from error
+        raise _wrap_error(error, field, source, hidden=hidden) from error
 
 
-def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> RlkitError:
-    """`field: file:line: Exception: message`, at the deepest line of the user's own file."""
+def _wrap_error(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> RlkitError:
+    """Return `field: file:line: Exception: message`, at the deepest line of the user's file."""
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return missing_extra(error.name)
     place = ""
@@ -302,21 +304,21 @@ def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Ite
     elif source is not None:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == source]
         place = f"{_short(source)}:{lines[-1]}: " if lines else f"{_short(source)}: "
-    told = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    told = redact(told, hidden=hidden)
-    return ConfigError(f"{field}: {place}{type(error).__name__}: {told} (--debug shows the whole traceback)")
+    message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    message = redact(message, hidden=hidden)
+    return ConfigError(f"{field}: {place}{type(error).__name__}: {message} (--debug shows the whole traceback)")
 
 
-def _source(found: object) -> Path | None:
+def _source_file(value: object) -> Path | None:
     try:
-        file = inspect.getsourcefile(cast("Callable[..., object]", found))
+        file = inspect.getsourcefile(cast("Callable[..., object]", value))
     except TypeError:
         return None
     return None if file is None else Path(file)
 
 
 def _short(path: Path) -> str:
-    """The path as seen from the working directory, if it lies inside."""
+    """Return the path relative to the working directory, if it lies inside."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

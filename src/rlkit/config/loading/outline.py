@@ -1,7 +1,7 @@
-"""The shape of a configuration: which fields there are, and what each may hold.
+"""The shape of a configuration: its fields, and their types.
 
-Invariant: it is read off the schema, so nothing here has to change when a field is added, or when an estimator, a
-loss or a schedule is registered.
+Invariant: it follows from the schema, so nothing here changes when a field is added, or when an estimator, a loss or a
+schedule is registered.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a value may be.
+    """Type of a value.
 
     Args:
-        type: for people: `integer ≥ 1`, `list of string`.
-        entries: the shape of a mapping's values, where the keys are the user's own.
-        choices: the sections of a tagged union, by the value of their first field.
-        nullable: null is a value of its own.
+        type: description for people, as `integer ≥ 1`, `list of string`.
+        entries: shape of a mapping's values, if the user chooses the keys.
+        choices: sections of a tagged union, by the value of their first field.
+        nullable: null is a valid value.
     """
 
     type: str
@@ -47,12 +47,12 @@ class Shape:
 
     @property
     def has_named_sections(self) -> bool:
-        """Whether it has sections by names of the user's own, as `envs` has."""
+        """True if the user names its sections, as in `envs`."""
         return self.entries is not None and self.entries.is_mapping
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it has keys of any kind."""
+        """True if it has keys of any kind."""
         return bool(self.fields or self.choices) or self.entries is not None
 
 
@@ -72,7 +72,7 @@ def config_schema() -> Schema:
 
 
 def outline() -> Shape:
-    """The shape of a whole configuration."""
+    """Return the shape of a whole configuration."""
     return _outline(*ESTIMATORS, *LOSSES, *SCHEDULES)
 
 
@@ -87,11 +87,11 @@ def _outline(*_: str) -> Shape:
 
 
 def locate(location: Sequence[str | int]) -> tuple[Steps, Shape | None, str]:
-    """What a pydantic error location means.
+    """Translate the location of a pydantic error.
 
     Returns:
         the path in the configuration (without the tag that pydantic puts after a tagged union), the shape of the value
-        that holds its last step, and the tag of that value where it is one of a union.
+        that contains its last step, and the tag of that value if it is one of a union.
     """
     steps, shape, tag = list[str | int](), outline(), ""
     parent: Shape | None = None
@@ -117,27 +117,27 @@ def find_shape(steps: Steps) -> Shape | None:
 
 
 def leaf_fields() -> Iterator[tuple[str, ...]]:
-    """The path of every field that stands under no name of the user's."""
+    """Yield the path of every field that is not under a name of the user's."""
     yield from _leaves(outline(), ())
 
 
 def without_nulls(node: Node, shape: Shape | None = None) -> Node:
-    """The configuration with a null in place of a section taken to mean that section's defaults.
+    """Replace a null in place of a section by that section's defaults.
 
-    `sampling: null` (or `sampling:` with nothing after it) is as if it were not there. `envs: {arithmetic: null}` is
-    the environment with its defaults; on top of an environment of that name it takes that out.
+    `sampling: null` (or `sampling:` with nothing after it) is removed. `envs: {arithmetic: null}` is
+    the environment with its defaults; on top of an environment of that name it removes that environment.
     """
     shape = shape or outline()
     if not is_mapping(node.value):
         return node
-    kept = dict[str, Node]()
+    entries = dict[str, Node]()
     for key, child in node.value.items():
         below = _child(shape, key)
         resets = child.value is None and below is not None and below.is_mapping and not below.nullable
         if resets and (shape.entries is None or child.forgets):
             continue
-        kept[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
-    return Node(kept, node.origin)
+        entries[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
+    return Node(entries, node.origin)
 
 
 def _child(shape: Shape, step: str | int) -> Shape | None:
@@ -186,23 +186,25 @@ def _union(schema: Schema, description: str) -> Shape:
     options = [_shape(option) for option in _parts(schema, "anyOf")]
     text = " or ".join(option.type for option in options)
     others = [option for option in options if option.type != "null"]
-    first = next((option for option in others if option.is_mapping), others[0])  # beside it, text that is short for it
+    first = next(
+        (option for option in others if option.is_mapping), others[0]
+    )  # the other option is a short form in text
     nullable = len(others) < len(options)
     return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
 
 
 def _names(section: Shape) -> list[str]:
-    """The values of a section's first field, which say that it is the one."""
+    """Return the values of a section's first field, which select it."""
     return [name.strip("`") for name in next(iter(section.fields.values())).shape.type.split(" or ")]
 
 
 def _fields(schema: Schema) -> dict[str, Field]:
     required = cast("Sequence[str]", schema.get("required", ()))
     fields = dict[str, Field]()
-    for name, given in cast("Mapping[str, Schema]", schema["properties"]).items():
-        shape = _shape(given)
-        description = " ".join(str(given.get("description", shape.description)).split())
-        fields[name] = Field(shape, description, given.get("default", {} if shape.entries else None), name in required)
+    for name, entry in cast("Mapping[str, Schema]", schema["properties"]).items():
+        shape = _shape(entry)
+        description = " ".join(str(entry.get("description", shape.description)).split())
+        fields[name] = Field(shape, description, entry.get("default", {} if shape.entries else None), name in required)
     return fields
 
 

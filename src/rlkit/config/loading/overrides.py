@@ -1,6 +1,6 @@
 """Single values set from the command line: `sampling.stop=[a, b]`.
 
-Invariant: an override changes the value at its path and nothing else; its value means what it would mean in a file.
+Invariant: an override changes only the value at its path; its value has the same meaning as in a file.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _SEGMENT = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|'([^']*)'|([^"'.=\s][^.=]*?)
 def apply(root: Node, override: str) -> Node:
     """Return the configuration with one value set by `path=value`.
 
-    A path is keys and list indices with dots between; a key that has a dot itself stands in quotes. The value is
-    YAML; a mapping is merged into what is there, anything else replaces it, `{}` included. Null takes it away.
+    A path is keys and list indices with dots between; a key that contains a dot is quoted. The value is YAML; a mapping
+    is merged into the earlier value, anything else replaces it, `{}` included. Null removes it.
 
     Raises:
-        ConfigError: it is not of that form, or its path leads through something that has no fields.
+        ConfigError: the override has another form, or its path leads through a scalar.
     """
     steps, text = split(override)
-    return _set(root, steps, _value(text, dotted(steps)), done=())
+    return _set(root, steps, _value(text, dotted(steps)), parents=())
 
 
 def split(override: str) -> tuple[tuple[str, ...], str]:
     """Return the path and the text of the value; ConfigError if it is not of the form `path=value`."""
     steps, position = list[str](), 0
-    while found := _SEGMENT.match(override, position):
-        double, single, bare, end = found.groups()
+    while segment := _SEGMENT.match(override, position):
+        double, single, bare, end = segment.groups()
         steps.append(_unquoted(double) if double is not None else single if single is not None else bare)
-        position = found.end()
+        position = segment.end()
         if end == "=":
             return tuple(steps), override[position:]
         if len(steps) > DEEPEST_NESTING:
             break
     raise ConfigError(
-        f"command line: {_shown(override)!r} is not of the form path=value, for instance sampling.max_tokens=64"
+        f"command line: {_shorten(override)!r} is not of the form path=value, for instance sampling.max_tokens=64"
     )
 
 
@@ -53,10 +53,12 @@ def _unquoted(text: str) -> str:
     try:
         return json.loads(text)
     except ValueError:
-        raise ConfigError(f"command line: {_shown(text)} is not a string in double quotes as JSON writes it") from None
+        raise ConfigError(
+            f"command line: {_shorten(text)} is not a string in double quotes as JSON writes it"
+        ) from None
 
 
-def _shown(override: str) -> str:
+def _shorten(override: str) -> str:
     text = redact(override)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -65,44 +67,46 @@ def _value(text: str, path: str) -> Node:
     try:
         node = parse(text, source=COMMAND_LINE.source, lines=False)
     except ConfigError as error:
-        told = str(error).removeprefix(f"{COMMAND_LINE}: ")
-        raise ConfigError(f"{COMMAND_LINE}: {path}: {told}") from None
+        problem = str(error).removeprefix(f"{COMMAND_LINE}: ")
+        raise ConfigError(f"{COMMAND_LINE}: {path}: {problem}") from None
     return Node(None, COMMAND_LINE) if node is None else node
 
 
-def _set(node: Node, steps: tuple[str, ...], value: Node, *, done: Steps) -> Node:
+def _set(node: Node, steps: tuple[str, ...], value: Node, *, parents: Steps) -> Node:
     if not steps:
         return merge(node, value)
     step, rest = steps[0], steps[1:]
     content = node.value
-    shape = find_shape(done)
+    shape = find_shape(parents)
     if content is None:
         content = list[Node]() if _index(step) is not None and shape and shape.items else dict[str, Node]()
     if is_list(content):
-        return Node(_set_item(content, step, rest, value, done=done), node.origin)
+        return Node(_set_item(content, step, rest, value, parents=parents), node.origin)
     if not is_mapping(content):
         raise ConfigError(
-            f"{COMMAND_LINE}: {dotted((*done, *steps))}: {dotted(done)} is a single value (from {node.origin}), "
-            "so nothing can be set inside it"
+            f"{COMMAND_LINE}: {dotted((*parents, *steps))}: {dotted(parents)} is a single value (from {node.origin}), "
+            "so it has no fields"
         )
     if not rest:
         if value.value is None and step not in content and shape and shape.has_named_sections:
             raise ConfigError(
-                f"{COMMAND_LINE}: {dotted((*done, step))}: there is none to take out.{did_you_mean(step, content)} "
-                f"{dotted((*done, step))}={{}} adds one with its defaults"
+                f"{COMMAND_LINE}: {dotted((*parents, step))}: there is none to remove.{did_you_mean(step, content)} "
+                f"{dotted((*parents, step))}={{}} adds one with its defaults"
             )
         return merge(Node(content, node.origin), Node({step: value}, node.origin))
     child = content.get(step, Node(None, COMMAND_LINE))
-    return Node({**content, step: _set(child, rest, value, done=(*done, step))}, node.origin)
+    return Node({**content, step: _set(child, rest, value, parents=(*parents, step))}, node.origin)
 
 
-def _set_item(items: list[Node], step: str, rest: tuple[str, ...], value: Node, *, done: Steps) -> list[Node]:
+def _set_item(items: list[Node], step: str, rest: tuple[str, ...], value: Node, *, parents: Steps) -> list[Node]:
     index = _index(step)
     if index is None or index > len(items):
-        known = f"an index from 0 to {len(items)}, which appends" if items else "the index 0, since it is empty"
-        raise ConfigError(f"{COMMAND_LINE}: {dotted((*done, step, *rest))}: {dotted(done)} is a list, it takes {known}")
+        indices = f"an index from 0 to {len(items)}, which appends" if items else "the index 0, since it is empty"
+        raise ConfigError(
+            f"{COMMAND_LINE}: {dotted((*parents, step, *rest))}: {dotted(parents)} is a list, it takes {indices}"
+        )
     old = items[index] if index < len(items) else Node(None, COMMAND_LINE)
-    return [*items[:index], _set(old, rest, value, done=(*done, index)), *items[index + 1 :]]
+    return [*items[:index], _set(old, rest, value, parents=(*parents, index)), *items[index + 1 :]]
 
 
 def _index(step: str) -> int | None:

@@ -1,6 +1,6 @@
-"""A configuration that was checked, with where each value came from.
+"""A checked configuration with the origin of each value.
 
-Invariant: `tree` and `origins` may be written anywhere: they hold no value of the environment and no credential.
+Invariant: `tree` and `origins` contain no value of an environment variable and no credential.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT = "default"
 PYTHON = "python"
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9/.$_~][A-Za-z0-9/._+\-${}:@]*(?<!:)")
-_WIDEST_VALUE = 56
+_VALUE_MAX_CHARS = 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Resolved:
     """A checked configuration.
 
     Args:
-        config: what the run uses; it may hold values of the environment, so show `tree` instead.
-        tree: the complete configuration as JSON, defaults included, with `${NAME}` as it was written.
-        origins: by the dotted path of each value in `tree`: `file:line`, `command line`, `python` or `default`.
+        config: configuration for the run; it may contain values of environment variables, so show `tree` instead.
+        tree: complete configuration as JSON, defaults included, with `${NAME}` uninterpolated.
+        origins: origin of each value in `tree` by its dotted path: `file:line`, `command line`, `python` or `default`.
     """
 
     config: Config = field(repr=False)
@@ -44,15 +44,15 @@ class Resolved:
 
     @classmethod
     def from_python(cls, config: Config) -> Self:
-        """Of a configuration that was made in Python. A credential in it is used, but shown as `[redacted]`."""
+        """Resolve a configuration that was made in Python; `tree` has `[redacted]` in place of credentials."""
         tree = cast("dict[str, Json]", without_secrets(map_text(config.model_dump(mode="json"), escape)))
-        given = {path for path, _ in leaves(config.model_dump(mode="json", exclude_unset=True))}
-        origins = {dotted(path): PYTHON if path in given else DEFAULT for path, _ in leaves(tree)}
+        changed = {path for path, _ in leaves(config.model_dump(mode="json", exclude_unset=True))}
+        origins = {dotted(path): PYTHON if path in changed else DEFAULT for path, _ in leaves(tree)}
         return cls(config, tree, origins)
 
     @classmethod
     def from_nodes(cls, config: Config, root: Node) -> Self:
-        """Of a configuration that was read from the nodes of `root`."""
+        """Resolve a configuration with the origins of the nodes of `root`."""
         tree = cast("dict[str, Json]", without_secrets(config.model_dump(mode="json")))
         for path, node in scalars(root):
             if node.template is not None:
@@ -65,7 +65,7 @@ class Resolved:
 
 
 def leaves(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, Json]]:
-    """Every scalar and every empty list or mapping, with its path."""
+    """Yield every scalar and every empty list or mapping, with its path."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key))
@@ -77,26 +77,26 @@ def leaves(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, Json]]:
 
 
 def show_lines(resolved: Resolved) -> list[str]:
-    """The configuration as YAML, one value a line, with the origin of each in a comment."""
+    """Return the configuration as lines of YAML, one value a line, with its origin in a comment."""
     lines = list(_lines(resolved.tree, resolved.origins, ()))
-    width = min(_WIDEST_VALUE, max(len(text) for text, origin in lines if origin))
+    width = min(_VALUE_MAX_CHARS, max(len(text) for text, origin in lines if origin))
     return [f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines]
 
 
 def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: Steps) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for key, value in tree.items():
-        head, here = f"{indent}{_text(key)}:", (*path, key)
-        places = dict.fromkeys(origins[dotted(leaf)] for leaf, _ in leaves(value, here))
+        head, child_path = f"{indent}{_text(key)}:", (*path, key)
+        places = dict.fromkeys(origins[dotted(leaf)] for leaf, _ in leaves(value, child_path))
         if isinstance(value, dict) and value:
             yield head, ""
-            yield from _lines(value, origins, here)
+            yield from _lines(value, origins, child_path)
         else:
             yield f"{head} {_text(value)}", ", ".join(places)
 
 
 def _text(value: Json) -> str:
-    """One value as YAML in one line that any version of YAML reads alike."""
+    """Return a value as one line of YAML that every version of YAML reads alike."""
     if isinstance(value, str) and _PLAIN_TEXT.fullmatch(value) and scalar_is_text(value) and "${" not in value:
         return value
     if isinstance(value, float):
@@ -110,8 +110,8 @@ def _text(value: Json) -> str:
 
 
 def scalar_is_text(text: str) -> bool:
-    """Whether a plain scalar means a string."""
-    if text.lower() in ("y", "n", "yes", "no", "on", "off"):  # YAML 1.1 readers take these for booleans
+    """Return whether a plain scalar is a string in YAML 1.1 and 1.2."""
+    if text.lower() in ("y", "n", "yes", "no", "on", "off"):  # booleans in YAML 1.1
         return False
     try:
         return isinstance(scalar(text), str)

@@ -1,6 +1,6 @@
-"""Credentials that were written where they do not belong.
+"""Literal credentials in a configuration.
 
-Invariant: nothing that is found here is ever repeated in a message; only the field is named.
+Invariant: no message repeats a credential; it only names the field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REDACTED = "[redacted]"
 
-KNOWN_SHAPES = re.compile(
+CREDENTIAL_SHAPES = re.compile(
     r"""
       (?<![A-Za-z0-9]) (?:
           tml-[A-Za-z0-9_\-]{8,}                      # Tinker
@@ -42,7 +42,7 @@ KNOWN_SHAPES = re.compile(
 )
 
 ALWAYS_SECRET = frozenset({"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
-"""Words of a key under which a long literal is a secret, and a short one that has letters and digits."""
+"""Words of a key under which a long literal is a secret, and a short one if it mixes letters and digits."""
 
 OFTEN_SECRET = frozenset({"key", "token"})
 """Words of a key under which a long literal is a secret if it looks random. `max_tokens` has the word `tokens`."""
@@ -51,10 +51,10 @@ PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 SHORTEST_SECRET_CHARS = 6
-"""A shorter literal under a secret's name is a setting, such as `auth: basic`, or no secret worth the name."""
+"""Minimum length of a secret; a shorter literal under such a key is a setting, such as `auth: basic`."""
 
 _OFTEN_TEXT = frozenset({"key", "keys", "token", "tokens"})
-"""Last words of names that hold secrets only behind one of these: `api_key`, but not `answer_key` or `eos_token`."""
+"""Last words of keys of secrets only after a word of `_BEFORE_KEYS`: `api_key`, but not `answer_key`."""
 
 _KEY_OR_TOKEN = re.compile("key|token")
 _BEFORE_KEYS = frozenset(
@@ -66,16 +66,16 @@ REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
 
 
 def redact(text: str, *, hidden: Iterable[str] = ()) -> str:
-    """The text without these, and without anything that has the shape of a well-known credential."""
+    """Replace these secrets, and anything with the shape of a well-known credential, by `[redacted]`."""
     for secret in sorted(hidden, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
-    return KNOWN_SHAPES.sub(REDACTED, text)
+    return CREDENTIAL_SHAPES.sub(REDACTED, text)
 
 
 def is_secret(key: str, text: str) -> bool:
-    """Whether `text`, written under `key`, is a credential; a reference to an environment variable is none."""
-    literal = REFERENCE.sub(lambda found: found[1] or "", text)
-    if KNOWN_SHAPES.search(literal):
+    """Return whether `text` under `key` is a credential; a reference to an environment variable is none."""
+    literal = REFERENCE.sub(lambda reference: reference[1] or "", text)
+    if CREDENTIAL_SHAPES.search(literal):
         return True
     words = {word.lower() for word in WORDS.findall(key)}
     if words & ALWAYS_SECRET:
@@ -84,7 +84,7 @@ def is_secret(key: str, text: str) -> bool:
 
 
 def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
-    """Raise ConfigError if a configuration, as it was written, holds a credential."""
+    """Raise ConfigError if a configuration, before interpolation, contains a credential."""
     if is_mapping(root.value):
         for name, child in root.value.items():
             if is_secret("", name):
@@ -95,24 +95,24 @@ def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
             refuse_secrets(child, (*steps, index), key=key)
     elif isinstance(root.value, str) and is_secret(key, root.value):
         raise ConfigError(
-            f"{root.origin}: {dotted(steps)} holds a secret: write ${{NAME}} instead and set NAME in the environment "
-            "or in .env"
+            f"{root.origin}: {dotted(steps)} contains a secret: write ${{NAME}} instead and set NAME in the "
+            "environment or in .env"
         )
 
 
 def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
-    """Return a line for each argument of an environment that holds a secret by its name, written out.
+    """Return a warning for each argument of an environment that is a literal secret by its name.
 
-    What has the shape of a credential was refused already; a password may be any word.
+    Text with the shape of a credential was refused already; a password may be any word.
 
     Args:
-        args: with `${NAME}` where it was written.
+        args: arguments before interpolation.
         field: dotted path of `args`.
     """
     warnings = list[str]()
     for steps, node in scalars(from_python(args)):
         key = next(step for step in reversed(steps) if isinstance(step, str))
-        if isinstance(node.value, str) and _is_written_out(key, node.value):
+        if isinstance(node.value, str) and _is_literal_secret(key, node.value):
             warnings.append(
                 f"{'.'.join([field, *map(str, steps)])} looks like a secret that is written out, and is recorded with "
                 "the run: write ${NAME} instead, and set NAME in the environment or in .env"
@@ -120,32 +120,32 @@ def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
     return warnings
 
 
-def _is_written_out(key: str, text: str) -> bool:
+def _is_literal_secret(key: str, text: str) -> bool:
     literal = REFERENCE.sub(lambda reference: reference[1] or "", text)
     if is_secret("", literal):
         return True
     words = [word.lower() for word in WORDS.findall(key) if not word.isdigit()]
     if words and words[-1] in _OFTEN_TEXT:
-        named = bool(_BEFORE_KEYS.intersection(words[:-1]))
+        is_secret_key = bool(_BEFORE_KEYS.intersection(words[:-1]))
     else:
-        # A tokenizer and a monkey are none.
-        sure = bool(words) and not _KEY_OR_TOKEN.search(words[-1]) and is_secret_name(words[-1])
-        named = sure or bool(ALWAYS_SECRET.intersection(words[-1:]))
-    return named and len(literal) >= SHORTEST_SECRET_CHARS and not any(map(str.isspace, literal))
+        # `tokenizer` and `monkey` are no such words
+        is_sure = bool(words) and not _KEY_OR_TOKEN.search(words[-1]) and is_secret_name(words[-1])
+        is_secret_key = is_sure or bool(ALWAYS_SECRET.intersection(words[-1:]))
+    return is_secret_key and len(literal) >= SHORTEST_SECRET_CHARS and not any(map(str.isspace, literal))
 
 
 def refuse_redacted(root: Node) -> None:
-    """Raise ConfigError if a value stands for a secret that was not recorded: it would be a wrong password."""
+    """Raise ConfigError for a `[redacted]` value, which would be a wrong password."""
     for steps, node in scalars(root):
         if node.value == REDACTED:
             raise ConfigError(
-                f"{node.origin}: {dotted(steps)} was a secret that is not recorded: give it again as ${{NAME}}, with "
+                f"{node.origin}: {dotted(steps)} was a secret and is not recorded: set it to ${{NAME}}, with "
                 "NAME in the environment or in .env"
             )
 
 
 def without_secrets(value: Json, *, key: str = "") -> Json:
-    """A copy in which every credential is replaced by `[redacted]`."""
+    """Return a copy with every credential replaced by `[redacted]`."""
     if isinstance(value, str):
         return REDACTED if is_secret(key, value) else value
     if isinstance(value, dict):
@@ -156,11 +156,11 @@ def without_secrets(value: Json, *, key: str = "") -> Json:
 
 
 def secrets_in(value: Json, *, key: str = "") -> list[str]:
-    """Every credential in a JSON value."""
+    """Return every credential in a JSON value."""
     if isinstance(value, str):
         return [value] if is_secret(key, value) else []
     if isinstance(value, Mapping):
-        return [found for name, child in value.items() for found in secrets_in(child, key=name)]
+        return [secret for name, child in value.items() for secret in secrets_in(child, key=name)]
     if isinstance(value, Sequence):
-        return [found for child in value for found in secrets_in(child, key=key)]
+        return [secret for child in value for secret in secrets_in(child, key=key)]
     return []

@@ -24,7 +24,7 @@ from rlkit.config.loading.nodes import Node, Origin, Scalar, is_mapping
 from rlkit.errors import ConfigError
 
 LARGEST_FILE_BYTES = 200_000
-MOST_NODES = 100_000
+NODES_MAX = 100_000
 """Aliases can make a document of a few lines expand without end."""
 DEEPEST_NESTING = 100
 
@@ -62,7 +62,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 def read_file(path: Path) -> Node:
-    """The configuration that a file holds.
+    """Read a configuration file.
 
     Raises:
         ConfigError: there is no such file, it is not YAML 1.2 or it is not a mapping.
@@ -98,11 +98,11 @@ def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = T
     Args:
         source: name of the document in messages and origins.
         folder: start of relative paths in it.
-        lines: line numbers mean something to the user.
+        lines: record line numbers.
     """
     builder = _Builder(source, folder, lines=lines)
     try:
-        # yaml's own functions insist on a whole loader; the node graph is all that is needed here
+        # yaml's functions need a complete loader, but only the node graph is needed here
         node: yaml.Node | None = _Loader(text).get_single_node()
         return None if node is None else builder.build(node)
     except MarkedYAMLError as error:
@@ -136,7 +136,7 @@ def scalar(text: str) -> Scalar:
 
 
 class _Builder:
-    """Turns PyYAML's graph into nodes, and refuses what JSON has no word for."""
+    """Convert PyYAML's graph into nodes, and refuse values that JSON does not have."""
 
     def __init__(self, source: str, folder: Path | None, *, lines: bool) -> None:
         self._source, self._folder, self._lines = source, folder, lines
@@ -148,7 +148,7 @@ class _Builder:
     def build(self, node: yaml.Node, origin: Origin | None = None, depth: int = 0) -> Node:
         origin = origin or self.origin(node.start_mark)
         self._count += 1
-        if self._count > MOST_NODES or depth > DEEPEST_NESTING:
+        if self._count > NODES_MAX or depth > DEEPEST_NESTING:
             raise ConfigError(f"{origin}: is nested too deeply or has too many values")
         if isinstance(node, yaml.ScalarNode):
             return Node(self._scalar(node, origin), origin)
@@ -182,8 +182,8 @@ class _Builder:
         try:
             return scalar(text)
         except ValueError as error:
-            told = str(error) if str(error).startswith("is ") else "is too long a number"
-            raise ConfigError(f"{origin}: {text[:20]} {told}") from None
+            problem = str(error) if str(error).startswith("is ") else "is too long a number"
+            raise ConfigError(f"{origin}: {text[:20]} {problem}") from None
 
     def _text(self, text: str, place: Origin) -> str:
         try:

@@ -1,6 +1,6 @@
-"""The configuration described: for editors as a JSON schema, for people as tables.
+"""Reference of the configuration: a JSON schema for editors, tables for people.
 
-Invariant: both are made from the schema, so that they cannot say anything else than what is checked.
+Invariant: both follow from the schema, so they describe exactly what is checked.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_json() -> str:
-    """The JSON schema of a configuration file, which lets an editor complete and check it."""
+    """Return the JSON schema of a configuration file, for completion and checks in an editor."""
     return json.dumps({"$schema": SCHEMA_DIALECT, **config_schema()}, indent=2, ensure_ascii=False)
 
 
 def reference_markdown() -> str:
-    """Every field in Markdown tables: its key, type, default and a sentence."""
+    """Return Markdown tables of every field: its key, type, default and a sentence."""
     return "\n".join(_section("", outline())).rstrip() + "\n"
 
 

@@ -316,7 +316,7 @@ class Config(Section):
         return self
 
     def full_penalty_tokens(self, env: str) -> int:
-        """Sampled tokens of an episode of this environment at which the length penalty is full."""
+        """Return the sampled tokens of an episode of an environment at which the length penalty is full."""
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
 
     def refuse_turn_settings(self, single: Set[str]) -> None:

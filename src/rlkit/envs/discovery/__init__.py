@@ -171,7 +171,7 @@ def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Probl
     def load(value: str, *, field: str) -> object:
         return load_object(value, field=field)
 
-    instance = factory(**bind(factory, options, field="options", offered={}, load=load))
+    instance = factory(**bind(factory, options, field="options", defaults={}, load=load))
     if not isinstance(instance, Problem):
         raise UsageError(f"problem: {problem} returns a {type(instance).__name__}, and must return a discovery Problem")
     return instance
