@@ -16,9 +16,9 @@ from typing import Self
 import numpy as np
 from tinker import types
 
-from rlkit.testing.simulated import (
-    Answer,
+from rlkit.testing.simulated_service import (
     SimulatedClient,
+    SimulatedFuture,
     SimulatedSamplingClient,
     SimulatedTinker,
     SimulatedTrainingClient,
@@ -55,7 +55,7 @@ class Log:
             self.cpu_s += time.thread_time() - began
 
 
-class Reply[T](Answer[T]):
+class Reply[T](SimulatedFuture[T]):
     """An answer under the older peer's name for awaiting it."""
 
     async def result_async(self) -> T:
@@ -71,7 +71,7 @@ class Sampling(SimulatedSamplingClient):
 
     def sample(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
-    ) -> Answer[types.SampleResponse]:
+    ) -> SimulatedFuture[types.SampleResponse]:
         if self._log.began_s is None:
             self._log.began_s = asyncio.get_running_loop().time()
         unseeded = types.SamplingParams(max_tokens=sampling_params.max_tokens, temperature=sampling_params.temperature)
@@ -109,8 +109,8 @@ class Training(SimulatedTrainingClient):
         self._sequences = self._teaching = 0
         return Reply(answer)
 
-    def save_weights_and_get_sampling_client(self, record_stability_info: bool = False) -> Answer[Sampling]:
-        return Answer(self._handed_over(super().save_weights_and_get_sampling_client()))
+    def save_weights_and_get_sampling_client(self, record_stability_info: bool = False) -> SimulatedFuture[Sampling]:
+        return SimulatedFuture(self._handed_over(super().save_weights_and_get_sampling_client()))
 
     def create_sampling_client(self, model_path: str, record_stability_info: bool = False) -> Sampling:
         return Sampling(SimulatedSamplingClient(self._sampling), self._log)
@@ -134,14 +134,14 @@ class Training(SimulatedTrainingClient):
     ) -> Reply[types.SaveWeightsForSamplerResponse]:
         return Reply(self.save_weights_for_sampler(name, ttl_seconds))
 
-    def _queued[T](self, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+    def _enqueue[T](self, call: str, seconds: float, work: Callable[[], T]) -> SimulatedFuture[T]:
         def counted() -> T:
             with self._log.computing():
                 return work()
 
-        return super()._queued(call, seconds, counted)
+        return super()._enqueue(call, seconds, counted)
 
-    async def _handed_over(self, answer: Answer[SimulatedSamplingClient]) -> Sampling:
+    async def _handed_over(self, answer: SimulatedFuture[SimulatedSamplingClient]) -> Sampling:
         return Sampling(await answer, self._log)
 
 
@@ -160,13 +160,13 @@ class Client(SimulatedClient):
 
     def create_lora_training_client(
         self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
-    ) -> Answer[Training]:
-        return Answer(self._opened(super().create_lora_training_client(base_model, rank, seed)))
+    ) -> SimulatedFuture[Training]:
+        return SimulatedFuture(self._opened(super().create_lora_training_client(base_model, rank, seed)))
 
     async def create_lora_training_client_async(self, base_model: str, rank: int = 32, **_: object) -> Training:
         return await self.create_lora_training_client(base_model, rank)
 
-    async def _opened(self, answer: Answer[SimulatedTrainingClient]) -> Training:
+    async def _opened(self, answer: SimulatedFuture[SimulatedTrainingClient]) -> Training:
         return Training(await answer, self._log)
 
 

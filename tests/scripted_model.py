@@ -17,8 +17,8 @@ from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
 from rlkit.config import Resolved
 from rlkit.testing import Latency, SimulatedTinker, World
-from rlkit.testing.answers import Answer
-from rlkit.testing.simulated import SimulatedSamplingClient, SimulatedTrainingClient
+from rlkit.testing.futures import SimulatedFuture
+from rlkit.testing.simulated_service import SimulatedSamplingClient, SimulatedTrainingClient
 from rlkit.trackers import RunResult
 from rlkit.training.trainer import RLTrainer
 
@@ -87,7 +87,7 @@ def _script(patched: pytest.MonkeyPatch, chat: ChatFormat, author: Callable[[str
             drawn = (await answer).sequences
             return types.SampleResponse([_sequence(one, own) for one, own in zip(drawn, completions, strict=True)])
 
-        return Answer(replaced())
+        return SimulatedFuture(replaced())
 
     def graded(self: SimulatedTrainingClient, data: Any, loss_fn: str, loss_fn_config: Any = None) -> Any:
         requests.gradients.append((len(data), loss_fn, loss_fn_config))

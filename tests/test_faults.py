@@ -18,7 +18,7 @@ from tinker import types
 import rlkit
 from rlkit.evaluation.evaluate import Evaluation
 from rlkit.store import journal, jsonl
-from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated
+from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated_service
 from rlkit.testing.world import FaultKind
 from tests.simulation import Simulation, Talk, Word
 
@@ -140,13 +140,13 @@ def test_a_gradient_that_fails_while_nobody_waits_for_the_service_is_computed_ag
 def test_a_prompt_that_is_never_answered_fails_its_rollouts_and_not_the_run(
     timeout_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered = simulated.SimulatedSamplingClient.sample
+    answered = simulated_service.SimulatedSamplingClient.sample
 
     def sample(self: Any, prompt: types.ModelInput, *args: Any) -> Any:
         asked = bytes(token for chunk in prompt.chunks for token in chunk.tokens)  # type: ignore[union-attr]  text
         return asyncio.get_running_loop().create_future() if b"task-7777" in asked else answered(self, prompt, *args)
 
-    monkeypatch.setattr(simulated.SimulatedSamplingClient, "sample", sample)
+    monkeypatch.setattr(simulated_service.SimulatedSamplingClient, "sample", sample)
     settings = {
         "schedule": {"mode": "async", "max_staleness": 2},
         "service": {"timeout_s": timeout_s},

@@ -13,7 +13,7 @@ from tinker import types
 
 import rlkit
 from rlkit.testing import ByteChat, World
-from rlkit.testing.simulated import SimulatedSamplingClient, SimulatedTrainingClient
+from rlkit.testing.simulated_service import SimulatedSamplingClient, SimulatedTrainingClient
 from rlkit.types import IMAGE_TOKEN, Image, Prompt, join
 
 from .simulation import Simulation

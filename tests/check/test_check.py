@@ -331,7 +331,7 @@ class Quitter(Sum):
 )
 def test_an_environment_that_does_not_end_is_found(env: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "event loop" not in said:  # on a busy machine the one that watches may be slow, too
-        monkeypatch.setattr("rlkit.check.isolate.MARGIN_S", 60.0)
+        monkeypatch.setattr("rlkit.check.forked_process.MARGIN_S", 60.0)
     report = report_of(env, timeout_s=0.3)
     assert said in failed(report)["time limit"].detail
     assert status(report, "deterministic") == "skipped"

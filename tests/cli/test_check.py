@@ -150,7 +150,7 @@ def test_tasks_of_harbors_are_given_to_the_cheats_against_tasks(
         assert environment.kwargs == {"memory_mb": 64}
         return RedTeamReport([], {})
 
-    monkeypatch.setattr("rlkit.redteam.trials.attack_tasks", attack_tasks)
+    monkeypatch.setattr("rlkit.redteam.task_attacks.attack_tasks", attack_tasks)
     for name in ("one", "two", "three"):
         write_task(tmp_path / "tasks" / name)
     arguments = ["tasks_dir=tasks", "environment_kwargs.memory_mb=64"]

@@ -110,7 +110,7 @@ def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
             {},
         )
 
-    monkeypatch.setattr("rlkit.redteam.trials.attack_tasks", attack_tasks)
+    monkeypatch.setattr("rlkit.redteam.task_attacks.attack_tasks", attack_tasks)
     result = rlkit("tasks", "check", "tasks", "--redteam")
     assert result.exit_code == 1
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -16,7 +16,7 @@ import rlkit
 from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.config import load_config
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
-from rlkit.testing.simulated import SimulatedSamplingClient
+from rlkit.testing.simulated_service import SimulatedSamplingClient
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group
 

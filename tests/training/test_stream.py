@@ -17,8 +17,8 @@ from tinker import types
 import rlkit
 from rlkit.config import load_config
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, run_virtual
-from rlkit.testing.answers import Answer
-from rlkit.testing.simulated import SimulatedTrainingClient
+from rlkit.testing.futures import SimulatedFuture
+from rlkit.testing.simulated_service import SimulatedTrainingClient
 from rlkit.training.trainer import RLTrainer
 
 GROUPS, STEPS = 5, 3
@@ -131,11 +131,11 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
     def gradient(
         client: SimulatedTrainingClient, data: Sequence[types.Datum], *more: object
-    ) -> Answer[types.ForwardBackwardOutput]:
+    ) -> SimulatedFuture[types.ForwardBackwardOutput]:
         requests.append(("gradient", [written(datum) for datum in data], *more))
         return forward_backward(client, data, *more)  # type: ignore[arg-type]  as it came
 
-    def step(client: SimulatedTrainingClient, adam: types.AdamParams) -> Answer[types.OptimStepResponse]:
+    def step(client: SimulatedTrainingClient, adam: types.AdamParams) -> SimulatedFuture[types.OptimStepResponse]:
         requests.append(("step", repr(adam)))
         return optim_step(client, adam)
 

@@ -18,7 +18,7 @@ from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlkit.check.isolate import Send
+    from rlkit.check.forked_process import Send
 
 __all__ = ["Finding", "Report", "check"]
 
@@ -31,7 +31,7 @@ async def check(
     tasks: int = 5,
     seed: int = 0,
 ) -> Report:
-    """Play an environment with scripted replies and report what it does wrong.
+    """WatchedRollout an environment with scripted replies and report what it does wrong.
 
     Checked: pickling; the prompt; the reward of the gold and of an empty answer; that conversations extend their exact
     tokens; the turn limit; what rollouts leave behind, cancelled or not; odd replies; that rollouts do not change the
@@ -52,16 +52,16 @@ async def check(
     if tasks < 1 or timeout_s <= 0:
         raise UsageError(f"check needs at least one task and some time, not tasks={tasks} and timeout_s={timeout_s}")
     from rlkit.check.checks import CHECKS, TIME, run_checks
-    from rlkit.check.exam import Exam
-    from rlkit.check.isolate import run_isolated
-    from rlkit.check.play import Player
+    from rlkit.check.context import CheckContext
+    from rlkit.check.forked_process import run_isolated
+    from rlkit.check.player import Player
     from rlkit.testing.policies import ByteChat
 
     source = _as_source(env_or_source)
 
     def work(send: Send[Finding]) -> Coroutine[object, object, None]:
         player = Player(chat or ByteChat(), timeout_s, send)
-        return run_checks(Exam.of(source, player, tasks=tasks, seed=seed), send)
+        return run_checks(CheckContext.of(source, player, tasks=tasks, seed=seed), send)
 
     findings, abort = await run_isolated(work, timeout_s=timeout_s)
     if abort is not None:

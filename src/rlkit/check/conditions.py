@@ -50,7 +50,7 @@ class Condition:
     strict: bool = False
 
 
-def conditions(seed: int) -> Sequence[Condition]:
+def make_conditions(seed: int) -> Sequence[Condition]:
     """Return all conditions in their order; from here on, the wall clock of the process can be moved."""
     move_clock, again = make_clock_movable(), partial(seed_chance, seed)
     chance = [partial(force_chance, high=high) for high in (False, True)]

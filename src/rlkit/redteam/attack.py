@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.check.exam import draw_tasks
+from rlkit.check.context import draw_tasks
 from rlkit.env import Env, TaskSource
-from rlkit.redteam.replies import attack_replies
+from rlkit.redteam.reply_attacks import attack_replies
 from rlkit.redteam.reply_cheats import REPLY_CHEATS
 from rlkit.redteam.report import Attempt, RedTeamReport
 
@@ -54,8 +54,8 @@ async def attack_folders(
     tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, say: Say = lambda message: None
 ) -> RedTeamReport:
     """Try the cheats on folders of Harbor's tasks, as `attack_tasks` does, and say how far it is."""
+    from rlkit.redteam.task_attacks import attack_tasks
     from rlkit.redteam.task_cheats import TASK_CHEATS
-    from rlkit.redteam.trials import attack_tasks
 
     ended = Counter[str]()
 

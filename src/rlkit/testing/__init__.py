@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlkit.testing.models import byte_model, tiny_model
     from rlkit.testing.policies import ByteChat, NoisyPolicy, ScriptedPolicy, ScriptedSampler
     from rlkit.testing.proxy import FaultyProxy
-    from rlkit.testing.simulated import SimulatedClient, SimulatedTinker
+    from rlkit.testing.simulated_service import SimulatedClient, SimulatedTinker
     from rlkit.testing.world import Fault, Latency, World
 
 __all__ = [
@@ -39,7 +39,7 @@ _MODULES = {
     "models": ["byte_model", "tiny_model"],
     "policies": ["ByteChat", "NoisyPolicy", "ScriptedPolicy", "ScriptedSampler"],
     "proxy": ["FaultyProxy"],
-    "simulated": ["SimulatedClient", "SimulatedTinker"],
+    "simulated_service": ["SimulatedClient", "SimulatedTinker"],
     "world": ["Fault", "Latency", "World"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlkit.check.play import GRACE_S
+from rlkit.check.player import GRACE_S
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 MARGIN_S = 1.0

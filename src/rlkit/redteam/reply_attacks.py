@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from rlkit.check.exam import draw_tasks
-from rlkit.check.isolate import Send, run_isolated
-from rlkit.check.play import Hang, Play, Player, name_of
+from rlkit.check.context import draw_tasks
+from rlkit.check.forked_process import Send, run_isolated
+from rlkit.check.player import Hang, Player, WatchedRollout, name_of
 from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, Situation
@@ -53,7 +53,7 @@ async def attack_replies(
     seed: int,
     cheats: Sequence[ReplyCheat] = REPLY_CHEATS,
 ) -> RedTeamReport:
-    """Play each cheat on some tasks, and compare what it earns with an honest empty attempt.
+    """WatchedRollout each cheat on some tasks, and compare what it earns with an honest empty attempt.
 
     Args:
         tasks: how many tasks of the source are attacked.
@@ -102,7 +102,7 @@ async def _attack(
         send((_REMAINING, str(hang)))
 
 
-def _situation(env: Env, play: Play, seed: int) -> Situation:
+def _situation(env: Env, play: WatchedRollout, seed: int) -> Situation:
     gold = getattr(env, "gold", None)
     form = _CONTENT.sub("", gold) if isinstance(gold, str) else ""
     return Situation(play.prompts[0] if play.prompts else "", play.tools, form, seed)
@@ -127,8 +127,8 @@ async def _attempt(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
     return Attempt(cheat.name, cheat.does, task.task_id, result, best, task.honest, detail if best is None else "")
 
 
-async def _played(player: Player, env: Env, reply: str, places: asyncio.Semaphore) -> Play | str:
-    """Play one reply; return the rollout, or how it did not end."""
+async def _played(player: Player, env: Env, reply: str, places: asyncio.Semaphore) -> WatchedRollout | str:
+    """WatchedRollout one reply; return the rollout, or how it did not end."""
     try:
         async with places:
             return await player.play(env, reply)

@@ -26,7 +26,7 @@ from tinker import types
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import StoredCheckpoint
 from rlkit.service.sdk import TinkerService, translate_error
-from rlkit.testing.answers import Answer, later, not_found, now
+from rlkit.testing.futures import SimulatedFuture, make_not_found_error, resolve_later, resolve_now
 from rlkit.testing.world import Latency, World, digest
 
 if TYPE_CHECKING:
@@ -119,25 +119,25 @@ class SimulatedClient:
 
     def create_lora_training_client(
         self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
-    ) -> Answer[SimulatedTrainingClient]:
+    ) -> SimulatedFuture[SimulatedTrainingClient]:
         """A fresh adapter, a number that follows from the model and the seed."""
         return self._made(digest(base_model, rank, seed))
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Answer[SimulatedTrainingClient]:
+    def create_training_client_from_state_with_optimizer(self, path: str) -> SimulatedFuture[SimulatedTrainingClient]:
         """The weights of a checkpoint."""
         if path not in self._world.checkpoints:
-            raise not_found(f"there is no checkpoint {path}")
+            raise make_not_found_error(f"there is no checkpoint {path}")
         return self._made(self._world.checkpoints[path])
 
     def create_sampling_client(
         self, model_path: str | None = None, base_model: str | None = None
-    ) -> Answer[SimulatedSamplingClient]:
+    ) -> SimulatedFuture[SimulatedSamplingClient]:
         """A sampler of a checkpoint, or of a base model."""
-        return now(SimulatedSamplingClient(self._sampling))
+        return resolve_now(SimulatedSamplingClient(self._sampling))
 
-    def _made(self, weights: int) -> Answer[SimulatedTrainingClient]:
+    def _made(self, weights: int) -> SimulatedFuture[SimulatedTrainingClient]:
         client = SimulatedTrainingClient(self._world, self._latency, self._sampling, weights)
-        return later(self._world, "load", self._latency.load_s, lambda: client)
+        return resolve_later(self._world, "load", self._latency.load_s, lambda: client)
 
 
 class SimulatedTrainingClient:
@@ -153,7 +153,7 @@ class SimulatedTrainingClient:
 
     def forward_backward(
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
-    ) -> Answer[types.ForwardBackwardOutput]:
+    ) -> SimulatedFuture[types.ForwardBackwardOutput]:
         """Adds to the gradient; the loss is −Σ advantage · log-probability, which depends on data and weights."""
 
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
@@ -164,7 +164,7 @@ class SimulatedTrainingClient:
 
     def forward_backward_custom(
         self, data: Sequence[types.Datum], loss_fn: CustomLoss
-    ) -> Answer[types.ForwardBackwardOutput]:
+    ) -> SimulatedFuture[types.ForwardBackwardOutput]:
         """Calls a loss of this machine, and differentiates it."""
         import torch
 
@@ -177,7 +177,7 @@ class SimulatedTrainingClient:
 
     def _differentiated(
         self, data: Sequence[types.Datum], loss: Callable[[Sequence[_Floats]], Mapping[str, float]], *, passes: int
-    ) -> Answer[types.ForwardBackwardOutput]:
+    ) -> SimulatedFuture[types.ForwardBackwardOutput]:
         """Add the data to the gradient, in the time of so many passes over them."""
         digests = [_datum_digest(datum) for datum in data]
         tokens = passes * sum(datum.model_input.length for datum in data)
@@ -194,9 +194,9 @@ class SimulatedTrainingClient:
             return types.ForwardBackwardOutput("ArrayRecord", outputs, metrics)
 
         seconds = passes * self._latency.gradient_s + tokens / self._latency.trained_tokens_per_s
-        return self._queued("gradient", seconds, compute)
+        return self._enqueue("gradient", seconds, compute)
 
-    def optim_step(self, adam_params: types.AdamParams) -> Answer[types.OptimStepResponse]:
+    def optim_step(self, adam_params: types.AdamParams) -> SimulatedFuture[types.OptimStepResponse]:
         """Changes the weights by what has accumulated."""
 
         def step() -> types.OptimStepResponse:
@@ -205,13 +205,13 @@ class SimulatedTrainingClient:
             self._gradient = []
             return types.OptimStepResponse(metrics={"weights": self._weights / 2**64})
 
-        return self._queued("step", self._latency.step_s, step)
+        return self._enqueue("step", self._latency.step_s, step)
 
-    def save_weights_and_get_sampling_client(self) -> Answer[SimulatedSamplingClient]:
+    def save_weights_and_get_sampling_client(self) -> SimulatedFuture[SimulatedSamplingClient]:
         """A sampler of the weights as they are when its turn comes."""
-        return self._queued("save", self._latency.save_s, lambda: SimulatedSamplingClient(self._sampling))
+        return self._enqueue("save", self._latency.save_s, lambda: SimulatedSamplingClient(self._sampling))
 
-    def save_state(self, name: str, ttl_seconds: int | None = None) -> Answer[types.SaveWeightsResponse]:
+    def save_state(self, name: str, ttl_seconds: int | None = None) -> SimulatedFuture[types.SaveWeightsResponse]:
         """A checkpoint."""
 
         def save() -> types.SaveWeightsResponse:
@@ -220,23 +220,23 @@ class SimulatedTrainingClient:
             self._world.checkpoints[path] = self._weights
             return types.SaveWeightsResponse(path=path)
 
-        return self._queued("save", self._latency.save_s, save)
+        return self._enqueue("save", self._latency.save_s, save)
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None
-    ) -> Answer[types.SaveWeightsForSamplerResponse]:
+    ) -> SimulatedFuture[types.SaveWeightsForSamplerResponse]:
         """A checkpoint for sampling."""
         path = f"tinker://simulated:train:0/sampler_weights/{name}"
-        return self._queued("save", self._latency.save_s, lambda: types.SaveWeightsForSamplerResponse(path=path))
+        return self._enqueue("save", self._latency.save_s, lambda: types.SaveWeightsForSamplerResponse(path=path))
 
-    def _queued[T](self, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+    def _enqueue[T](self, call: str, seconds: float, work: Callable[[], T]) -> SimulatedFuture[T]:
         now_s = asyncio.get_running_loop().time()
         start_s = max(now_s, self._busy_until_s)
         tick_s = self._latency.clock_s
         if tick_s and self._busy_until_s <= now_s:
             start_s = math.ceil(now_s / tick_s) * tick_s
         self._busy_until_s = start_s + seconds
-        return later(self._world, call, self._busy_until_s - now_s, work)
+        return resolve_later(self._world, call, self._busy_until_s - now_s, work)
 
 
 class SimulatedSamplingClient:
@@ -247,13 +247,13 @@ class SimulatedSamplingClient:
 
     def sample(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
-    ) -> Answer[types.SampleResponse]:
+    ) -> SimulatedFuture[types.SampleResponse]:
         """Lower-case letters, as many as the latency says; they follow from prompt, seed and the sample's index."""
         return self._sampling.ask(prompt, num_samples, sampling_params)
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> Answer[list[float | None]]:
+    ) -> SimulatedFuture[list[float | None]]:
         """Log-probabilities that follow from the prompt, of its last tokens; the others have none."""
         return self._sampling.score(prompt, prompt_logprobs_last_n)
 
@@ -267,7 +267,9 @@ class _Sampling:
         self._free = math.inf if slots is None else slots
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def ask(self, prompt: types.ModelInput, count: int, params: types.SamplingParams) -> Answer[types.SampleResponse]:
+    def ask(
+        self, prompt: types.ModelInput, count: int, params: types.SamplingParams
+    ) -> SimulatedFuture[types.SampleResponse]:
         key = _shown(prompt)
         world = self._world
         world.calls["samples"] += count
@@ -288,19 +290,19 @@ class _Sampling:
             )
             for draw, (tokens, cut) in zip(draws, sequences, strict=True)
         ]
-        return Answer(self._draw(count, seconds, types.SampleResponse(response)))
+        return SimulatedFuture(self._draw(count, seconds, types.SampleResponse(response)))
 
-    def score(self, prompt: types.ModelInput, last: int | None) -> Answer[list[float | None]]:
+    def score(self, prompt: types.ModelInput, last: int | None) -> SimulatedFuture[list[float | None]]:
         rng = np.random.default_rng(digest(self._world.seed, "score", _shown(prompt)))
         drawn = (-rng.exponential(1, prompt.length)).tolist()
         unknown = prompt.length - min(last or prompt.length, prompt.length - 1)
-        return later(self._world, "score", self._latency.first_s, lambda: [None] * unknown + drawn[unknown:])
+        return resolve_later(self._world, "score", self._latency.first_s, lambda: [None] * unknown + drawn[unknown:])
 
     async def _draw(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
         await self._take(count)
         self._world.begin(count)
         try:
-            return await later(self._world, "sample", seconds, lambda: response)
+            return await resolve_later(self._world, "sample", seconds, lambda: response)
         finally:
             self._world.end(count)
             self._give_back(count)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from rlkit.check.play import Play, Player, name_of
+from rlkit.check.player import Player, WatchedRollout, name_of
 from rlkit.check.replies import MADE_UP_CALL, PLAIN, THOUGHTFUL, calls_of
 from rlkit.check.snapshots import Snapshot, snapshot
 from rlkit.env import Env, TaskSource
@@ -30,7 +30,7 @@ FULL = 1.0
 
 
 @dataclass(slots=True)
-class Exam:
+class CheckContext:
     """The tasks under check and what is known of them.
 
     Args:
@@ -49,7 +49,7 @@ class Exam:
     source: TaskSource | None
     state: Mapping[str, Json]
     snapshots: Sequence[Snapshot]
-    first_plays: list[Play] = field(default_factory=list[Play])
+    first_plays: list[WatchedRollout] = field(default_factory=list[WatchedRollout])
     gold_reward: float = FULL
     long_cases: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
     problems: list[str] = field(default_factory=list[str])

@@ -19,7 +19,7 @@ from rlkit.testing.world import FaultKind, World
 _REQUEST = httpx.Request("POST", "http://simulated")
 
 
-class Answer[T]:
+class SimulatedFuture[T]:
     """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited.
 
     What a service does is no work of the rollout that asks, so it has a context of its own, as in the SDK's thread.
@@ -33,14 +33,14 @@ class Answer[T]:
         return self._answer.__await__()
 
 
-def now[T](value: T) -> Answer[T]:
+def resolve_now[T](value: T) -> SimulatedFuture[T]:
     """An answer that is there already."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(value)
-    return Answer(future)
+    return SimulatedFuture(future)
 
 
-def later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+def resolve_later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> SimulatedFuture[T]:
     """An answer after so many seconds, unless something goes wrong; work that fails is not done."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -61,7 +61,7 @@ def later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> 
             future.set_exception(_sdk_error(kind))
 
     loop.call_later(seconds, answer, context=Context())
-    return Answer(future)
+    return SimulatedFuture(future)
 
 
 def _sdk_error(kind: FaultKind) -> tinker.TinkerError:
@@ -79,6 +79,6 @@ def _sdk_error(kind: FaultKind) -> tinker.TinkerError:
             )
 
 
-def not_found(message: str) -> tinker.NotFoundError:
+def make_not_found_error(message: str) -> tinker.NotFoundError:
     """What the SDK raises for a path that leads nowhere."""
     return tinker.NotFoundError(message, response=httpx.Response(404, request=_REQUEST), body=None)

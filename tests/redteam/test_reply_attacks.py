@@ -15,7 +15,7 @@ import pytest
 
 import rlkit
 from rlkit.config.loading.targets import load_target
-from rlkit.redteam.replies import attack_replies
+from rlkit.redteam.reply_attacks import attack_replies
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, fixed
 from rlkit.redteam.report import RedTeamReport
 

@@ -21,10 +21,10 @@ SETTLE_S = 0.3
 SETTLE_POLL_S = 0.02
 
 
-async def find_leftovers(play: Callable[[], Awaitable[object]]) -> list[str]:
+async def find_leaks(play: Callable[[], Awaitable[object]]) -> list[str]:
     """Return the kinds of resources that each play leaves behind, as phrases."""
     await play()
-    held = held_resources()
+    held = count_resources()
     grown = set(held)
     for _ in range(ROUNDS):
         await play()
@@ -41,13 +41,13 @@ async def _settle(before: Mapping[str, int]) -> Mapping[str, int]:
     deadline_s = time.monotonic() + SETTLE_S
     gc.collect()
     while True:
-        held = held_resources()
+        held = count_resources()
         if all(count <= before[kind] for kind, count in held.items()) or time.monotonic() >= deadline_s:
             return held
         await asyncio.sleep(SETTLE_POLL_S)
 
 
-def held_resources() -> dict[str, int]:
+def count_resources() -> dict[str, int]:
     """Count the resources of this process, by phrases such as "an open file"."""
     held = {"a pending task": len(asyncio.all_tasks()), "a thread": threading.active_count()}
     files = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.exists()), None)

@@ -41,7 +41,7 @@ type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class WatchedRollout:
     """One rollout that ended.
 
     Args:
@@ -60,7 +60,7 @@ class Play:
     rewritten: str | None
     seconds: float
 
-    def same_reward(self, other: Play) -> bool:
+    def same_reward(self, other: WatchedRollout) -> bool:
         """Compare the ends, and rewards as computed numbers are compared."""
         if self.reward is None or other.reward is None:
             return self.end == other.end
@@ -84,7 +84,7 @@ class Player:
     chat: ChatFormat
     timeout_s: float
     say: Callable[[str], None]
-    plays: list[Play] = field(default_factory=list[Play])
+    plays: list[WatchedRollout] = field(default_factory=list[WatchedRollout])
 
     async def play(
         self,
@@ -95,8 +95,8 @@ class Player:
         max_tokens: int = MAX_TOKENS,
         delay_s: float = 0.0,
         under: str = "",
-    ) -> Play:
-        """Play once; every completion is `reply`.
+    ) -> WatchedRollout:
+        """WatchedRollout once; every completion is `reply`.
 
         Raises:
             Hang: it did not end within `timeout_s`.
@@ -107,7 +107,7 @@ class Player:
         self.plays.append(play)
         return play
 
-    async def cancel(self, env: Env, reply: str, *, turn: int) -> Play | None:
+    async def cancel(self, env: Env, reply: str, *, turn: int) -> WatchedRollout | None:
         """Cancel a rollout while it waits for completion number `turn`; None if it never asks for that one.
 
         Raises:
@@ -117,7 +117,7 @@ class Player:
         play = await self._play(env, policy, f"{name_of(env)}, cancelled while it waits for reply {turn + 1}")
         return play if policy.stuck.done() else None
 
-    async def _play(self, env: Env, policy: WatchedPolicy, what: str) -> Play:
+    async def _play(self, env: Env, policy: WatchedPolicy, what: str) -> WatchedRollout:
         self.say(what)
         clock = asyncio.get_running_loop().time
         started_s = clock()
@@ -131,7 +131,7 @@ class Player:
                 late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
                 raise Hang(what + late + ", and cancellation does not end it" * swallowed, swallowed=swallowed)
         watched = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
-        return Play(*task.result(), *watched, clock() - started_s)
+        return WatchedRollout(*task.result(), *watched, clock() - started_s)
 
 
 class WatchedPolicy(ScriptedPolicy):
@@ -196,7 +196,7 @@ class WatchedPolicy(ScriptedPolicy):
 
 
 async def _end(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
-    """Play an environment; return the end, the reward and the detail of the play."""
+    """WatchedRollout an environment; return the end, the reward and the detail of the play."""
     try:
         result: object = await env.rollout(policy)
         outcome = as_outcome(result, env="it")
