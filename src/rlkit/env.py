@@ -20,7 +20,7 @@ from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
 
 @runtime_checkable
 class Env(Protocol):
-    """One task of an environment, with the coroutine that plays it.
+    """A task of an environment, with the coroutine that plays it.
 
     A complete environment::
 
@@ -123,7 +123,7 @@ class TaskSource(ABC):
 
 
 class SingleTurnEnv(ABC, Env):
-    """One prompt, one reply, one reward.
+    """An environment of one prompt, one reply and one reward.
 
     ::
 

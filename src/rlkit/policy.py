@@ -164,7 +164,7 @@ class Policy(ABC):
 
 
 class Sampler(Protocol):
-    """One version of the weights, ready to sample."""
+    """A version of the weights, ready to sample."""
 
     @property
     def version(self) -> int:

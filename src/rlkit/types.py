@@ -133,7 +133,7 @@ type StopReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One request to the model and its completion, exactly as sampled.
+    """A request to the model and its completion, exactly as sampled.
 
     Args:
         prompt: [P] the tokens that follow the parent's prompt and completion; without a parent, the whole prompt. An
@@ -261,7 +261,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Datum:
-    """One training sequence, aligned for next-token prediction: position t predicts `targets[t]`.
+    """A training sequence, aligned for next-token prediction: position t predicts `targets[t]`.
 
     Args:
         prompt: the input, N positions.
@@ -316,7 +316,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One completion of a sampler: `tokens [C] int32`, `logprobs [C] float32`."""
+    """A completion of a sampler: `tokens [C] int32`, `logprobs [C] float32`."""
 
     tokens: Tokens
     logprobs: Floats

@@ -221,7 +221,7 @@ def test_a_state_that_the_tasks_cannot_take_up_changes_nothing(tmp_path: Path) -
     (run.directory / "state" / "step=000003.json").write_text("{}")
     run.settings = {"steps": 6}
     before = content(run.directory)
-    with pytest.raises(rlkit.UsageError, match="the task sources cannot take it up"):
+    with pytest.raises(rlkit.UsageError, match="the task sources cannot load it"):
         run.train(resume=True)
     assert content(run.directory) == before
 

@@ -1,4 +1,4 @@
-"""One request for the first turns of a group.
+"""Batching of the first turns of a group into one request.
 
 Invariant: a completion depends on its own seed only, whether its request went out alone or with others: sample i of a
 request with seed s is drawn as sample 0 of a request with seed s + i. The embedded engine promises this; other services

@@ -26,7 +26,7 @@ _SHELL = ("/bin/sh", "-c")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction as it is written: continuation lines joined, and the here-documents that follow it."""
+    """An instruction as it is written: continuation lines joined, and the here-documents that follow it."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""What a sandbox is made of.
+"""Specification of a sandbox.
 
 Invariant: a limit always holds, by a control group where one can be made and by the kernel's limits on a process where
 not; a sandbox says which.
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """One overlay of a sandbox's file system: read-only folders, the top first, and their mount point."""
+    """An overlay of a sandbox's file system: read-only folders, the top first, and their mount point."""
 
     target: str
     lower: tuple[str, ...]

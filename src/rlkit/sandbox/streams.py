@@ -23,7 +23,7 @@ _PAUSE_S = 0.01
 
 
 class Stream:
-    """One output of a command, kept up to a size."""
+    """An output stream of a command, kept up to a size."""
 
     def __init__(self, name: str, max_bytes: int, on_output: OnOutput | None) -> None:
         self.content = bytearray()

@@ -57,7 +57,7 @@ class Learner(Protocol):
 
 
 class Scorer(Protocol):
-    """One version of the weights, ready to score tokens."""
+    """A version of the weights, ready to score tokens."""
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:
         """Return the log-probability of each of the last tokens of a prompt.

@@ -1,7 +1,6 @@
 """Training: the protocol of a trainer, and the signal that stops one.
 
-Invariant: importing this loads nothing heavy, and who asks a run to stop waits for nothing, so that a handler of
-signals can ask.
+Invariant: importing this loads nothing heavy; a request to stop never blocks, so that a signal handler can make it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from rlkit.trackers import RunResult
 
 
 class Trainer(Protocol):
-    """Makes a model better.
+    """Trainer of a model.
 
     ::
 
@@ -27,26 +26,26 @@ class Trainer(Protocol):
 
 
 class StopSignal:
-    """Asks a run, from any thread, to finish its step, save and end."""
+    """Request to a run, from any thread, to finish its step, save and end."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._watched = threading.Event()
 
     def request(self) -> None:
-        """Ask. Asking twice is asking once."""
+        """Make the request; a second one changes nothing."""
         self._event.set()
 
     def watch(self) -> None:
-        """Say that the run has begun its steps: from now on it looks whether someone asked."""
+        """Take note that the run has begun its steps, and heeds requests from now on."""
         self._watched.set()
 
     @property
     def is_watched(self) -> bool:
-        """Whether the run has begun its steps. Before that there is no step to finish, and nothing to save."""
+        """True once the run has begun its steps; before that there is no step to finish, and nothing to save."""
         return self._watched.is_set()
 
     @property
     def requested(self) -> bool:
-        """Whether someone asked."""
+        """True once the run is asked to end."""
         return self._event.is_set()

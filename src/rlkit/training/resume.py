@@ -22,13 +22,13 @@ from rlkit.tasks.sources import Mixture
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Remains of an interrupted run, to go on with; empty for a new run.
+    """Remains of an interrupted run; empty for a new run.
 
     Args:
-        step: the last one whose groups are on the disk.
+        step: last step whose groups are on the disk.
         waiting: tasks that were drawn and are in no step yet.
-        interrupted: by draw, the episodes of these tasks that were finished.
-        task_metrics: by step, what the task sources said, for steps whose metrics were not written down.
+        interrupted: finished episodes of these tasks, by draw.
+        task_metrics: metrics of the task sources by step, for steps without a line of metrics.
     """
 
     step: int
@@ -37,75 +37,92 @@ class Resumption:
     task_metrics: Mapping[int, Mapping[str, float]]
 
 
-def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
-    """Take the task sources through what happened since their state was kept; the tasks that are in no step yet.
+def redraw_tasks(history: History, sources: Mixture) -> list[Task]:
+    """Repeat the draws and steps since the recorded state of the task sources; return the tasks that are in no step.
 
-    The metrics of the sources after each step are put into `history.task_metrics`, for steps without a line of metrics.
-    Draws that a damaged journal has lost are made again, and `history` knows them from then on. Where these may now be
-    of other tasks, it forgets what was played of them.
+    The metrics of the sources after each step are put into `history.task_metrics`. Draws that a damaged journal has
+    lost are made again and added to `history`. Where these may now be of other tasks, their episodes are removed.
 
     Raises:
-        UsageError: the sources do not repeat themselves.
+        UsageError: the sources draw other tasks than before.
     """
     if not history.state_step and not history.events:
         return []
     try:
-        tasks.load_state_dict(history.state)
+        sources.load_state_dict(history.state)
     except (EnvironmentFault, UsageError):
         raise
-    except Exception as error:  # it is not what they wrote
+    except Exception as error:  # the state is not what the source wrote
         path = state_path(history.directory, history.state_step)
-        raise UsageError(f"{path}: the task sources cannot take it up: {type(error).__name__}: {error}") from error
-    history.task_metrics[history.state_step] = tasks.metrics()
-    waiting = list[Task]()
-    lost = dict[int, DrawRecord]()
-    trained = {one.draw for record in history.steps.values() for one in record.groups}
-    moved = False  # whether the sources are changed by a step since the last draw that is known
-
-    def draw_what_is_lost(before: int) -> None:
-        while history.damaged and tasks.draws < before and (drawn := tasks.draw(1)):
-            task = drawn[0]
-            lost[task.draw] = history.draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
-            if task.draw not in trained:
-                if moved:  # it was made before that or after
-                    history.attempts.pop(task.draw, None)
-                history.outstanding[task.draw] = lost[task.draw]
-                waiting.append(task)
-
+        raise UsageError(f"{path}: the task sources cannot load it: {type(error).__name__}: {error}") from error
+    history.task_metrics[history.state_step] = sources.metrics()
+    replay = _TaskReplay(history, sources)
     for _, event in history.events:
-        match event:
-            case DrawRecord():
-                draw_what_is_lost(event.draw)
-                drawn, moved = tasks.draw(1), False
-                if not drawn or (drawn[0].draw, drawn[0].name, drawn[0].id) != (event.draw, event.env, event.task):
-                    if history.damaged:
-                        raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
-                    now = f"{drawn[0].id} of {drawn[0].name}" if drawn else "nothing"
-                    raise UsageError(
-                        f"{history.directory}: draw {event.draw} was {event.task} of {event.env} and is {now} now; a "
-                        "run is resumed with the tasks that it was started with"
-                    )
-                if event.draw in history.outstanding:
-                    waiting.append(drawn[0])
-            case StepRecord():
-                draw_what_is_lost(max((one.draw for one in event.groups), default=-1) + 1)
-                before = tasks.state_dict() if history.damaged else None
-                for kept in history.groups(event.step):
-                    if kept.group.draw in lost and kept.group.task != lost[kept.group.draw].task:
-                        raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
-                    tasks.observe(kept.group)
-                history.task_metrics[event.step] = tasks.metrics()
-                moved = moved or (before is not None and tasks.state_dict() != before)
-    return waiting
+        if isinstance(event, DrawRecord):
+            replay.repeat_draw(event)
+        else:
+            replay.repeat_step(event)
+    return replay.waiting
+
+
+class _TaskReplay:
+    """Repetition of recorded draws and steps by the task sources."""
+
+    def __init__(self, history: History, sources: Mixture) -> None:
+        self.waiting = list[Task]()
+        self._history = history
+        self._sources = sources
+        self._lost = dict[int, DrawRecord]()
+        self._trained = {group.draw for record in history.steps.values() for group in record.groups}
+        self._has_changed = False  # a step has changed the sources since the last recorded draw
+
+    def repeat_draw(self, record: DrawRecord) -> None:
+        """Draw the task of a record again."""
+        history = self._history
+        self._redraw_lost(record.draw)
+        tasks, self._has_changed = self._sources.draw(1), False
+        if not tasks or (tasks[0].draw, tasks[0].name, tasks[0].id) != (record.draw, record.env, record.task):
+            if history.damaged:
+                raise UsageError(f"{history.damaged[0]} is damaged where it records draws")
+            task = f"{tasks[0].id} of {tasks[0].name}" if tasks else "nothing"
+            raise UsageError(
+                f"{history.directory}: draw {record.draw} was {record.task} of {record.env} and is {task} now; a "
+                "run is resumed with the tasks that it was started with"
+            )
+        if record.draw in history.outstanding:
+            self.waiting.append(tasks[0])
+
+    def repeat_step(self, record: StepRecord) -> None:
+        """Let the sources observe the groups of a step again."""
+        history, sources = self._history, self._sources
+        self._redraw_lost(max((group.draw for group in record.groups), default=-1) + 1)
+        state = sources.state_dict() if history.damaged else None
+        for recorded in history.groups(record.step):
+            group = recorded.group
+            if group.draw in self._lost and group.task != self._lost[group.draw].task:
+                raise UsageError(f"{history.damaged[0]} is damaged where it records draws")
+            sources.observe(group)
+        history.task_metrics[record.step] = sources.metrics()
+        self._has_changed |= state is not None and sources.state_dict() != state
+
+    def _redraw_lost(self, end: int) -> None:
+        """Make the draws before `end` whose records are lost."""
+        history, sources = self._history, self._sources
+        while history.damaged and sources.draws < end and (tasks := sources.draw(1)):
+            task = tasks[0]
+            self._lost[task.draw] = history.draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
+            if task.draw not in self._trained:
+                if self._has_changed:  # the lost draw was made before the step or after it, so it may be another task
+                    history.attempts.pop(task.draw, None)
+                history.outstanding[task.draw] = self._lost[task.draw]
+                self.waiting.append(task)
 
 
 def interrupted_groups(history: History, config: Config, *, forgive: bool) -> dict[int, GroupProgress]:
-    """Return, by draw, what was played of the groups in no step and is fresh enough to train on.
+    """Return, by draw, the episodes of groups in no step that are fresh enough to train on.
 
     Args:
-        history: of the run.
-        config: says what is fresh enough.
-        forgive: play what failed again, as if for the first time.
+        forgive: play failed rollouts again, as if for the first time.
     """
     oldest = config.schedule.oldest_version(history.step)
     return {draw: _interrupted_group(history, draw, oldest, forgive=forgive) for draw in history.outstanding}
@@ -128,34 +145,26 @@ def _interrupted_group(history: History, draw: int, oldest: int, *, forgive: boo
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoader:
-    """Loads the weights that a run goes on from.
-
-    Args:
-        config: of the run.
-        service: holds the checkpoints.
-        store: knows them.
-        note: told of a checkpoint that cannot be used.
-    """
+    """Loader of the weights that a run is resumed from."""
 
     config: Config
     service: Service
     store: RunStore
     note: Callable[[str], None]
 
-    async def load(self, upto: int) -> tuple[Learner, int]:
-        """Load the newest checkpoint up to a step that the service still has, or the weights that the run began with.
+    async def load(self, last_step: int) -> tuple[Learner, int]:
+        """Load the newest checkpoint up to a step that the service still has, or the initial weights of the run.
 
         Returns:
-            The learner, and the step that its weights are of.
+            The learner, and the step of its weights.
 
         Raises:
             ServiceError: the service failed.
         """
         config, seed = self.config, derive_seed(self.config.seed, "adapter")
-        saved_steps = sorted(
-            (saved for saved in self.store.checkpoints() if saved.step <= upto), key=lambda saved: saved.step
-        )
-        for saved in reversed(saved_steps):  # the later of two of one step replaces one that was of no use any more
+        candidates = [saved for saved in self.store.checkpoints() if saved.step <= last_step]
+        candidates.sort(key=lambda saved: saved.step)
+        for saved in reversed(candidates):  # the later of two of a step replaces one that could not be used
             if saved.expires is not None and saved.expires < time.time():
                 self.note(f"the checkpoint of step {saved.step} has expired")
                 continue

@@ -28,7 +28,7 @@ type _Request = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] |
 
 @dataclass(frozen=True, slots=True)
 class StepRecipe:
-    """How the requests of a step follow from its groups.
+    """Settings by which the requests of a step follow from its groups.
 
     Args:
         groups: groups of a full step.

@@ -6,7 +6,7 @@ Invariant: everything that can be wrong with a configuration is found before the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -256,12 +256,7 @@ class RLTrainer(Trainer):
         reference = await load_kl_reference(config, service, watch)
         preparation = make_preparation(config, self._estimators, self._loss, reference=reference)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
-        slots = Slots(
-            config.rollouts.max_live,
-            closed=lambda: budget.reached,
-            clock=asyncio.get_running_loop().time,
-            on_close=lambda reason: note(f"{reason}; ending the run"),
-        )
+        slots = _budgeted_slots(config.rollouts.max_live, budget, note)
         groups = Groups(
             self._sources,
             Player(chat, make_env_settings(config, context=context), seed=config.seed, slots=slots),
@@ -305,6 +300,16 @@ class RLTrainer(Trainer):
             tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
             record=store.metadata.record_findings,
         )
+
+
+def _budgeted_slots(count: int, budget: Budget, note: Callable[[str], None]) -> Slots:
+    """Return slots for rollouts that close once the budget is used up."""
+    clock = asyncio.get_running_loop().time
+
+    def on_close(reason: str) -> None:
+        note(f"{reason}; ending the run")
+
+    return Slots(count, closed=lambda: budget.reached, clock=clock, on_close=on_close)
 
 
 class _FailureRecord:

@@ -59,7 +59,7 @@ class TaskCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether the task can be trained on."""
+        """True if the task can be trained on."""
         return self.finding not in FAULTS
 
 

@@ -1,4 +1,4 @@
-"""One Harbor trial, from its folder to its end.
+"""A Harbor trial, from its folder to its end.
 
 Invariant: the verdict is returned as soon as the verifier has finished; the environment is stopped in the background.
 However a trial ends, also when its caller is cancelled, its environment is stopped, its folder is removed unless it is

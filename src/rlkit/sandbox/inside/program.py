@@ -1,4 +1,4 @@
-"""One program of a model in a forked process.
+"""A program of a model in a forked process.
 
 Invariant: before the program's first line, all layers that the server was told to use hold, or the process ends; what
 comes back is a number of float64 or a piece of text, and is only ever read as that.
@@ -39,7 +39,7 @@ type Array = Mapping[str, object]
 
 
 class Request(TypedDict):
-    """One program, as the server is asked to run it."""
+    """A program, as the server is asked to run it."""
 
     source: str
     entry: str

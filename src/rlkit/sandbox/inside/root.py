@@ -23,7 +23,7 @@ _EMPTIED = ("/proc/acpi", "/proc/scsi", "/proc/driver")
 
 
 class Tree(TypedDict):
-    """One overlay: mount point, lower folders (the top first), and folders for writes."""
+    """An overlay: mount point, lower folders (the top first), and folders for writes."""
 
     target: str
     lower: list[str]

@@ -38,7 +38,7 @@ _NICE = 5
 
 
 class Plan(TypedDict):
-    """What the owner asks for."""
+    """Request of the owner."""
 
     layers: list[str]
     preload: list[str]

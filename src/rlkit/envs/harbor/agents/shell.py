@@ -149,7 +149,7 @@ class ShellAgent(BaseAgent):
 
 
 class _Episode:
-    """One conversation with the policy, and its shell."""
+    """A conversation with the policy, and its shell."""
 
     def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
         self.messages: list[Message] = []

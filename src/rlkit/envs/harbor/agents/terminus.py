@@ -326,7 +326,7 @@ class _Parser(Protocol):
 
 
 class _SafeParser:
-    """One of Harbor's parsers, without its exceptions on odd replies."""
+    """A parser of Harbor, without its exceptions on odd replies."""
 
     def __init__(self, parser: _Parser) -> None:
         self._parser = parser
