@@ -16,12 +16,12 @@ BAD = Finding("tinker", "fail", "not installed", "run `uv sync`")
 def examined(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> list[bool]:
     asked: list[bool] = []
 
-    def examine(*, engine: bool, say: Callable[[str], None]) -> Iterator[Finding]:
+    def examine_machine(*, engine: bool, say: Callable[[str], None]) -> Iterator[Finding]:
         say("a while")
         asked.append(engine)
         yield from findings
 
-    monkeypatch.setattr("rlkit.tools.doctor.examine", examine)
+    monkeypatch.setattr("rlkit.tools.doctor.examine_machine", examine_machine)
     return asked
 
 

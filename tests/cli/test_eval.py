@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlkit.errors import ServiceError
-from rlkit.evaluation.report import scores_of, scores_table, summary, table
+from rlkit.evaluation.report import read_scores, render_rewards, render_scores, summarize_env
 from rlkit.trackers import Progress
 from tests.builders import group
 
@@ -39,20 +39,20 @@ def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_row_is_the_mean_its_error_and_what_it_is_of() -> None:
-    assert summary(METRICS, "eval/sums") == {"episodes": 102, "failed": 1, "reward": 0.83, "stderr": 0.04}
+    assert summarize_env(METRICS, "eval/sums") == {"episodes": 102, "failed": 1, "reward": 0.83, "stderr": 0.04}
 
 
 @pytest.mark.parametrize(("episodes", "failed"), [(0.0, 0.0), (3.0, 3.0)])
 def test_where_nothing_is_valid_there_is_no_mean(episodes: float, failed: float) -> None:
-    row = summary({"eval/x/episodes": episodes, "eval/x/failed": failed}, "eval/x")
+    row = summarize_env({"eval/x/episodes": episodes, "eval/x/failed": failed}, "eval/x")
     assert row == {"episodes": episodes, "failed": failed}
-    assert " - " in table({"x": row})
+    assert " - " in render_rewards({"x": row})
 
 
 def test_a_large_reward_does_not_tear_the_table() -> None:
-    assert table({"x": {"reward": -1e308, "stderr": 0.5, "episodes": 3, "failed": 0}}).splitlines()[1].split() == [
-        "x", "-1e+308", "±", "0.500", "3", "0"
-    ]  # fmt: skip
+    row = {"reward": -1e308, "stderr": 0.5, "episodes": 3, "failed": 0}
+    cells = render_rewards({"x": row}).splitlines()[1].split()
+    assert cells == ["x", "-1e+308", "±", "0.500", "3", "0"]
 
 
 def test_an_environment_of_which_every_rollout_failed_is_1(
@@ -96,7 +96,7 @@ def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
         "eval/sums/level/3/avg_at_4/high": 0.5,
         "eval/sums/pass_at_2": 0.75,
     }
-    told = scores_table({"sums": scores_of(metrics, "eval/sums")})
+    told = render_scores({"sums": read_scores(metrics, "eval/sums")})
     assert told[1:] == [
         "           avg@4",
         "sums       0.500 [0.40, 0.60]",
@@ -105,7 +105,7 @@ def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
 
 
 def test_without_scores_there_is_no_table() -> None:
-    assert scores_table({"sums": scores_of(METRICS, "eval/sums")}) == []
+    assert render_scores({"sums": read_scores(METRICS, "eval/sums")}) == []
 
 
 def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
-from rlkit.evaluation.evaluate import Tried, _standard_errors, eval_metrics, evaluate
+from rlkit.evaluation.evaluate import EvaluatedTask, _standard_errors, compute_eval_metrics, evaluate
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
 from rlkit.types import Episode, Group
 from tests.builders import group
@@ -145,8 +145,8 @@ def test_why_rollouts_of_an_evaluation_failed_is_told(tmp_path: Path, monkeypatc
 def test_what_outcomes_report_replaces_no_score() -> None:
     reported = {"avg_at_2": 7.0, "pass_at_2": 7.0, "reward/mean": 7.0, "reward/stderr": 7.0, "spoken": 7.0}
     episodes = tuple(replace(one, metrics=reported) for one in group([1.0, 0.0]).episodes)
-    tried = [Tried(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
-    metrics = asyncio.run(eval_metrics(tried))
+    tried = [EvaluatedTask(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
+    metrics = asyncio.run(compute_eval_metrics(tried))
     assert [name for name, value in metrics.items() if value == 7.0] == ["eval/env/spoken", "eval/all/spoken"]
     assert metrics["eval/env/avg_at_2"] == 0.5
 

@@ -15,7 +15,7 @@ from rlkit.config import Config
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
 from rlkit.evaluation import openai_endpoint
 from rlkit.evaluation.evaluate import evaluate
-from rlkit.evaluation.openai_endpoint import Endpoint, EndpointPolicy, connected
+from rlkit.evaluation.openai_endpoint import Endpoint, EndpointPolicy, connect_endpoint
 from rlkit.policy import Limits
 from rlkit.types import Group, Message, Sampling
 
@@ -68,7 +68,7 @@ def ask[T](
     url: str, use: Callable[[EndpointPolicy], Any], *, limits: Limits | None = None, timeout_s: float = 9
 ) -> Any:
     async def main() -> Any:
-        async with connected(Endpoint(url, "big", "k-1"), timeout_s=timeout_s) as make:
+        async with connect_endpoint(Endpoint(url, "big", "k-1"), timeout_s=timeout_s) as make:
             return await use(make(Sampling(max_tokens=9, temperature=0.0), limits or Limits()))
 
     return asyncio.run(main())
@@ -196,7 +196,7 @@ def test_an_endpoint_without_a_key_gets_none_of_the_environment(url: str, monkey
     monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin")
 
     async def main() -> None:
-        async with connected(Endpoint(url, "big"), timeout_s=9) as make:
+        async with connect_endpoint(Endpoint(url, "big"), timeout_s=9) as make:
             await make(Sampling(max_tokens=9), Limits()).chat(ASKED)
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.evaluation.scores import score, score_metrics, scores
+from rlkit.evaluation.scores import compute_score_metrics, compute_scores, estimate_mean
 from rlkit.types import Episode, Group, Json
 
 NONE: Mapping[str, Json] = {}
@@ -31,7 +31,7 @@ def group(
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_pass_at_k_is_the_mean_over_all_choices_of_k(rewards: list[list[float | None]]) -> None:
-    found = scores([group(row) for row in rewards])
+    found = compute_scores([group(row) for row in rewards])
     valid = [[reward for reward in row if reward is not None] for row in rewards]
     for name, value in found.items():
         kind, _, k = name.partition("_at_")
@@ -57,23 +57,23 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k(rewards: list[list[float | 
 def test_the_answer_that_most_attempts_give_counts(
     rewards: list[float], answers: list[str | None], expected: float
 ) -> None:
-    found = scores([group(rewards, answers=answers)])
+    found = compute_scores([group(rewards, answers=answers)])
     assert found[f"maj_at_{len(rewards)}"].mean == expected
 
 
 def test_without_answers_or_with_one_attempt_there_is_no_majority() -> None:
-    assert not any("maj" in name for name in scores([group([1, 0])]))
-    assert not any("maj" in name for name in scores([group([1], answers=["4"])]))
+    assert not any("maj" in name for name in compute_scores([group([1, 0])]))
+    assert not any("maj" in name for name in compute_scores([group([1], answers=["4"])]))
 
 
 def test_where_everything_failed_there_is_no_score() -> None:
-    assert scores([group([None, None])]) == {}
-    assert score_metrics([group([None, None])], prefix="eval") == {}
+    assert compute_scores([group([None, None])]) == {}
+    assert compute_score_metrics([group([None, None])], prefix="eval") == {}
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_an_interval_holds_the_mean_and_stays_between_0_and_1(values: list[float]) -> None:
-    found = score(values)
+    found = estimate_mean(values)
     assert 0 <= found.low <= found.mean <= found.high <= 1
     if len(values) > 1:
         assert found.high > found.low
@@ -81,7 +81,7 @@ def test_an_interval_holds_the_mean_and_stays_between_0_and_1(values: list[float
 
 def test_with_one_attempt_each_it_is_the_interval_of_wilson() -> None:
     # 30 of 101 tasks; the variance that is estimated from them is that of 100
-    found = score([1.0] * 30 + [0.0] * 71)
+    found = estimate_mean([1.0] * 30 + [0.0] * 71)
     p, n, z = 30 / 101, 100, 1.959963984540054
     half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -94,7 +94,7 @@ def test_nineteen_intervals_of_twenty_hold_the_true_value(p: float) -> None:
     held = 0
     for _ in range(500):
         chances = rng.beta(p * 4, (1 - p) * 4, size=60)  # tasks differ, and each is tried four times
-        found = score((rng.binomial(4, chances) / 4).tolist())
+        found = estimate_mean((rng.binomial(4, chances) / 4).tolist())
         held += found.low <= p <= found.high
     assert 0.92 <= held / 500 <= 0.99
 
@@ -105,7 +105,7 @@ def test_each_value_of_a_label_has_scores_of_its_own() -> None:
         group([0, 1], labels={"level": "Level 2", "subject": "A/B"}),
         group([0, 0], labels={"level": "Level 2", "subject": "A/B"}),
     ]
-    metrics = score_metrics(groups, prefix="eval")
+    metrics = compute_score_metrics(groups, prefix="eval")
     assert metrics["eval/maths/avg_at_2"] == metrics["eval/all/avg_at_2"] == 0.5
     assert metrics["eval/maths/level/Level 1/avg_at_2"] == 1
     assert metrics["eval/maths/level/Level 2/pass_at_2"] == 0.5
@@ -116,4 +116,4 @@ def test_each_value_of_a_label_has_scores_of_its_own() -> None:
 
 def test_a_label_of_very_many_values_divides_nothing() -> None:
     groups = [group([1], labels={"number": str(number)}) for number in range(21)]
-    assert not any("number" in key for key in score_metrics(groups, prefix="eval"))
+    assert not any("number" in key for key in compute_score_metrics(groups, prefix="eval"))

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.errors import UsageError
-from rlkit.launch.code import Code
-from rlkit.launch.job import SCRIPT, Job, Mount, kept, spec
+from rlkit.launch.git_commit import GitCommit
+from rlkit.launch.job import SCRIPT, Job, Mount, is_persistent, make_spec
 
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12), min_size=1, max_size=5)
 
 
 def task(job: Job) -> Mapping[str, Any]:
-    (only,) = cast("list[Mapping[str, Any]]", spec(job)["tasks"])
+    (only,) = cast("list[Mapping[str, Any]]", make_spec(job)["tasks"])
     return only
 
 
@@ -67,7 +67,7 @@ def test_the_commit_is_fetched_before_the_command_runs(tmp_path: Path) -> None:
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
     described = task(
-        Job(command=["git", "rev-parse", "HEAD"], code=Code(str(source), commit), install="echo installed")
+        Job(command=["git", "rev-parse", "HEAD"], code=GitCommit(str(source), commit), install="echo installed")
     )
     variables = {one["name"]: one["value"] for one in described["envVars"]}
     assert variables["RLKIT_COMMIT"] == commit
@@ -82,7 +82,7 @@ def test_a_limit_that_is_set_before_the_command_holds_for_it() -> None:
 
 
 def test_a_specification_has_everything_that_was_said() -> None:
-    described = spec(
+    described = make_spec(
         Job(
             command=["rlkit", "train", "a.yaml"],
             name="sums",
@@ -102,7 +102,7 @@ def test_a_specification_has_everything_that_was_said() -> None:
             timeout="24h",
             env={"A": "1"},
             secrets={"TINKER_API_KEY": "my_tinker_key"},
-            mounts=[Mount.read("weka:oe-eval-default:/oe-eval-default"), Mount.read("dataset:me/data:/data")],
+            mounts=[Mount.parse("weka:oe-eval-default:/oe-eval-default"), Mount.parse("dataset:me/data:/data")],
         )
     )
     assert described == {
@@ -136,14 +136,16 @@ def test_a_specification_has_everything_that_was_said() -> None:
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
 def test_beakers_own_types_read_the_specification() -> None:
     types = pytest.importorskip("beaker.types")
-    job = Job(command=["a b"], clusters=["c"], mounts=[Mount.read("weka:w:/w")], retries=1, timeout="1h")
-    read = types.BeakerExperimentSpec.from_json(spec(job))
+    job = Job(command=["a b"], clusters=["c"], mounts=[Mount.parse("weka:w:/w")], retries=1, timeout="1h")
+    read = types.BeakerExperimentSpec.from_json(make_spec(job))
     (only,) = read.tasks
     assert (only.arguments, only.constraints.cluster, only.timeout) == (["a b"], ["c"], 3600 * 10**9)
     assert only.datasets[0].source == {"weka": "w"}
     assert only.context.preemptible is True
     assert read.retry.allowed_task_retries == 1
-    safe = types.BeakerExperimentSpec.from_json(spec(Job(command=["a"], preemptible=None, min_runtime="2h"))).tasks[0]
+    safe = types.BeakerExperimentSpec.from_json(
+        make_spec(Job(command=["a"], preemptible=None, min_runtime="2h"))
+    ).tasks[0]
     assert (safe.context.min_runtime, safe.context.auto_resume) == (7200 * 10**9, True)
 
 
@@ -168,11 +170,11 @@ def test_what_cannot_be_a_job_is_one_line(settings: Mapping[str, Any], told: str
 @pytest.mark.parametrize("text", ["/data", "weka:/data", "wekka:a:/b", "weka:a:b", "weka::/b"])
 def test_what_is_no_mount_is_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="is not KIND:SOURCE:/PATH"):
-        Mount.read(text)
+        Mount.parse(text)
 
 
 def test_what_a_mount_keeps_is_known() -> None:
-    job = Job(command=["a"], mounts=[Mount.read("weka:w:/w"), Mount.read("dataset:d:/d")])
-    assert kept(job, "/w/runs")
-    assert not kept(job, "/d/runs")
-    assert not kept(job, "/wide")
+    job = Job(command=["a"], mounts=[Mount.parse("weka:w:/w"), Mount.parse("dataset:d:/d")])
+    assert is_persistent(job, "/w/runs")
+    assert not is_persistent(job, "/d/runs")
+    assert not is_persistent(job, "/wide")

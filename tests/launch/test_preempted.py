@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlkit.launch.job import Job, restartable, spec
+from rlkit.launch.job import Job, make_restartable, make_spec
 from tests.limits import HANG_S
 
 
@@ -27,7 +27,7 @@ def test_a_job_that_is_preempted_and_started_again_goes_on_with_its_run(byte_mod
     settings = ["envs.arithmetic.args.max_operand=9", f"model={byte_model_dir}", "steps=400", "checkpoint.every=0"]
     small = ["batch.groups=1", "batch.group_size=2", "sampling.max_tokens=2"]
     train = [sys.executable, "-m", "rlkit", "train", *settings, *small]
-    (task,) = cast("list[dict[str, Any]]", spec(Job(command=restartable(train, name="mine")))["tasks"])
+    (task,) = cast("list[dict[str, Any]]", make_spec(Job(command=make_restartable(train, name="mine")))["tasks"])
     command = [*task["command"], *task["arguments"]]
     environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}
     run = tmp_path / "mine"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.launch.job import restartable
+from rlkit.launch.job import make_restartable
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from rlkit.launch.job import restartable
     ],
 )
 def test_a_run_that_is_trained_gets_a_name_and_goes_on(command: str, expected: str) -> None:
-    assert restartable(command.split(), name="new") == expected.split()
+    assert make_restartable(command.split(), name="new") == expected.split()

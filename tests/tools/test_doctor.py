@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from rlkit.service.connect import ServiceChoice
-from rlkit.tools import doctor, probes
+from rlkit.tools import doctor, time_limits
 from tests.addresses import status_server
 from tests.limits import wait_until
 
@@ -20,7 +20,7 @@ SECRET = "tml-canary-0123456789"
 def test_this_machine_is_examined_without_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    findings = {finding.subject: finding for finding in doctor.examine(engine=False, environ={})}
+    findings = {finding.subject: finding for finding in doctor.examine_machine(engine=False, environ={})}
     for subject in (
         "python",
         *doctor.PACKAGES,
@@ -154,7 +154,7 @@ def test_an_engine_that_cannot_start_fails_only_where_it_is_needed() -> None:
 
 
 def test_an_engine_that_takes_long_is_awaited_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "TOLD_S", 0.2)
+    monkeypatch.setattr(time_limits, "PROGRESS_S", 0.2)
     said = list[str]()
     slow = "import sys, time\nprint('compiling', flush=True)\nwhile not sys.argv[1:]: time.sleep(1); break"
     found = doctor.embedded_engine(needed=True, command=program(slow), say=said.append)
@@ -208,7 +208,7 @@ def test_a_disk_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch
     ended = threading.Event()
     monkeypatch.setattr(doctor, "FOLDER_TIMEOUT_S", 0.2)
     monkeypatch.setattr(doctor, "runs_folder", ended.wait)
-    found = {finding.subject: finding for finding in doctor.examine(engine=False, environ={})}["runs folder"]
+    found = {finding.subject: finding for finding in doctor.examine_machine(engine=False, environ={})}["runs folder"]
     ended.set()
     assert (found.status, found.detail) == ("fail", "no answer within 0.2 s")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rlkit.trackers import Progress, RunInfo, RunResult
-from rlkit.trackers.console import ConsoleTracker, JsonTracker, duration, number, step_line
-from rlkit.trackers.panel import MOST_ROWS, PanelTracker, TokenRate, draw, sparkline
+from rlkit.trackers.console import ConsoleTracker, JsonTracker, render_duration, render_number, render_step
+from rlkit.trackers.panel import MAX_ROWS, PanelTracker, TokenRate, render_panel, sparkline
 from rlkit.types import Checkpoint
 
 METRICS = {
@@ -30,29 +30,29 @@ def run_info(*, envs: tuple[str, ...] = ("arithmetic",), progress: Progress = ID
 
 def rendered(info: RunInfo, *, width: int, history: dict[str, list[float]] | None = None, unicode: bool = True) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    panel = draw(info, info.progress(), history=history or {}, tokens_per_s=412.0, width=width, unicode=unicode)
+    panel = render_panel(info, info.progress(), history=history or {}, tokens_per_s=412.0, width=width, unicode=unicode)
     with console.capture() as captured:
         console.print(panel)
     return captured.get()
 
 
 def test_a_step_is_one_line() -> None:
-    assert step_line(3, 20, METRICS, tokens=865) == "step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s"
+    assert render_step(3, 20, METRICS, tokens=865) == "step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s"
 
 
 def test_a_step_line_says_what_failed_and_what_was_evaluated() -> None:
     metrics = {"eval/hard/reward/mean": 0.5, "eval/all/reward/mean": 0.5, "env/all/failed": 3.0}
-    assert step_line(0, 5, metrics) == "step 0/5  eval hard 0.50  3 failed"
+    assert render_step(0, 5, metrics) == "step 0/5  eval hard 0.50  3 failed"
 
 
 def test_a_search_shows_its_best_beside_what_a_scripted_one_reached() -> None:
     metrics = {"env/erdos/reward/mean": 2.6, "env/erdos/tasks/best": 0.38102341, "env/erdos/tasks/scripted": 0.381}
-    assert step_line(2, 5, metrics) == "step 2/5  erdos 2.60  best of erdos 0.3810234 (scripted 0.381)"
-    assert step_line(2, 5, {"env/own/tasks/best": 3.0}) == "step 2/5  best of own 3"
+    assert render_step(2, 5, metrics) == "step 2/5  erdos 2.60  best of erdos 0.3810234 (scripted 0.381)"
+    assert render_step(2, 5, {"env/own/tasks/best": 3.0}) == "step 2/5  best of own 3"
 
 
 def test_a_step_without_metrics_is_still_a_line() -> None:
-    assert step_line(1, 2, {}) == "step 1/2"
+    assert render_step(1, 2, {}) == "step 1/2"
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_step_without_metrics_is_still_a_line() -> None:
     [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1 min 0 s"), (3599.6, "1 h 0 min"), (7500, "2 h 5 min")],
 )
 def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert render_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0.00"), (0.8312, "0.83"), (0.00012, "0.00012"), (-0.5, "-0.50"), (123456, "1.235e+05")]
 )
 def test_number(value: float, text: str) -> None:
-    assert number(value) == text
+    assert render_number(value) == text
 
 
 def test_plain_lines_tell_the_story_of_a_run() -> None:
@@ -129,7 +129,7 @@ def test_the_panel_is_never_wider_than_the_terminal_and_never_high(width: int, c
     text = rendered(info, width=width, history={name: [i / 9 for i in range(200)] for name in names})
     lines = text.splitlines()
     assert max(map(len, lines)) <= min(width, 120)
-    assert len(lines) <= 4 + MOST_ROWS
+    assert len(lines) <= 4 + MAX_ROWS
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -14,7 +14,7 @@ from rlkit.trackers.console import ConsoleTracker
 from rlkit.trackers.docent import DocentSettings, DocentTracker
 from rlkit.trackers.from_config import make_trackers
 from rlkit.trackers.service import NotSent
-from rlkit.trackers.sync import sent
+from rlkit.trackers.sync import read_progress
 from rlkit.trackers.tensorboard import TensorboardSettings, TensorboardTracker
 from tests.limits import wait_until
 from tests.trackers.folders import write_run, write_step
@@ -30,7 +30,7 @@ def over(directory: Path) -> RunResult:
 
 
 def wait_for(directory: Path, name: str, step: int) -> None:
-    wait_until(lambda: sent(directory, name).step >= step, why=lambda: f"step {step} was not sent")
+    wait_until(lambda: read_progress(directory, name).step >= step, why=lambda: f"step {step} was not sent")
 
 
 def test_a_run_is_sent_while_it_goes_on_and_to_its_end(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_run_is_sent_while_it_goes_on_and_to_its_end(tmp_path: Path) -> None:
     write_step(directory, 3)
     tracker.step(3, {})
     tracker.finished(over(directory))
-    assert sent(directory, "tensorboard").step == 3
+    assert read_progress(directory, "tensorboard").step == 3
 
 
 def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_said_and_misses_nothing_later(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.trackers import Progress, RunInfo, Tracker
-from rlkit.trackers.console import ConsoleTracker, Heartbeat, JsonTracker, progress_line
+from rlkit.trackers.console import ConsoleTracker, Heartbeat, JsonTracker, render_progress
 from tests.limits import HANG_S, wait_until
 
 
@@ -47,7 +47,7 @@ def heartbeats(others: set[threading.Thread]) -> list[threading.Thread]:
     ],
 )
 def test_a_line_says_where_the_step_stands_and_what_is_under_way(progress: Progress, line: str) -> None:
-    assert progress_line(progress) == line
+    assert render_progress(progress) == line
 
 
 def test_a_silent_run_is_told_of_again_and_again_until_it_ends(others: set[threading.Thread]) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from rlkit._util.sections import Section
 from rlkit.errors import UsageError
-from rlkit.trackers.feed import RecordedRun, RecordedStep
+from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
-from rlkit.trackers.sync import SendingFailed, send, sent
+from rlkit.trackers.sync import SendingFailed, read_progress, send
 from rlkit.types import Json
 from tests.trackers.folders import write_run, write_step
 
@@ -74,7 +74,7 @@ def test_all_of_it_can_be_sent_again_to_a_new_run(tmp_path: Path) -> None:
     send(directory, service)
     assert send(directory, service, again=True) == 4
     assert service.opened == [{}, {}]
-    assert sent(directory, "memory").state == {"id": "new 2"}
+    assert read_progress(directory, "memory").state == {"id": "new 2"}
 
 
 def test_two_services_do_not_know_of_each_other(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_is_waited_for(tmp_path: Path) -> None:
         if len(service.steps) < 4:
             write_step(directory, len(service.steps))
 
-    assert send(directory, service, ended=lambda: len(service.steps) == 4, sleep=sleep) == 4
+    assert send(directory, service, has_ended=lambda: len(service.steps) == 4, sleep=sleep) == 4
     assert service.steps == [0, 1, 2, 3]
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
 from rlkit.store.journal import read_records
-from rlkit.trackers.sync import sent
+from rlkit.trackers.sync import read_progress
 from tests.trackers.stubs import docent_stub
 from tests.trackers.wandb_stub import synced
 
@@ -114,9 +114,9 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
         assert b"failed and will miss" not in done.stderr
 
         directory = runs / "all"
-        assert {name: sent(directory, name).step for name in ["wandb", "tensorboard", *optional]} == dict.fromkeys(
-            ["wandb", "tensorboard", *optional], 3
-        )
+        assert {
+            name: read_progress(directory, name).step for name in ["wandb", "tensorboard", *optional]
+        } == dict.fromkeys(["wandb", "tensorboard", *optional], 3)
         (shown,), sent_on = synced(directory)
         assert [one["step"] for one in shown.steps] == [1, 2, 3]
         assert shown.exit_code == 0

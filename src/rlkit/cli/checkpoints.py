@@ -22,7 +22,7 @@ from rlkit.errors import UsageError
 if TYPE_CHECKING:
     from rlkit.service import StoredCheckpoint
     from rlkit.tools.checkpoints import CheckpointSelection
-    from rlkit.tools.export import Form
+    from rlkit.tools.export import ExportForm
 
 Names = Annotated[
     list[str] | None,
@@ -174,7 +174,7 @@ def export_run(
     return _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
 
 
-def _write(output: Output, what: str, directory: Path, form: Form, *, step: int | None, best: bool) -> int:
+def _write(output: Output, what: str, directory: Path, form: ExportForm, *, step: int | None, best: bool) -> int:
     from rlkit.tools.checkpoints import choose_checkpoint
     from rlkit.tools.export import export
 

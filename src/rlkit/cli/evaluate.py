@@ -69,6 +69,6 @@ def evaluate(
     with repeat(tell):
         metrics = run_terminable(measuring)
     envs = list(resolved.config.eval.envs or resolved.config.envs)
-    report = EvaluationReport.of(metrics, played, envs=envs)
-    output.result({"checkpoint": checkpoint, "endpoint": endpoint, **report.to_json()}, report.text(tasks=tasks))
-    return 0 if report.ok else FAILED
+    report = EvaluationReport.from_metrics(metrics, played, envs=envs)
+    output.result({"checkpoint": checkpoint, "endpoint": endpoint, **report.to_json()}, report.render(tasks=tasks))
+    return 0 if report.is_measured else FAILED

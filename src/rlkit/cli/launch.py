@@ -63,7 +63,7 @@ def beaker(
     A run that is trained gets a name and goes on when the job is started again.
     """
     from rlkit.launch import job
-    from rlkit.launch.code import parse_code
+    from rlkit.launch.git_commit import parse_code
 
     submitted = job.Job(
         priority=job.parse_priority(priority),
@@ -72,7 +72,7 @@ def beaker(
             **job.parse_variables(env or []),
             **({} if runs_dir is None else {job.RUNS_VARIABLE: runs_dir}),
         },
-        command=job.restartable(words, name=f"{name}-{secrets.token_hex(4)}"),
+        command=job.make_restartable(words, name=f"{name}-{secrets.token_hex(4)}"),
         name=name,
         image=image,
         budget=budget,
@@ -89,13 +89,13 @@ def beaker(
         host_networking=host_networking,
         timeout=timeout,
         secrets=job.parse_secrets(secret or []),
-        mounts=[job.Mount.read(text) for text in mount or []],
+        mounts=[job.Mount.parse(text) for text in mount or []],
         code=parse_code(code, Path.cwd(), allow_dirty=allow_dirty),
         install=install,
     )
-    for warning in job.warnings(submitted):
+    for warning in job.list_warnings(submitted):
         output.note(warning)
-    spec = job.spec(submitted)
+    spec = job.make_spec(submitted)
     if dry_run:
         head = f"# workspace: {workspace or 'the default of your account'}\n"
         head += f"# experiment: {experiment or 'a name that Beaker makes up'}\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Never
 
 from rlkit.cli.common.output import Data, Output
 from rlkit.cli.common.progress import repeat
-from rlkit.trackers.console import duration, render_band, render_dollars, render_estimate
+from rlkit.trackers.console import render_band, render_dollars, render_duration, render_estimate
 
 if TYPE_CHECKING:
     from rlkit._util.frames import Place
@@ -104,8 +104,7 @@ def table(rehearsal: Rehearsal) -> str:
         unknown = "not known" if is_piloted else "not known; --pilot 1 measures it"
         lines.append(f"  time: {rehearsal.estimate.speed if rehearsal.estimate.seconds else unknown}")
     if rehearsal.hosted is not None and rehearsal.hosted.usd is not None and rehearsal.hosted.seconds is not None:
-        hosted = (
-            f"{render_band(rehearsal.hosted.usd, render_dollars)}, {render_band(rehearsal.hosted.seconds, duration)}"
-        )
-        lines.append(f"  on the hosted Tinker service: {hosted} ({rehearsal.hosted.speed})")
+        price = render_band(rehearsal.hosted.usd, render_dollars)
+        duration = render_band(rehearsal.hosted.seconds, render_duration)
+        lines.append(f"  on the hosted Tinker service: {price}, {duration} ({rehearsal.hosted.speed})")
     return "\n".join(lines)

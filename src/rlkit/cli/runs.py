@@ -39,10 +39,10 @@ def doctor(
         if no_engine:
             raise UsageError("--no-engine has no effect on a run: leave it out")
         return _examine_run(output, run)
-    from rlkit.tools.doctor import Finding, examine
+    from rlkit.tools.doctor import Finding, examine_machine
 
     findings: list[Finding] = []
-    for finding in examine(engine=not no_engine, say=output.note):
+    for finding in examine_machine(engine=not no_engine, say=output.note):
         findings.append(finding)
         if not output.json:
             output.line(f"{finding.status:6}{finding.subject:{_SUBJECT_CHARS}}  {finding.detail}".rstrip())

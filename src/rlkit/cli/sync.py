@@ -47,8 +47,8 @@ def sync(
     import yaml
 
     from rlkit.store.metadata import find_run
-    from rlkit.trackers.feed import read_run
     from rlkit.trackers.from_config import load_service
+    from rlkit.trackers.recorded_run import read_run
     from rlkit.trackers.sync import send
 
     directory = find_run(run)
@@ -62,7 +62,7 @@ def sync(
     tracker = load_service(to, settings)
     if follow:
         over = _end_of_input()
-        count = send(directory, tracker, ended=over.is_set, sleep=over.wait)
+        count = send(directory, tracker, has_ended=over.is_set, sleep=over.wait)
     else:
         count = send(directory, tracker, again=again)
     said = f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}"

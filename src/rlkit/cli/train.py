@@ -164,13 +164,19 @@ def _record(result: RunResult) -> dict[str, Data]:
 
 
 def _summary(result: RunResult) -> str:
-    from rlkit.trackers.console import number, render_estimate, render_spent, rewards, searches
+    from rlkit.trackers.console import (
+        collect_best_values,
+        collect_rewards,
+        render_estimate,
+        render_number,
+        render_spent,
+    )
 
     status = "out of budget" if result.status == "budget" else result.status
     lines = [f"{status} after {result.steps} steps: {result.directory}"]
-    if last := rewards(result.metrics):
-        lines.append("last rewards  " + "  ".join(f"{name} {number(value)}" for name, value in last.items()))
-    lines += [f"best found    {name} {text}" for name, text in searches(result.metrics).items()]
+    if last := collect_rewards(result.metrics):
+        lines.append("last rewards  " + "  ".join(f"{name} {render_number(value)}" for name, value in last.items()))
+    lines += [f"best found    {name} {text}" for name, text in collect_best_values(result.metrics).items()]
     if result.checkpoint is not None:
         lines.append(f"checkpoint    {result.checkpoint.state}")
         lines.append(f"weights       {result.checkpoint.sampler}")

@@ -31,7 +31,7 @@ from rlkit.cost.usage import Price, listed_price, price_of, similar_model
 from rlkit.dry_run.pilot import Nudged, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
-from rlkit.evaluation.evaluate import eval_player, eval_tasks
+from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
 from rlkit.rollout.settings import make_env_settings
@@ -135,7 +135,7 @@ async def rehearse(
         chat, part = await _chat(config, choice, note, pilot=pilot)
         parts.append(part)
     note("loading the environments")
-    tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
+    tests = load_eval_tasks(config.eval.envs, seed=config.seed, note=note)
     tasks = run_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
     config = resolve_steps(config, tasks, note=note)
     make_learning_rate(config)
@@ -218,7 +218,7 @@ class _Stage:
         """Play short and long rollouts of an evaluation."""
         drawn = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASKS])]
         slots = Slots(self.config.rollouts.max_live)
-        player = eval_player(self.config, self.chat, slots=slots, context=None)
+        player = make_eval_player(self.config, self.chat, slots=slots, context=None)
         return await self._play(f"eval.envs.{name}", drawn, player)
 
     async def _play(self, field: str, drawn: Sequence[Task], player: Player) -> Pair:

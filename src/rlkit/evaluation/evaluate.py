@@ -24,8 +24,8 @@ from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
-from rlkit.evaluation.openai_endpoint import Endpoint, NoSampler, connected
-from rlkit.evaluation.scores import score_metrics
+from rlkit.evaluation.openai_endpoint import Endpoint, NoSampler, connect_endpoint
+from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
@@ -43,7 +43,7 @@ from rlkit.types import Episode, Group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tried:
+class EvaluatedTask:
     """A task that was evaluated: `attempts` are all its episodes, those that failed and were played again too."""
 
     group: Group
@@ -64,11 +64,11 @@ class Evaluation:
     player: Player
     every: int
 
-    def due(self, step: int, *, last: int) -> bool:
+    def is_due(self, step: int, *, last: int) -> bool:
         """Say whether the weights of a step are evaluated."""
         return bool(self.tasks) and (step in (0, last) or bool(self.every and step % self.every == 0))
 
-    async def play(self, sampler: Sampler, *, rank: int = 0) -> Sequence[Tried]:
+    async def play(self, sampler: Sampler, *, rank: int = 0) -> Sequence[EvaluatedTask]:
         """Play every task with these weights; `rank` is the place in the queue for slots."""
         self.player.counts.done = self.player.counts.failed = 0
         drawn = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
@@ -80,15 +80,19 @@ class Evaluation:
 
         player = replace(self.player, record=record, record_score=record)
         groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
-        return [Tried(group, attempts[group.env, group.draw]) for group in groups]
+        return [EvaluatedTask(group, attempts[group.env, group.draw]) for group in groups]
 
 
-async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
+async def compute_eval_metrics(tried: Sequence[EvaluatedTask]) -> Mapping[str, float]:
     """Return the metrics of an evaluation, under `eval/…`."""
     groups = [task.group for task in tried]
     return await in_thread(
         # What outcomes report comes first, so that it replaces nothing.
-        lambda: group_metrics(groups, prefix="eval") | score_metrics(groups, prefix="eval") | _standard_errors(groups)
+        lambda: (
+            group_metrics(groups, prefix="eval")
+            | compute_score_metrics(groups, prefix="eval")
+            | _standard_errors(groups)
+        )
     )
 
 
@@ -132,11 +136,11 @@ async def evaluate(
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
-    tasks = eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs", note=note)
+    tasks = load_eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs", note=note)
     slots = Slots(config.rollouts.max_live)
     if endpoint is not None:
-        async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
-            player = replace(eval_player(config, None, slots=slots, context=None), make_policy=make)
+        async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make:
+            player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make)
             return await _measure(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
@@ -146,7 +150,7 @@ async def evaluate(
             lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
         )
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        player = eval_player(config, chat, slots=slots, context=context)
+        player = make_eval_player(config, chat, slots=slots, context=context)
         patient = PatientSampler(sampler, watch, sampler.version)
         return await _measure(player, tasks, patient, note=note, progress=progress, scored=scored)
 
@@ -182,10 +186,10 @@ async def _measure(
     for line in _describe_failures(tried):
         note(line)
     scored([task.group for task in tried])
-    return await eval_metrics(tried)
+    return await compute_eval_metrics(tried)
 
 
-def _describe_failures(tried: Sequence[Tried]) -> list[str]:
+def _describe_failures(tried: Sequence[EvaluatedTask]) -> list[str]:
     """Say for each environment of which rollouts failed how many did, and why the first one."""
     errors = defaultdict[str, list[str]](list)
     plays = Counter(task.group.env for task in tried for _ in task.attempts)
@@ -214,7 +218,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     return errors
 
 
-def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
+def make_eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
     """Return the player of an evaluation, which draws from random streams of its own."""
     settings = {
         name: EnvSettings(
@@ -230,7 +234,7 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
     return Player(chat, settings, seed=config.seed, slots=slots, purpose="eval")
 
 
-def eval_tasks(
+def load_eval_tasks(
     specs: Mapping[str, EvalEnvConfig],
     *,
     seed: int,

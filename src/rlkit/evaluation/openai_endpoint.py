@@ -166,7 +166,7 @@ class NoSampler(Sampler):
 
 
 @asynccontextmanager
-async def connected(
+async def connect_endpoint(
     endpoint: Endpoint, *, timeout_s: float
 ) -> AsyncGenerator[Callable[[Sampling, Limits], EndpointPolicy]]:
     """Connect to an endpoint, and give a factory of policies, one for each episode."""

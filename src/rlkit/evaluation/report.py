@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
-from rlkit.evaluation.endings import TaskScore, endings, task_scores
+from rlkit.evaluation.task_scores import TaskScore, count_endings, score_tasks
 from rlkit.types import Group, Json
 
 type Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -36,14 +36,14 @@ class EvaluationReport:
     metrics: Mapping[str, float]
 
     @classmethod
-    def of(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:
+    def from_metrics(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:
         """Make a report of the metrics that `rlkit.evaluate` returned and the groups that it gave to `scored`."""
-        rows = {name: summary(metrics, f"eval/{name}") for name in envs}
-        scores = {name: scores_of(metrics, f"eval/{name}") for name in envs}
-        return cls(rows, scores, task_scores(groups), metrics)
+        rows = {name: summarize_env(metrics, f"eval/{name}") for name in envs}
+        scores = {name: read_scores(metrics, f"eval/{name}") for name in envs}
+        return cls(rows, scores, score_tasks(groups), metrics)
 
     @property
-    def ok(self) -> bool:
+    def is_measured(self) -> bool:
         """True if each environment has an episode that did not fail."""
         return all("reward" in row for row in self.rows.values())
 
@@ -52,19 +52,24 @@ class EvaluationReport:
         envs: dict[str, Json] = {
             name: {**row, "ended": self._ended(name), "scores": self.scores[name]} for name, row in self.rows.items()
         }
-        return {"envs": envs, "tasks": [asdict(score) for score in self.tasks], "metrics": self.metrics}
+        return {"envs": envs, "tasks": [score.to_json() for score in self.tasks], "metrics": self.metrics}
 
-    def text(self, *, tasks: bool = False) -> str:
+    def render(self, *, tasks: bool = False) -> str:
         """Return tables of rewards and scores, and with `tasks` one of all tasks."""
         ended = [f"{name}: {_counts(counts)}" for name in self.rows if (counts := self._ended(name))]
-        parts = [[table(self.rows)], scores_table(self.scores), ended, task_table(self.tasks) if tasks else []]
+        parts = [
+            [render_rewards(self.rows)],
+            render_scores(self.scores),
+            ended,
+            render_task_scores(self.tasks) if tasks else [],
+        ]
         return "\n\n".join("\n".join(part) for part in parts if part)
 
     def _ended(self, env: str) -> dict[str, int]:
-        return endings([score for score in self.tasks if score.env == env])
+        return count_endings([score for score in self.tasks if score.env == env])
 
 
-def summary(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+def summarize_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Return `episodes`, how many of them `failed`, the mean `reward` of the others, and its `stderr`.
 
     The mean is left out where every episode failed, its error where fewer than two tasks have one.
@@ -74,7 +79,7 @@ def summary(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     return row | {name: value for name, value in known.items() if value is not None}
 
 
-def scores_of(metrics: Mapping[str, float], prefix: str) -> Scores:
+def read_scores(metrics: Mapping[str, float], prefix: str) -> Scores:
     """Return the scores among an environment's metrics."""
     scores = dict[str, dict[str, dict[str, float]]]()
     for key, mean in metrics.items():
@@ -86,7 +91,7 @@ def scores_of(metrics: Mapping[str, float], prefix: str) -> Scores:
     return scores
 
 
-def table(rows: Mapping[str, Mapping[str, float]]) -> str:
+def render_rewards(rows: Mapping[str, Mapping[str, float]]) -> str:
     """Return `name  0.830 ± 0.021  100 episodes`, in columns."""
     width = max(len(name) for name in [*rows, "env"])
     lines = [f"{'env':{width}}  {'reward':^15}  episodes  failed"]
@@ -97,7 +102,7 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def scores_table(envs: Mapping[str, Scores]) -> list[str]:
+def render_scores(envs: Mapping[str, Scores]) -> list[str]:
     """Return `math  0.412 [0.38, 0.45]  …` in columns; nothing where there is no score."""
     shown = {env: parts for env, parts in envs.items() if parts}
     if not shown:
@@ -113,13 +118,13 @@ def scores_table(envs: Mapping[str, Scores]) -> list[str]:
     return ["with 95 % intervals", *lines]
 
 
-def task_table(scores: Sequence[TaskScore]) -> list[str]:
+def render_task_scores(scores: Sequence[TaskScore]) -> list[str]:
     """Return `task  1/4  0.250  solved 1, timeout 3`, a line a task."""
     width = max((len(score.task) for score in scores), default=0)
     lines = list[str]()
     for score in scores:
         reward = "-" if score.reward is None else f"{score.reward:.3f}"
-        ended = _counts(endings([score]))
+        ended = _counts(count_endings([score]))
         lines.append(f"{score.task:{width}}  {score.solved:3}/{score.attempts:<3}  {reward:>6}  {ended}")
     return lines
 

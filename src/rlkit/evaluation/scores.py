@@ -36,7 +36,7 @@ class Score:
     tasks: int
 
 
-def scores(groups: Sequence[Group]) -> dict[str, Score]:
+def compute_scores(groups: Sequence[Group]) -> dict[str, Score]:
     """Return `avg_at_k`, `pass_at_k` and `maj_at_k` of groups whose tasks have up to k attempts with a reward.
 
     `avg_at_k` is the share of a task's attempts that solve it, for the largest k; for k = 1 its name is `pass_at_1`, of
@@ -52,18 +52,20 @@ def scores(groups: Sequence[Group]) -> dict[str, Score]:
         return {}
     largest = max(map(len, played))
     counts = [(len(episodes), sum(map(_solves, episodes))) for episodes in played]
-    found = {f"{'pass' if largest == 1 else 'avg'}_at_{largest}": score([solved / tries for tries, solved in counts])}
+    found = {
+        f"{'pass' if largest == 1 else 'avg'}_at_{largest}": estimate_mean([solved / tries for tries, solved in counts])
+    }
     sizes = {2**power for power in range(1, largest.bit_length())} | {largest}
     for k in sorted(sizes - {1}):
         values = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]
-        found[f"pass_at_{k}"] = score(values)
+        found[f"pass_at_{k}"] = estimate_mean(values)
     voted = [value for episodes in played if (value := _majority(episodes)) is not None]
     if voted and largest > 1:
-        found[f"maj_at_{largest}"] = score(voted)
+        found[f"maj_at_{largest}"] = estimate_mean(voted)
     return found
 
 
-def score(values: Sequence[float]) -> Score:
+def estimate_mean(values: Sequence[float]) -> Score:
     """Return the mean of tasks' values from 0 to 1, with a 95 % interval that stays between 0 and 1.
 
     It is Wilson's interval for the number of tasks n that would give the variance that was seen: with the mean m and
@@ -80,7 +82,7 @@ def score(values: Sequence[float]) -> Score:
     return Score(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), tasks)
 
 
-def score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
+def compute_score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
     """Return the scores of groups by environment, over all, and by label, each with the ends of its interval.
 
     Under `<prefix>/<env>/<score>`, `…/<score>/low` and `…/<score>/high`, and the same under
@@ -90,13 +92,13 @@ def score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
     metrics = dict[str, float]()
     for name in [*dict.fromkeys(group.env for group in groups), "all"]:
         own = [group for group in groups if name in (group.env, "all")]
-        metrics |= _flat(f"{prefix}/{name}", scores(own))
+        metrics |= _flat(f"{prefix}/{name}", compute_scores(own))
         if name == "all":
             continue
         for label, values in _divided(own).items():
             for value, some in values.items():
                 below = f"{prefix}/{name}/{label}/{value}"
-                if of_label := scores(some):
+                if of_label := compute_scores(some):
                     metrics |= {f"{below}/tasks": float(len(some))} | _flat(below, of_label)
     return metrics
 

@@ -31,7 +31,7 @@ def submit(
     follow: bool,
     say: Callable[[str], None],
 ) -> str:
-    """Submit an experiment of `rlkit.launch.job.spec`, and return its URL.
+    """Submit an experiment of `rlkit.launch.job.make_spec`, and return its URL.
 
     Args:
         workspace: None for the default of the account's configuration.

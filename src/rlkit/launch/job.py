@@ -20,7 +20,7 @@ from rlkit.config.loading.secrets import redact as redact_shapes
 from rlkit.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from rlkit.launch.code import Code
+    from rlkit.launch.git_commit import GitCommit
     from rlkit.types import Json
 
 type Priority = Literal["low", "normal", "high", "urgent", "immediate"]
@@ -67,7 +67,7 @@ class Mount:
     target: str
 
     @classmethod
-    def read(cls, text: str) -> Mount:
+    def parse(cls, text: str) -> Mount:
         """Parse `weka:bucket:/path`, `dataset:name:/path` and so on; UsageError for anything else."""
         kind, _, rest = text.partition(":")
         source, _, target = rest.rpartition(":")
@@ -118,7 +118,7 @@ class Job:
     env: Mapping[str, str] | None = None
     secrets: Mapping[str, str] | None = None
     mounts: Sequence[Mount] = ()
-    code: Code | None = None
+    code: GitCommit | None = None
     install: str | None = None
     results: str = RESULTS
 
@@ -147,7 +147,7 @@ class Job:
                 )
 
 
-def spec(job: Job) -> dict[str, Json]:
+def make_spec(job: Job) -> dict[str, Json]:
     """The specification of an experiment, version 2, as JSON."""
     context: dict[str, Json] = {"priority": job.priority}
     if job.min_runtime is not None:
@@ -180,17 +180,17 @@ def spec(job: Job) -> dict[str, Json]:
     }
 
 
-def kept(job: Job, path: str) -> bool:
+def is_persistent(job: Job, path: str) -> bool:
     """Whether what is written to a path of the container outlives the container."""
     place = PurePosixPath(path)
     return any(place.is_relative_to(mount.target) for mount in job.mounts if mount.kind in ("weka", "host", "volume"))
 
 
-def warnings(job: Job) -> list[str]:
+def list_warnings(job: Job) -> list[str]:
     """Return what a person should know of a job before it runs, a line each."""
     env, found = job.env or {}, list[str]()
     runs = env.get(RUNS_VARIABLE, RESULTS)
-    if trains(job.command) and job.preemptible is not False and not kept(job, runs):
+    if trains(job.command) and job.preemptible is not False and not is_persistent(job, runs):
         found.append(
             f"runs are written to {runs}, which no mount keeps: a job that is preempted begins anew; give "
             "--mount and --runs-dir below it"
@@ -218,7 +218,7 @@ def to_yaml(described: Mapping[str, Json]) -> str:
     return yaml.dump(dict(described), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def restartable(command: Sequence[str], *, name: str) -> list[str]:
+def make_restartable(command: Sequence[str], *, name: str) -> list[str]:
     """Return a command that goes on where it was stopped when its job is started again.
 
     Only `rlkit train` is changed: it gets `--resume`, and `name` if its run has none. That must be the same each time,

@@ -120,7 +120,7 @@ class ChosenCheckpoint:
     saved: Checkpoint | None = None
 
 
-async def stored_checkpoints(
+async def list_stored_checkpoints(
     service: ServiceConfig, *, note: Note = lambda message: None
 ) -> Sequence[StoredCheckpoint]:
     """Return all checkpoints that a service keeps."""
@@ -137,10 +137,14 @@ async def list_checkpoints(
     """
     only = only or CheckpointFilter()
     if run is None:
-        return [asdict(checkpoint) for checkpoint in only.select(await stored_checkpoints(ServiceConfig(), note=note))]
+        return [
+            asdict(checkpoint) for checkpoint in only.select(await list_stored_checkpoints(ServiceConfig(), note=note))
+        ]
     directory = find_run(run)
     service = load_run_config(directory).service
-    kept = {checkpoint.path: checkpoint for checkpoint in only.select(await stored_checkpoints(service, note=note))}
+    kept = {
+        checkpoint.path: checkpoint for checkpoint in only.select(await list_stored_checkpoints(service, note=note))
+    }
     saved = checkpoints(directory)
     best = _selection(directory).best_checkpoint(saved)
     rows = list[dict[str, Json]]()
@@ -220,7 +224,7 @@ async def select_checkpoints(
     if any(service != services[0] for service in services):
         raise UsageError("the runs are on different services: name them one at a time")
     saved = {path for run in runs for checkpoint in checkpoints(run) for path in (checkpoint.state, checkpoint.sampler)}
-    stored = await stored_checkpoints(services[0], note=note)
+    stored = await list_stored_checkpoints(services[0], note=note)
     missing = sorted(paths - {checkpoint.path for checkpoint in stored}) if only.selects_all else ()
     selected = [checkpoint for checkpoint in only.select(stored) if every or checkpoint.path in paths | saved]
     return CheckpointSelection(services[0], selected, runs, missing)
@@ -232,7 +236,7 @@ async def select_superfluous(
     """Select the checkpoints of a run that are neither among the newest nor among the best by `best.metric`."""
     directory = find_run(run)
     service = load_run_config(directory).service
-    stored = {checkpoint.path: checkpoint for checkpoint in await stored_checkpoints(service, note=note)}
+    stored = {checkpoint.path: checkpoint for checkpoint in await list_stored_checkpoints(service, note=note)}
     saved = [checkpoint for checkpoint in checkpoints(directory) if checkpoint.state in stored]
     ranking = _selection(directory)
     ranking.keep_last, ranking.keep_best = keep_last, keep_best

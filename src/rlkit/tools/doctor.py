@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit._util import paths
 from rlkit.errors import RlkitError, UsageError
-from rlkit.tools.probes import Answer, ask_program, ask_within
+from rlkit.tools.time_limits import Answer, call_within, run_program
 
 if TYPE_CHECKING:
     from rlkit.metrics.diagnostics import Finding as RunFinding
@@ -53,7 +53,7 @@ class Finding:
     fix: str = ""
 
 
-def examine(
+def examine_machine(
     *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = lambda message: None
 ) -> Iterator[Finding]:
     """Look at everything that a run with the default settings needs, one thing after the other.
@@ -113,7 +113,7 @@ def _recorded_findings(directory: Path) -> list[RunFinding]:
 
 def _limited(subject: str, look: Callable[[], Finding]) -> Finding:
     """Look at folders, which may be on a disk that does not answer."""
-    found = ask_within(look, timeout_s=FOLDER_TIMEOUT_S)
+    found = call_within(look, timeout_s=FOLDER_TIMEOUT_S)
     if isinstance(found, Finding):
         return found
     return Finding(subject, "fail", found, "see whether the disk of RLKIT_RUNS_DIR and of the caches answers")
@@ -190,7 +190,7 @@ def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> F
         # A service may want a key even for this: it is there all the same.
         return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"
 
-    problem = ask_within(ask, timeout_s=timeout_s + 1)
+    problem = call_within(ask, timeout_s=timeout_s + 1)
     if problem is None:
         return Finding("service", "ok", f"{url} answers ({choice.reason})")
     fix = "check the address and the network, or unset what chooses it to use the embedded engine"
@@ -230,7 +230,7 @@ def embedded_engine(
         say: receives a line now and then while it goes on.
     """
     started = time.monotonic()
-    answer = ask_program(
+    answer = run_program(
         command, timeout_s=timeout_s, progress=lambda line, seconds: say(f"engine: {line} ({seconds:.0f} s)")
     )
     if answer.code == 0:
@@ -272,11 +272,11 @@ def docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
             return f"`{what}` gave no answer within {timeout_s:g} s"
         return f"`{what}`: {answer.last_line or f'it ended with code {answer.code}'}"
 
-    info = ask_program(["docker", "info", "--format", "{{.ServerVersion}}"], timeout_s=timeout_s)
+    info = run_program(["docker", "info", "--format", "{{.ServerVersion}}"], timeout_s=timeout_s)
     if info.code != 0:
         fix = f"{only}: start its engine, and see that this user may use it (the group docker)"
         return Finding("docker", "warn", problem("docker info", info), fix)
-    compose = ask_program(["docker", "compose", "version", "--short"], timeout_s=timeout_s)
+    compose = run_program(["docker", "compose", "version", "--short"], timeout_s=timeout_s)
     if compose.code != 0:
         fix = f"{only}: install the plugin docker-compose-plugin"
         return Finding("docker", "warn", problem("docker compose version", compose), fix)
@@ -315,7 +315,7 @@ def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None
         finally:
             server.close()
 
-    problem = ask_within(
+    problem = call_within(
         look, timeout_s=timeout_s, progress=lambda seconds: say(f"model programs: still trying ({seconds:.0f} s)")
     )
     if not found:
@@ -357,7 +357,7 @@ def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
             return Finding(subject, "warn", detail, "use a kernel of 5.19 or later with Landlock")
         return Finding(subject, "ok", "starts, and verification is sealed from what an agent leaves running")
 
-    answer = ask_within(look, timeout_s=timeout_s)
+    answer = call_within(look, timeout_s=timeout_s)
     return answer if isinstance(answer, Finding) else Finding(subject, "warn", answer, "see why with --debug")
 
 

@@ -22,7 +22,7 @@ from rlkit.errors import MissingError, ServiceError, UsageError
 from rlkit.service.connect import ServiceAddress, reach_service
 from rlkit.service.sdk import TinkerService
 
-type Form = Literal["adapter", "merged", "raw"]
+type ExportForm = Literal["adapter", "merged", "raw"]
 """A LoRA adapter in the layout of `peft`, a whole model in that of `transformers`, or the files of the service."""
 
 
@@ -30,7 +30,7 @@ async def export(
     path: str,
     directory: Path,
     *,
-    form: Form = "adapter",
+    form: ExportForm = "adapter",
     service: ServiceConfig | None = None,
     note: Callable[[str], None] = lambda message: None,
 ) -> None:
@@ -78,7 +78,7 @@ def _unwritable(directory: Path, error: Exception) -> UsageError:
     return UsageError(f"{directory} cannot be written: {reason}")
 
 
-def _write(path: str, directory: Path, form: Form, at: ServiceAddress, *, base: str, name: str | None) -> None:
+def _write(path: str, directory: Path, form: ExportForm, at: ServiceAddress, *, base: str, name: str | None) -> None:
     """Download and build a checkpoint, given where tinker-cookbook finds its base model, and the model's own name."""
     made = [folder for folder in directory.parents if not folder.exists()]
     try:
@@ -125,7 +125,7 @@ def _resolve(model: str) -> Path:
     return resolve_model(model)
 
 
-def _build(base: str, adapter: Path, made: Path, form: Form) -> None:
+def _build(base: str, adapter: Path, made: Path, form: ExportForm) -> None:
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import TinkerCookbookError
 

@@ -27,7 +27,7 @@ QUIET_MAX_S = 60.0
 """The longest silence. It doubles from `QUIET_S`, so that an hour's wait is not two hundred lines."""
 
 
-def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
+def collect_rewards(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the mean reward of each environment of a step, those of an evaluation as `eval <name>`."""
     means = dict[str, float]()
     for prefix, label in (("env/", ""), ("eval/", "eval ")):
@@ -38,7 +38,7 @@ def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
     return means
 
 
-def searches(metrics: Mapping[str, float]) -> dict[str, str]:
+def collect_best_values(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the best value of each environment that searches, beside it the value that a scripted search reaches."""
     best = dict[str, str]()
     for key, value in metrics.items():
@@ -49,10 +49,13 @@ def searches(metrics: Mapping[str, float]) -> dict[str, str]:
     return best
 
 
-def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
+def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
     """Return `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, as far as metrics and sampled `tokens` tell."""
-    parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
-    parts += [f"best of {name} {text}" for name, text in searches(metrics).items()]
+    parts = [
+        f"step {step}/{steps}",
+        *(f"{name} {render_number(value)}" for name, value in collect_rewards(metrics).items()),
+    ]
+    parts += [f"best of {name} {text}" for name, text in collect_best_values(metrics).items()]
     if KL in metrics:
         parts.append(f"kl {round(metrics[KL], 4) + 0.0:.4f}")  # + 0.0 turns −0.0 into 0.0
     if failed := metrics.get("env/all/failed"):
@@ -61,11 +64,11 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: in
     if seconds and tokens:
         parts.append(f"{tokens / seconds:.0f} tok/s")
     if seconds is not None:
-        parts.append(duration(seconds))
+        parts.append(render_duration(seconds))
     return "  ".join(parts)
 
 
-def progress_line(progress: Progress) -> str:
+def render_progress(progress: Progress) -> str:
     """Return `step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 30, tokens in them: 1,204`."""
     total = progress.queued + progress.live + progress.done
     parts = [progress.phase, *([f"{progress.done} of {total} rollouts done"] if total else [])]
@@ -75,12 +78,12 @@ def progress_line(progress: Progress) -> str:
     return "; ".join([f"step {step}/{progress.steps}: {', '.join(parts)}", *([progress.work] if progress.work else [])])
 
 
-def number(value: float) -> str:
+def render_number(value: float) -> str:
     """Return two decimals where they tell something, four digits otherwise."""
     return f"{value:.2f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
+def render_duration(seconds: float) -> str:
     """Return `2.1 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -99,14 +102,14 @@ def render_estimate(estimate: Estimate) -> str:
     if estimate.usd is not None:
         parts.append(render_band(estimate.usd, render_dollars))
     if estimate.seconds is not None:
-        parts.append(render_band(estimate.seconds, duration))
+        parts.append(render_band(estimate.seconds, render_duration))
     return ", ".join(parts)
 
 
 def render_spent(spent: Spent) -> str:
     """Return `71,512 tokens, $0.21, 2 h 11 min`."""
     price = [] if spent.usd is None else [render_dollars(spent.usd)]
-    return ", ".join([f"{spent.tokens:,} tokens", *price, duration(spent.seconds)])
+    return ", ".join([f"{spent.tokens:,} tokens", *price, render_duration(spent.seconds)])
 
 
 def render_dollars(value: float) -> str:
@@ -163,7 +166,7 @@ class Heartbeat:
                 quiet_s = self._quiet_s
                 continue
             try:
-                self._say(progress_line(progress()))
+                self._say(render_progress(progress()))
             except (OSError, ValueError):  # what it writes to is full, broken or closed: nobody reads its lines
                 return
             quiet_s = min(2 * quiet_s, self._quiet_max_s)
@@ -190,7 +193,7 @@ class ConsoleTracker(Tracker):
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         now = self._progress()
-        self.note(step_line(step, now.steps, metrics, tokens=now.tokens - self._tokens))
+        self.note(render_step(step, now.steps, metrics, tokens=now.tokens - self._tokens))
         self._tokens = now.tokens
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlkit._util.sections import Section
 from rlkit.errors import MissingError, missing_extra
-from rlkit.trackers.feed import RecordedRun, RecordedStep, Rollout
+from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class DocentTracker(ServiceTracker[DocentSettings]):
                 self._client.add_agent_runs(self._collection, runs)
 
 
-def agent_run(run: RecordedRun, step: int, rollout: Rollout) -> AgentRun:
+def agent_run(run: RecordedRun, step: int, rollout: RecordedRollout) -> AgentRun:
     """Return a rollout as Docent has it, labelled with where it comes from."""
     from docent.data_models import AgentRun, Transcript
 
@@ -111,7 +111,7 @@ def agent_run(run: RecordedRun, step: int, rollout: Rollout) -> AgentRun:
     return AgentRun(name=name, transcripts=[Transcript(messages=_messages(rollout))], metadata=labels)
 
 
-def _messages(rollout: Rollout) -> list[ChatMessage]:
+def _messages(rollout: RecordedRollout) -> list[ChatMessage]:
     """Return the messages that the environment recorded, or else the turns as the model had them."""
     recorded = rollout.info.get("messages")
     if isinstance(recorded, Sequence) and not isinstance(recorded, str) and recorded:

@@ -26,7 +26,7 @@ from uuid import NAMESPACE_URL, uuid5
 from rlkit._util import files
 from rlkit.errors import MissingError, RlkitError
 from rlkit.trackers import RunInfo, RunResult, Tracker
-from rlkit.trackers.feed import Rollout, read_rollouts
+from rlkit.trackers.recorded_run import RecordedRollout, read_rollouts
 
 if TYPE_CHECKING:
     import httpx
@@ -185,7 +185,7 @@ class Service:
         client = OpenReward()
         return cls(httpx.Client(base_url=client.base_url, headers={"x-api-key": client.api_key}, timeout=_REQUEST_S))
 
-    def upload(self, run: RunInfo, name: str, rollout: Rollout, *, step: int) -> None:
+    def upload(self, run: RunInfo, name: str, rollout: RecordedRollout, *, step: int) -> None:
         """Upload an episode of an OpenReward environment, by the `name` that the run has on OpenReward."""
         session = cast("Mapping[str, Any]", rollout.info[SESSION])
         environment_id = self._environment_id(session["target"]) if session["hosted"] else None
@@ -230,7 +230,9 @@ def _batches(events: Sequence[Event]) -> Iterator[bytes]:
         yield b'{"events":[' + b",".join(batch) + b"]}"
 
 
-def _events(run: RunInfo, name: str, rollout: Rollout, *, step: int, environment_id: str | None) -> Iterator[Event]:
+def _events(
+    run: RunInfo, name: str, rollout: RecordedRollout, *, step: int, environment_id: str | None
+) -> Iterator[Event]:
     import openreward
     from openreward.models import LogMessageEvent, RolloutConfig, RolloutStartedEvent, RolloutUpdateEvent
 

@@ -1,6 +1,6 @@
 """A run as a panel that is redrawn in place.
 
-Invariant: it is never wider than the terminal, and no higher than `MOST_ROWS` environments need.
+Invariant: it is never wider than the terminal, and no higher than `MAX_ROWS` environments need.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
-from rlkit.trackers.console import duration, number, rewards
+from rlkit.trackers.console import collect_rewards, render_duration, render_number
 
 REFRESHES_PER_SECOND = 4
 RATE_WINDOW_S = 60.0
-MOST_ROWS = 8
-WIDEST_NAME_CHARS = 28
-WIDEST_PANEL_CHARS = 120
+MAX_ROWS = 8
+MAX_NAME_CHARS = 28
+MAX_PANEL_CHARS = 120
 NARROW_CHARS = 64
 HISTORY_STEPS = 200
 
@@ -42,7 +42,7 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
 
 
-def draw(
+def render_panel(
     run: RunInfo,
     progress: Progress,
     *,
@@ -59,14 +59,14 @@ def draw(
         width: width of the terminal, in characters.
         unicode: the terminal can show bars.
     """
-    width = min(width, WIDEST_PANEL_CHARS)
+    width = min(width, MAX_PANEL_CHARS)
     body = Table.grid(expand=True)
     body.add_row(_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
     body.add_row(_rollouts(progress))
     if progress.work:
         body.add_row(Text(progress.work, style="dim", no_wrap=True, overflow="ellipsis"))
     names = list(dict.fromkeys([*run.envs, *history]))
-    shown = names if len(names) <= MOST_ROWS else names[: MOST_ROWS - 1]
+    shown = names if len(names) <= MAX_ROWS else names[: MAX_ROWS - 1]
     body.add_row(_environments(shown, history, width=width - 4, unicode=unicode))
     if len(shown) < len(names):
         body.add_row(Text(f"and {len(names) - len(shown)} more", style="dim"))
@@ -86,7 +86,7 @@ def _head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> Re
     step = Text(f"step {progress.step}/{progress.steps}", style="bold")
     phase = Text(progress.phase, style="cyan")
     remaining = progress.seconds_left
-    left = Text(duration(progress.seconds) if remaining is None else f"{duration(remaining)} left")
+    left = Text(render_duration(progress.seconds) if remaining is None else f"{render_duration(remaining)} left")
     if narrow:
         line = Text("  ").join([step, phase, left])
         line.no_wrap, line.overflow = True, "ellipsis"
@@ -111,7 +111,7 @@ def _rollouts(progress: Progress) -> Text:
 def _environments(
     names: Sequence[str], history: Mapping[str, Sequence[float]], *, width: int, unicode: bool
 ) -> RenderableType:
-    name_width = min(max(map(len, names), default=0), WIDEST_NAME_CHARS)
+    name_width = min(max(map(len, names), default=0), MAX_NAME_CHARS)
     number_width = 8
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(width=name_width)
@@ -120,7 +120,7 @@ def _environments(
     for name in names:
         values = history.get(name, ())
         bars = sparkline(values, width - name_width - number_width - 6) if unicode else ""
-        last = Text(number(values[-1]) if values else "…" if unicode else "-", style="bold" if values else "dim")
+        last = Text(render_number(values[-1]) if values else "…" if unicode else "-", style="bold" if values else "dim")
         rows.add_row(_cut(name, name_width), last, Text(bars, style="green"))
     return rows
 
@@ -150,7 +150,7 @@ class PanelTracker(Tracker):
         self._live.start(refresh=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
-        for name, value in rewards(metrics).items():
+        for name, value in collect_rewards(metrics).items():
             self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
 
     def note(self, message: str) -> None:  # noqa: D102  inherited
@@ -169,7 +169,7 @@ class PanelTracker(Tracker):
         # The redrawing thread reads what the run is changing; a moment that cannot be read is not worth its life.
         with suppress(Exception):
             progress = run.progress()
-            self._last = draw(
+            self._last = render_panel(
                 run,
                 progress,
                 history={name: list(values) for name, values in self._history.copy().items()},

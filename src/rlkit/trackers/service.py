@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 from rlkit._util.sections import Section
 from rlkit.errors import RlkitError
 from rlkit.trackers import RunInfo, RunResult, Tracker
-from rlkit.trackers.feed import RecordedRun, RecordedStep, clean
+from rlkit.trackers.recorded_run import RecordedRun, RecordedStep, clean
 
 if TYPE_CHECKING:
     from rlkit.types import Json

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from rlkit._util import files
 from rlkit.errors import RlkitError, UsageError
-from rlkit.trackers.feed import Feed, clean, read_run
+from rlkit.trackers.recorded_run import StepReader, clean, read_run
 from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class SendingFailed(RlkitError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendProgress:
     """Progress of sending a run to a service: the last step that was sent, and the result of the service's `open`."""
 
     step: int = -1
@@ -46,13 +46,13 @@ def _progress_path(directory: Path, name: str) -> Path:
     return directory / "trackers" / f"{name}.json"
 
 
-def sent(directory: Path, name: str) -> Sent:
+def read_progress(directory: Path, name: str) -> SendProgress:
     """Return how far a run was sent to a service; nothing where the file is missing or damaged."""
     try:
         record = json.loads(_progress_path(directory, name).read_text())
-        return Sent(int(record["step"]), dict(record["state"]))
+        return SendProgress(int(record["step"]), dict(record["state"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return Sent()
+        return SendProgress()
 
 
 def send(
@@ -60,14 +60,14 @@ def send(
     tracker: ServiceTracker[Any],
     *,
     again: bool = False,
-    ended: Callable[[], bool] = lambda: True,
+    has_ended: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
     """Send what a service does not have yet; return the number of steps that were sent.
 
     Args:
         again: send everything, to a new run of the service.
-        ended: returns whether nothing more will be written; until then `send` waits for more.
+        has_ended: returns whether nothing more will be written; until then `send` waits for more.
 
     Raises:
         UsageError: another process sends the run, or its files are damaged.
@@ -80,14 +80,14 @@ def send(
     except Timeout:
         raise UsageError(f"{directory.name} is being sent to {name} by another process: wait for it") from None
     with lock:
-        before = Sent() if again else sent(directory, name)
+        before = SendProgress() if again else read_progress(directory, name)
         attempt = partial(_attempt, directory, name, sleep)
         state = attempt("a run could not be begun", lambda: tracker.open(read_run(directory), before.state))
         _write_progress(path, before.step, state)
-        feed, count, over = Feed(directory, after=before.step), 0, False
+        feed, count, over = StepReader(directory, after=before.step), 0, False
         while not over:
-            over = ended()  # asked before what is there is read, so that nothing is written in between
-            for step in feed.steps(ended=over):
+            over = has_ended()  # asked before what is there is read, so that nothing is written in between
+            for step in feed.steps(has_ended=over):
                 attempt(f"step {step.number} could not be shown", partial(tracker.show, step))
                 _write_progress(path, step.number, state)
                 count += 1

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rlkit._util import files
 from rlkit._util.sections import Section
-from rlkit.trackers.feed import RecordedRun, RecordedStep
+from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlkit._util.sections import Section
 from rlkit.errors import missing_extra
-from rlkit.trackers.feed import RecordedRun, RecordedStep
+from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:

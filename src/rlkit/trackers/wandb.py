@@ -20,7 +20,7 @@ from pydantic import Field
 
 from rlkit._util.sections import Section
 from rlkit.errors import MissingError
-from rlkit.trackers.feed import RecordedRun, RecordedStep, Rollout
+from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:
@@ -134,14 +134,14 @@ def _has_login() -> bool:
     return any("wandb" in host for host in hosts)
 
 
-def _row(step: int, rollout: Rollout) -> list[Any]:
+def _row(step: int, rollout: RecordedRollout) -> list[Any]:
     stop, version = (rollout.turns[-1].stop, rollout.turns[-1].version) if rollout.turns else ("", None)
     place = [step, rollout.env, rollout.task, rollout.member]
     end = [rollout.reward, rollout.status, stop, version, len(rollout.turns), rollout.seconds]
     return [*place, *end, rollout.text[:_SHOWN_CHARS]]
 
 
-def render_page(rollout: Rollout, step: int) -> str:
+def render_page(rollout: RecordedRollout, step: int) -> str:
     """Return a rollout as a page of its own, what the model said set off from what it was given."""
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
     head = f"step {step} · {rollout.env} · {rollout.task} · {rollout.status} · {reward}"

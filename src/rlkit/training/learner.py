@@ -88,7 +88,7 @@ class PolicyLearner:
         """
         run, published = self._run, self._groups.published
         run.checkpoints.resume_from(self._step, newest_tried=run.store.find_last_measured_step(run.step))
-        if self._step == 0 and run.evaluation.due(0, last=run.steps):
+        if self._step == 0 and run.evaluation.is_due(0, last=run.steps):
             published.set(await self._make_sampler())
             if run.store.first_metrics_step is None:  # one that a resume adds begins where the run is
                 run.begin_report(0, {}, published.newest)
@@ -299,6 +299,6 @@ class PolicyLearner:
         return PatientSampler(sampler, watch, step)
 
     def _request_checkpoint(self, step: int) -> asyncio.Future[tuple[str, str]] | None:
-        is_evaluated = self._run.evaluation.due(step, last=self._run.steps)
+        is_evaluated = self._run.evaluation.is_due(step, last=self._run.steps)
         pending = self._run.checkpoints.request_if_due(self._learner, step, is_evaluated=is_evaluated)
         return None if pending is None else asyncio.ensure_future(pending)

@@ -16,7 +16,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import Estimate
-from rlkit.evaluation.evaluate import Evaluation, eval_metrics
+from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics
 from rlkit.metrics.metrics import throughput
 from rlkit.policy import Sampler
 from rlkit.service.watch import PatientSampler
@@ -121,7 +121,7 @@ class Run:
         """Report a step, once the evaluation of its weights is there if one is due."""
         evaluation = None
         is_wanted = self.evaluation.tasks and not self.store.has_metrics(step) and self._slots.close_reason is None
-        if is_wanted and self.evaluation.due(step, last=self.steps):
+        if is_wanted and self.evaluation.is_due(step, last=self.steps):
             evaluation = asyncio.create_task(self._evaluate(step, sampler, self._groups.rank_after_next_step))
         elif is_wanted and self._groups.are_all_drawn:
             evaluation = asyncio.create_task(self._evaluate_if_last(step, sampler, self._groups.rank_after_next_step))
@@ -190,7 +190,7 @@ class Run:
     async def _evaluate(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
         results = await self.evaluation.play(sampler, rank=rank)
         await self.store.write_evaluation(step, [(result.group, result.attempts) for result in results])
-        return await eval_metrics(results)
+        return await compute_eval_metrics(results)
 
     async def _evaluate_if_last(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
         """Evaluate a step if none of the groups that are still in play makes another one."""

@@ -28,7 +28,7 @@ from rlkit.cost.estimate import load_estimate
 from rlkit.cost.usage import Price, price_of
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
-from rlkit.evaluation.evaluate import Evaluation, eval_player, eval_tasks
+from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
 from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.rollout.player import FailureNotes, Player
 from rlkit.rollout.settings import make_env_settings
@@ -120,7 +120,7 @@ class RLTrainer(Trainer):
             (self._directory or choose_run_directory(config, self._runs_dir)) if resume else None
         )
         note, manifest = self._trackers.note, self._manifest
-        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
+        self._eval_tasks = load_eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
         tasks = run_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
         self._config = config = resolve_steps(config, tasks, note=note)
         self._sources = run_mixture(config, tasks)
@@ -270,7 +270,7 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluator = replace(eval_player(config, chat, slots=slots, context=context), record=failures.add)
+        evaluator = replace(make_eval_player(config, chat, slots=slots, context=context), record=failures.add)
         selection = make_model_selection(config, store.read_metrics())
         run = Run(
             steps=config.step_count,

@@ -29,7 +29,7 @@ from rlkit._util.threads import in_thread
 from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.base_environment import LimitedEnvironment, make_exec_result
 from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
-from rlkit.launch.job import PRIORITIES, Job, Priority, spec
+from rlkit.launch.job import PRIORITIES, Job, Priority, make_spec
 from rlkit.sandbox import CommandTimeout
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class BeakerSandbox(LimitedEnvironment):
             host_networking=True,
             timeout=self._timeout,
         )
-        experiment = spec(job)
+        experiment = make_spec(job)
         (task,) = cast("list[dict[str, object]]", experiment["tasks"])
         # The token is for this job alone; users who can see it in the job can cancel the job anyway.
         task["envVars"] = [

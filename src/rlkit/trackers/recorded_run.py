@@ -60,7 +60,7 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class RecordedRollout:
     """A rollout as it is shown: the last attempt at its place in its group."""
 
     env: str
@@ -95,11 +95,11 @@ class RecordedStep:
     metrics: Mapping[str, float]
     table: Path | None
 
-    def rollouts(self) -> list[Rollout]:
+    def rollouts(self) -> list[RecordedRollout]:
         """Return the rollouts of the groups that were trained on, or were dropped; UsageError if damaged."""
         return [] if self.table is None else read_rollouts(self.table)
 
-    def sample_rollouts(self, count: int) -> list[Rollout]:
+    def sample_rollouts(self, count: int) -> list[RecordedRollout]:
         """Return `count` rollouts, drawn at random and always the same ones; 0 for all."""
         rollouts = self.rollouts()
         return rollouts if not 0 < count < len(rollouts) else random.Random(self.number).sample(rollouts, count)
@@ -130,7 +130,7 @@ def read_run(directory: Path) -> RecordedRun:
     return RecordedRun(directory.name, directory, known, str(about.get("status", "running")))
 
 
-class Feed:
+class StepReader:
     """The steps of a run after the step `after`, as they are written down; −1 for all of them."""
 
     def __init__(self, directory: Path, *, after: int = -1) -> None:
@@ -139,7 +139,7 @@ class Feed:
         self._size = 0
         self._waiting = deque[tuple[int, dict[str, float]]]()
 
-    def steps(self, *, ended: bool) -> Iterator[RecordedStep]:
+    def steps(self, *, has_ended: bool) -> Iterator[RecordedStep]:
         """Yield the steps that are there by now and were not yielded yet.
 
         A step's table is written behind the run's back, a moment after its line of metrics, and waited for unless the
@@ -152,7 +152,7 @@ class Feed:
             number, metrics = self._waiting[0]
             table = table_path(self._directory, number)
             exists = table.exists()
-            if number > 0 and not ended and not exists:
+            if number > 0 and not has_ended and not exists:
                 return
             self._waiting.popleft()
             yield RecordedStep(number, metrics, table if exists else None)
@@ -174,7 +174,7 @@ _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "rew
 _TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward"]
 
 
-def read_rollouts(path: Path) -> list[Rollout]:
+def read_rollouts(path: Path) -> list[RecordedRollout]:
     """Return the rollouts in a table of episodes, as text, without attempts that were played again."""
     import pyarrow.parquet as pq
 
@@ -187,8 +187,8 @@ def read_rollouts(path: Path) -> list[Rollout]:
     return [_rollout(row) for row in rows]
 
 
-def _rollout(row: Mapping[str, Any]) -> Rollout:
-    return Rollout(
+def _rollout(row: Mapping[str, Any]) -> RecordedRollout:
+    return RecordedRollout(
         env=row["env"],
         task=clean(row["task"]),
         draw=row["draw"],

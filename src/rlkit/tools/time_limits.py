@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rlkit._util.redaction import redact
 
-TOLD_S = 10.0
+PROGRESS_S = 10.0
 """How often the user is told that a question is still open."""
 
 
@@ -35,7 +35,7 @@ class Answer:
         return next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "")
 
 
-def ask_program(
+def run_program(
     command: Sequence[str], *, timeout_s: float, progress: Callable[[str, float], None] = lambda line, seconds: None
 ) -> Answer:
     """Run a program to its end, or to its limit.
@@ -43,7 +43,7 @@ def ask_program(
     Args:
         command: words of the command.
         timeout_s: limit in seconds.
-        progress: receives the last line that it printed and how long it has run, every `TOLD_S`.
+        progress: receives the last line that it printed and how long it has run, every `PROGRESS_S`.
 
     Raises:
         OSError: it cannot be started.
@@ -60,7 +60,7 @@ def ask_program(
         try:
             while (left_s := started_s + timeout_s - time.monotonic()) > 0:
                 try:
-                    return answer(process.wait(min(left_s, TOLD_S)))
+                    return answer(process.wait(min(left_s, PROGRESS_S)))
                 except subprocess.TimeoutExpired:
                     progress(answer(None).last_line, time.monotonic() - started_s)
             return answer(None)
@@ -70,7 +70,7 @@ def ask_program(
             process.wait()
 
 
-def ask_within[T](
+def call_within[T](
     look: Callable[[], T], *, timeout_s: float, progress: Callable[[float], None] = lambda seconds: None
 ) -> T | str:
     """Return what a function returns, or in one line what it raised or that it took too long.
@@ -79,7 +79,7 @@ def ask_within[T](
         look: called in a daemon thread, and abandoned where it never ends: looking up a host name or a folder of a
             network has no limit of its own.
         timeout_s: limit in seconds.
-        progress: receives how long it has run, every `TOLD_S`.
+        progress: receives how long it has run, every `PROGRESS_S`.
     """
     answers = list[T | str]()
 
@@ -94,7 +94,7 @@ def ask_within[T](
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     while thread.is_alive() and (left_s := started_s + timeout_s - time.monotonic()) > 0:
-        thread.join(min(left_s, TOLD_S))
+        thread.join(min(left_s, PROGRESS_S))
         if thread.is_alive():
             progress(time.monotonic() - started_s)
     return answers[0] if answers else f"no answer within {timeout_s:g} s"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.evaluation.endings import ending, endings, task_scores
+from rlkit.evaluation.task_scores import count_endings, describe_ending, score_tasks
 from rlkit.types import Group
 from tests.builders import episode, group
 
@@ -15,16 +15,16 @@ rewards = st.lists(st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), min_si
 
 
 def test_an_episode_ends_solved_or_as_its_environment_says_or_failed() -> None:
-    assert ending(episode(1.0)) == "solved"
-    assert ending(episode(0.5)) == "completed"
-    assert ending(replace(episode(0.0), info={"ended": "timeout"})) == "timeout"
-    assert ending(replace(episode(None), error="environment_error: it died")) == "failed: environment_error"
-    assert ending(replace(episode(None), error="it died")) == "failed"
+    assert describe_ending(episode(1.0)) == "solved"
+    assert describe_ending(episode(0.5)) == "completed"
+    assert describe_ending(replace(episode(0.0), info={"ended": "timeout"})) == "timeout"
+    assert describe_ending(replace(episode(None), error="environment_error: it died")) == "failed: environment_error"
+    assert describe_ending(replace(episode(None), error="it died")) == "failed"
 
 
 def test_a_task_is_scored_over_its_attempts() -> None:
-    (score,) = task_scores([group([1.0, 0.5, None, 0.0], env="terminal")])
-    assert asdict(score) == {
+    (score,) = score_tasks([group([1.0, 0.5, None, 0.0], env="terminal")])
+    assert score.to_json() == {
         "env": "terminal",
         "task": "task",
         "attempts": 4,
@@ -32,11 +32,11 @@ def test_a_task_is_scored_over_its_attempts() -> None:
         "reward": 0.5,
         "ended": {"solved": 1, "completed": 2, "failed": 1},
     }
-    assert endings([score, score]) == {"completed": 4, "failed": 2, "solved": 2}
+    assert count_endings([score, score]) == {"completed": 4, "failed": 2, "solved": 2}
 
 
 @given(rewards)
 def test_every_episode_ends_somewhere(played: list[list[float | None]]) -> None:
     groups: list[Group] = [group(one, draw=draw) for draw, one in enumerate(played)]
-    scores = task_scores(groups)
-    assert sum(endings(scores).values()) == sum(map(len, played))
+    scores = score_tasks(groups)
+    assert sum(count_endings(scores).values()) == sum(map(len, played))

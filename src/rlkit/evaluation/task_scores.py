@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlkit.metrics.metrics import SOLVED
-from rlkit.types import Episode, Group
+from rlkit.types import Episode, Group, Json
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -26,7 +26,7 @@ class TaskScore:
         attempts: number of episodes, failed ones included.
         solved: number of episodes with a reward of at least 1.
         reward: mean reward of the episodes that did not fail; None without one.
-        ended: number of episodes by their ending.
+        endings: number of episodes by their ending.
     """
 
     env: str
@@ -34,10 +34,15 @@ class TaskScore:
     attempts: int
     solved: int
     reward: float | None
-    ended: Mapping[str, int]
+    endings: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the score as JSON."""
+        counts: dict[str, Json] = {"attempts": self.attempts, "solved": self.solved, "reward": self.reward}
+        return {"env": self.env, "task": self.task, **counts, "ended": dict(self.endings)}
 
 
-def task_scores(groups: Sequence[Group]) -> list[TaskScore]:
+def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:
     """Return the score of each task, in the order of the evaluation."""
     scores = list[TaskScore]()
     for group in groups:
@@ -49,21 +54,21 @@ def task_scores(groups: Sequence[Group]) -> list[TaskScore]:
                 attempts=len(group.episodes),
                 solved=int((rewards >= SOLVED).sum()),
                 reward=float(rewards.mean()) if len(rewards) else None,
-                ended=dict(Counter(map(ending, group.episodes))),
+                endings=dict(Counter(map(describe_ending, group.episodes))),
             )
         )
     return scores
 
 
-def endings(scores: Sequence[TaskScore]) -> dict[str, int]:
+def count_endings(scores: Sequence[TaskScore]) -> dict[str, int]:
     """Return the number of episodes by their ending, the most frequent first."""
     total = Counter[str]()
     for score in scores:
-        total.update(score.ended)
+        total.update(score.endings)
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 
-def ending(episode: Episode) -> str:
+def describe_ending(episode: Episode) -> str:
     """Return how an episode ended, in a word.
 
     `solved` where its reward is full; else what its environment says in `info["ended"]`, such as a cause, or its

@@ -17,14 +17,14 @@ _SSH = re.compile(r"(?:ssh://)?git@(?P<host>[^:/]+)[:/](?P<path>.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class GitCommit:
     """The hash of a commit, and the URL of a repository that has it."""
 
     repository: str
     commit: str
 
 
-def code_of(directory: Path, *, allow_dirty: bool) -> Code:
+def read_git_commit(directory: Path, *, allow_dirty: bool) -> GitCommit:
     """Return the commit that is checked out in a folder of a repository with a remote.
 
     With `allow_dirty` also if there is more than it here: the job runs without what is not committed.
@@ -59,17 +59,17 @@ def code_of(directory: Path, *, allow_dirty: bool) -> Code:
             f"the URL of the remote {remote} is malformed: percent-encode a user and password in it, or give "
             "--code image"
         )
-    return Code(public(url), commit)
+    return GitCommit(make_public_url(url), commit)
 
 
-def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> Code | None:
-    """Return `code_of` a folder for `git`, and None for `image`; UsageError for another source."""
+def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> GitCommit | None:
+    """Return `read_git_commit` a folder for `git`, and None for `image`; UsageError for another source."""
     if source not in ("git", "image"):
         raise UsageError(f"--code: {source!r} is neither git nor image.{did_you_mean(source, ('git', 'image'))}")
-    return code_of(directory, allow_dirty=allow_dirty) if source == "git" else None
+    return read_git_commit(directory, allow_dirty=allow_dirty) if source == "git" else None
 
 
-def public(url: str) -> str:
+def make_public_url(url: str) -> str:
     """Return a URL without credentials, over HTTPS instead of SSH as `git`."""
     if found := _SSH.fullmatch(url):
         return f"https://{found['host']}/{found['path']}"

@@ -5,35 +5,35 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.trackers.feed import Feed, read_run
+from rlkit.trackers.recorded_run import StepReader, read_run
 from rlkit.trackers.wandb import render_page
 from tests.trackers.folders import MESSAGES, add_metrics, write_run, write_step, write_table
 
 
 def test_steps_come_in_order_and_each_once(tmp_path: Path) -> None:
-    feed = Feed(write_run(tmp_path / "run"))
-    assert [step.number for step in feed.steps(ended=False)] == [0, 1, 2, 3]
-    assert list(feed.steps(ended=False)) == []
+    feed = StepReader(write_run(tmp_path / "run"))
+    assert [step.number for step in feed.steps(has_ended=False)] == [0, 1, 2, 3]
+    assert list(feed.steps(has_ended=False)) == []
     write_step(tmp_path / "run", 4)
-    (step,) = feed.steps(ended=False)
+    (step,) = feed.steps(has_ended=False)
     assert step.metrics == {"env/sums/reward/mean": 0.4, "time/step_s": 1.5}
 
 
 def test_what_was_sent_before_is_left_out(tmp_path: Path) -> None:
-    feed = Feed(write_run(tmp_path / "run"), after=1)
-    assert [step.number for step in feed.steps(ended=True)] == [2, 3]
+    feed = StepReader(write_run(tmp_path / "run"), after=1)
+    assert [step.number for step in feed.steps(has_ended=True)] == [2, 3]
 
 
 def test_a_step_whose_table_is_not_written_yet_is_waited_for_while_the_run_goes_on(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1)
     add_metrics(directory, 2)
-    feed = Feed(directory)
-    assert [step.number for step in feed.steps(ended=False)] == [0, 1]
-    assert [step.number for step in feed.steps(ended=False)] == []
+    feed = StepReader(directory)
+    assert [step.number for step in feed.steps(has_ended=False)] == [0, 1]
+    assert [step.number for step in feed.steps(has_ended=False)] == []
     write_table(directory, 2)
-    assert [step.number for step in feed.steps(ended=False)] == [2]
+    assert [step.number for step in feed.steps(has_ended=False)] == [2]
     add_metrics(directory, 3)
-    (last,) = feed.steps(ended=True)
+    (last,) = feed.steps(has_ended=True)
     assert (last.number, last.rollouts()) == (3, [])
 
 
@@ -42,23 +42,23 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "x"')
         file.flush()
-        feed = Feed(directory)
-        assert [step.number for step in feed.steps(ended=True)] == [0, 1]
+        feed = StepReader(directory)
+        assert [step.number for step in feed.steps(has_ended=True)] == [0, 1]
         file.write(": 1.0}\n")
-    assert [step.metrics for step in feed.steps(ended=True)] == [{"x": 1.0}]
+    assert [step.metrics for step in feed.steps(has_ended=True)] == [{"x": 1.0}]
 
 
 def test_damaged_metrics_are_named(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=0)
     (directory / "metrics.jsonl").write_text("[]\n")
     with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged"):
-        list(Feed(directory).steps(ended=True))
+        list(StepReader(directory).steps(has_ended=True))
 
 
 def test_rollouts_are_the_last_attempts_as_text(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=0)
     write_step(directory, 1, info={"messages": MESSAGES})
-    *_, step = Feed(directory).steps(ended=True)
+    *_, step = StepReader(directory).steps(has_ended=True)
     rollouts = step.rollouts()
     assert [(one.env, one.task, one.member, one.reward) for one in rollouts] == [
         ("sums", "2+2", 0, 1.0),
@@ -76,12 +76,12 @@ def test_rollouts_are_the_last_attempts_as_text(tmp_path: Path) -> None:
 def test_what_a_rollout_says_cannot_write_the_render_page(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=0)
     write_step(directory, 1, text="</pre><script>alert(1)</script>")
-    *_, step = Feed(directory).steps(ended=True)
+    *_, step = StepReader(directory).steps(has_ended=True)
     assert "<script" not in render_page(step.rollouts()[0], 1)
 
 
 def test_the_same_rollouts_are_drawn_each_time(tmp_path: Path) -> None:
-    *_, step = Feed(write_run(tmp_path / "run")).steps(ended=True)
+    *_, step = StepReader(write_run(tmp_path / "run")).steps(has_ended=True)
     assert step.sample_rollouts(2) == step.sample_rollouts(2)
     assert len(step.sample_rollouts(2)) == 2
     assert step.sample_rollouts(0) == step.sample_rollouts(9) == step.rollouts()
@@ -94,7 +94,7 @@ def test_no_secret_of_the_environment_or_of_a_known_shape_is_given(
     directory = write_run(tmp_path / "run", steps=0, settings={"model": "canary-of-the-environment"})
     said = "canary-of-the-environment and sk-0123456789abcdef0123"
     write_step(directory, 1, text=said, info={"messages": [{"role": "user", "content": said}]})
-    *_, step = Feed(directory).steps(ended=True)
+    *_, step = StepReader(directory).steps(has_ended=True)
     everything = f"{read_run(directory)}{step.rollouts()}"
     assert "canary" not in everything
     assert "sk-0123" not in everything

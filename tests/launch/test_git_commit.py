@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.launch.code import code_of, public
+from rlkit.launch.git_commit import make_public_url, read_git_commit
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -27,30 +27,30 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_commit_that_is_checked_out_is_found(checkout: Path, tmp_path: Path) -> None:
-    found = code_of(checkout, allow_dirty=False)
+    found = read_git_commit(checkout, allow_dirty=False)
     assert (found.repository, found.commit) == (str(tmp_path / "remote"), git(checkout, "rev-parse", "HEAD"))
 
 
 def test_what_the_job_would_not_have_is_refused_unless_it_is_allowed(checkout: Path) -> None:
     (checkout / "new").touch()
     with pytest.raises(UsageError, match="changes that are not committed"):
-        code_of(checkout, allow_dirty=False)
+        read_git_commit(checkout, allow_dirty=False)
     git(checkout, "add", "new")
     git(checkout, "commit", "-q", "-m", "two")
     with pytest.raises(UsageError, match=r"no remote has the commit [0-9a-f]{12}: push it"):
-        code_of(checkout, allow_dirty=False)
-    assert code_of(checkout, allow_dirty=True).commit == git(checkout, "rev-parse", "HEAD")
+        read_git_commit(checkout, allow_dirty=False)
+    assert read_git_commit(checkout, allow_dirty=True).commit == git(checkout, "rev-parse", "HEAD")
 
 
 def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no git repository: run this in one, or give --code image"):
-        code_of(tmp_path, allow_dirty=True)
+        read_git_commit(tmp_path, allow_dirty=True)
     git(tmp_path, "init", "-q")
     with pytest.raises(UsageError, match="has no commit yet"):
-        code_of(tmp_path, allow_dirty=True)
+        read_git_commit(tmp_path, allow_dirty=True)
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
     with pytest.raises(UsageError, match="has no remote"):
-        code_of(tmp_path, allow_dirty=True)
+        read_git_commit(tmp_path, allow_dirty=True)
 
 
 def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_p
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
     git(tmp_path, "remote", "add", "origin", "https://user:can/ary@github.com/a/b")
     with pytest.raises(UsageError, match="the URL of the remote origin is malformed") as refused:
-        code_of(tmp_path, allow_dirty=True)
+        read_git_commit(tmp_path, allow_dirty=True)
     assert "ary" not in str(refused.value)
 
 
@@ -74,4 +74,4 @@ def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_p
     ],
 )
 def test_a_url_is_one_that_a_job_can_use_and_holds_no_credential(url: str, shown: str) -> None:
-    assert public(url) == shown
+    assert make_public_url(url) == shown
