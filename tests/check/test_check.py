@@ -39,8 +39,8 @@ def failed(report: Report) -> dict[str, Finding]:
 
 
 def status(report: Report, check: str) -> str:
-    (found,) = [finding.status for finding in report.findings if finding.check == check]
-    return found
+    (result,) = [finding.status for finding in report.findings if finding.check == check]
+    return result
 
 
 class Sum(SingleTurnEnv):
@@ -271,15 +271,15 @@ def test_chance_that_belongs_to_the_task_is_not_a_fault() -> None:
 
 
 def test_forced_chance_lies_beyond_any_threshold() -> None:
-    kept, kept_numpy = random.getstate(), np.random.get_state()
+    state, numpy_state = random.getstate(), np.random.get_state()
     try:
         force_chance(high=False)
         assert max(random.random(), np.random.random()) < 1e-4
         force_chance(high=True)
         assert min(random.random(), np.random.random()) > 1 - 1e-4
     finally:
-        random.setstate(kept)
-        np.random.set_state(kept_numpy)
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 # --- it does not end
@@ -319,7 +319,7 @@ class Quitter(Sum):
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         (Sleeper(), "not done after 0.3 s"),
         (Blocker(), "blocks the event loop"),
@@ -329,11 +329,11 @@ class Quitter(Sum):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_environment_that_does_not_end_is_found(env: object, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "event loop" not in said:  # on a busy machine the one that watches may be slow, too
+def test_an_environment_that_does_not_end_is_found(env: object, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "event loop" not in message:  # on a busy machine the one that watches may be slow, too
         monkeypatch.setattr("rlkit.check.forked_process.MARGIN_S", 60.0)
     report = report_of(env, timeout_s=0.3)
-    assert said in failed(report)["time limit"].detail
+    assert message in failed(report)["time limit"].detail
     assert status(report, "deterministic") == "skipped"
 
 
@@ -460,7 +460,7 @@ def test_a_grader_that_accepts_the_empty_answer_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         (Literal(), "raised ValueError"),
         (NotANumber(), "rewards must be finite"),
@@ -472,8 +472,8 @@ def test_a_grader_that_accepts_the_empty_answer_is_found() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_environment_that_fails_on_odd_text_is_found(env: object, said: str) -> None:
-    assert said in failed(report_of(env))["odd replies"].detail
+def test_an_environment_that_fails_on_odd_text_is_found(env: object, message: str) -> None:
+    assert message in failed(report_of(env))["odd replies"].detail
 
 
 def test_a_gold_answer_without_the_full_reward_is_found() -> None:
@@ -526,7 +526,7 @@ class Mutator(Env):
         try:
             for _ in range(3):
                 reply = await policy.chat(messages)
-                reply.message["content"] = "I said nothing."
+                reply.message["content"] = "I message nothing."
                 messages += [reply.message, {"role": "user", "content": "Go on."}]
         except LimitReached:
             pass
@@ -545,9 +545,9 @@ class Mutator(Env):
     ids=lambda value: type(value).__name__ if isinstance(value, Env) else value,
 )
 def test_misuse_of_the_policy_is_found(env: object, name: str) -> None:
-    found = failed(report_of(env))
-    assert name in found
-    assert found[name].fix
+    findings = failed(report_of(env))
+    assert name in findings
+    assert findings[name].fix
 
 
 # --- it leaves things behind
@@ -600,7 +600,7 @@ KEPT: list[object] = []
 
 
 @pytest.mark.parametrize(
-    ("env", "name", "said"),
+    ("env", "name", "message"),
     [
         (Forgetful(), "clean-up", "a pending task"),
         (Threaded(), "clean-up", "a thread"),
@@ -611,8 +611,8 @@ KEPT: list[object] = []
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Env) else value,
 )
-def test_what_a_rollout_leaves_behind_is_found(env: object, name: str, said: str) -> None:
-    assert said in failed(report_of(env))[name].detail
+def test_what_a_rollout_leaves_behind_is_found(env: object, name: str, message: str) -> None:
+    assert message in failed(report_of(env))[name].detail
 
 
 def test_an_environment_that_cannot_be_pickled_is_found_and_played_all_the_same() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlkit.envs.harbor.checking import TaskCheck
-from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
+from rlkit.redteam.report import Attempt, RedTeamReport, classify_attempt
 from tests.envs.harbor.conftest import write_task
 from tests.envs.harbor.test_convert import old_task
 
@@ -98,7 +98,7 @@ def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
 
     async def attack_tasks(tasks: dict[str, Path], **_: object) -> RedTeamReport:
         results = [
-            ("daemon", "Leaves a daemon.", attempt_result(paid, 0.0), paid, ""),
+            ("daemon", "Leaves a daemon.", classify_attempt(paid, 0.0), paid, ""),
             ("clock", "Sets the clock.", "not tried", None, "refused"),
         ]
         return RedTeamReport(

@@ -51,8 +51,8 @@ def test_the_page_has_each_cheat_with_what_it_does_and_where_it_is_sealed() -> N
 
 @pytest.mark.parametrize("cheat", TASK_CHEATS, ids=lambda cheat: cheat.name)
 def test_each_script_is_one_that_a_shell_can_read(cheat: TaskCheat) -> None:
-    read = subprocess.run(["bash", "-n"], input=cheat.command, capture_output=True, text=True, check=False)
-    assert (read.returncode, read.stderr) == (0, "")
+    result = subprocess.run(["bash", "-n"], input=cheat.command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_the_attacks_that_were_seen_have_a_cheat_each() -> None:
@@ -69,9 +69,9 @@ def test_the_attacks_that_were_seen_have_a_cheat_each() -> None:
 
 
 def test_what_is_drawn_by_chance_follows_from_the_seed() -> None:
-    def said(seed: int) -> list[list[str]]:
+    def write_replies(seed: int) -> list[list[str]]:
         situation = Situation("What is 2 + 3?", (), "\\boxed{}", seed)
         return [list(cheat.replies(situation)) for cheat in REPLY_CHEATS]
 
-    assert said(0) == said(0)
-    assert said(0) != said(1)
+    assert write_replies(0) == write_replies(0)
+    assert write_replies(0) != write_replies(1)

@@ -16,7 +16,7 @@ import pytest
 import rlkit
 from rlkit.config.loading.targets import load_target
 from rlkit.redteam.reply_attacks import attack_replies
-from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, fixed
+from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, make_constant_replies
 from rlkit.redteam.report import RedTeamReport
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_no_cheat_earns_a_reward_in_a_built_in_environment(name: str, monkeypatc
     (source,) = load_target(target, arguments).values()
     tasks = 3 if EXHAUSTIVE or name == "arithmetic" else 1
     report = asyncio.run(attack_replies(source, tasks=tasks, timeout_s=120.0, seed=0, cheats=REPLY_CHEATS))
-    assert report.untried == {}
+    assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.task_id, attempt.reward) for attempt in report.earned] == []
     assert {attempt.cheat for attempt in report.attempts} == {cheat.name for cheat in REPLY_CHEATS}
 
@@ -117,7 +117,7 @@ class Fragile(Lax):
 
 
 def test_what_fails_or_hangs_earned_nothing_and_ends_only_itself() -> None:
-    cheats = [ReplyCheat(name, "Says it.", fixed(name)) for name in ("raise", "hang", "fine")]
+    cheats = [ReplyCheat(name, "Says it.", make_constant_replies(name)) for name in ("raise", "hang", "fine")]
     report = attack(Fragile(), cheats=cheats, timeout_s=2.0)
     assert [(attempt.cheat, attempt.result) for attempt in report.attempts] == [
         ("raise", "failed"),
@@ -130,8 +130,8 @@ def test_what_fails_or_hangs_earned_nothing_and_ends_only_itself() -> None:
 
 
 def test_an_environment_that_blocks_leaves_the_rest_untried_and_says_so() -> None:
-    cheats = [ReplyCheat(name, "Says it.", fixed(name)) for name in ("fine", "block", "raise")]
+    cheats = [ReplyCheat(name, "Says it.", make_constant_replies(name)) for name in ("fine", "block", "raise")]
     report = attack(Fragile(), cheats=cheats, timeout_s=1.0)
     assert [attempt.cheat for attempt in report.attempts] == ["fine"]
-    assert "blocks the event loop" in report.untried["the remaining cheats"]
+    assert "blocks the event loop" in report.skipped_tasks["the remaining cheats"]
     assert not report.ok

@@ -56,7 +56,7 @@ def attack(
 @pytest.mark.parametrize("task_id", QUICK)
 def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> None:
     report = attack(EXAMPLES, *QUICK[task_id], task_ids=task_id)
-    assert report.untried == {}
+    assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
     assert {attempt.cheat for attempt in report.attempts} == set(QUICK[task_id])
 
@@ -66,7 +66,7 @@ def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> Non
 @pytest.mark.parametrize("task_id", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_no_cheat_earns_a_reward_in_any_example(task_id: str) -> None:
     report = attack(EXAMPLES, task_ids=task_id)
-    assert report.untried == {}
+    assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
     assert len(report.attempts) == len(TASK_CHEATS)
 
@@ -75,7 +75,7 @@ def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path
     write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
     names = (*QUICK["hello-world"], *QUICK["edit-config"])
     report = attack(tmp_path / "tasks", *names, task_ids="train/1-copy-file-00")
-    assert report.untried == {}
+    assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
     assert {attempt.cheat for attempt in report.attempts} == set(names)
 
@@ -86,7 +86,7 @@ def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path
 def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) -> None:
     write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
     report = attack(tmp_path / "tasks", task_ids=f"train/{kind}-00")
-    assert report.untried == {}
+    assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
     assert len(report.attempts) == len(TASK_CHEATS)
 
@@ -97,7 +97,7 @@ def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) 
 def test_where_there_is_no_view_what_runs_on_earns_nothing(task_id: str) -> None:
     cheats = [cheat for cheat in TASK_CHEATS if cheat.seal in ("view", "record", "kernel")]
     report = attack(EXAMPLES, cheats=cheats, task_ids=task_id, place=f"{WithoutView.__module__}:WithoutView")
-    assert report.untried == {}
+    assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
 
 
@@ -155,8 +155,8 @@ def test_a_task_without_an_honest_reward_cannot_be_attacked(tmp_path: Path) -> N
     report = attack(tmp_path, "early-reward")
     assert not report.ok
     assert report.attempts == []
-    assert report.untried["silent"].startswith("an honest empty attempt gets no reward: RewardFileNotFoundError")
-    assert "torn" in report.untried
+    assert report.skipped_tasks["silent"].startswith("an honest empty attempt gets no reward: RewardFileNotFoundError")
+    assert "torn" in report.skipped_tasks
 
 
 def test_a_task_that_does_not_say_what_is_tested_is_named_for_its_programs(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def test_the_model_loads_whole_and_its_next_token_is_open(models: dict[str, Path
 def test_the_byte_tokenizers_tokens_are_the_bytes(text: str) -> None:
     from tokenizers import Tokenizer
 
-    from rlkit.testing.models import _byte_tokenizer
+    from rlkit.testing.models import _make_byte_tokenizer
 
-    tokenizer: Tokenizer = _byte_tokenizer()
+    tokenizer: Tokenizer = _make_byte_tokenizer()
     tokens = tokenizer.encode(text.replace("<", "")).ids
     assert bytes(tokens) == text.replace("<", "").encode()
     assert tokenizer.decode(tokens) == text.replace("<", "")
@@ -52,9 +52,9 @@ def test_the_byte_tokenizers_tokens_are_the_bytes(text: str) -> None:
 
 @given(st.text())
 def test_the_trained_tokenizer_round_trips(text: str) -> None:
-    from rlkit.testing.models import _trained_tokenizer
+    from rlkit.testing.models import _train_tokenizer
 
-    tokenizer = _trained_tokenizer()
+    tokenizer = _train_tokenizer()
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 

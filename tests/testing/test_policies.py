@@ -82,12 +82,12 @@ def test_a_reply_ends_at_the_stop_that_was_asked_for(stop: Sequence[str] | Seque
 
 
 def test_noise_follows_from_its_seed() -> None:
-    async def said(seed: int) -> list[str]:
+    async def sample_replies(seed: int) -> list[str]:
         policy = NoisyPolicy(seed)
         return [(await policy.sample("?")).text for _ in range(5)]
 
-    assert asyncio.run(said(1)) == asyncio.run(said(1))
-    assert asyncio.run(said(1)) != asyncio.run(said(2))
+    assert asyncio.run(sample_replies(1)) == asyncio.run(sample_replies(1))
+    assert asyncio.run(sample_replies(1)) != asyncio.run(sample_replies(2))
 
 
 @given(st.text())

@@ -1,9 +1,9 @@
-"""A check of an environment's promises, which its author runs before the first training step.
+"""Checks that an author runs on an environment before the first training step.
 
     report = await rlkit.check.check(Reverse("hello"))
     assert report.ok, report.findings
 
-Invariant: the checker ends, and leaves the environment, the process and its clock as they were: all play happens in a
+Invariant: the check ends, and it changes neither the environment nor the process nor its clock: all rollouts run in a
 forked process.
 """
 
@@ -31,26 +31,28 @@ async def check(
     tasks: int = 5,
     seed: int = 0,
 ) -> Report:
-    """WatchedRollout an environment with scripted replies and report what it does wrong.
+    """Play an environment with scripted replies and report what it does wrong.
 
-    Checked: pickling; the prompt; the reward of the gold and of an empty answer; that conversations extend their exact
-    tokens; the turn limit; what rollouts leave behind, cancelled or not; odd replies; that rollouts do not change the
-    environment; that the reward depends on neither the time, nor chance, nor what was played before.
+    The checks cover pickling, the prompt, the reward of the gold and of an empty answer, exact tokens across turns, the
+    turn limit, resource leaks, cancellation and odd replies. Rollouts must not change the environment, and the reward
+    must not depend on the time, on chance or on earlier rollouts.
 
-    An environment may say more about itself: `gold: str` deserves the full reward; `max_reward: float` is the full
-    reward (1.0 otherwise); `stochastic = True` means that chance belongs to the task.
+    Optional attributes of an environment: `gold: str` is an answer with the full reward; `max_reward: float`
+    is that reward (default 1.0), and `stochastic = True` makes chance part of the task.
 
     Args:
-        chat: the model's format; bytes in ChatML's shape unless given.
-        timeout_s: for one rollout.
-        tasks: how many tasks of a source are played.
-        seed: chooses tasks of a sequence and the noise among the replies.
+        chat: the model's chat format; `ByteChat()` by default.
+        timeout_s: limit of one rollout, in seconds.
+        tasks: number of tasks to play.
+        seed: chooses tasks of a sequence, and the noise among the replies.
 
     Raises:
-        UsageError: there is nothing to play.
+        UsageError: there are no tasks.
     """
     if tasks < 1 or timeout_s <= 0:
-        raise UsageError(f"check needs at least one task and some time, not tasks={tasks} and timeout_s={timeout_s}")
+        raise UsageError(
+            f"check needs at least one task and a positive time limit, not tasks={tasks} and timeout_s={timeout_s}"
+        )
     from rlkit.check.checks import CHECKS, TIME, run_checks
     from rlkit.check.context import CheckContext
     from rlkit.check.forked_process import run_isolated
@@ -61,20 +63,20 @@ async def check(
 
     def work(send: Send[Finding]) -> Coroutine[object, object, None]:
         player = Player(chat or ByteChat(), timeout_s, send)
-        return run_checks(CheckContext.of(source, player, tasks=tasks, seed=seed), send)
+        return run_checks(CheckContext.draw(source, player, tasks=tasks, seed=seed), send)
 
     findings, abort = await run_isolated(work, timeout_s=timeout_s)
     if abort is not None:
         findings.append(Finding(TIME, "failed", abort.reason, abort.fix))
     reported = {finding.check for finding in findings}
-    unplayed = [check.name for check in CHECKS if check.name not in reported]
-    return Report((*findings, *(Finding(name, "skipped", "not played to its end") for name in unplayed)))
+    skipped = [check.name for check in CHECKS if check.name not in reported]
+    return Report((*findings, *(Finding(name, "skipped", "the checks ended early") for name in skipped)))
 
 
 def _as_source(candidate: object) -> TaskSource | Sequence[Env]:
     match candidate:
         case type():
-            raise UsageError(f"check plays an environment, not a class: give an instance of {candidate.__name__}")
+            raise UsageError(f"check needs an environment, not a class: pass an instance of {candidate.__name__}")
         case Sequence() if candidate:
             return cast("Sequence[Env]", candidate)
         case _ if isinstance(candidate, Env):
@@ -82,4 +84,4 @@ def _as_source(candidate: object) -> TaskSource | Sequence[Env]:
         case TaskSource():
             return candidate
         case _:
-            raise UsageError(f"there is no environment to check in {candidate!r}: it needs a rollout(policy) method")
+            raise UsageError(f"cannot check {candidate!r}: it has no rollout(policy) method")

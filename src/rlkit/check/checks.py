@@ -1,7 +1,7 @@
-"""The checks of an environment: one function each, and one table of them.
+"""Checks of an environment: one function each, and their table.
 
-Invariant: a check asks for plays and judges them. Only the last one changes the process, for good: it moves the clock,
-which never goes back, and sets the random generators.
+Invariant: a check judges rollouts. Only the last one changes the process, permanently: it moves the wall clock and
+seeds the random generators.
 """
 
 from __future__ import annotations
@@ -17,244 +17,250 @@ from functools import partial
 from typing import cast
 
 from rlkit.check.conditions import make_conditions, seed_chance
-from rlkit.check.context import BUDGET_S, CLOSELY, FULL, CheckContext, draw_tasks
+from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks
 from rlkit.check.leaks import count_resources, find_leaks
 from rlkit.check.player import Hang, abbreviate
 from rlkit.check.replies import EMPTY, ODD, PLAIN
 from rlkit.check.report import Finding
-from rlkit.check.snapshots import changes, snapshot
+from rlkit.check.snapshots import find_changes, take_snapshot
 from rlkit.env import Env
 from rlkit.testing.policies import MAX_TOKENS, NoisyPolicy
 from rlkit.types import Json
 
 TIME = "time limit"
 
-NOISE = 20
-"""How many replies of noise are played."""
+NOISE_REPLIES = 20
+"""Number of noise replies."""
 
 CUT_TOKENS = 7
-"""Where some replies are cut off."""
+"""Limit that truncates some replies."""
 
 
 class Skip(Exception):
-    """A check does not apply; the text is the reason."""
+    """A check does not apply, for the reason in the message."""
 
 
-async def _task_source(context: CheckContext) -> str:
+async def _check_task_source(context: CheckContext) -> str:
     if context.source is None:
-        raise Skip("the tasks were given themselves")
+        raise Skip("the tasks are a sequence, not a source")
     try:
         context.source.load_state_dict(cast("Mapping[str, Json]", json.loads(json.dumps(context.state))))
-        again = draw_tasks(context.source, tasks=len(context.envs), seed=context.seed)
+        second_draw = draw_tasks(context.source, tasks=len(context.envs), seed=context.seed)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        context.problems.append(f"its state cannot be written as JSON and loaded again: {reason}")
+        context.problems.append(f"its state does not survive JSON and load_state_dict: {reason}")
         return ""
-    if [*context.snapshots] != [snapshot(env) for env in again]:
-        context.problems.append("after load_state_dict(state_dict()) it gives other tasks")
-    return f"gives the same {len(context.envs)} tasks again from its saved state"
+    if [*context.snapshots] != [take_snapshot(env) for env in second_draw]:
+        context.problems.append("after load_state_dict(state_dict()) it draws other tasks")
+    return f"draws the same {len(context.envs)} tasks again from its saved state"
 
 
-async def _picklable(context: CheckContext) -> str:
+async def _check_pickling(context: CheckContext) -> str:
     for env in context.envs:
         try:
             copy = cast("object", pickle.loads(pickle.dumps(env)))
         except Exception as error:
             context.add_problem(env, f"{type(error).__name__}: {error}")
             continue
-        if lost := changes(snapshot(env), snapshot(copy), lazy=False):
-            context.add_problem(env, f"its copy differs: {lost[0]}")
-    return f"{len(context.envs)} tasks come back from pickle as they were"
+        if changes := find_changes(take_snapshot(env), take_snapshot(copy), allow_caches=False):
+            context.add_problem(env, f"its copy differs: {changes[0]}")
+    return f"{len(context.envs)} tasks are unchanged after pickling"
 
 
-async def _prompt(context: CheckContext) -> str:
+async def _check_prompt(context: CheckContext) -> str:
     for env in context.envs:
-        play = await context.player.play(env, PLAIN)
-        context.first_plays.append(play)
-        if not play.prompts:
-            context.add_problem(env, f"it never asked the policy, and {play.result}")
-        elif not play.prompts[0].strip():
+        rollout = await context.player.play(env, PLAIN)
+        context.first_rollouts.append(rollout)
+        if not rollout.prompts:
+            context.add_problem(env, f"it made no request to the policy, and ended with: {rollout.result}")
+        elif not rollout.prompts[0].strip():
             context.add_problem(env, "the first prompt is empty")
-    lengths = [len(play.prompts[0]) for play in context.first_plays if play.prompts]
+    lengths = [len(rollout.prompts[0]) for rollout in context.first_rollouts if rollout.prompts]
     return f"first prompts of {min(lengths, default=0)} to {max(lengths, default=0)} characters"
 
 
-async def _gold_answer(context: CheckContext) -> str:
-    golden = [(env, gold) for env in context.envs for gold in _golds(env)]
-    if not golden:
-        raise Skip("the environment offers no `gold: str`")
-    for env, gold in golden:
-        play = await context.player.play(env, gold)
-        context.gold_reward = max(context.gold_reward, play.reward or 0.0)
-        if play.reward is None or play.reward < _full_reward(env) - 1e-9:
-            context.add_problem(env, f"{abbreviate(gold)} gets {play.result}, not {_full_reward(env):g}")
-    return f"gets the full reward on {len(golden)} tasks"
+async def _check_gold_answer(context: CheckContext) -> str:
+    cases = [(env, gold) for env in context.envs for gold in _list_gold(env)]
+    if not cases:
+        raise Skip("the environment has no `gold: str`")
+    for env, gold in cases:
+        rollout = await context.player.play(env, gold)
+        context.gold_reward = max(context.gold_reward, rollout.reward or 0.0)
+        if rollout.reward is None or rollout.reward < _get_full_reward(env) - 1e-9:
+            context.add_problem(env, f"{abbreviate(gold)} gets {rollout.result}, not {_get_full_reward(env):g}")
+    return f"gets the full reward on {len(cases)} tasks"
 
 
-async def _empty_answer(context: CheckContext) -> str:
+async def _check_empty_answer(context: CheckContext) -> str:
     rewards = list[float]()
-    for env, reply in context.cases([env for env in context.envs if getattr(env, "gold", None) not in EMPTY], EMPTY):
+    for env, reply in context.iterate_cases(
+        [env for env in context.envs if getattr(env, "gold", None) not in EMPTY], EMPTY
+    ):
         reward = (await context.player.play(env, reply)).reward
         if reward is None:
             continue
         rewards.append(reward)
-        if reward >= (_full_reward(env) if hasattr(env, "max_reward") else context.gold_reward) - 1e-9:
+        if reward >= (_get_full_reward(env) if hasattr(env, "max_reward") else context.gold_reward) - 1e-9:
             context.add_problem(env, f"the reply {abbreviate(reply)} gets the full reward, {reward:g}")
     if not rewards:
-        raise Skip("no empty answer had a reward, or it is the right answer")
+        raise Skip("no empty answer has a reward, or the empty answer is right")
     return f"gets at most {max(rewards):g}"
 
 
-async def _token_exact(context: CheckContext) -> str:
+async def _check_exact_tokens(context: CheckContext) -> str:
     counts = list[tuple[int, int]]()
-    for env, reply in context.cases(context.envs[:CLOSELY], context.replies):
-        play = await context.player.play(env, reply)
-        if len(play.turns) > 1 or play.end == "limit":
+    for env, reply in context.iterate_cases(context.envs[:SAMPLE_TASKS], context.replies):
+        rollout = await context.player.play(env, reply)
+        if len(rollout.turns) > 1 or rollout.end == "limit":
             context.long_cases.append((env, reply))
-            counts.append((len(play.turns), sum(turn.parent is None for turn in play.turns)))
-        if play.rewritten and play.rewritten not in context.problems:
-            context.problems.append(play.rewritten)
+            counts.append((len(rollout.turns), sum(turn.parent is None for turn in rollout.turns)))
+        if rollout.rewritten and rollout.rewritten not in context.problems:
+            context.problems.append(rollout.rewritten)
     if not counts:
-        raise Skip("no rollout asked for a second completion")
+        raise Skip("no rollout requested a second completion")
     turns, segments = max(counts)[0], max(segments for _, segments in counts)
     if segments == 1:
         return f"up to {turns} turns, each of which extends the one before"
     return f"up to {turns} turns in {segments} segments"
 
 
-async def _turn_limit(context: CheckContext) -> str:
+async def _check_turn_limit(context: CheckContext) -> str:
     if not context.long_cases:
-        raise Skip("no rollout asked for a second completion")
-    for env, reply in context.long_cases[: 2 * CLOSELY]:
-        play = await context.player.play(env, reply, max_turns=1)
-        if play.end == "limit":
-            context.add_problem(env, f"allowed one turn, it {play.result}")
+        raise Skip("no rollout requested a second completion")
+    for env, reply in context.long_cases[: 2 * SAMPLE_TASKS]:
+        rollout = await context.player.play(env, reply, max_turns=1)
+        if rollout.end == "limit":
+            context.add_problem(env, f"limited to one turn, it {rollout.result}")
     return "a rollout that reaches it is graded"
 
 
-async def _clean_up(context: CheckContext) -> str:
-    for env, reply in context.cases(context.envs[:CLOSELY], context.replies):
-        leftovers = await find_leaks(partial(context.player.play, env, reply))
-        for leftover in leftovers:
-            context.add_problem(env, f"each rollout leaves {leftover}")
-        if leftovers:
+async def _check_clean_up(context: CheckContext) -> str:
+    for env, reply in context.iterate_cases(context.envs[:SAMPLE_TASKS], context.replies):
+        leaks = await find_leaks(partial(context.player.play, env, reply))
+        for leak in leaks:
+            context.add_problem(env, f"each rollout leaks {leak}")
+        if leaks:
             break
-    return f"a rollout leaves none of: {', '.join(count_resources())}"
+    return f"a rollout leaks none of: {', '.join(count_resources())}"
 
 
-async def _cancellation(context: CheckContext) -> str:
-    waits = [(env, PLAIN, 0) for env in context.envs[:CLOSELY]] + [
-        (env, reply, 1) for env, reply in context.long_cases[:CLOSELY]
+async def _check_cancellation(context: CheckContext) -> str:
+    cases = [(env, PLAIN, 0) for env in context.envs[:SAMPLE_TASKS]] + [
+        (env, reply, 1) for env, reply in context.long_cases[:SAMPLE_TASKS]
     ]
-    tried = False
-    for env, reply, turn in waits:
+    was_cancelled = False
+    for env, reply, turn in cases:
         cancel = partial(context.player.cancel, env, reply, turn=turn)
-        play = await cancel()
-        if play is None:
+        rollout = await cancel()
+        if rollout is None:
             continue
-        tried = True
-        if play.end != "cancelled":
-            waiting = f"cancelled while it waits for reply {turn + 1}"
+        was_cancelled = True
+        if rollout.end != "cancelled":
+            situation = f"cancelled while it waits for reply {turn + 1}"
             context.add_problem(
-                env, f"{waiting}, it should end with CancelledError, but gave {play.detail or 'a reward'}"
+                env, f"{situation}, it must end with CancelledError, but {rollout.detail or 'returned a reward'}"
             )
-        for leftover in await find_leaks(cancel):
-            context.add_problem(env, f"each cancelled rollout leaves {leftover}")
-    if not tried:
-        raise Skip("no rollout asked the policy for anything")
-    return "a cancelled rollout ends at once and leaves nothing behind"
+        for leak in await find_leaks(cancel):
+            context.add_problem(env, f"each cancelled rollout leaks {leak}")
+    if not was_cancelled:
+        raise Skip("no rollout made a request to the policy")
+    return "a cancelled rollout ends at once and leaks nothing"
 
 
-async def _odd_replies(context: CheckContext) -> str:
-    noise = [NoisyPolicy(context.seed * NOISE + n, chat=context.player.chat) for n in range(NOISE)]
+async def _check_odd_replies(context: CheckContext) -> str:
+    noise = [NoisyPolicy(context.seed * NOISE_REPLIES + n, chat=context.player.chat) for n in range(NOISE_REPLIES)]
     replies = [*EMPTY, *ODD, *context.replies, *[(await policy.sample("?")).text for policy in noise]]
-    played = 0
+    count = 0
     for lap in range(len(context.envs)):
-        for index, (_, reply) in enumerate(context.cases(context.envs[:1], replies, budget_s=BUDGET_S / (lap + 1))):
+        for index, (_, reply) in enumerate(
+            context.iterate_cases(context.envs[:1], replies, budget_s=BUDGET_S / (lap + 1))
+        ):
             env = context.envs[(lap + index) % len(context.envs)]
             for max_tokens in (MAX_TOKENS, CUT_TOKENS) if index % 8 == 0 else (MAX_TOKENS,):
-                play = await context.player.play(env, reply, max_tokens=max_tokens)
-                played += 1
-                if play.reward is None and play.end != "limit":
-                    context.add_problem(env, f"for the reply {abbreviate(reply)} it {play.result}")
-    return f"{played} plays of odd text gave finite rewards"
+                rollout = await context.player.play(env, reply, max_tokens=max_tokens)
+                count += 1
+                if rollout.reward is None and rollout.end != "limit":
+                    context.add_problem(env, f"for the reply {abbreviate(reply)} it {rollout.result}")
+    return f"{count} rollouts with odd text have finite rewards"
 
 
-async def _unchanged(context: CheckContext) -> str:
-    """Compare the environments; what a private attribute is filled with once is a cache."""
-    middle = [snapshot(env) for env in context.envs]
-    for env, reply in context.cases(context.envs, ["again", *context.replies]):
+async def _check_unchanged(context: CheckContext) -> str:
+    """Compare the environments; a private attribute that is filled once is a cache."""
+    snapshots = [take_snapshot(env) for env in context.envs]
+    for env, reply in context.iterate_cases(context.envs, ["again", *context.replies]):
         await context.player.play(env, reply)
-    for env, before, mid in zip(context.envs, context.snapshots, middle, strict=True):
-        lines = [*changes(before, mid, lazy=True), *changes(mid, snapshot(env), lazy=False)]
+    for env, before, after in zip(context.envs, context.snapshots, snapshots, strict=True):
+        lines = [
+            *find_changes(before, after, allow_caches=True),
+            *find_changes(after, take_snapshot(env), allow_caches=False),
+        ]
         for line in lines[:1]:
             context.add_problem(env, f"rollouts change {line}")
-    return f"{len(context.player.plays)} rollouts left the environment as it was"
+    return f"{len(context.player.rollouts)} rollouts did not change the environment"
 
 
-async def _reward_range(context: CheckContext) -> str:
-    rewards = [play.reward for play in context.player.plays if play.reward is not None]
+async def _check_reward_range(context: CheckContext) -> str:
+    rewards = [rollout.reward for rollout in context.player.rollouts if rollout.reward is not None]
     if not rewards:
-        context.problems.append(f"no rollout had a reward: it {context.first_plays[0].result}")
+        context.problems.append(f"no rollout has a reward: it {context.first_rollouts[0].result}")
         return ""
-    most = max((_full_reward(env) for env in context.envs if hasattr(env, "max_reward")), default=None)
-    if most is not None and max(rewards) > most + 1e-9:
-        context.problems.append(f"a reward of {max(rewards):g} is above max_reward, {most:g}")
+    max_reward = max((_get_full_reward(env) for env in context.envs if hasattr(env, "max_reward")), default=None)
+    if max_reward is not None and max(rewards) > max_reward + 1e-9:
+        context.problems.append(f"a reward of {max(rewards):g} is above max_reward, {max_reward:g}")
     return f"from {min(rewards):g} to {max(rewards):g}"
 
 
-async def _deterministic(context: CheckContext) -> str:
+async def _check_determinism(context: CheckContext) -> str:
     if all(getattr(env, "stochastic", False) for env in context.envs):
-        raise Skip("the environment says that chance belongs to it (stochastic = True)")
+        raise Skip("the environment declares that it is stochastic (stochastic = True)")
     seed_chance(context.seed)
-    cases = [(env, reply) for env in context.envs for reply in (*_golds(env), *context.replies)]
+    cases = [(env, reply) for env in context.envs for reply in (*_list_gold(env), *context.replies)]
     expected = [(*case, await context.player.play(*case)) for case in cases]
-    changed = make_conditions(context.seed)
-    for condition in changed:
-        started_s = time.monotonic()
+    conditions = make_conditions(context.seed)
+    for condition in conditions:
+        start_s = time.monotonic()
         for env, reply, first in expected:
             condition.prepare()
-            play = partial(context.player.play, env, reply, delay_s=condition.delay_s, under=condition.name)
-            for other in await asyncio.gather(*(play() for _ in range(condition.at_once))):
-                if not first.same_reward(other) and (other.end == "done" or condition.strict):
+            play = partial(context.player.play, env, reply, delay_s=condition.delay_s, condition=condition.name)
+            for other in await asyncio.gather(*(play() for _ in range(condition.concurrency))):
+                if not first.has_same_reward(other) and (other.end == "done" or condition.is_strict):
                     rewards = f"{first.result}, and {condition.name} {other.result}"
                     context.add_problem(env, f"the reply {abbreviate(reply)} gets {rewards}")
-            if time.monotonic() - started_s > BUDGET_S / len(changed):
+            if time.monotonic() - start_s > BUDGET_S / len(conditions):
                 break
         if context.problems:
             break
-    return f"{len(expected)} replies got the same reward under {len(changed)} conditions"
+    return f"{len(expected)} replies have the same reward under {len(conditions)} conditions"
 
 
-def _golds(env: Env) -> list[str]:
-    """Return the right answer, if the environment offers it."""
+def _list_gold(env: Env) -> list[str]:
+    """Return the gold answer, if the environment has one."""
     gold = getattr(env, "gold", None)
     return [gold] if isinstance(gold, str) else []
 
 
-def _full_reward(env: Env) -> float:
-    return float(getattr(env, "max_reward", FULL))
+def _get_full_reward(env: Env) -> float:
+    return float(getattr(env, "max_reward", DEFAULT_MAX_REWARD))
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
+    """Check of an environment.
 
     Args:
-        name: a few words.
-        run: returns what was seen, for a check without problems, and adds its problems to the context; raises `Skip`.
-        fix: what to do about its problems.
+        inspect: adds problems to the context and returns an observation for a check without problems; raises `Skip`.
+        fix: advice on the problems.
     """
 
     name: str
-    run: Callable[[CheckContext], Awaitable[str]]
+    inspect: Callable[[CheckContext], Awaitable[str]]
     fix: str
 
-    async def find(self, context: CheckContext) -> Finding:
-        """Run the check; it failed with the first two problems, passed, or does not apply."""
+    async def run(self, context: CheckContext) -> Finding:
+        """Run the check; a failure names the first two problems."""
         context.problems = problems = list[str]()
         try:
-            detail = await self.run(context)
+            detail = await self.inspect(context)
         except Skip as reason:
             return Finding(self.name, "skipped", str(reason))
         if not problems:
@@ -264,44 +270,52 @@ class Check:
 
 
 CHECKS = (
-    Check("task source", _task_source, "make next() a function of the seed and of what state_dict() holds"),
     Check(
-        "picklable", _picklable, "define the class at the top of a module, and keep files, locks and clients out of it"
+        "task source",
+        _check_task_source,
+        "let next() depend on the seed and on state_dict() only",
     ),
-    Check("prompt", _prompt, "ask the policy for a reply, with a prompt that says something"),
-    Check("gold answer", _gold_answer, "give env.gold the full reward (1.0, or env.max_reward), or correct env.gold"),
-    Check("empty answer", _empty_answer, "make the grader refuse a reply without an answer"),
     Check(
-        "token-exact", _token_exact, "append reply.message to the conversation as it is; leave earlier messages alone"
+        "picklable",
+        _check_pickling,
+        "define the class at the top of a module, without files, locks or clients",
     ),
-    Check("turn limit", _turn_limit, "catch rlkit.LimitReached around the policy and grade what is there"),
-    Check("clean-up", _clean_up, "close what a rollout opens in a `finally`, and wait for the tasks that it starts"),
-    Check("cancellation", _cancellation, "let CancelledError pass, and close what a rollout holds in a `finally`"),
-    Check("odd replies", _odd_replies, "give text that cannot be read the reward of a wrong answer, a finite number"),
-    Check("unchanged", _unchanged, "keep an episode's state in local variables of rollout, not in the environment"),
+    Check("prompt", _check_prompt, "request a reply from the policy, with a prompt that is not empty"),
     Check(
-        "reward range", _reward_range, "return a finite number, at most env.max_reward where the environment names one"
+        "gold answer", _check_gold_answer, "give env.gold the full reward (env.max_reward or 1.0), or correct env.gold"
     ),
+    Check("empty answer", _check_empty_answer, "make the grader reject a reply without an answer"),
+    Check("token-exact", _check_exact_tokens, "append reply.message unchanged; do not edit earlier messages"),
+    Check("turn limit", _check_turn_limit, "catch rlkit.LimitReached around the policy and grade the turns so far"),
+    Check("clean-up", _check_clean_up, "close resources in a `finally`, and await the tasks that a rollout starts"),
+    Check("cancellation", _check_cancellation, "do not catch CancelledError, and close resources in a `finally`"),
+    Check("odd replies", _check_odd_replies, "give text that cannot be parsed the finite reward of a wrong answer"),
+    Check(
+        "unchanged",
+        _check_unchanged,
+        "keep the state of an episode in local variables of rollout",
+    ),
+    Check("reward range", _check_reward_range, "return a finite number, at most env.max_reward if there is one"),
     Check(
         "deterministic",
-        _deterministic,
-        "compute the reward from the task and the reply alone; a task of chance says so with `stochastic = True`",
+        _check_determinism,
+        "compute the reward from the task and the reply alone; declare chance with `stochastic = True`",
     ),
 )
-"""Every check, in the order in which they run."""
+"""All checks, in their order."""
 
 
 async def run_checks(context: CheckContext, send: Callable[[Finding], None]) -> None:
-    """Run the checks and send each finding as it is made, up to a rollout that hangs."""
-    gc.freeze()  # the collections that the clean-up check asks for need not look at what the caller had
+    """Run the checks and send each finding at once; a rollout that hangs ends them."""
+    gc.freeze()  # spares the garbage collections of the clean-up check the caller's objects
     try:
         for check in CHECKS:
-            context.player.say(check.name)
-            send(await check.find(context))
+            context.player.announce(check.name)
+            send(await check.run(context))
     except Hang as hang:
-        fix = "let CancelledError pass" if hang.swallowed else "give every wait in the environment a time limit"
+        fix = "do not catch CancelledError" if hang.swallowed else "give every wait in the environment a time limit"
         send(Finding(TIME, "failed", str(hang), fix))
         return
-    seconds = sorted(play.seconds for play in context.player.plays)
-    took = f"{len(seconds)} rollouts, median {seconds[len(seconds) // 2]:.2g} s, slowest {seconds[-1]:.2g} s"
-    send(Finding(TIME, "passed", took))
+    seconds = sorted(rollout.seconds for rollout in context.player.rollouts)
+    timing = f"{len(seconds)} rollouts, median {seconds[len(seconds) // 2]:.2g} s, slowest {seconds[-1]:.2g} s"
+    send(Finding(TIME, "passed", timing))

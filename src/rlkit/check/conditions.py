@@ -1,6 +1,6 @@
-"""Circumstances that a reward should not depend on: the time of day, chance, a slow model, other rollouts.
+"""Conditions that a reward must not depend on: the time of day, chance, a slow model, other rollouts.
 
-Invariant: nothing here is undone. It changes the process for good, so it runs only in the process that a check forks.
+Invariant: the changes to the process are permanent, so this runs only in the process that a check forks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Self, override
 import numpy as np
 
 WORDS = 624
-"""Size of a Mersenne Twister's state, in 32-bit words: as many outputs can be chosen before it mixes them again."""
+"""Size of a Mersenne Twister's state in 32-bit words, and the number of outputs that a state determines."""
 
 DAY_S = 86_400.0
 
@@ -25,58 +25,58 @@ OFFSETS_S = (
     *(0.37, 1.0, 2.5, 7.0, 61.0, 1_801.0, 18_000.0, 43_200.0),
     *(DAY_S * n for n in (1, 2, 3, 4, 5, 45, 200, 400)),
 )
-"""To where the wall clock is moved: through the second, the day, the week and the year."""
+"""Offsets of the wall clock: within the second, the day, the week and the year."""
 
 DELAY_S = 0.03
-"""How much longer a slower model takes."""
+"""Extra duration of a completion of a slower model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A circumstance of a play.
+    """Condition of a rollout.
 
     Args:
-        name: a phrase that follows a reward, such as "played again".
-        prepare: called before each play.
-        delay_s: how much longer each completion takes.
-        at_once: plays at the same time.
-        strict: the environment may not fail either; under the others it may miss what it needs.
+        name: phrase that follows a reward, such as "played again".
+        prepare: called before each rollout.
+        delay_s: extra duration of each completion, in seconds.
+        concurrency: number of simultaneous rollouts.
+        is_strict: a failed rollout is a problem too; elsewhere, a condition may break an environment.
     """
 
     name: str
     prepare: Callable[[], None] = lambda: None
     delay_s: float = 0.0
-    at_once: int = 1
-    strict: bool = False
+    concurrency: int = 1
+    is_strict: bool = False
 
 
 def make_conditions(seed: int) -> Sequence[Condition]:
-    """Return all conditions in their order; from here on, the wall clock of the process can be moved."""
+    """Return all conditions in their order, and make the wall clock of the process movable."""
     move_clock, again = make_clock_movable(), partial(seed_chance, seed)
     chance = [partial(force_chance, high=high) for high in (False, True)]
     chance += [partial(seed_chance, seed + number) for number in range(1, 5)]
     return [
-        *[Condition("played again", again, strict=True)] * 3,
+        *[Condition("played again", again, is_strict=True)] * 3,
         Condition("with a slower model", again, delay_s=DELAY_S),
         *(Condition("with other random numbers", prepare) for prepare in chance),
-        Condition("played four times at once", at_once=4, strict=True),
+        Condition("played four times at once", concurrency=4, is_strict=True),
         *(Condition(f"with the clock {offset_s:g} s ahead", partial(move_clock, offset_s)) for offset_s in OFFSETS_S),
     ]
 
 
-class _Moved(type):
-    """Makes every real date an instance of its replacement."""
+class _AcceptsOriginal(type):
+    """Metaclass that makes every real date an instance of its replacement."""
 
     @override
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__mro__[1])
 
 
-class _Date(datetime.date, metaclass=_Moved):
-    """A date whose `today` asks `time.time`, as that of all subclasses does."""
+class _Date(datetime.date, metaclass=_AcceptsOriginal):
+    """Date whose `today` calls `time.time`, as in every subclass."""
 
 
-class _Datetime(datetime.datetime, metaclass=_Moved):
+class _Datetime(datetime.datetime, metaclass=_AcceptsOriginal):
     @classmethod
     @override
     def now(cls, tz: datetime.tzinfo | None = None) -> Self:
@@ -89,10 +89,10 @@ class _Datetime(datetime.datetime, metaclass=_Moved):
 
 
 def make_clock_movable() -> Callable[[float], None]:
-    """Replace what reads the wall clock; return a function that sets it so many seconds ahead of the true time.
+    """Replace the readers of the wall clock; return a function that sets it some seconds ahead of the true time.
 
-    Replaced are functions and classes of `time` and `datetime`, and the names bound to them in modules outside the
-    standard library. The monotonic clock stays, so that timers and time limits go on as before.
+    This replaces functions and classes of `time` and `datetime`, and names bound to them in modules outside the
+    standard library. Timers and time limits use the monotonic clock, which stays.
     """
     ahead_s, now, now_ns, write = 0.0, time.time, time.time_ns, time.strftime
 
@@ -100,7 +100,7 @@ def make_clock_movable() -> Callable[[float], None]:
         nonlocal ahead_s
         ahead_s = offset_s
 
-    def moved(split: Callable[[float], time.struct_time]) -> Callable[..., time.struct_time]:
+    def move_split(split: Callable[[float], time.struct_time]) -> Callable[..., time.struct_time]:
         def split_now(secs: float | None = None) -> time.struct_time:
             return split(now() + ahead_s if secs is None else secs)
 
@@ -110,7 +110,7 @@ def make_clock_movable() -> Callable[[float], None]:
         return write(form, time.localtime() if moment is None else moment)
 
     functions = {now: lambda: now() + ahead_s, now_ns: lambda: now_ns() + int(ahead_s * 1e9), write: strftime}
-    functions |= {split: moved(split) for split in (time.localtime, time.gmtime)}
+    functions |= {split: move_split(split) for split in (time.localtime, time.gmtime)}
     replacements: dict[int, object] = {id(original): function for original, function in functions.items()}
     replacements |= {id(datetime.date): _Date, id(datetime.datetime): _Datetime}
     for name, module in list(sys.modules.items()):
@@ -127,16 +127,16 @@ def seed_chance(seed: int) -> None:
 
 
 def force_chance(*, high: bool) -> None:
-    """Make the next draws of the global generators lie next to 0, or next to 1: beyond any threshold."""
+    """Make the next draws of the global generators close to 0, or close to 1, beyond any threshold."""
     near = random.Random(0)
     outputs = [near.randrange(1 << 16) for _ in range(WORDS)]
-    words = [_untempered(0xFFFFFFFF - output if high else output) for output in outputs]
+    words = [_untemper(0xFFFFFFFF - output if high else output) for output in outputs]
     random.setstate((3, (*words, 0), None))
     np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), 0, 0, 0.0))
 
 
-def _untempered(output: int) -> int:
-    """The state word that a Mersenne Twister turns into `output`: its tempering, undone step by step (MT19937)."""
+def _untemper(output: int) -> int:
+    """Return the state word of a Mersenne Twister for an output, by inverse tempering (MT19937)."""
     y = output ^ (output >> 18)
     y ^= (y << 15) & 0xEFC60000
     word = y

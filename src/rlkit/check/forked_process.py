@@ -1,6 +1,6 @@
-"""A process of its own for work that may hang, crash or change the process.
+"""A forked process for work that may hang, crash or change the process.
 
-Invariant: whatever the work does, the caller gets its answer within the silence that it allows, and no process is left.
+Invariant: the caller gets a result however the work ends, after a limited silence, and no process is left.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from rlkit.check.player import GRACE_S
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 MARGIN_S = 1.0
-"""Longer than a rollout and its clean-up may take by so much, a silent process counts as blocked."""
+"""Silence after the limits of a rollout and its clean-up that counts as a blocked process."""
 
 POLL_S = 0.02
 
 type Send[T] = Callable[[T | str], None]
-"""Sends a result to the caller, or a text that says what is about to be done."""
+"""Sends a result to the caller, or a text that names the next activity."""
 
 type Work[T] = Callable[[Send[T]], Coroutine[object, object, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The reason why work did not end, and what to do about it."""
+    """Reason why work did not end, and advice."""
 
     reason: str
     fix: str
 
 
 async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], Abort | None]:
-    """Run work in a forked process; return the results that it sent, and why it did not end where it did not.
+    """Run work in a forked process; return the results that it sent, and the reason if it did not end.
 
-    A fork, so that the work may hold objects that cannot be pickled, such as an instance of a local class.
+    A fork allows objects that cannot be pickled, such as an instance of a local class.
 
     Args:
-        work: called in the process; the coroutine that it returns is run there. It sends a text before each rollout.
-        timeout_s: the limit of one rollout, in seconds.
+        work: called in the process, which runs the returned coroutine. It sends a text before each rollout.
+        timeout_s: limit of one rollout, in seconds.
 
     Raises:
-        UsageError: raised by the work before its coroutine ran.
+        UsageError: the work raised it before its coroutine ran.
         MissingError: the platform cannot fork.
         RlkitError: the work raised anything else.
     """
@@ -60,10 +60,10 @@ async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], 
         raise MissingError("checking an environment needs os.fork: use Linux, macOS or WSL")
     receiver, sender = Pipe(duplex=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a fork copies one thread only: the others are not needed
+        warnings.simplefilter("ignore")  # a fork copies one thread only; the others are not needed
         pid = os.fork()
     if pid == 0:
-        _work(work, sender)
+        _run_work(work, sender)
     sender.close()
     try:
         return await _receive(receiver, timeout_s)
@@ -73,29 +73,29 @@ async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], 
 
 
 async def _receive(receiver: Connection, timeout_s: float) -> tuple[list[Any], Abort | None]:
-    results, doing, heard_s = list[Any](), "", time.monotonic()
+    results, activity, last_message_s = list[Any](), "", time.monotonic()
     while True:
         if not receiver.poll():
-            if time.monotonic() - heard_s > timeout_s + GRACE_S + MARGIN_S:
-                fix = "await what takes long (asyncio.to_thread for plain functions), and give it a time limit"
-                return results, Abort(f"{doing}: it blocks the event loop for more than {timeout_s:g} s", fix)
+            if time.monotonic() - last_message_s > timeout_s + GRACE_S + MARGIN_S:
+                fix = "await slow calls (asyncio.to_thread for plain functions), and give them a time limit"
+                return results, Abort(f"{activity}: it blocks the event loop for more than {timeout_s:g} s", fix)
             await asyncio.sleep(POLL_S)
             continue
         try:
             message: object = receiver.recv()
         except EOFError:
-            reason = f"{doing}: the process ended on its own (a crash, os._exit, or out of memory)"
-            return results, Abort(reason, "run what can crash or exit in a process of its own")
-        heard_s = time.monotonic()
+            reason = f"{activity}: the process ended on its own (a crash, os._exit, or out of memory)"
+            return results, Abort(reason, "run code that can crash or exit in a separate process")
+        last_message_s = time.monotonic()
         match message:
             case None:
                 return results, None
             case str():
-                doing = message
+                activity = message
             case UsageError():
                 raise message
             case RlkitError():
-                raise RlkitError(f"the checker itself failed at {doing}: {message}")
+                raise RlkitError(f"the checker itself failed at {activity}: {message}")
             case _:
                 results.append(message)
 
@@ -104,31 +104,31 @@ def _kill(pid: int) -> None:
     for target in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.kill(pid, signal.SIGKILL)):
         try:
             target()
-        except (ProcessLookupError, PermissionError):  # gone already, or not yet the leader of a group
+        except (ProcessLookupError, PermissionError):  # it has ended, or does not lead its group yet
             continue
     os.waitpid(pid, 0)
 
 
-def _work(work: Work[Any], sender: Connection) -> NoReturn:
-    async def finish(playing: Coroutine[object, object, None]) -> None:
-        await playing
+def _run_work(work: Work[Any], sender: Connection) -> NoReturn:
+    async def finish(coroutine: Coroutine[object, object, None]) -> None:
+        await coroutine
         sender.send(None)
-        os._exit(0)  # at once: to end, the loop would wait for a rollout that swallows cancellation
+        os._exit(0)  # an ordinary end would wait for a rollout that swallows cancellation
 
     try:
         os.setsid()
-        _silence()
+        _silence_output()
         asyncio.run(finish(work(sender.send)))
     except UsageError as error:
         sender.send(error)
     except BaseException:
         sender.send(RlkitError(traceback.format_exc()))
     finally:
-        os._exit(0)  # without the caller's exit handlers, and whatever still runs
+        os._exit(0)  # skips the caller's exit handlers and running threads
 
 
-def _silence() -> None:
-    """Keep what the work prints, logs or warns of out of the caller's output."""
+def _silence_output() -> None:
+    """Keep prints, logs and warnings of the work out of the caller's output."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -1,7 +1,7 @@
-"""Playing an environment under watch.
+"""Rollouts under observation, with a scripted reply.
 
-Invariant: a play ends. What the environment raises, returns or does to the conversation is data; only a rollout that
-outlives its time, or its cancellation, is raised, as `Hang`.
+Invariant: every rollout ends. An error, a wrong return value or a changed conversation is data; only a rollout that
+exceeds its time limit, or does not end when cancelled, raises `Hang`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rlkit.testing.policies import MAX_TOKENS, ScriptedPolicy
 from rlkit.types import Message, Outcome, Tool, Turn
 
 GRACE_S = 1.0
-"""How long a cancelled rollout may take to clean up."""
+"""Limit for the clean-up of a cancelled rollout."""
 
 MAX_TURNS = 8
-"""How many times an environment that goes on is given the same reply."""
+"""Number of times a rollout gets the same reply."""
 
 
 class Hang(Exception):
-    """A rollout did not end in time (`swallowed`: nor when it was cancelled)."""
+    """A rollout exceeded its time limit; with `swallowed`, it did not end when cancelled either."""
 
     def __init__(self, message: str, *, swallowed: bool) -> None:
         super().__init__(message)
@@ -42,13 +42,13 @@ type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class WatchedRollout:
-    """One rollout that ended.
+    """Record of a rollout.
 
     Args:
-        end: "done" with a reward; "limit" when it let `LimitReached` through; "raised"; "no reward" when what it
-            returned is not an outcome; "cancelled".
-        detail: one line that says what was raised or returned; "" with a reward.
-        rewritten: what an environment made of a reply that it should have kept, if it did.
+        end: "done" with a reward; "limit" if `LimitReached` passed through; "raised"; "no reward" if the return value
+            is not an outcome; "cancelled".
+        detail: the error or the return value, on one line; "" with a reward.
+        rewritten: change of an earlier reply in the conversation; None without one.
     """
 
     end: _EndKind
@@ -60,8 +60,8 @@ class WatchedRollout:
     rewritten: str | None
     seconds: float
 
-    def same_reward(self, other: WatchedRollout) -> bool:
-        """Compare the ends, and rewards as computed numbers are compared."""
+    def has_same_reward(self, other: WatchedRollout) -> bool:
+        """Return whether rewards agree within rounding; without both, whether the ends agree."""
         if self.reward is None or other.reward is None:
             return self.end == other.end
         return math.isclose(self.reward, other.reward, rel_tol=1e-9, abs_tol=1e-12)
@@ -74,17 +74,18 @@ class WatchedRollout:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays environments with one reply at a time.
+    """Player of environments, with one reply per rollout.
 
     Args:
-        timeout_s: for one rollout.
-        say: told what is about to be played; whoever listens knows by it that the checker is alive.
+        timeout_s: limit of one rollout, in seconds.
+        announce: receives a line before each rollout, as a sign of life.
+        rollouts: records of all rollouts that were not to be cancelled.
     """
 
     chat: ChatFormat
     timeout_s: float
-    say: Callable[[str], None]
-    plays: list[WatchedRollout] = field(default_factory=list[WatchedRollout])
+    announce: Callable[[str], None]
+    rollouts: list[WatchedRollout] = field(default_factory=list[WatchedRollout])
 
     async def play(
         self,
@@ -94,34 +95,36 @@ class Player:
         max_turns: int = MAX_TURNS,
         max_tokens: int = MAX_TOKENS,
         delay_s: float = 0.0,
-        under: str = "",
+        condition: str = "",
     ) -> WatchedRollout:
-        """WatchedRollout once; every completion is `reply`.
+        """Play once, with `reply` as every completion.
 
         Raises:
-            Hang: it did not end within `timeout_s`.
+            Hang: the rollout did not end within `timeout_s`.
         """
-        limits, what = Limits(max_turns=max_turns), f"{name_of(env)}, reply {abbreviate(reply)}{under and f', {under}'}"
+        limits = Limits(max_turns=max_turns)
+        activity = f"{get_task_name(env)}, reply {abbreviate(reply)}{condition and f', {condition}'}"
         policy = WatchedPolicy(reply, chat=self.chat, max_tokens=max_tokens, limits=limits, delay_s=delay_s)
-        play = await self._play(env, policy, what)
-        self.plays.append(play)
-        return play
+        rollout = await self._play(env, policy, activity)
+        self.rollouts.append(rollout)
+        return rollout
 
     async def cancel(self, env: Env, reply: str, *, turn: int) -> WatchedRollout | None:
-        """Cancel a rollout while it waits for completion number `turn`; None if it never asks for that one.
+        """Cancel a rollout that waits for completion number `turn`; return None if it does not request that one.
 
         Raises:
-            Hang: it did not end within `GRACE_S`, or did not ask within `timeout_s`.
+            Hang: the rollout did not end within `GRACE_S`, or made no request within `timeout_s`.
         """
         policy = WatchedPolicy(reply, chat=self.chat, limits=Limits(max_turns=MAX_TURNS), stuck_at=turn)
-        play = await self._play(env, policy, f"{name_of(env)}, cancelled while it waits for reply {turn + 1}")
-        return play if policy.stuck.done() else None
+        activity = f"{get_task_name(env)}, cancelled while it waits for reply {turn + 1}"
+        rollout = await self._play(env, policy, activity)
+        return rollout if policy.stuck.done() else None
 
-    async def _play(self, env: Env, policy: WatchedPolicy, what: str) -> WatchedRollout:
-        self.say(what)
+    async def _play(self, env: Env, policy: WatchedPolicy, activity: str) -> WatchedRollout:
+        self.announce(activity)
         clock = asyncio.get_running_loop().time
-        started_s = clock()
-        task = asyncio.create_task(_end(env, policy))
+        start_s = clock()
+        task = asyncio.create_task(_run_rollout(env, policy))
         await asyncio.wait({task, policy.stuck}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
@@ -129,17 +132,17 @@ class Player:
             swallowed = not task.done()
             if swallowed or not policy.stuck.done():
                 late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
-                raise Hang(what + late + ", and cancellation does not end it" * swallowed, swallowed=swallowed)
-        watched = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
-        return WatchedRollout(*task.result(), *watched, clock() - started_s)
+                raise Hang(activity + late + ", and cancellation does not end it" * swallowed, swallowed=swallowed)
+        observations = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
+        return WatchedRollout(*task.result(), *observations, clock() - start_s)
 
 
 class WatchedPolicy(ScriptedPolicy):
-    """Gives one reply for ever, and sees what the environment does with it.
+    """Policy with one reply, which records the tools and changes of the conversation.
 
     Args:
-        delay_s: how long each completion takes.
-        stuck_at: the number of a completion that never comes; `stuck` is done when it is asked for.
+        delay_s: duration of each completion, in seconds.
+        stuck_at: number of a completion that never arrives; `stuck` is set when it is requested.
     """
 
     def __init__(
@@ -158,8 +161,8 @@ class WatchedPolicy(ScriptedPolicy):
         self.rewritten: str | None = None
         self._delay_s = delay_s
         self._stuck_at = stuck_at
-        self._begun = 0
-        self._said: list[tuple[list[Message], Message]] = []
+        self._requests = 0
+        self._exchanges: list[tuple[list[Message], Message]] = []
 
     @override
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
@@ -168,58 +171,58 @@ class WatchedPolicy(ScriptedPolicy):
             return await super()._respond(request)
         messages = deepcopy(list(request.messages))
         self.tools += [tool for tool in request.tools if tool not in self.tools]
-        self.rewritten = self.rewritten or self._rewriting(messages)
+        self.rewritten = self.rewritten or self._find_rewritten(messages)
         reply = await super()._respond(request)
-        self._said.append((messages, deepcopy(reply.message)))
+        self._exchanges.append((messages, deepcopy(reply.message)))
         return reply
 
     async def _wait(self) -> None:
-        number = self._begun
-        self._begun += 1
+        number = self._requests
+        self._requests += 1
         if number == self._stuck_at:
             self.stuck.set_result(None)
             await asyncio.Event().wait()
         await asyncio.sleep(self._delay_s)
 
-    def _rewriting(self, messages: Sequence[Message]) -> str | None:
-        """What stands in the place of an earlier reply; the same question may have had several replies."""
-        places = [
-            (messages[len(before)], said)
-            for before, said in self._said
-            if len(messages) > len(before) and messages[: len(before)] == before
+    def _find_rewritten(self, messages: Sequence[Message]) -> str | None:
+        """Describe a change of an earlier reply; one conversation may have several replies."""
+        pairs = [
+            (messages[len(prompt)], reply)
+            for prompt, reply in self._exchanges
+            if len(messages) > len(prompt) and messages[: len(prompt)] == prompt
         ]
-        changed = [(now, said) for now, said in places if now["role"] == "assistant" and now != said]
-        if not changed or any(now == said for now, said in places if now in [n for n, _ in changed]):
+        changes = [(current, reply) for current, reply in pairs if current["role"] == "assistant" and current != reply]
+        if not changes or any(current == reply for current, reply in pairs if current in [new for new, _ in changes]):
             return None
-        now, said = changed[0]
-        return f"the reply {abbreviate(json.dumps(said))} became {abbreviate(json.dumps(now, default=str))}"
+        current, reply = changes[0]
+        return f"the reply {abbreviate(json.dumps(reply))} became {abbreviate(json.dumps(current, default=str))}"
 
 
-async def _end(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
-    """WatchedRollout an environment; return the end, the reward and the detail of the play."""
+async def _run_rollout(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
+    """Return the end, the reward and the detail of a rollout."""
     try:
         result: object = await env.rollout(policy)
         outcome = as_outcome(result, env="it")
     except asyncio.CancelledError:
         return "cancelled", None, "raised CancelledError"
     except LimitReached as error:
-        return "limit", None, f"let LimitReached through: {error}"
+        return "limit", None, f"did not catch LimitReached: {error}"
     except RewardError as error:
         return "no reward", None, str(error).removeprefix("it ")
     except BaseException as error:  # an environment may even call sys.exit()
         return "raised", None, f"raised {type(error).__name__}: {abbreviate(str(error))}"
     try:
-        json.dumps(dict(result.info) if isinstance(result, Outcome) else None)  # a run would record a `repr`
+        json.dumps(dict(result.info) if isinstance(result, Outcome) else None)  # a run would store its `repr`
     except (TypeError, ValueError, RecursionError) as error:
         return "no reward", None, f"returned an outcome whose info cannot be written as JSON: {error}"
     return "done", outcome.reward, ""
 
 
-def name_of(env: object) -> str:
-    """Return the name of a task in a finding."""
+def get_task_name(env: object) -> str:
+    """Return the name of a task in findings."""
     return str(getattr(env, "task_id", type(env).__name__))
 
 
 def abbreviate(text: str) -> str:
-    """Return a text on one line, shortened."""
+    """Return a short text on one line."""
     return repr(text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)")

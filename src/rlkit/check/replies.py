@@ -1,4 +1,4 @@
-"""What the checker lets the model say.
+"""Replies of the scripted model in a check.
 
 Invariant: every reply could come out of a tokenizer: lone surrogates appear only as JSON escapes.
 """
@@ -15,12 +15,12 @@ PLAIN = "42"
 """An ordinary reply, most likely wrong."""
 
 EMPTY = ("", " \n", "<think></think>")
-"""Replies that answer nothing."""
+"""Replies without an answer."""
 
 MADE_UP_CALL = '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>'
 
 THOUGHTFUL = "<think>\nLet me see.\n</think>\n\n  42  "
-"""A reply of which an environment that keeps only the text would lose a part."""
+"""A reply with parts that an environment loses if it keeps only the text."""
 
 NUMBERS = (
     "1" * 5_000, "9**9**9", "1e999", "-1e999", "nan", "-inf", "Infinity", "0/0", "1/0", "½", "²", "٣", "－１", "1_000",
@@ -50,19 +50,22 @@ ODD = (*NUMBERS, *JSON, *MARKUP, *TEXT)
 """Replies that graders stumble over: numbers out of range, broken notation, nothing but markup, odd characters."""
 
 
-def calls_of(tools: Sequence[Tool]) -> list[str]:
-    """Calls as a model writes them: with arguments that fit the schema, with none, and with ones of the wrong type."""
-    arguments = [(tool["name"], choice) for tool in tools for choice in _choices(tool["parameters"])]
-    calls = [json.dumps({"name": name, "arguments": chosen}) for name, chosen in arguments]
+def write_tool_calls(tools: Sequence[Tool]) -> list[str]:
+    """Return calls as a model writes them, with arguments that fit the schema, with none, and of the wrong type."""
+    calls = [
+        json.dumps({"name": tool["name"], "arguments": arguments})
+        for tool in tools
+        for arguments in _make_arguments(tool["parameters"])
+    ]
     return [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
 
 
-def _choices(schema: Mapping[str, Json]) -> list[dict[str, Json]]:
+def _make_arguments(schema: Mapping[str, Json]) -> list[dict[str, Json]]:
     fields = cast("dict[str, Json]", schema.get("properties") or {})
-    return [{name: _value(field) for name, field in fields.items()}, {}, {name: [None] for name in fields}]
+    return [{name: _make_value(field) for name, field in fields.items()}, {}, {name: [None] for name in fields}]
 
 
-def _value(field: Json) -> Json:
+def _make_value(field: Json) -> Json:
     if not isinstance(field, Mapping):
         return "a"
     options = field.get("enum")

@@ -1,4 +1,4 @@
-"""What a check of an environment found.
+"""Report of the checks of an environment.
 
 Invariant: a check that does not apply is `skipped` with its reason; it neither passes nor fails.
 """
@@ -16,9 +16,9 @@ class Finding:
     """The result of one check.
 
     Args:
-        check: what was checked, a few words.
-        detail: what was seen, or why the check does not apply.
-        fix: what to do about a failed check; "" for the others.
+        check: name of the check.
+        detail: observation, or the reason why the check does not apply.
+        fix: advice on a failed check; "" for the others.
     """
 
     check: str
@@ -35,5 +35,5 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """True if no check failed."""
         return not any(finding.status == "failed" for finding in self.findings)

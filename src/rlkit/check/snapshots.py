@@ -1,7 +1,6 @@
-"""The state of an environment, as text that can be compared.
+"""Snapshots of an environment's state, as text to compare.
 
-Invariant: two snapshots of an object that nobody changed are equal; values that cannot be looked into count as
-unchanged.
+Invariant: two snapshots of an unchanged object are equal; opaque values count as unchanged.
 """
 
 from __future__ import annotations
@@ -21,60 +20,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_VALUES = 100_000
-"""A snapshot looks at this many values; a larger environment is compared in part."""
+"""Limit of values in a snapshot; the rest of a larger environment is not compared."""
 
 _PLAIN = (bool, int, float, str, list, dict, set, deque)
 
 type Snapshot = Mapping[str, str]
-"""From the path of a value, such as `history[0]`, to what it is."""
+"""Description of each value by its path, such as `history[0]`."""
 
 
-def snapshot(env: object) -> Snapshot:
-    """Return every value that an environment holds, and the plain values that its own classes hold."""
-    return dict(itertools.islice(_env_leaves(env), MAX_VALUES))
+def take_snapshot(env: object) -> Snapshot:
+    """Return the values of an environment, and the plain values of its own classes."""
+    return dict(itertools.islice(_iterate_env(env), MAX_VALUES))
 
 
-def changes(before: Snapshot, after: Snapshot, *, lazy: bool) -> Sequence[str]:
-    """What differs, one line a value.
+def find_changes(before: Snapshot, after: Snapshot, *, allow_caches: bool) -> Sequence[str]:
+    """Return a line for each value that differs.
 
     Args:
-        lazy: leave out private attributes that were absent or None and have been filled in.
+        allow_caches: ignore private attributes that were absent or None before.
     """
     lines: list[str] = []
     for path in sorted(before.keys() | after.keys(), key=lambda path: (len(path), path)):
         old, new = before.get(path, "nothing"), after.get(path, "nothing")
         top = path.split(".")[0].split("[")[0]
-        filled = top.startswith("_") and before.get(top, "None") == "None"
-        if old != new and not (lazy and filled):
+        is_cache = top.startswith("_") and before.get(top, "None") == "None"
+        if old != new and not (allow_caches and is_cache):
             lines.append(f"{path}: {old} → {new}")
     return lines
 
 
-def _env_leaves(env: object) -> Iterator[tuple[str, str]]:
-    seen = dict[int, object]()
+def _iterate_env(env: object) -> Iterator[tuple[str, str]]:
+    visited = dict[int, object]()
     for cls in type(env).__mro__:
         home = cls.__module__.split(".")[0]
         if home != "rlkit" and home not in sys.stdlib_module_names:
             for name, value in vars(cls).items():
                 if not name.startswith("__") and isinstance(value, _PLAIN):
-                    yield from _leaves(cast("object", value), f"{cls.__name__}.{name}", seen)
-    for name, value in _fields(env):
-        yield from _leaves(value, name, seen)
+                    yield from _iterate_leaves(cast("object", value), f"{cls.__name__}.{name}", visited)
+    for name, value in _list_fields(env):
+        yield from _iterate_leaves(value, name, visited)
 
 
-def _leaves(value: object, path: str, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
+def _iterate_leaves(value: object, path: str, visited: dict[int, object]) -> Iterator[tuple[str, str]]:
     if isinstance(value, str | bytes | int | float | complex | None):
-        # Python refuses to write more than 4,300 digits
+        # Python writes at most 4,300 digits
         text = hex(value) if isinstance(value, int) and value.bit_length() > 64 else repr(value)
         yield path, _shorten(text)
-    elif id(value) not in seen:
-        seen[id(value)] = value  # kept, or another object could get its id
+    elif id(value) not in visited:
+        visited[id(value)] = value  # the reference stays, or another object could get its id
         yield path, _describe(value)
-        for name, child in _children(value):
-            yield from _leaves(child, path + name, seen)
+        for name, child in _list_children(value):
+            yield from _iterate_leaves(child, path + name, visited)
 
 
-def _children(value: object) -> Iterable[tuple[str, object]]:
+def _list_children(value: object) -> Iterable[tuple[str, object]]:
     match value:
         case dict():
             entries = cast("dict[object, object]", value).items()
@@ -84,17 +83,17 @@ def _children(value: object) -> Iterable[tuple[str, object]]:
         case type() | ModuleType() | FunctionType() | MethodType():
             return []
         case _ if type(value).__getstate__ is not object.__getstate__:
-            return [(".", value.__getstate__())]  # its class says what its state is
+            return [(".", value.__getstate__())]  # the class defines its state
         case _:
-            return [(f".{name}", child) for name, child in _fields(value)]
+            return [(f".{name}", child) for name, child in _list_fields(value)]
 
 
-def _fields(value: object) -> list[tuple[str, object]]:
+def _list_fields(value: object) -> list[tuple[str, object]]:
     names: set[str] = set(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
         slots: str | Sequence[str] = vars(cls).get("__slots__", ())
         names |= {slots} if isinstance(slots, str) else set(slots)
-        # computed once from the task, as the environment's own attributes would be
+        # a cached property is computed once from the task
         names -= {name for name, member in vars(cls).items() if isinstance(member, functools.cached_property)}
     return [(name, getattr(value, name, None)) for name in sorted(names - {"__dict__", "__weakref__"})]
 
@@ -115,7 +114,7 @@ def _describe(value: object) -> str:
             text = kind
         case _:
             text = repr(value)
-            text = kind if " at 0x" in text else _shorten(text)  # an address says nothing about the state
+            text = kind if " at 0x" in text else _shorten(text)  # an address is not state
     return text
 
 

@@ -1,7 +1,6 @@
-"""`CheatingAgent`: an agent of Harbor's that runs a script of the red team's in the trial's environment.
+"""Harbor agent that runs the script of a cheat in the trial's environment.
 
-Invariant: it never works on the task. Its own record, where tests look for one, is that of an agent which said nothing
-that could be read.
+Invariant: the agent never works on the task. Its own record, for tests that read one, has one empty message.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 
 RECORD = "trajectory.json"
 REPORT = "cheat.json"
-"""The file of a trial's agent folder that says what became of the script."""
+"""File in a trial's agent folder with the exit code and output of the script."""
 
 SCRIPT_S = 60
-"""Seconds that a script may take."""
+"""Time limit of a script."""
 
-_SAID = 2000
-"""Characters of a script's output that are kept."""
+_OUTPUT_CHARS = 2000
+"""Limit of a script's output; the end is kept."""
 
 
 class _Options(AgentOptions):
@@ -36,7 +35,7 @@ class _Options(AgentOptions):
 
 
 class CheatingAgent(BaseAgent):
-    """Run the script of a cheat, once in each step of a task."""
+    """Agent that runs the script of a cheat, once in each step of a task."""
 
     options_model = _Options
 
@@ -51,18 +50,18 @@ class CheatingAgent(BaseAgent):
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
-        """Nothing has to be installed."""
+        """Do nothing: the agent needs no installation."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        """Run it, and write down how it ended."""
+        """Run the script, and record its exit code and output."""
         options = cast("_Options", self.options)
-        done = await environment.exec(
+        result = await environment.exec(
             options.script, env={**options.variables, "INSTRUCTION": instruction}, timeout_sec=SCRIPT_S
         )
-        said = f"{done.stdout or ''}\n{done.stderr or ''}".strip()[-_SAID:]
+        output = f"{result.stdout or ''}\n{result.stderr or ''}".strip()[-_OUTPUT_CHARS:]
         steps = [{"step_id": 1, "source": "agent", "message": ""}]
         record = {"schema_version": "ATIF-v1.4", "steps": steps}
-        # Written as new files: in a folder that is mounted, the script may have left links in their places.
+        # These replace the paths: in a mounted folder, the script may have left links there.
         write_text(self.logs_dir / RECORD, json.dumps(record))
-        write_text(self.logs_dir / REPORT, json.dumps({"exit_code": done.return_code, "said": said}))
+        write_text(self.logs_dir / REPORT, json.dumps({"exit_code": result.return_code, "said": output}))

@@ -1,6 +1,6 @@
-"""The red team against one environment of any kind: tasks of Harbor's by trials, others by replies.
+"""Attacks on any environment: Harbor's tasks by trials, others by replies.
 
-Invariant: an environment is attacked by what can cheat it, and a line is said of all that takes long.
+Invariant: only cheats that apply to an environment attack it, and every slow phase reports progress.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ async def attack_environment(
     seed: int,
     say: Say = lambda message: None,
 ) -> RedTeamReport:
-    """Try the cheats on some tasks of an environment, as `attack_replies` or `attack_tasks`, and say how far it is.
+    """Try the cheats on some tasks of an environment with `attack_replies` or `attack_tasks`, and report progress.
 
     Args:
-        name: of the environment, for people.
-        source: its tasks.
-        tasks: how many are attacked.
-        timeout_s: for one rollout; trials of Harbor's tasks have limits of their own.
-        seed: chooses tasks of a sequence, and what cheats draw by chance.
-        say: receives lines about progress.
+        name: name of the environment in progress lines.
+        tasks: number of tasks to attack.
+        timeout_s: limit of one rollout, in seconds; trials of Harbor's tasks have their own limits.
+        seed: chooses tasks of a sequence, and the random content of cheats.
+        say: receives progress lines.
     """
-    if harbor := _harbor_tasks(source, tasks=tasks, seed=seed):
+    if harbor := _draw_harbor_tasks(source, tasks=tasks, seed=seed):
         folders = {task.task_id: task.path for task in harbor}
         return await attack_folders(folders, harbor[0].settings.environment, say=say)
     say(f"{name}: trying {len(REPLY_CHEATS)} cheats on up to {tasks} tasks")
@@ -53,32 +52,31 @@ async def attack_environment(
 async def attack_folders(
     tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, say: Say = lambda message: None
 ) -> RedTeamReport:
-    """Try the cheats on folders of Harbor's tasks, as `attack_tasks` does, and say how far it is."""
+    """Try the cheats on folders of Harbor's tasks with `attack_tasks`, and report progress."""
     from rlkit.redteam.task_attacks import attack_tasks
     from rlkit.redteam.task_cheats import TASK_CHEATS
 
-    ended = Counter[str]()
+    counts = Counter[str]()
 
-    def tell(attempt: Attempt) -> None:
-        ended[attempt.task_id] += 1
+    def report_progress(attempt: Attempt) -> None:
+        counts[attempt.task_id] += 1
         if attempt.result == "earned":
-            say(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}, not {attempt.honest:g}")
-        if ended[attempt.task_id] == len(TASK_CHEATS):
-            done = sum(count == len(TASK_CHEATS) for count in ended.values())
+            say(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; honest: {attempt.honest:g}")
+        if counts[attempt.task_id] == len(TASK_CHEATS):
+            done = sum(count == len(TASK_CHEATS) for count in counts.values())
             say(f"{attempt.task_id}: {len(TASK_CHEATS)} cheats tried; {done} of {len(tasks)} tasks done")
 
     say(f"trying {len(TASK_CHEATS)} cheats on {len(tasks)} tasks, {jobs} trials at a time")
-    return await attack_tasks(tasks, environment=environment, jobs=jobs, on_attempt=tell)
+    return await attack_tasks(tasks, environment=environment, jobs=jobs, on_attempt=report_progress)
 
 
-def _harbor_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> Sequence[HarborTask]:
-    """Return some tasks of Harbor's, where the source is made of these."""
-    module = sys.modules.get("rlkit.envs.harbor.task")  # where it was not imported, no task is of its kind
+def _draw_harbor_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> Sequence[HarborTask]:
+    """Return some tasks if the source consists of Harbor's tasks."""
+    module = sys.modules.get("rlkit.envs.harbor.task")  # without this import, no task is Harbor's
     if module is None or not isinstance(source, Sequence) or not source:
         return []
     from rlkit.envs.harbor.task import HarborTask
 
     if not isinstance(source[0], HarborTask):
         return []
-    drawn = draw_tasks(source, tasks=tasks, seed=seed)
-    return [task for task in drawn if isinstance(task, HarborTask)]
+    return [task for task in draw_tasks(source, tasks=tasks, seed=seed) if isinstance(task, HarborTask)]

@@ -1,4 +1,4 @@
-"""Cheats on what the tests look at: the outputs that an instruction names, and what can be read of the answers."""
+"""Cheats on the outputs that an instruction names, and on readable answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cheats on the programs that the tests call, and on how these start."""
+"""Cheats on the programs that the tests call, and on their start-up."""
 
 from __future__ import annotations
 

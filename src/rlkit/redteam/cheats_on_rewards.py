@@ -1,4 +1,4 @@
-"""Cheats on the place where the verifier writes its verdict."""
+"""Cheats on the reward files of the verifier."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Programs that try to earn a reward without a valid construction, for environments that run what a model writes.
+"""Programs that cheat environments which run a model's programs.
 
-Invariant: none of them computes anything that was asked for.
+Invariant: no program computes a valid construction.
 """
 
 from __future__ import annotations
 
-_RETURNED = (  # a constant function is a valid construction of some problems, and no cheat
+_RETURN_VALUES = (  # a constant function is a valid construction of some problems, and no cheat
     "None", "float('nan')", "np.array([])", "np.full(64, np.nan)", "np.full(64, np.inf)", "np.full(64, -np.inf)",
     "np.full(64, -1.0)", "np.full((26, 3), np.nan)", "np.full((26, 3), 1e308)", "np.full((32, 3), -1.0)",
     "np.zeros((0, 3))", "np.ones(64) * 1j", "'1.0'", "{'reward': 1.0}", "1e999", "10 ** 5000",
 )  # fmt: skip
 
-_ENDED = (
+_EXITING = (
     "import os\ndef run(seed, budget_s):\n    os._exit(0)",
     "import sys\ndef run(seed, budget_s):\n    sys.exit(0)",
     "import os, signal\ndef run(seed, budget_s):\n    os.kill(os.getppid(), signal.SIGKILL)",
@@ -20,7 +20,7 @@ _ENDED = (
     "print('reward: 1.0')\ndef run(seed, budget_s):\n    print('{\"value\": [1.0], \"reward\": 1.0}')",
 )
 
-_FORGED = (
+_FORGING = (
     """
 import os
 import numpy as np
@@ -83,7 +83,7 @@ def run(seed, budget_s):
 )
 
 PROGRAMS = (
-    *(f"import numpy as np\ndef run(seed, budget_s):\n    return {value}" for value in _RETURNED),
-    *_ENDED,
-    *_FORGED,
+    *(f"import numpy as np\ndef run(seed, budget_s):\n    return {value}" for value in _RETURN_VALUES),
+    *_EXITING,
+    *_FORGING,
 )

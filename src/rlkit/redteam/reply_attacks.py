@@ -1,7 +1,6 @@
-"""Cheats against environments that grade replies: each in rollouts of its own, in a process of its own.
+"""Attacks on environments that grade replies: each reply in its own rollout, all in a forked process.
 
-Invariant: nothing that an environment does ends the attack but a rollout that cannot be ended; what was not tried by
-then is said.
+Invariant: only a rollout that cannot be stopped ends the attack, and the report names the rest.
 """
 
 from __future__ import annotations
@@ -13,31 +12,31 @@ from dataclasses import dataclass
 
 from rlkit.check.context import draw_tasks
 from rlkit.check.forked_process import Send, run_isolated
-from rlkit.check.player import Hang, Player, WatchedRollout, name_of
+from rlkit.check.player import Hang, Player, WatchedRollout, get_task_name
 from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, Situation
-from rlkit.redteam.report import Attempt, RedTeamReport, Result, attempt_result
+from rlkit.redteam.report import Attempt, RedTeamReport, Result, classify_attempt
 from rlkit.testing.policies import ByteChat
 
 HONEST_REPLY = ""
-"""The reply of an honest empty attempt."""
+"""Reply of an honest empty attempt."""
 
-AT_ONCE = 4
-"""Rollouts at one time: environments with servers and programs wait more than they work."""
+CONCURRENCY = 4
+"""Number of simultaneous rollouts: environments with servers and programs mostly wait."""
 
-type Untried = tuple[str, str]
-"""A task, and why nothing could be tried on it."""
+type SkippedTask = tuple[str, str]
+"""Task without any attempt, with the reason."""
 
 _REMAINING = "the remaining cheats"
 
 _CONTENT = re.compile(r"[^\W_]")
-"""Letters and digits of a right answer."""
+"""Letter or digit of a gold answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task under attack, with what an honest empty attempt earned."""
+    """Task under attack, with the reward of an honest empty attempt."""
 
     env: Env
     task_id: str
@@ -53,30 +52,30 @@ async def attack_replies(
     seed: int,
     cheats: Sequence[ReplyCheat] = REPLY_CHEATS,
 ) -> RedTeamReport:
-    """WatchedRollout each cheat on some tasks, and compare what it earns with an honest empty attempt.
+    """Play each cheat on some tasks, and compare its reward with that of an honest empty attempt.
 
     Args:
-        tasks: how many tasks of the source are attacked.
-        timeout_s: for one rollout.
-        seed: chooses tasks of a sequence, and what cheats draw by chance.
+        tasks: number of tasks to attack.
+        timeout_s: limit of one rollout, in seconds.
+        seed: chooses tasks of a sequence, and the random content of cheats.
 
     Raises:
-        UsageError: there is nothing to attack.
+        UsageError: there are no tasks.
     """
 
-    def work(send: Send[Attempt | Untried]) -> Coroutine[object, object, None]:
+    def work(send: Send[Attempt | SkippedTask]) -> Coroutine[object, object, None]:
         player = Player(ByteChat(), timeout_s, send)
-        player.say("drawing tasks")
+        player.announce("drawing tasks")
         envs = draw_tasks(source, tasks=tasks, seed=seed)
         if not envs:
             raise UsageError("the source has no tasks to attack")
         return _attack(envs, player, cheats, seed=seed, send=send)
 
     results, abort = await run_isolated(work, timeout_s=timeout_s)
-    untried = dict(result for result in results if not isinstance(result, Attempt))
+    skipped_tasks = dict(result for result in results if not isinstance(result, Attempt))
     if abort is not None:
-        untried[_REMAINING] = abort.reason
-    return RedTeamReport([result for result in results if isinstance(result, Attempt)], untried)
+        skipped_tasks[_REMAINING] = abort.reason
+    return RedTeamReport([result for result in results if isinstance(result, Attempt)], skipped_tasks)
 
 
 async def _attack(
@@ -85,52 +84,53 @@ async def _attack(
     cheats: Sequence[ReplyCheat],
     *,
     seed: int,
-    send: Callable[[Attempt | Untried], None],
+    send: Callable[[Attempt | SkippedTask], None],
 ) -> None:
     tasks = list[_Task]()
     try:
         for env in envs:
-            play = await player.play(env, HONEST_REPLY)
-            if play.reward is None:
-                send((name_of(env), f"an honest empty attempt gets no reward: it {play.result}"))
+            rollout = await player.play(env, HONEST_REPLY)
+            name = get_task_name(env)
+            if rollout.reward is None:
+                send((name, f"an honest empty attempt gets no reward: it {rollout.result}"))
             else:
-                tasks.append(_Task(env, name_of(env), play.reward, _situation(env, play, seed)))
+                tasks.append(_Task(env, name, rollout.reward, _make_situation(env, rollout, seed)))
         for cheat in cheats:
             for task in tasks:
-                send(await _attempt(cheat, task, player))
+                send(await _try_cheat(cheat, task, player))
     except Hang as hang:
         send((_REMAINING, str(hang)))
 
 
-def _situation(env: Env, play: WatchedRollout, seed: int) -> Situation:
+def _make_situation(env: Env, rollout: WatchedRollout, seed: int) -> Situation:
     gold = getattr(env, "gold", None)
     form = _CONTENT.sub("", gold) if isinstance(gold, str) else ""
-    return Situation(play.prompts[0] if play.prompts else "", play.tools, form, seed)
+    return Situation(rollout.prompts[0] if rollout.prompts else "", rollout.tools, form, seed)
 
 
-async def _attempt(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
-    """Return the best that the replies of one cheat earn."""
+async def _try_cheat(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
+    """Return the attempt with the highest reward of a cheat's replies."""
     replies = list(dict.fromkeys(cheat.replies(task.situation)))
     best: float | None = None
     detail = ""
-    places = asyncio.Semaphore(AT_ONCE)
-    for play in await asyncio.gather(*(_played(player, task.env, reply, places) for reply in replies)):
-        if isinstance(play, str) or play.reward is None:
-            detail = detail or (play if isinstance(play, str) else f"it {play.result}")
-        elif best is None or play.reward > best:
-            best = play.reward
+    slots = asyncio.Semaphore(CONCURRENCY)
+    for rollout in await asyncio.gather(*(_play_reply(player, task.env, reply, slots) for reply in replies)):
+        if isinstance(rollout, str) or rollout.reward is None:
+            detail = detail or (rollout if isinstance(rollout, str) else f"it {rollout.result}")
+        elif best is None or rollout.reward > best:
+            best = rollout.reward
     if not replies:
         result: Result = "not tried"
-        detail = "the prompt asks for nothing that this cheat could answer"
+        detail = "this cheat does not apply to the prompt"
     else:
-        result = attempt_result(best, task.honest)
+        result = classify_attempt(best, task.honest)
     return Attempt(cheat.name, cheat.does, task.task_id, result, best, task.honest, detail if best is None else "")
 
 
-async def _played(player: Player, env: Env, reply: str, places: asyncio.Semaphore) -> WatchedRollout | str:
-    """WatchedRollout one reply; return the rollout, or how it did not end."""
+async def _play_reply(player: Player, env: Env, reply: str, slots: asyncio.Semaphore) -> WatchedRollout | str:
+    """Play one reply; return the rollout, or the message of its `Hang`."""
     try:
-        async with places:
+        async with slots:
             return await player.play(env, reply)
     except Hang as hang:
         if hang.swallowed:

@@ -1,6 +1,6 @@
-"""Reports of the red team: what each cheat earned, beside an honest empty attempt.
+"""Report of the red team: the reward of each cheat, beside that of an honest empty attempt.
 
-Invariant: a cheat that failed, or that could not be tried, earned nothing, and the report says which of them it was.
+Invariant: a cheat that failed or was not tried earned nothing, and the report tells the two apart.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from typing import Literal
 from rlkit.types import Json
 
 type Result = Literal["earned", "nothing", "failed", "not tried"]
-"""`earned`: more than an honest empty attempt. `nothing`: no more than that. `failed`: the episode had no reward. `not
-tried`: the cheat needs what the environment does not have."""
+"""`earned`: more than an honest empty attempt. `nothing`: no more than that. `failed`: the episode has no reward. `not
+tried`: the environment lacks something that the cheat needs."""
 
 SHOWN_TASKS = 3
-"""A summary names so many tasks for each result."""
+"""Limit of tasks that a summary names for each result."""
 
 EPSILON = 1e-9
-"""Rewards that differ by less are equal."""
+"""Tolerance of equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One cheat on one task.
+    """Attempt of one cheat on one task.
 
     Args:
-        reward: what it earned; None where the episode had none.
-        detail: why it has none, or why the cheat was not tried.
+        does: what the cheat does, in one sentence.
+        reward: reward of the cheat; None if the episode has none.
+        honest: reward of an honest empty attempt.
+        detail: reason without a reward, or without an attempt.
     """
 
     cheat: str
@@ -46,21 +48,21 @@ class RedTeamReport:
     """All attempts on one environment.
 
     Args:
-        attempts: cheats in the order of the red team's list, each with its tasks.
-        untried: tasks on which nothing could be tried, with the reason.
+        attempts: attempts, sorted by cheat in the order of the red team's list.
+        skipped_tasks: reasons by task without any attempt.
     """
 
     attempts: Sequence[Attempt]
-    untried: Mapping[str, str]
+    skipped_tasks: Mapping[str, str]
 
     @property
     def ok(self) -> bool:
-        """True if the honest attempt could be played everywhere and no cheat earned more than it."""
-        return not self.untried and not self.earned
+        """True if an honest attempt has a reward on every task and no cheat earned more."""
+        return not self.skipped_tasks and not self.earned
 
     @property
     def earned(self) -> Sequence[Attempt]:
-        """The attempts that earned more than an honest empty one."""
+        """Attempts that earned more than an honest empty one."""
         return [attempt for attempt in self.attempts if attempt.result == "earned"]
 
     def __str__(self) -> str:
@@ -71,7 +73,7 @@ class RedTeamReport:
             reward = "-" if row.reward is None else f"{row.reward:g}"
             line = f"{row.cheat:{width}}  {row.result:9}  {reward:>6}  {row.honest:>6g}  {row.detail}"
             lines.append(line.rstrip())
-        lines += [f"not attacked: {name}: {reason}" for name, reason in self.untried.items()]
+        lines += [f"not attacked: {name}: {reason}" for name, reason in self.skipped_tasks.items()]
         results = [row.result for row in rows]
         lines.append(
             f"{len(rows)} cheats: {results.count('earned')} earned more than an honest empty attempt, "
@@ -86,12 +88,12 @@ class RedTeamReport:
             "ok": self.ok,
             "cheats": [{**asdict(row), "result": row.result} for row in summarise(self)],
             "attempts": [asdict(attempt) for attempt in self.attempts],
-            "not_attacked": dict(self.untried),
+            "not_attacked": dict(self.skipped_tasks),
         }
 
 
-def attempt_result(reward: float | None, honest: float) -> Result:
-    """The result of a cheat that was tried."""
+def classify_attempt(reward: float | None, honest: float) -> Result:
+    """Return the result of an attempt with the given reward."""
     if reward is None:
         return "failed"
     return "earned" if reward > honest + EPSILON else "nothing"
@@ -99,11 +101,11 @@ def attempt_result(reward: float | None, honest: float) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class CheatSummary:
-    """One cheat over all tasks.
+    """Summary of one cheat over all tasks.
 
     Args:
-        reward: the highest that it earned.
-        detail: the tasks on which it earned, failed or was not tried, with the first reason.
+        reward: highest reward.
+        detail: tasks on which the cheat earned, failed or was not tried, with the first reason.
     """
 
     cheat: str
@@ -115,28 +117,28 @@ class CheatSummary:
 
     @property
     def result(self) -> Result:
-        """The gravest of its results."""
+        """Most serious result."""
         order: Sequence[Result] = ("earned", "nothing", "failed", "not tried")
         return next(result for result in order if self.counts.get(result))
 
 
 def summarise(report: RedTeamReport) -> Sequence[CheatSummary]:
-    """One summary a cheat, in the order of the attempts."""
+    """Summarise each cheat, in the order of the attempts."""
     by_cheat: dict[str, list[Attempt]] = {}
     for attempt in report.attempts:
         by_cheat.setdefault(attempt.cheat, []).append(attempt)
-    return [_summary(attempts) for attempts in by_cheat.values()]
+    return [_summarise_cheat(attempts) for attempts in by_cheat.values()]
 
 
-def _summary(attempts: Sequence[Attempt]) -> CheatSummary:
+def _summarise_cheat(attempts: Sequence[Attempt]) -> CheatSummary:
     counts = dict(Counter[Result](attempt.result for attempt in attempts))
     best = max(attempts, key=lambda attempt: (attempt.result == "earned", attempt.reward or 0.0))
     details = list[str]()
     for result in ("earned", "failed", "not tried"):
-        of_result = [attempt for attempt in attempts if attempt.result == result]
-        if of_result:
-            tasks = ", ".join(attempt.task_id for attempt in of_result[:SHOWN_TASKS])
-            more = f" and {len(of_result) - SHOWN_TASKS} more" if len(of_result) > SHOWN_TASKS else ""
-            reason = f": {of_result[0].detail}" if of_result[0].detail else ""
+        matches = [attempt for attempt in attempts if attempt.result == result]
+        if matches:
+            tasks = ", ".join(attempt.task_id for attempt in matches[:SHOWN_TASKS])
+            more = f" and {len(matches) - SHOWN_TASKS} more" if len(matches) > SHOWN_TASKS else ""
+            reason = f": {matches[0].detail}" if matches[0].detail else ""
             details.append(f"{result} on {tasks}{more}{reason}")
     return CheatSummary(best.cheat, best.does, counts, best.reward, best.honest, "; ".join(details))

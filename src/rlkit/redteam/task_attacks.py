@@ -1,7 +1,6 @@
-"""Cheats against tasks of Harbor's: one trial for each, in an environment of its own.
+"""Attacks on Harbor's tasks: each cheat in its own trial and environment.
 
-Invariant: a trial that breaks is a result, and says nothing of the others; only what is missing on this machine ends
-the whole.
+Invariant: a failed trial is a result and does not affect the others; only a missing requirement ends the attack.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.threads import in_thread, run_together
+from rlkit.envs.harbor.checking import find_error, join_line
 from rlkit.envs.harbor.outcome import parse_rewards
 from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import find_task_fault
-from rlkit.envs.harbor.trial import list_steps, make_environment_fields, play_trial
+from rlkit.envs.harbor.trial import make_environment_fields, play_trial
 from rlkit.errors import MissingError
-from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
-from rlkit.redteam.task_cheat import SKIPPED, TaskCheat
+from rlkit.redteam.report import Attempt, RedTeamReport, classify_attempt
+from rlkit.redteam.task_cheat import SKIP_EXIT_CODE, TaskCheat
 from rlkit.redteam.task_cheats import TASK_CHEATS
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
@@ -34,24 +34,24 @@ AGENT = "rlkit.redteam.agent:CheatingAgent"
 HONEST = TaskCheat("honest-empty-attempt", "Does nothing.", "")
 
 VERIFIER_S = 60.0
-"""Seconds that tests may take: some cheats hang them, and wait for what never comes."""
+"""Time limit of the tests: some cheats make them hang."""
 
-_FILE = re.compile(r"`(/?(?:[\w-][\w.-]*/)*[\w-]+\.[\w.-]*\w)`")
-"""A path in an instruction, as far as it names a file with an ending."""
+_OUTPUT_PATH = re.compile(r"`(/?(?:[\w-][\w.-]*/)*[\w-]+\.[\w.-]*\w)`")
+"""Path of a file with an extension in an instruction."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """One trial that ended.
+    """Result of a trial.
 
     Args:
-        rewards: the verifier's numbers; None where there were none.
-        skipped: why the cheat could not be carried out; "" where it was.
-        error: why there are no numbers.
+        rewards: the verifier's numbers; None without any.
+        skip_reason: reason why the script could not run; "" if it ran.
+        error: reason for missing rewards.
     """
 
     rewards: Mapping[str, float] | None
-    skipped: str = ""
+    skip_reason: str = ""
     error: str = ""
 
 
@@ -64,23 +64,24 @@ async def attack_tasks(
     cheats: Sequence[TaskCheat] = TASK_CHEATS,
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
 ) -> RedTeamReport:
-    """Try each cheat on each task, and compare what it earns with an honest empty attempt.
+    """Try each cheat on each task, and compare its reward with that of an honest empty attempt.
 
     Args:
         tasks: folders of tasks, by id.
-        on_attempt: called with each attempt as it ends.
+        jobs: number of simultaneous trials.
+        on_attempt: called with each attempt at its end.
 
     Raises:
         UsageError: the environment cannot run a task.
         MissingError: the environment cannot run on this machine.
     """
-    places, gates = asyncio.Semaphore(jobs), Gates(PhaseLimits())
+    slots, gates = asyncio.Semaphore(jobs), Gates(PhaseLimits())
 
     async def run(path: Path, cheat: TaskCheat) -> _Trial:
-        async with places:
-            return await _trial(path, cheat, environment, gates)
+        async with slots:
+            return await _run_trial(path, cheat, environment, gates)
 
-    async def attack(name: str, path: Path) -> Sequence[Attempt] | str:
+    async def attack_task(name: str, path: Path) -> Sequence[Attempt] | str:
         if (reason := await in_thread(find_task_fault, path)) is not None:
             return reason
         honest = await run(path, HONEST)
@@ -88,30 +89,30 @@ async def attack_tasks(
             return f"an honest empty attempt gets no reward: {honest.error}"
         rewards = honest.rewards
 
-        async def attempt(cheat: TaskCheat) -> Attempt:
-            made = _attempt(cheat, name, await run(path, cheat), rewards)
-            on_attempt(made)
-            return made
+        async def try_cheat(cheat: TaskCheat) -> Attempt:
+            attempt = _make_attempt(cheat, name, await run(path, cheat), rewards)
+            on_attempt(attempt)
+            return attempt
 
-        return await run_together(attempt(cheat) for cheat in cheats)
+        return await run_together(try_cheat(cheat) for cheat in cheats)
 
-    results = dict(zip(tasks, await run_together(attack(name, path) for name, path in tasks.items()), strict=True))
+    results = dict(zip(tasks, await run_together(attack_task(name, path) for name, path in tasks.items()), strict=True))
     attempts = [attempt for result in results.values() if not isinstance(result, str) for attempt in result]
-    order = {cheat.name: place for place, cheat in enumerate(cheats)}
+    order = {cheat.name: index for index, cheat in enumerate(cheats)}
     attempts.sort(key=lambda attempt: order[attempt.cheat])
     return RedTeamReport(attempts, {name: result for name, result in results.items() if isinstance(result, str)})
 
 
-def _attempt(cheat: TaskCheat, task_id: str, trial: _Trial, honest: Mapping[str, float]) -> Attempt:
-    reward, baseline = _compared(trial.rewards, honest)
-    result, detail = attempt_result(reward, baseline), trial.error
-    if trial.skipped and (reward is None or reward <= baseline):
-        result, reward, detail = "not tried", None, trial.skipped
+def _make_attempt(cheat: TaskCheat, task_id: str, trial: _Trial, honest: Mapping[str, float]) -> Attempt:
+    reward, baseline = _compare_rewards(trial.rewards, honest)
+    result, detail = classify_attempt(reward, baseline), trial.error
+    if trial.skip_reason and (reward is None or reward <= baseline):
+        result, reward, detail = "not tried", None, trial.skip_reason
     return Attempt(cheat.name, cheat.does, task_id, result, reward, baseline, detail)
 
 
-def _compared(rewards: Mapping[str, float] | None, honest: Mapping[str, float]) -> tuple[float | None, float]:
-    """Return two rewards: `reward`, or of several numbers without that name the pair that gained most."""
+def _compare_rewards(rewards: Mapping[str, float] | None, honest: Mapping[str, float]) -> tuple[float | None, float]:
+    """Return the rewards of a cheat and of the honest attempt: `reward`, or else the number with the largest gain."""
     if rewards is None:
         return None, honest.get("reward", max(honest.values(), default=0.0))
     if "reward" in rewards or "reward" in honest:
@@ -120,8 +121,8 @@ def _compared(rewards: Mapping[str, float] | None, honest: Mapping[str, float]) 
     return max(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0.0))
 
 
-async def _trial(path: Path, cheat: TaskCheat, environment: Environment, gates: Gates) -> _Trial:
-    variables = await in_thread(_variables, path)
+async def _run_trial(path: Path, cheat: TaskCheat, environment: Environment, gates: Gates) -> _Trial:
+    variables = await in_thread(_read_variables, path)
 
     def make(folder: Path) -> dict[str, Json]:
         return {
@@ -133,42 +134,43 @@ async def _trial(path: Path, cheat: TaskCheat, environment: Environment, gates: 
         }
 
     try:
-        return await play_trial(make, _read, gates=gates, trials_dir=None, keep=lambda trial: False)
-    except MissingError:  # no trial could run
+        return await play_trial(make, _read_trial, gates=gates, trials_dir=None, keep=lambda trial: False)
+    except MissingError:  # no trial can run
         raise
-    except Exception as error:  # what breaks one trial must not hide the others
-        return _Trial(None, error=" ".join(f"{type(error).__name__}: {error}".split()))
+    except Exception as error:  # a fault of one trial must not hide the others
+        return _Trial(None, error=join_line(type(error).__name__, str(error)))
 
 
-def _variables(path: Path) -> dict[str, Json]:
-    """Return the facts that an agent can know: the files that the instructions name, and those of the tests."""
+def _read_variables(path: Path) -> dict[str, Json]:
+    """Return facts that an agent can know: the files that the instructions name, and the tests' files."""
     instructions = " ".join(file.read_text() for file in sorted(path.glob("**/instruction.md")))
     folders = [path / "tests", *path.glob("steps/*/tests")]
     files = {file.relative_to(folder) for folder in folders for file in folder.rglob("*") if file.is_file()}
     return {
-        "OUTPUTS": " ".join(dict.fromkeys(_FILE.findall(instructions))),
+        "OUTPUTS": " ".join(dict.fromkeys(_OUTPUT_PATH.findall(instructions))),
         "TESTS": " ".join(sorted(str(file) for file in files if file.suffix != ".sh" and " " not in str(file))),
     }
 
 
-def _read(result: TrialResult, _passing: GatePass, folder: Path) -> _Trial:
+def _read_trial(result: TrialResult, _passing: GatePass, folder: Path) -> _Trial:
     from rlkit.redteam.agent import REPORT
 
-    errors = [part.exception_info for part in list_steps(result)] + [result.exception_info]
-    error = next((info for info in errors if info is not None), None)
-    if error is not None and error.exception_type == MissingError.__name__:
-        raise MissingError(error.exception_message)
-    text = "" if error is None else " ".join(f"{error.exception_type}: {error.exception_message}".split())
+    error = find_error(result)
+    text = "" if error is None else join_line(error.exception_type, error.exception_message)
     rewards = result.verifier_result.rewards if result.verifier_result else None
     scripts = [json.loads(file.read_text()) for file in sorted(folder.glob(f"**/{REPORT}"))]
-    return _Trial(None if rewards is None else parse_rewards(rewards), _reason_to_skip(scripts), text)
+    return _Trial(None if rewards is None else parse_rewards(rewards), _find_skip_reason(scripts), text)
 
 
-def _reason_to_skip(scripts: Sequence[Mapping[str, Json]]) -> str:
-    """Return the reason why no step's script was carried out; "" where one was."""
+def _find_skip_reason(scripts: Sequence[Mapping[str, Json]]) -> str:
+    """Return the reason why no step's script ran; "" if one did."""
     if not scripts or any(script["exit_code"] == 0 for script in scripts):
         return ""
     last = scripts[-1]
-    said = cast("str", last["said"]).strip().splitlines()
-    reason = said[-1].strip() if said else "no output"
-    return reason if last["exit_code"] == SKIPPED else f"its script ended with exit code {last['exit_code']}: {reason}"
+    output = cast("str", last["said"]).strip().splitlines()
+    reason = output[-1].strip() if output else "no output"
+    return (
+        reason
+        if last["exit_code"] == SKIP_EXIT_CODE
+        else f"its script ended with exit code {last['exit_code']}: {reason}"
+    )

@@ -1,7 +1,7 @@
-"""One cheat against a task of Harbor's: a name, a sentence and a shell script.
+"""Cheat against a task of Harbor's: a name, a sentence and a shell script.
 
-Invariant: a script asks nothing of the task it attacks but what an agent there could know: the paths that the
-instruction names (`OUTPUTS`) and, from earlier episodes, the names of the files of the tests (`TESTS`).
+Invariant: a script uses only facts that an agent can know: the paths in the instruction (`OUTPUTS`) and, from earlier
+episodes, the names of the tests' files (`TESTS`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 type Seal = Literal["view", "record", "programs", "tests", "kernel"]
-"""The defence against a cheat: the verifier's view, rlkit's copy of the agent's record, the programs of the image, the
-tests themselves, or system calls that are refused."""
+"""Defence against a cheat: the verifier's view, rlkit's copy of the agent's record, the programs of the image, the
+tests, or refused system calls."""
 
-SKIPPED = 77
-"""Exit code of a script that cannot be carried out here; the last line of its output is the reason."""
+SKIP_EXIT_CODE = 77
+"""Exit code of a script that cannot run here; the last line of its output is the reason."""
 
 PRELUDE = r"""
 set -eu
@@ -29,20 +29,21 @@ leave() { setsid nohup "$@" > /dev/null 2>&1 < /dev/null & }
 shim() { { echo "#!${2:-/bin/sh}"; echo "$PAY"; echo 'exit 0'; } > "$1" && chmod 755 "$1"; }
 writable() { touch "$1/.cheat" 2> /dev/null && rm "$1/.cheat" || skip "$1 cannot be written to"; }
 """
-"""Functions that the scripts share.
+"""Shell functions for all scripts.
 
-`PAY` is a command that writes both files of a reward. `forever` leaves a daemon with a loop around a command, `leave`
-one with a program. `shim` writes a program that pays and succeeds.
+`PAY` is a command that writes both reward files. `forever` starts a daemon that repeats a command, `leave` one for a
+program. `shim` writes a program that pays and succeeds.
 """
 
 
 @dataclass(frozen=True)
 class TaskCheat:
-    """One way to earn a reward without solving a task.
+    """Way to earn a reward without solving a task.
 
     Args:
-        script: commands for bash, run as the agent's user in the agent's environment, before verification. In a task of
-            steps they are run in each step.
+        does: what the cheat does, in one sentence.
+        script: bash commands, which run as the agent's user before verification, in each step of a task.
+        seal: defence against the cheat.
     """
 
     name: str
@@ -52,5 +53,5 @@ class TaskCheat:
 
     @property
     def command(self) -> str:
-        """The whole script."""
+        """Script with the functions of `PRELUDE`."""
         return PRELUDE + self.script

@@ -1,6 +1,6 @@
-"""The red team's cheats against tasks of Harbor's, in the order of what they attack.
+"""Table of the cheats against Harbor's tasks, ordered by target.
 
-Invariant: each has a name of its own and one sentence; the documentation's table is made of these.
+Invariant: each cheat has a unique name and one sentence, which the documentation's table repeats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rlkit's own tests use, for the tests of those who build on it: policies, small models, a service and a clock.
+"""Test tools: scripted policies, small models, a simulated service and a virtual clock.
 
 model = rlkit.testing.byte_model(tmp_path / "model")
 """

@@ -1,7 +1,7 @@
-"""A clock that does not wait: an event loop whose time jumps to the next timer.
+"""Virtual clock: an event loop whose time jumps to the next timer.
 
-Invariant: code between two awaits takes no time, and a coroutine that can never go on is reported at once instead of
-waiting for ever. What runs in another thread takes no time either, and is waited for.
+Invariant: code between two awaits takes no time, nor do calls in other threads, which the loop awaits. A deadlock is an
+error at once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, override
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready, no timer is set and no thread is at work: the program would wait for ever."""
+    """Error of a program that would wait for ever: nothing is ready, without timers or busy threads."""
 
 
 class VirtualClock(asyncio.SelectorEventLoop):
-    """An event loop on virtual time, in seconds from 0.
+    """Event loop on virtual time, in seconds from 0.
 
     ::
 
@@ -27,8 +27,8 @@ class VirtualClock(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._in_threads = 0
-        super().__init__(_Jumping(self))
+        self._thread_calls = 0
+        super().__init__(_JumpingSelector(self))
 
     @override
     def time(self) -> float:
@@ -36,36 +36,36 @@ class VirtualClock(asyncio.SelectorEventLoop):
 
     @override
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        self._in_threads += 1
+        self._thread_calls += 1
         future = super().run_in_executor(executor, func, *args)
-        future.add_done_callback(self._left_thread)
+        future.add_done_callback(self._count_end)
         return future
 
     @override
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        self._in_threads += 1
+        self._thread_calls += 1
         try:
             await super().shutdown_default_executor(timeout)
         finally:
-            self._in_threads -= 1
+            self._thread_calls -= 1
 
     def jump(self, seconds: float | None) -> None:
-        """Let time pass until the next timer."""
+        """Advance the time to the next timer."""
         if seconds is None:
             raise Deadlock("nothing is ready and no timer is set: the program would wait for ever")
         self._now_s += seconds
 
     @property
     def waits_for_threads(self) -> bool:
-        """Whether a call in another thread is not done yet."""
-        return self._in_threads > 0
+        """True while a call in another thread runs."""
+        return self._thread_calls > 0
 
-    def _left_thread(self, _: asyncio.Future[Any]) -> None:
-        self._in_threads -= 1
+    def _count_end(self, _: asyncio.Future[Any]) -> None:
+        self._thread_calls -= 1
 
 
-class _Jumping(selectors.DefaultSelector):
-    """Waits for nothing but threads."""
+class _JumpingSelector(selectors.DefaultSelector):
+    """Selector that waits for threads only."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def run_virtual[T](main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on virtual time.
 
     Raises:
-        Deadlock: it waits for something that cannot happen.
+        Deadlock: it waits for an event that cannot happen.
     """
     with asyncio.Runner(loop_factory=VirtualClock) as runner:
         return runner.run(main)

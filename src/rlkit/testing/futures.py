@@ -1,6 +1,6 @@
-"""Answers of the simulated service: they come when they are due, or go wrong as they should.
+"""Futures of the simulated service, which resolve after a delay or fail with an injected fault.
 
-Invariant: work whose answer fails is not done.
+Invariant: the work of a future that fails with a fault does not run.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ _REQUEST = httpx.Request("POST", "http://simulated")
 
 
 class SimulatedFuture[T]:
-    """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited.
+    """Substitute for `tinker.APIFuture`: a request that has been sent.
 
-    What a service does is no work of the rollout that asks, so it has a context of its own, as in the SDK's thread.
+    The service's work has its own context, as in the SDK's thread, since it is not part of the rollout.
     """
 
-    def __init__(self, answer: Awaitable[T]) -> None:
-        self._answer = Context().run(asyncio.ensure_future, answer)
-        self._answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    def __init__(self, result: Awaitable[T]) -> None:
+        self._result = Context().run(asyncio.ensure_future, result)
+        self._result.add_done_callback(lambda future: None if future.cancelled() else future.exception())
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._answer.__await__()
+        return self._result.__await__()
 
 
 def resolve_now[T](value: T) -> SimulatedFuture[T]:
-    """An answer that is there already."""
+    """Return a resolved future."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     future.set_result(value)
     return SimulatedFuture(future)
 
 
 def resolve_later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> SimulatedFuture[T]:
-    """An answer after so many seconds, unless something goes wrong; work that fails is not done."""
+    """Return a future that runs `work` after some seconds, or fails with the world's next fault."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     world.calls[call] += 1
-    kind = world.fault(call, loop.time())
+    kind = world.next_fault(call, loop.time())
 
-    def answer() -> None:
+    def resolve() -> None:
         if future.done():
             return
         if kind is None:
             try:
                 future.set_result(work())
-            except Exception as error:  # the caller's mistake, and the caller is told
+            except Exception as error:  # the caller's mistake
                 future.set_exception(error)
         elif kind == "cancel":
             future.cancel()
         elif kind != "hang":
-            future.set_exception(_sdk_error(kind))
+            future.set_exception(_make_sdk_error(kind))
 
-    loop.call_later(seconds, answer, context=Context())
+    loop.call_later(seconds, resolve, context=Context())
     return SimulatedFuture(future)
 
 
-def _sdk_error(kind: FaultKind) -> tinker.TinkerError:
+def _make_sdk_error(kind: FaultKind) -> tinker.TinkerError:
     response = httpx.Response(int(kind) if kind.isdigit() else 500, request=_REQUEST)
     match kind:
         case "429":
@@ -80,5 +80,5 @@ def _sdk_error(kind: FaultKind) -> tinker.TinkerError:
 
 
 def make_not_found_error(message: str) -> tinker.NotFoundError:
-    """What the SDK raises for a path that leads nowhere."""
+    """Return the SDK's error for a path that does not exist."""
     return tinker.NotFoundError(message, response=httpx.Response(404, request=_REQUEST), body=None)

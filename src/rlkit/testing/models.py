@@ -1,7 +1,7 @@
-"""Random models small enough for tests, written as ordinary Hugging Face directories.
+"""Small random models for tests, as Hugging Face directories.
 
-Invariant: a directory depends on the arguments only (and, for `tiny_model`, on the Python version, whose manual its
-tokenizer is trained on). Nothing is downloaded, and neither torch nor transformers is imported.
+Invariant: a directory depends on the arguments only (and, for `tiny_model`, on the Python version, whose manual trains
+its tokenizer). Nothing is downloaded, and neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def byte_model(path: Path, *, seed: int = 0) -> Path:
     """Write a Llama of 131,776 parameters that reads and writes bytes, and return `path`.
 
     Token id b < 256 is the byte b; 256, 257 and 258 are `<bos>`, `<eos>` and `<pad>`. Its chat template wraps a message
-    as `<bos>role`, a newline, the content, `<eos>`, a newline.
+    as `<bos>role`, a newline, the content, `<eos>` and a newline.
     """
     size = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 16}
-    config = {**_config("llama"), **size, "tie_word_embeddings": False}
+    config = {**_make_config("llama"), **size, "tie_word_embeddings": False}
     specials = {"bos": "<bos>", "eos": "<eos>", "pad": "<pad>"}
-    return _write(path, config, _byte_tokenizer(), specials=specials, template=BYTE_TEMPLATE, seed=seed)
+    return _write_model(path, config, _make_byte_tokenizer(), specials=specials, template=BYTE_TEMPLATE, seed=seed)
 
 
 def tiny_model(path: Path, *, family: Family = "llama", seed: int = 0) -> Path:
@@ -79,12 +79,12 @@ def tiny_model(path: Path, *, family: Family = "llama", seed: int = 0) -> Path:
     Args:
         family: `llama`, or `qwen3` (query and key norms, heads wider than hidden/heads).
     """
-    config = _config(family)
+    config = _make_config(family)
     specials = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|endoftext|>"}
-    return _write(path, config, _trained_tokenizer(), specials=specials, template=CHATML_TEMPLATE, seed=seed)
+    return _write_model(path, config, _train_tokenizer(), specials=specials, template=CHATML_TEMPLATE, seed=seed)
 
 
-def _config(family: Family) -> dict[str, Setting]:
+def _make_config(family: Family) -> dict[str, Setting]:
     return {
         "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
         "model_type": family,
@@ -105,7 +105,7 @@ def _config(family: Family) -> dict[str, Setting]:
     }
 
 
-def _write(
+def _write_model(
     path: Path,
     config: dict[str, Setting],
     tokenizer: Tokenizer,
@@ -125,7 +125,7 @@ def _write(
         **{f"{role}_token": token for role, token in specials.items()},
         "chat_template": template,
     }
-    (path / "model.safetensors").write_bytes(save(_weights(config, seed), metadata={"format": "pt"}))
+    (path / "model.safetensors").write_bytes(save(_make_weights(config, seed), metadata={"format": "pt"}))
     tokenizer.save(str(path / "tokenizer.json"))
     for name, content in {
         "config.json": {**config, **ids},
@@ -136,10 +136,10 @@ def _write(
     return path
 
 
-def _weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray[np.float32]]:
-    """Every tensor of the model: norms are ones, matrices `[out, in]` normal with standard deviation in^-1/2.
+def _make_weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray[np.float32]]:
+    """Return all tensors: norms are ones, matrices `[out, in]` normal with standard deviation in^-1/2.
 
-    At that scale logits have a standard deviation near one, so the next token is neither certain nor uniform.
+    Logits then have a standard deviation near one, so the next token is neither certain nor uniform.
     """
     import numpy as np
 
@@ -175,26 +175,26 @@ def _weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray[np.f
     return weights
 
 
-def _byte_tokenizer() -> Tokenizer:
+def _make_byte_tokenizer() -> Tokenizer:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    tokenizer = Tokenizer(BPE(vocab={_byte_character(byte): byte for byte in range(256)}, merges=[]))
+    tokenizer = Tokenizer(BPE(vocab={_get_byte_character(byte): byte for byte in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>", "<pad>"])
     return tokenizer
 
 
-def _byte_character(byte: int) -> str:
-    """The printable character that stands for `byte` in byte-level vocabularies (GPT-2, `bytes_to_unicode`)."""
+def _get_byte_character(byte: int) -> str:
+    """Return the printable character for `byte` in byte-level vocabularies (GPT-2, `bytes_to_unicode`)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     return chr(byte if byte in printable else 256 + len(set(range(byte)) - printable))
 
 
 @cache
-def _trained_tokenizer() -> Tokenizer:
-    """A byte-level BPE tokenizer trained on the Python manual that ships with the interpreter."""
+def _train_tokenizer() -> Tokenizer:
+    """Train a byte-level BPE tokenizer on the Python manual that ships with the interpreter."""
     from pydoc_data.topics import topics  # pyright: ignore[reportUnknownVariableType]  # the stub leaves it open
 
     from tokenizers import Tokenizer, decoders

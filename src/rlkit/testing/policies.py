@@ -1,10 +1,10 @@
-"""Policies without a model: tests of environments that are instant, offline and exact.
+"""Policies without a model, for exact offline tests of environments.
 
     policy = rlkit.testing.ScriptedPolicy(["olleh"])
     assert await Reverse("hello").rollout(policy) == 1.0
 
-Invariant: only the sampler is replaced. What records the turns, keeps the limits and extends the tokens of a
-conversation is the `RecordingPolicy` that a run uses.
+Invariant: only the sampler differs from a run, whose `RecordingPolicy` records turns, enforces limits and extends the
+tokens of a conversation.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.types import Completion, Json, Message, Prompt, Sampling, StopReason, Tokens, Tool, ToolCall, as_prompt
 
 MAX_TOKENS = 1 << 20
-"""Long enough that a script is cut short only where a test asks for it."""
+"""Limit that never truncates a script by accident."""
 
 UNLIMITED = Limits()
 
 PATIENCE = Limits(max_turns=32)
-"""How long noise plays with an environment that waits for a good reply."""
+"""Limits of a rollout with noise, which never satisfies an environment."""
 
 LOGPROB = -1.0
-"""What a scripted sampler gives as the log-probability of each token."""
+"""Log-probability of each token of a scripted sampler."""
 
 BEGIN, END = 256, 257
-"""The tokens that open a conversation and close a message."""
+"""Tokens that open a conversation and close a message."""
 
 ROLES: Mapping[str, int] = {"system": 258, "user": 259, "assistant": 260, "tool": 261}
-"""The token that opens a message of each role."""
+"""Token that opens a message of each role."""
 
 
 class ByteChat(ChatFormat):
-    """A chat format over UTF-8 bytes, in the shape of ChatML: `BEGIN`, then `role text END newline` for each message.
+    """Chat format over UTF-8 bytes, in the form of ChatML: `BEGIN`, then `role text END newline` for each message.
 
-    Tokens 0–255 are bytes, 256–261 are special, so that every prompt can be read in a test by `decode`. As real
-    tokenizers do, `encode` refuses text that UTF-8 cannot hold (a lone surrogate).
+    Tokens 0–255 are bytes, 256–261 are special; `decode` makes every prompt readable. Like real tokenizers, `encode`
+    rejects text that UTF-8 cannot encode (a lone surrogate).
 
     Args:
-        keeps_thinking: whether the thinking of earlier turns stays in later prompts.
+        keeps_thinking: keep the thinking of earlier turns in later prompts.
     """
 
     vocab_size = 262
@@ -61,9 +61,9 @@ class ByteChat(ChatFormat):
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
         parts: list[Tokens] = [_special(BEGIN)]
         if tools:
-            parts += self._written("system", f"Tools:\n{json.dumps(list(tools))}")
+            parts += self._render_message("system", f"Tools:\n{json.dumps(list(tools))}")
         for message in messages:
-            parts += self._written(message["role"], self._body(message))
+            parts += self._render_message(message["role"], self._render_body(message))
         return as_prompt(np.concatenate([*parts, _special(ROLES["assistant"])]))
 
     def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
@@ -73,40 +73,40 @@ class ByteChat(ChatFormat):
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
-        plain = tokens[np.asarray(tokens, np.int32).view(np.uint32) < BEGIN]  # one below 0 is a large one there
+        plain = tokens[np.asarray(tokens, np.int32).view(np.uint32) < BEGIN]  # unsigned, a negative token is large
         return plain.astype(np.uint8).tobytes().decode(errors="replace")
 
-    def _written(self, role: str, body: str) -> list[Tokens]:
+    def _render_message(self, role: str, body: str) -> list[Tokens]:
         return [_special(ROLES[role]), self.encode(body), _special(END), self.encode("\n")]
 
-    def _body(self, message: Message) -> str:
+    def _render_body(self, message: Message) -> str:
         thinking = message.get("thinking") if self.keeps_thinking else None
         head = "" if thinking is None else f"<think>\n{thinking}\n</think>\n\n"
-        return "\n".join([head + _plain(message), *map(_call_text, message.get("tool_calls", []))])
+        return "\n".join([head + _render_content(message), *map(_render_call, message.get("tool_calls", []))])
 
 
 def _special(token: int) -> Tokens:
     return np.array([token], dtype=np.int32)
 
 
-def _plain(message: Message) -> str:
+def _render_content(message: Message) -> str:
     content = message["content"]
     if isinstance(content, str):
         return content
     texts = [part["text"] for part in content if part["type"] == "text"]
     if len(texts) < len(content):
-        raise UsageError("ByteChat writes text only: a message holds an image")
+        raise UsageError("ByteChat renders text only, and a message has an image")
     return "".join(texts)
 
 
-def _call_text(call: ToolCall) -> str:
-    written: Json = {"name": call["name"], "arguments": call["arguments"]}
-    return f"<tool_call>\n{json.dumps(written)}\n</tool_call>"
+def _render_call(call: ToolCall) -> str:
+    fields: Json = {"name": call["name"], "arguments": call["arguments"]}
+    return f"<tool_call>\n{json.dumps(fields)}\n</tool_call>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """One request that a sampler was given."""
+class SamplerRequest:
+    """Request to a sampler."""
 
     prompt: Prompt
     sampling: Sampling
@@ -114,20 +114,20 @@ class Asked:
 
 
 class Author(Protocol):
-    """Writes a reply, given the prompt's text and the request's seed."""
+    """Function that writes a reply for the prompt's text and the request's seed."""
 
     def __call__(self, prompt: str, /, *, seed: int) -> str: ...  # noqa: D102  the class says it
 
 
 class ScriptedSampler(Sampler):
-    """A sampler whose completions are written by a function.
+    """Sampler with completions from a function.
 
-    A reply ends at the first stop token or string that it holds, or has one added; `max_tokens` cuts it off. `asked`
-    keeps every request in order.
+    A reply ends at its first stop token or string, which is added if missing; `max_tokens` truncates it. `asked` lists
+    every request in order.
     """
 
     def __init__(self, author: Author, *, chat: ChatFormat, version: int = 0) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[SamplerRequest] = []
         self._author = author
         self._chat = chat
         self._version = version
@@ -139,31 +139,31 @@ class ScriptedSampler(Sampler):
     async def sample(  # noqa: D102  inherited
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        self.asked.append(Asked(prompt, sampling, seed))
+        self.asked.append(SamplerRequest(prompt, sampling, seed))
         text = self._chat.decode(prompt.tokens)
         completions = [self._completion(self._author(text, seed=seed + n), sampling) for n in range(num_samples)]
-        await asyncio.sleep(0)  # as with a real service, other rollouts go on meanwhile
+        await asyncio.sleep(0)  # lets other rollouts run, as a real service does
         return completions
 
     def _completion(self, reply: str, sampling: Sampling) -> Completion:
         stop = self._chat.stop if sampling.stop is None else sampling.stop
-        whole = self._stopped(reply, stop)
-        tokens = whole[: sampling.max_tokens]
-        reason: StopReason = "stop" if len(tokens) == len(whole) else "length"
+        full = self._encode_until_stop(reply, stop)
+        tokens = full[: sampling.max_tokens]
+        reason: StopReason = "stop" if len(tokens) == len(full) else "length"
         return Completion(tokens, np.full(len(tokens), LOGPROB, dtype=np.float32), reason)
 
-    def _stopped(self, reply: str, stop: tuple[str, ...] | tuple[int, ...]) -> Tokens:
+    def _encode_until_stop(self, reply: str, stop: tuple[str, ...] | tuple[int, ...]) -> Tokens:
         strings = [s for s in stop if isinstance(s, str)]
         if strings:
             ends = [reply.find(s) + len(s) for s in strings if s in reply]
             return self._chat.encode(reply[: min(ends)] if ends else reply + strings[0])
         tokens, ids = self._chat.encode(reply), [s for s in stop if isinstance(s, int)]
-        found = np.flatnonzero(np.isin(tokens, ids))
-        return tokens[: found[0] + 1] if len(found) else np.append(tokens, np.array(ids[:1], dtype=np.int32))
+        stops = np.flatnonzero(np.isin(tokens, ids))
+        return tokens[: stops[0] + 1] if len(stops) else np.append(tokens, np.array(ids[:1], dtype=np.int32))
 
 
 class _AuthoredPolicy(RecordingPolicy):
-    """A recording policy over one `ScriptedSampler`, with what tests want to see of it."""
+    """Recording policy over one `ScriptedSampler`."""
 
     def __init__(
         self, author: Author, *, chat: ChatFormat | None, max_tokens: int, limits: Limits, seed: int, version: int = 0
@@ -180,22 +180,21 @@ class _AuthoredPolicy(RecordingPolicy):
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The text of each prompt that was sampled from, special tokens left out."""
-        return tuple(self.chat_format.decode(asked.prompt.tokens) for asked in self.sampler.asked)
+        """Text of each prompt, without special tokens."""
+        return tuple(self.chat_format.decode(request.prompt.tokens) for request in self.sampler.asked)
 
 
 class ScriptedPolicy(_AuthoredPolicy):
-    """A policy that says what it is told to say.
+    """Policy with scripted replies.
 
     Args:
-        replies: the model's raw replies in order, thinking and tool calls included; or a function from the prompt's
-            text to the reply.
-        chat: the format; `ByteChat()` unless given.
-        max_tokens: longer replies are cut off, as a run's setting would.
-        limits: turns and context, as a run's setting would.
+        replies: raw replies in order, with thinking and tool calls; or a function from the prompt's text to a reply.
+        chat: chat format; `ByteChat()` by default.
+        max_tokens: limit that truncates replies, as in a run.
+        limits: limits of turns and context, as in a run.
 
     Raises:
-        AssertionError: the environment asked for more replies than there are.
+        AssertionError: the environment requested more replies than the script has.
     """
 
     def __init__(
@@ -207,34 +206,34 @@ class ScriptedPolicy(_AuthoredPolicy):
         limits: Limits = UNLIMITED,
         version: int = 0,
     ) -> None:
-        author = _calling(replies) if callable(replies) else _reading(replies)
+        author = _make_function_author(replies) if callable(replies) else _make_script_author(replies)
         super().__init__(author, chat=chat, max_tokens=max_tokens, limits=limits, seed=0, version=version)
 
 
 class NoisyPolicy(_AuthoredPolicy):
-    """A policy that says anything: seeded text out of words, numbers, markup, broken JSON and odd characters.
+    """Policy with random replies: seeded words, numbers, markup, broken JSON and odd characters.
 
     Args:
-        seed: the same seed gives the same replies to the same requests.
-        chat: the format; `ByteChat()` unless given.
-        max_tokens: longer replies are cut off.
-        limits: 32 turns unless given, so that an environment that waits for a good reply comes to an end.
+        seed: determines the replies to the same requests.
+        chat: chat format; `ByteChat()` by default.
+        max_tokens: limit that truncates replies.
+        limits: 32 turns by default, to end an environment that waits for a good reply.
     """
 
     def __init__(
         self, seed: int, *, chat: ChatFormat | None = None, max_tokens: int = 400, limits: Limits = PATIENCE
     ) -> None:
-        super().__init__(_noise, chat=chat, max_tokens=max_tokens, limits=limits, seed=seed * 1000)
+        super().__init__(_write_noise, chat=chat, max_tokens=max_tokens, limits=limits, seed=seed * 1000)
 
 
-def _calling(function: Callable[[str], str]) -> Author:
+def _make_function_author(function: Callable[[str], str]) -> Author:
     def author(prompt: str, *, seed: int) -> str:
         return function(prompt)
 
     return author
 
 
-def _reading(replies: Sequence[str]) -> Author:
+def _make_script_author(replies: Sequence[str]) -> Author:
     script = [replies] if isinstance(replies, str) else replies
     unread = iter(script)
 
@@ -242,7 +241,7 @@ def _reading(replies: Sequence[str]) -> Author:
         for reply in unread:
             return reply
         raise AssertionError(
-            f"the script has {len(script)} replies and the environment asks for one more: …{prompt[-200:]!r}"
+            f"the script has {len(script)} replies and the environment requests one more: …{prompt[-200:]!r}"
         )
 
     return author
@@ -254,9 +253,9 @@ PIECES = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "```python\n", "```",
     "é", "日本", "🙂", "\u200b", "\u202e", "\x00", "\x1b[31m", "\ufffd",
 )  # fmt: skip
-"""What noise is made of: words, numbers, notation that graders look for, and characters that few expect."""
+"""Parts of noise: words, numbers, notation that graders parse, and rare characters."""
 
 
-def _noise(prompt: str, *, seed: int) -> str:
+def _write_noise(prompt: str, *, seed: int) -> str:
     chance = random.Random(seed)
     return "".join(chance.choice(PIECES) for _ in range(chance.randrange(40)))

@@ -1,6 +1,6 @@
-"""A proxy that loses things: what stands between a real client and a real service on a bad day.
+"""HTTP proxy with injected faults, between a real client and a real service.
 
-Invariant: what it lets through is unchanged; what it spoils, and how, follows from its seed and the order of requests.
+Invariant: other requests pass unchanged; the faults follow from the seed and the order of requests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-type Spoiled = Literal["401", "402", "429", "500", "503", "408", "reply", "cut", "hang"]
-"""An HTTP status instead of an answer; or the request is carried out, and its `reply` is lost, or `cut` short with the
-connection; or it is left to `hang` until whoever asked gives up."""
+type ProxyFault = Literal["401", "402", "429", "500", "503", "408", "reply", "cut", "hang"]
+"""HTTP status instead of a response; or the request runs and its `reply` is lost, or `cut` off; or it
+will `hang` until the client disconnects."""
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
 _HOP_BY_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
@@ -31,7 +31,7 @@ _GRACE_S = 5
 
 
 class FaultyProxy:
-    """Forwards HTTP to a service, and spoils a share of the requests.
+    """Proxy that forwards HTTP to a service, with faults in a share of the requests.
 
     ::
 
@@ -39,9 +39,9 @@ class FaultyProxy:
             client = tinker.ServiceClient(base_url=proxy.url, api_key=engine.api_key)
 
     Args:
-        share: of the requests that are spoiled.
-        kinds: how, each as likely as the others.
-        only: what the paths of requests end with that may be spoiled; any by default.
+        share: share of the requests with a fault.
+        kinds: kinds of faults, with equal probability.
+        only: end of the paths of requests that can have a fault; any path by default.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class FaultyProxy:
         target: str,
         *,
         share: float,
-        kinds: Sequence[Spoiled] = ("429", "500", "503", "408", "reply"),
+        kinds: Sequence[ProxyFault] = ("429", "500", "503", "408", "reply"),
         seed: int = 0,
         only: str = "",
     ) -> None:
         self.seen: Counter[str] = Counter()
-        """Requests by what became of them: `through`, or how they were spoiled."""
+        """Number of requests by fault, or `through` without one."""
         self._target = target.rstrip("/")
         self.share = share
-        """Of the requests that are spoiled from now on."""
+        """Share of the next requests with a fault."""
         self._kinds = tuple(kinds)
         self._random = Random(seed)
         self._only = only
@@ -77,7 +77,7 @@ class FaultyProxy:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL of the proxy."""
         host, port = self._server.servers[0].sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
 
@@ -101,13 +101,13 @@ class FaultyProxy:
         asyncio.run(serve())
 
     async def _forward(self, request: Request) -> Response:
-        at_risk = request.url.path.endswith(self._only)
-        spoiled = self._random.choice(self._kinds) if at_risk and self._random.random() < self.share else None
-        self.seen[spoiled or "through"] += 1
-        if spoiled is not None and spoiled not in ("reply", "cut"):
-            return await _instead(spoiled, request)
+        can_fail = request.url.path.endswith(self._only)
+        fault = self._random.choice(self._kinds) if can_fail and self._random.random() < self.share else None
+        self.seen[fault or "through"] += 1
+        if fault is not None and fault not in ("reply", "cut"):
+            return await _respond_with_fault(fault, request)
         headers = [(name, value) for name, value in request.headers.raw if name.decode() not in _HOP_BY_HOP]
-        sent = self._client.build_request(
+        forwarded = self._client.build_request(
             request.method,
             f"{self._target}{request.url.path}",
             params=request.query_params,
@@ -115,29 +115,30 @@ class FaultyProxy:
             content=await request.body(),
         )
         if "content-encoding" in request.headers:
-            sent.headers["content-encoding"] = request.headers["content-encoding"]
-        answer = await self._client.send(sent)
-        if spoiled == "reply":
+            forwarded.headers["content-encoding"] = request.headers["content-encoding"]
+        response = await self._client.send(forwarded)
+        if fault == "reply":
             return JSONResponse({"detail": "the reply was lost"}, 502)
-        kept = {name: value for name, value in answer.headers.items() if name not in _HOP_BY_HOP}
-        if spoiled == "cut":
-            return _cut(answer, kept)
-        return Response(answer.content, answer.status_code, kept)
+        response_headers = {name: value for name, value in response.headers.items() if name not in _HOP_BY_HOP}
+        if fault == "cut":
+            return _cut_response(response, response_headers)
+        return Response(response.content, response.status_code, response_headers)
 
 
-async def _instead(spoiled: Spoiled, request: Request) -> Response:
-    if spoiled != "hang":
-        return JSONResponse({"detail": "spoiled"}, int(spoiled))
+async def _respond_with_fault(fault: ProxyFault, request: Request) -> Response:
+    if fault != "hang":
+        return JSONResponse({"detail": "injected fault"}, int(fault))
     while (await request.receive())["type"] != "http.disconnect":
         pass
     return Response()
 
 
-def _cut(answer: httpx.Response, headers: dict[str, str]) -> Response:
-    """Half of what was promised, after which the connection is closed."""
+def _cut_response(response: httpx.Response, headers: dict[str, str]) -> Response:
+    """Return half of a response, after which the connection closes."""
 
-    async def half() -> AsyncIterator[bytes]:
-        yield answer.content[: len(answer.content) // 2]
+    async def stream_half() -> AsyncIterator[bytes]:
+        yield response.content[: len(response.content) // 2]
         raise ConnectionAbortedError
 
-    return StreamingResponse(half(), answer.status_code, {**headers, "content-length": str(len(answer.content) + 1)})
+    length = str(len(response.content) + 1)
+    return StreamingResponse(stream_half(), response.status_code, {**headers, "content-length": length})

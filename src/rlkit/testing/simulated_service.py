@@ -1,8 +1,7 @@
-"""A Tinker service that is not there: the SDK's clients in this process, without a model, on any event loop.
+"""Simulated Tinker service: the SDK's clients in this process, without a model, on any event loop.
 
-Invariant: what it answers is a function of its seed and of what it was asked; when it answers, of the latencies that it
-was given. Weights are a number that changes with every optimiser step and remembers all that it was trained on, and in
-which order, so that two runs with equal weights were trained on the same data in the same order.
+Invariant: a response follows from the seed and the requests, its time from the latencies. Weights are a number that
+hashes all training data in their order: runs with equal weights trained on the same data in the same order.
 
 With `run_virtual`, hours of training take seconds::
 
@@ -39,13 +38,13 @@ _LETTERS = (97, 123)
 
 
 class SimulatedTinker(TinkerService):
-    """The simulated service as rlkit uses it; hand it to `RLTrainer(service=…)`.
+    """Simulated service for `RLTrainer(service=…)`.
 
     Args:
-        world: what outlives it; a new one by default.
-        slots: samples that it draws at once; more wait.
-        context_tokens: the context that it claims.
-        repeatable: it is used as a service that repeats its answers; False for one like the hosted service.
+        world: state that outlives the service; a new one by default.
+        slots: limit of concurrent samples; further ones wait.
+        context_tokens: context size of the model.
+        repeatable: equal requests get equal responses; False for a service like the hosted one.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class SimulatedTinker(TinkerService):
 
     @override
     async def delete(self, path: str) -> None:
-        if (kind := self.world.fault("delete", asyncio.get_running_loop().time())) is not None:
+        if (kind := self.world.next_fault("delete", asyncio.get_running_loop().time())) is not None:
             raise ServiceError(f"deleting {path}: {kind}")
         if self.world.checkpoints.pop(path, None) is None:
             raise UsageError(f"deleting {path}: there is no such checkpoint")
@@ -101,7 +100,7 @@ class SimulatedTinker(TinkerService):
     @override
     async def model_of(self, path: str) -> str:
         if path not in self.world.checkpoints:
-            raise UsageError(f"asking for {path}: there is no such checkpoint")
+            raise UsageError(f"requesting {path}: there is no such checkpoint")
         return "simulated"
 
     @override
@@ -110,7 +109,7 @@ class SimulatedTinker(TinkerService):
 
 
 class SimulatedClient:
-    """Stands in for `tinker.ServiceClient`."""
+    """Substitute for `tinker.ServiceClient`."""
 
     def __init__(self, world: World, latency: Latency, *, slots: int | None = None) -> None:
         self._world = world
@@ -120,28 +119,28 @@ class SimulatedClient:
     def create_lora_training_client(
         self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
     ) -> SimulatedFuture[SimulatedTrainingClient]:
-        """A fresh adapter, a number that follows from the model and the seed."""
-        return self._made(digest(base_model, rank, seed))
+        """Make an adapter whose weights follow from the model and the seed."""
+        return self._load_client(digest(base_model, rank, seed))
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> SimulatedFuture[SimulatedTrainingClient]:
-        """The weights of a checkpoint."""
+        """Load the weights of a checkpoint."""
         if path not in self._world.checkpoints:
             raise make_not_found_error(f"there is no checkpoint {path}")
-        return self._made(self._world.checkpoints[path])
+        return self._load_client(self._world.checkpoints[path])
 
     def create_sampling_client(
         self, model_path: str | None = None, base_model: str | None = None
     ) -> SimulatedFuture[SimulatedSamplingClient]:
-        """A sampler of a checkpoint, or of a base model."""
+        """Make a sampler of a checkpoint or a base model."""
         return resolve_now(SimulatedSamplingClient(self._sampling))
 
-    def _made(self, weights: int) -> SimulatedFuture[SimulatedTrainingClient]:
+    def _load_client(self, weights: int) -> SimulatedFuture[SimulatedTrainingClient]:
         client = SimulatedTrainingClient(self._world, self._latency, self._sampling, weights)
         return resolve_later(self._world, "load", self._latency.load_s, lambda: client)
 
 
 class SimulatedTrainingClient:
-    """Stands in for `tinker.TrainingClient`: one worker, which works in the order of submission."""
+    """Substitute for `tinker.TrainingClient`, which runs requests one by one, in order."""
 
     def __init__(self, world: World, latency: Latency, sampling: _Sampling, weights: int) -> None:
         self._world = world
@@ -154,18 +153,18 @@ class SimulatedTrainingClient:
     def forward_backward(
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        """Adds to the gradient; the loss is −Σ advantage · log-probability, which depends on data and weights."""
+        """Add to the gradient; the loss is −Σ advantage · log-probability, which depends on data and weights."""
 
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
             advantages = [np.asarray(datum.loss_fn_inputs["advantages"].data, np.float64) for datum in data]
             return {"loss:sum": math.fsum(-float(a @ logp) for a, logp in zip(advantages, logprobs, strict=True))}
 
-        return self._differentiated(data, loss, passes=1)
+        return self._differentiate(data, loss, passes=1)
 
     def forward_backward_custom(
         self, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        """Calls a loss of this machine, and differentiates it."""
+        """Differentiate a loss that runs on this machine."""
         import torch
 
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
@@ -173,20 +172,20 @@ class SimulatedTrainingClient:
             value.backward()
             return metrics
 
-        return self._differentiated(data, loss, passes=2)
+        return self._differentiate(data, loss, passes=2)
 
-    def _differentiated(
+    def _differentiate(
         self, data: Sequence[types.Datum], loss: Callable[[Sequence[_Floats]], Mapping[str, float]], *, passes: int
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        """Add the data to the gradient, in the time of so many passes over them."""
+        """Add the data to the gradient, with the latency of `passes` passes."""
         digests = [_datum_digest(datum) for datum in data]
         tokens = passes * sum(datum.model_input.length for datum in data)
         self._world.calls["trained_tokens"] += tokens
 
         def compute() -> types.ForwardBackwardOutput:
             logprobs = [
-                np.full(datum.model_input.length, -1 - digest(self._weights, known) / 2**64, np.float32)
-                for datum, known in zip(data, digests, strict=True)
+                np.full(datum.model_input.length, -1 - digest(self._weights, datum_digest) / 2**64, np.float32)
+                for datum, datum_digest in zip(data, digests, strict=True)
             ]
             metrics = dict(loss(logprobs))
             self._gradient += digests
@@ -197,7 +196,7 @@ class SimulatedTrainingClient:
         return self._enqueue("gradient", seconds, compute)
 
     def optim_step(self, adam_params: types.AdamParams) -> SimulatedFuture[types.OptimStepResponse]:
-        """Changes the weights by what has accumulated."""
+        """Update the weights with the accumulated gradient."""
 
         def step() -> types.OptimStepResponse:
             self._weights = digest(self._weights, adam_params.learning_rate, *self._gradient)
@@ -208,14 +207,14 @@ class SimulatedTrainingClient:
         return self._enqueue("step", self._latency.step_s, step)
 
     def save_weights_and_get_sampling_client(self) -> SimulatedFuture[SimulatedSamplingClient]:
-        """A sampler of the weights as they are when its turn comes."""
+        """Make a sampler of the weights at the time of the call's turn."""
         return self._enqueue("save", self._latency.save_s, lambda: SimulatedSamplingClient(self._sampling))
 
     def save_state(self, name: str, ttl_seconds: int | None = None) -> SimulatedFuture[types.SaveWeightsResponse]:
-        """A checkpoint."""
+        """Save a checkpoint."""
 
         def save() -> types.SaveWeightsResponse:
-            number = self._world.calls["save"]  # grows, so that no path comes back once its checkpoint is gone
+            number = self._world.calls["save"]  # grows, so that no path repeats after its checkpoint is deleted
             path = f"tinker://simulated-{number}:train:0/weights/{name}"
             self._world.checkpoints[path] = self._weights
             return types.SaveWeightsResponse(path=path)
@@ -225,7 +224,7 @@ class SimulatedTrainingClient:
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None
     ) -> SimulatedFuture[types.SaveWeightsForSamplerResponse]:
-        """A checkpoint for sampling."""
+        """Save a checkpoint for sampling."""
         path = f"tinker://simulated:train:0/sampler_weights/{name}"
         return self._enqueue("save", self._latency.save_s, lambda: types.SaveWeightsForSamplerResponse(path=path))
 
@@ -240,7 +239,7 @@ class SimulatedTrainingClient:
 
 
 class SimulatedSamplingClient:
-    """Stands in for `tinker.SamplingClient`."""
+    """Substitute for `tinker.SamplingClient`."""
 
     def __init__(self, sampling: _Sampling) -> None:
         self._sampling = sampling
@@ -248,18 +247,18 @@ class SimulatedSamplingClient:
     def sample(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> SimulatedFuture[types.SampleResponse]:
-        """Lower-case letters, as many as the latency says; they follow from prompt, seed and the sample's index."""
-        return self._sampling.ask(prompt, num_samples, sampling_params)
+        """Sample lower-case letters that follow from prompt, seed and index; the latency determines their number."""
+        return self._sampling.sample(prompt, num_samples, sampling_params)
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> SimulatedFuture[list[float | None]]:
-        """Log-probabilities that follow from the prompt, of its last tokens; the others have none."""
+        """Return log-probabilities of the last tokens, which follow from the prompt; None for the others."""
         return self._sampling.score(prompt, prompt_logprobs_last_n)
 
 
 class _Sampling:
-    """Draws samples, a limited number at a time."""
+    """Source of samples, with a limit of concurrent ones."""
 
     def __init__(self, world: World, latency: Latency, slots: int | None) -> None:
         self._world = world
@@ -267,20 +266,22 @@ class _Sampling:
         self._free = math.inf if slots is None else slots
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def ask(
+    def sample(
         self, prompt: types.ModelInput, count: int, params: types.SamplingParams
     ) -> SimulatedFuture[types.SampleResponse]:
-        key = _shown(prompt)
+        key = _encode_prompt(prompt)
         world = self._world
         world.calls["samples"] += count
         world.calls["prefill_tokens"] += prompt.length
         draws = [
-            digest(world.seed, key, params.seed + index if params.seed is not None else f"#{world.repeat(key)}")
+            digest(world.seed, key, params.seed + index if params.seed is not None else f"#{world.count_repeat(key)}")
             for index in range(count)
         ]
-        sequences = [self._sequence(draw, params) for draw in draws]
+        sequences = [self._draw_sequence(draw, params) for draw in draws]
         world.calls["sampled_tokens"] += sum(len(tokens) for tokens, _ in sequences)
-        seconds = max(self._seconds(draw, len(tokens)) for draw, (tokens, _) in zip(draws, sequences, strict=True))
+        seconds = max(
+            self._compute_duration(draw, len(tokens)) for draw, (tokens, _) in zip(draws, sequences, strict=True)
+        )
         response = [
             types.SampledSequence(
                 stop_reason="length" if cut else "stop",
@@ -290,35 +291,37 @@ class _Sampling:
             )
             for draw, (tokens, cut) in zip(draws, sequences, strict=True)
         ]
-        return SimulatedFuture(self._draw(count, seconds, types.SampleResponse(response)))
+        return SimulatedFuture(self._respond(count, seconds, types.SampleResponse(response)))
 
     def score(self, prompt: types.ModelInput, last: int | None) -> SimulatedFuture[list[float | None]]:
-        rng = np.random.default_rng(digest(self._world.seed, "score", _shown(prompt)))
-        drawn = (-rng.exponential(1, prompt.length)).tolist()
-        unknown = prompt.length - min(last or prompt.length, prompt.length - 1)
-        return resolve_later(self._world, "score", self._latency.first_s, lambda: [None] * unknown + drawn[unknown:])
+        rng = np.random.default_rng(digest(self._world.seed, "score", _encode_prompt(prompt)))
+        logprobs = (-rng.exponential(1, prompt.length)).tolist()
+        unscored = prompt.length - min(last or prompt.length, prompt.length - 1)
+        return resolve_later(
+            self._world, "score", self._latency.first_s, lambda: [None] * unscored + logprobs[unscored:]
+        )
 
-    async def _draw(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
-        await self._take(count)
-        self._world.begin(count)
+    async def _respond(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
+        await self._acquire(count)
+        self._world.start_samples(count)
         try:
             return await resolve_later(self._world, "sample", seconds, lambda: response)
         finally:
-            self._world.end(count)
-            self._give_back(count)
+            self._world.end_samples(count)
+            self._release(count)
 
-    def _sequence(self, draw: int, params: types.SamplingParams) -> tuple[np.ndarray[Any, Any], bool]:
+    def _draw_sequence(self, draw: int, params: types.SamplingParams) -> tuple[np.ndarray[Any, Any], bool]:
         rng = np.random.default_rng(draw)
         mu = math.log(self._latency.mean_tokens) - self._latency.sigma**2 / 2
-        wanted = max(1, round(float(rng.lognormal(mu, self._latency.sigma))))
-        count = min(wanted, params.max_tokens or wanted)
-        return rng.integers(*_LETTERS, count).astype(np.int32), count < wanted
+        length = max(1, round(float(rng.lognormal(mu, self._latency.sigma))))
+        count = min(length, params.max_tokens or length)
+        return rng.integers(*_LETTERS, count).astype(np.int32), count < length
 
-    def _seconds(self, draw: int, tokens: int) -> float:
-        slow = self._world.uniform("slow", draw) < self._latency.slow_share
+    def _compute_duration(self, draw: int, tokens: int) -> float:
+        slow = self._world.draw_uniform("slow", draw) < self._latency.slow_share
         return (self._latency.first_s + tokens * self._latency.token_s) * (self._latency.slow_factor if slow else 1)
 
-    async def _take(self, count: int) -> None:
+    async def _acquire(self, count: int) -> None:
         if self._free >= count and not self._waiting:
             self._free -= count
             return
@@ -327,16 +330,16 @@ class _Sampling:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place came together with the cancellation
-                self._give_back(count)
+            if turn.done() and not turn.cancelled():  # the slot came together with the cancellation
+                self._release(count)
             raise
 
-    def _give_back(self, count: int) -> None:
+    def _release(self, count: int) -> None:
         self._free += count
         while self._waiting and (self._waiting[0][1].done() or self._free >= self._waiting[0][0]):
-            wanted, turn = self._waiting.popleft()
+            required, turn = self._waiting.popleft()
             if not turn.done():
-                self._free -= wanted
+                self._free -= required
                 turn.set_result(None)
 
 
@@ -347,8 +350,8 @@ def _datum_digest(datum: types.Datum) -> int:
     return digest(*(np.asarray(values, np.float64).tobytes() for values in arrays), *([images] if images else []))
 
 
-def _shown(prompt: types.ModelInput) -> bytes:
-    """All that the model is given: the tokens, and the images as they are."""
+def _encode_prompt(prompt: types.ModelInput) -> bytes:
+    """Return the tokens and images of a prompt as bytes."""
     parts = list[bytes]()
     for chunk in prompt.chunks:
         match chunk:
@@ -357,5 +360,5 @@ def _shown(prompt: types.ModelInput) -> bytes:
             case types.ImageChunk():
                 parts.append(chunk.data)
             case _:
-                raise ValueError(f"the simulated service knows text and images, and was given {type(chunk).__name__}")
+                raise ValueError(f"the simulated service supports text and images, not {type(chunk).__name__}")
     return b"".join(parts)

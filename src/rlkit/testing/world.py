@@ -1,6 +1,6 @@
-"""The world of a simulated service: its latencies, its faults, and what it remembers.
+"""State of a simulated service: latencies, faults, counts and checkpoints.
 
-Invariant: everything that it makes up follows from its seed.
+Invariant: all random values follow from the seed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ type FaultKind = Literal["429", "500", "408", "broken", "hang", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long the service takes, in seconds.
+    """Latencies of the service, in seconds.
 
     Args:
-        first_s: of a sampling request, before the first token, and of one for log-probabilities.
-        token_s: of each token after that; a request takes as long as its longest sample.
-        mean_tokens: of a completion, log-normal, before `max_tokens` cuts it.
-        sigma: of the logarithm of that length.
-        slow_share: of the samples that take `slow_factor` times as long.
-        gradient_s: of a gradient, beside its tokens.
-        trained_tokens_per_s: of a gradient.
-        save_s: of handing over or saving weights.
-        load_s: of loading weights, and of making new ones.
-        clock_s: a request for training that finds the service idle waits for the next tick of a clock; 0 for no clock.
+        first_s: time before the first token, and of a request for log-probabilities.
+        token_s: time of each further token; a request takes as long as its longest sample.
+        mean_tokens: mean length of a completion before `max_tokens` truncates it; the distribution is log-normal.
+        sigma: standard deviation of the logarithm of that length.
+        slow_share: share of samples that take `slow_factor` times as long.
+        gradient_s: time of a gradient without its tokens.
+        trained_tokens_per_s: speed of a gradient.
+        step_s: time of an optimiser step.
+        save_s: time to save weights or make a sampler of them.
+        load_s: time to load or initialise weights.
+        clock_s: period of the service's clock; an idle service starts training requests at its ticks. 0 for no clock.
     """
 
     first_s: float = 0.3
@@ -48,15 +49,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong.
+    """Injected fault.
 
     Args:
-        kind: the answer: an HTTP status, a future that fails or is cancelled, or one that is never answered.
-        call: to which calls: `sample`, `score`, `gradient`, `step`, `save`, `load` or `*` for any.
-        at: only the N-th of them, counted from 1.
-        share: of them, at random; without `at`.
-        after_s: not before this time.
-        until_s: not after this time.
+        kind: an HTTP status, or a future that fails (`broken`), is cancelled or never resolves (`hang`).
+        call: kind of calls: `sample`, `score`, `gradient`, `step`, `save`, `load` or `*` for any.
+        at: number of the only call that fails, from 1.
+        share: share of calls that fail at random, without `at`.
+        after_s: start of the fault.
+        until_s: end of the fault.
     """
 
     kind: FaultKind
@@ -69,58 +70,58 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class World:
-    """What outlives a client: checkpoints, counts, and the faults to come. Give it to a second service to resume.
+    """State that outlives a client: checkpoints, counts and faults. Pass it to a second service to resume.
 
     Args:
-        seed: of everything that the service makes up.
-        faults: what goes wrong; the first that fits counts.
+        seed: seed of all random values.
+        faults: injected faults; the first match applies.
     """
 
     seed: int = 0
     faults: Sequence[Fault] = ()
     calls: Counter[str] = field(default_factory=Counter[str])
-    """Requests by kind; `samples`, `prefill_tokens` and `sampled_tokens` count what they asked for."""
+    """Number of requests by kind; `samples`, `prefill_tokens` and `sampled_tokens` count their contents."""
     trained: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    """For each optimiser step, the digests of the sequences that it was taken on, in their order."""
+    """Digests of each optimiser step's sequences, in their order."""
     checkpoints: dict[str, int] = field(default_factory=dict[str, int])
     most_live: int = 0
-    """Samples that were being drawn at once, at most."""
-    _asked: Counter[str] = field(default_factory=Counter[str])
+    """Highest number of concurrent samples."""
+    _requests: Counter[str] = field(default_factory=Counter[str])
     _repeats: Counter[bytes] = field(default_factory=Counter[bytes])
     _live: int = 0
 
-    def fault(self, call: str, now_s: float) -> FaultKind | None:
-        """What goes wrong with the next call of this kind, if anything."""
-        self._asked[call] += 1
-        self._asked["*"] += 1
+    def next_fault(self, call: str, now_s: float) -> FaultKind | None:
+        """Count a call of this kind, and return its fault, if any."""
+        self._requests[call] += 1
+        self._requests["*"] += 1
         for index, fault in enumerate(self.faults):
             if fault.call not in (call, "*") or not fault.after_s <= now_s <= fault.until_s:
                 continue
-            number = self._asked[fault.call]
-            if number == fault.at or (fault.at is None and self.uniform("fault", index, number) < fault.share):
+            number = self._requests[fault.call]
+            if number == fault.at or (fault.at is None and self.draw_uniform("fault", index, number) < fault.share):
                 return fault.kind
         return None
 
-    def uniform(self, *path: object) -> float:
-        """A number in [0, 1) for a purpose."""
+    def draw_uniform(self, *path: object) -> float:
+        """Return a number in [0, 1) that follows from the seed and the path."""
         return digest(self.seed, *path) / 2**64
 
-    def repeat(self, prompt: bytes) -> int:
-        """How often a prompt was asked for before, without a seed."""
+    def count_repeat(self, prompt: bytes) -> int:
+        """Return the number of earlier requests for a prompt without a seed."""
         self._repeats[prompt] += 1
         return self._repeats[prompt] - 1
 
-    def begin(self, count: int) -> None:
-        """So many samples begin to be drawn."""
+    def start_samples(self, count: int) -> None:
+        """Count samples that start."""
         self._live += count
         self.most_live = max(self.most_live, self._live)
 
-    def end(self, count: int) -> None:
-        """They are done."""
+    def end_samples(self, count: int) -> None:
+        """Count samples that end."""
         self._live -= count
 
 
 def digest(*parts: object) -> int:
-    """64 bits that follow from the parts."""
+    """Return a 64-bit hash of the parts."""
     text = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in parts)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())

@@ -22,7 +22,7 @@ from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
 
 if TYPE_CHECKING:
-    from harbor.models.trial.result import TrialResult
+    from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 type Finding = Literal["sound", "broken", "solved", "no solution", "environment failed"]
 """`broken`: the solution does not get the full reward. `solved`: doing nothing does. `no solution`: the task has none,
@@ -194,17 +194,12 @@ async def _run_agent(path: Path, agent: str, environment: Environment, gates: Ga
     except Exception as error:  # a fault of one task must not hide those of others
         output = _last_lines(str(error))
         # The task was read before: a UsageError is about its fit to the environment, any other about the environment.
-        return _AgentTrial(
-            None, _join_line(type(error).__name__, str(error)), not isinstance(error, UsageError), output
-        )
+        return _AgentTrial(None, join_line(type(error).__name__, str(error)), not isinstance(error, UsageError), output)
 
 
 def _read(result: TrialResult, _passing: GatePass, folder: Path) -> _AgentTrial:
-    errors = [step.exception_info for step in list_steps(result)] + [result.exception_info]
-    error = next((info for info in errors if info is not None), None)
-    if error is not None and error.exception_type == MissingError.__name__:
-        raise MissingError(error.exception_message)
-    text = "" if error is None else _join_line(error.exception_type, error.exception_message)
+    error = find_error(result)
+    text = "" if error is None else join_line(error.exception_type, error.exception_message)
     output = _read_test_output(folder) or _last_lines("" if error is None else error.exception_message)
     if error is not None and error.exception_type not in {*VERIFIER_ERRORS, *AGENT_ERRORS, *FATAL_ERRORS}:
         return _AgentTrial(None, text, True, output)
@@ -212,10 +207,24 @@ def _read(result: TrialResult, _passing: GatePass, folder: Path) -> _AgentTrial:
     try:
         return _AgentTrial(None if rewards is None else parse_rewards(rewards), text, output=output)
     except EnvironmentFault as fault:
-        return _AgentTrial(None, _join_line(type(fault).__name__, str(fault)), output=output)
+        return _AgentTrial(None, join_line(type(fault).__name__, str(fault)), output=output)
 
 
-def _join_line(kind: str, message: str) -> str:
+def find_error(result: TrialResult) -> ExceptionInfo | None:
+    """Return the first error of a trial.
+
+    Raises:
+        MissingError: the environment cannot run on this machine.
+    """
+    errors = [step.exception_info for step in list_steps(result)] + [result.exception_info]
+    error = next((info for info in errors if info is not None), None)
+    if error is not None and error.exception_type == MissingError.__name__:
+        raise MissingError(error.exception_message)
+    return error
+
+
+def join_line(kind: str, message: str) -> str:
+    """Return an error's class and message on one line, shortened."""
     text = " ".join(f"{kind}: {message}".split())
     return text if len(text) <= _DETAIL_CHARS else f"{text[:_DETAIL_CHARS]}…"
 
