@@ -93,9 +93,8 @@ async def _check_gold_answer(context: CheckContext) -> str:
 
 async def _check_empty_answer(context: CheckContext) -> str:
     rewards = list[float]()
-    for env, reply in context.iterate_cases(
-        [env for env in context.envs if getattr(env, "gold", None) not in EMPTY], EMPTY
-    ):
+    envs = [env for env in context.envs if getattr(env, "gold", None) not in EMPTY]
+    for env, reply in context.iter_cases(envs, EMPTY):
         reward = (await context.player.play(env, reply)).reward
         if reward is None:
             continue
@@ -109,7 +108,7 @@ async def _check_empty_answer(context: CheckContext) -> str:
 
 async def _check_exact_tokens(context: CheckContext) -> str:
     counts = list[tuple[int, int]]()
-    for env, reply in context.iterate_cases(context.envs[:SAMPLE_TASKS], context.replies):
+    for env, reply in context.iter_cases(context.envs[:SAMPLE_TASKS], context.replies):
         rollout = await context.player.play(env, reply)
         if len(rollout.turns) > 1 or rollout.end == "limit":
             context.long_cases.append((env, reply))
@@ -135,7 +134,7 @@ async def _check_turn_limit(context: CheckContext) -> str:
 
 
 async def _check_clean_up(context: CheckContext) -> str:
-    for env, reply in context.iterate_cases(context.envs[:SAMPLE_TASKS], context.replies):
+    for env, reply in context.iter_cases(context.envs[:SAMPLE_TASKS], context.replies):
         leaks = await find_leaks(partial(context.player.play, env, reply))
         for leak in leaks:
             context.add_problem(env, f"each rollout leaks {leak}")
@@ -156,10 +155,8 @@ async def _check_cancellation(context: CheckContext) -> str:
             continue
         was_cancelled = True
         if rollout.end != "cancelled":
-            situation = f"cancelled while it waits for reply {turn + 1}"
-            context.add_problem(
-                env, f"{situation}, it must end with CancelledError, but {rollout.detail or 'returned a reward'}"
-            )
+            result = rollout.detail or "returned a reward"
+            context.add_problem(env, f"cancelled at reply {turn + 1}, it {result} instead of raising CancelledError")
         for leak in await find_leaks(cancel):
             context.add_problem(env, f"each cancelled rollout leaks {leak}")
     if not was_cancelled:
@@ -172,9 +169,8 @@ async def _check_odd_replies(context: CheckContext) -> str:
     replies = [*EMPTY, *ODD, *context.replies, *[(await policy.sample("?")).text for policy in noise]]
     count = 0
     for lap in range(len(context.envs)):
-        for index, (_, reply) in enumerate(
-            context.iterate_cases(context.envs[:1], replies, budget_s=BUDGET_S / (lap + 1))
-        ):
+        cases = context.iter_cases(context.envs[:1], replies, budget_s=BUDGET_S / (lap + 1))
+        for index, (_, reply) in enumerate(cases):
             env = context.envs[(lap + index) % len(context.envs)]
             for max_tokens in (MAX_TOKENS, CUT_TOKENS) if index % 8 == 0 else (MAX_TOKENS,):
                 rollout = await context.player.play(env, reply, max_tokens=max_tokens)
@@ -187,13 +183,11 @@ async def _check_odd_replies(context: CheckContext) -> str:
 async def _check_unchanged(context: CheckContext) -> str:
     """Compare the environments; a private attribute that is filled once is a cache."""
     snapshots = [take_snapshot(env) for env in context.envs]
-    for env, reply in context.iterate_cases(context.envs, ["again", *context.replies]):
+    for env, reply in context.iter_cases(context.envs, ["again", *context.replies]):
         await context.player.play(env, reply)
     for env, before, after in zip(context.envs, context.snapshots, snapshots, strict=True):
-        lines = [
-            *find_changes(before, after, allow_caches=True),
-            *find_changes(after, take_snapshot(env), allow_caches=False),
-        ]
+        lines = list(find_changes(before, after, allow_caches=True))
+        lines += find_changes(after, take_snapshot(env), allow_caches=False)
         for line in lines[:1]:
             context.add_problem(env, f"rollouts change {line}")
     return f"{len(context.player.rollouts)} rollouts did not change the environment"
@@ -270,36 +264,20 @@ class Check:
 
 
 CHECKS = (
-    Check(
-        "task source",
-        _check_task_source,
-        "let next() depend on the seed and on state_dict() only",
-    ),
-    Check(
-        "picklable",
-        _check_pickling,
-        "define the class at the top of a module, without files, locks or clients",
-    ),
+    Check("task source", _check_task_source, "let next() depend on the seed and on state_dict() only"),
+    Check("picklable", _check_pickling, "define the class at the top of a module, without files, locks or clients"),
     Check("prompt", _check_prompt, "request a reply from the policy, with a prompt that is not empty"),
-    Check(
-        "gold answer", _check_gold_answer, "give env.gold the full reward (env.max_reward or 1.0), or correct env.gold"
-    ),
+    Check("gold answer", _check_gold_answer, "give env.gold the reward env.max_reward (or 1.0), or correct env.gold"),
     Check("empty answer", _check_empty_answer, "make the grader reject a reply without an answer"),
     Check("token-exact", _check_exact_tokens, "append reply.message unchanged; do not edit earlier messages"),
     Check("turn limit", _check_turn_limit, "catch rlkit.LimitReached around the policy and grade the turns so far"),
     Check("clean-up", _check_clean_up, "close resources in a `finally`, and await the tasks that a rollout starts"),
     Check("cancellation", _check_cancellation, "do not catch CancelledError, and close resources in a `finally`"),
     Check("odd replies", _check_odd_replies, "give text that cannot be parsed the finite reward of a wrong answer"),
-    Check(
-        "unchanged",
-        _check_unchanged,
-        "keep the state of an episode in local variables of rollout",
-    ),
+    Check("unchanged", _check_unchanged, "keep the state of an episode in local variables of rollout"),
     Check("reward range", _check_reward_range, "return a finite number, at most env.max_reward if there is one"),
     Check(
-        "deterministic",
-        _check_determinism,
-        "compute the reward from the task and the reply alone; declare chance with `stochastic = True`",
+        "deterministic", _check_determinism, "compute the reward from task and reply alone, or set `stochastic = True`"
     ),
 )
 """All checks, in their order."""

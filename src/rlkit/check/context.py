@@ -78,7 +78,7 @@ class CheckContext:
         tools = {tool["name"]: tool for rollout in self.first_rollouts for tool in rollout.tools}
         return [PLAIN, "", THOUGHTFUL, MADE_UP_CALL, *write_tool_calls(list(tools.values()))[:6]]
 
-    def iterate_cases(
+    def iter_cases(
         self, envs: Sequence[Env], replies: Iterable[str], *, budget_s: float = BUDGET_S
     ) -> Iterator[tuple[Env, str]]:
         """Yield each reply with each task until the time is over."""

@@ -52,11 +52,8 @@ ODD = (*NUMBERS, *JSON, *MARKUP, *TEXT)
 
 def write_tool_calls(tools: Sequence[Tool]) -> list[str]:
     """Return calls as a model writes them, with arguments that fit the schema, with none, and of the wrong type."""
-    calls = [
-        json.dumps({"name": tool["name"], "arguments": arguments})
-        for tool in tools
-        for arguments in _make_arguments(tool["parameters"])
-    ]
+    pairs = [(tool["name"], arguments) for tool in tools for arguments in _make_arguments(tool["parameters"])]
+    calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in pairs]
     return [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
 
 

@@ -28,7 +28,6 @@ class Attempt:
     """Attempt of one cheat on one task.
 
     Args:
-        does: what the cheat does, in one sentence.
         reward: reward of the cheat; None if the episode has none.
         honest: reward of an honest empty attempt.
         detail: reason without a reward, or without an attempt.

@@ -41,7 +41,6 @@ class TaskCheat:
     """Way to earn a reward without solving a task.
 
     Args:
-        does: what the cheat does, in one sentence.
         script: bash commands, which run as the agent's user before verification, in each step of a task.
         seal: defence against the cheat.
     """
