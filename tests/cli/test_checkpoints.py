@@ -225,18 +225,18 @@ def test_a_folder_that_is_there_is_left_alone(rlkit: Callable[..., Any], tmp_pat
     (tmp_path / "out").mkdir()
     result = rlkit("checkpoints", "export", "first", tmp_path / "out")
     assert result.exit_code == 2
-    assert "is there already" in result.stderr
+    assert "exists" in result.stderr
     assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("file", "file is there already: choose another name"),
-        ("full", "full is there already: choose another name"),
-        ("dangling", "dangling is there already: choose another name"),
-        ("new/..", "new/.. is there already: choose another name"),
-        (".", ". is there already: choose another name"),
+        ("file", "file exists: choose another name"),
+        ("full", "full exists: choose another name"),
+        ("dangling", "dangling exists: choose another name"),
+        ("new/..", "new/.. exists: choose another name"),
+        (".", ". exists: choose another name"),
         ("file/inside", "file/inside cannot be written: Not a directory"),
         ("/proc/nothing", "/proc/nothing cannot be written: "),
         ("x" * 300, "cannot be written: File name too long"),

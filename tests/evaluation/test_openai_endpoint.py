@@ -162,14 +162,14 @@ def test_an_answer_that_is_none_is_asked_for_again_and_then_the_services(
 
 def test_an_answer_that_comes_in_drops_is_not_waited_for_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "slow", True)
-    with pytest.raises(ServiceError, match=r"does not answer: no whole answer within 0\.3 s$"):
+    with pytest.raises(ServiceError, match=r"does not answer: no complete response within 0\.3 s$"):
         ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.3)
 
 
 def test_counts_that_cannot_be_are_not_believed(url: str) -> None:
     Model.answers[:] = [(200, {**said(), "usage": {"prompt_tokens": -3, "completion_tokens": 10**15}})]
     reply = ask(url, lambda policy: policy.chat(ASKED))
-    assert (len(reply.turn.prompt), len(reply.turn.completion)) == (1, openai_endpoint._MOST_TOKENS)
+    assert (len(reply.turn.prompt), len(reply.turn.completion)) == (1, openai_endpoint._MAX_TOKENS)
 
 
 def test_a_reply_in_parts_is_their_text(url: str) -> None:
@@ -180,7 +180,7 @@ def test_a_reply_in_parts_is_their_text(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://host/v1", "https://", "http://host:port/v1", ""])
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
-    with pytest.raises(UsageError, match=r"is no address of the form https://HOST/v1$"):
+    with pytest.raises(UsageError, match=r"is not an address of the form https://HOST/v1$"):
         Endpoint(url, "big")
 
 

@@ -153,7 +153,7 @@ def test_beakers_own_types_read_the_specification() -> None:
     ("settings", "told"),
     [
         ({"command": []}, "there is no command"),
-        ({"env": {"A B": "1"}}, "'A B' is no name of a variable"),
+        ({"env": {"A B": "1"}}, "'A B' is not a valid variable name"),
         (
             {"env": {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567"}},
             "--env WANDB_API_KEY: its value looks",

@@ -150,7 +150,7 @@ def test_an_engine_that_cannot_start_fails_only_where_it_is_needed() -> None:
     assert (failing.status, failing.detail) == ("fail", "OSError: no threads left")
     assert doctor.embedded_engine(needed=False, command=program("raise SystemExit(1)")).status == "warn"
     killed = doctor.embedded_engine(needed=True, command=program("import os; os.kill(os.getpid(), 9)"))
-    assert killed.detail == "it ended with code -9 and said nothing"
+    assert killed.detail == "it ended with code -9 and printed nothing"
 
 
 def test_an_engine_that_takes_long_is_awaited_and_said(monkeypatch: pytest.MonkeyPatch) -> None:

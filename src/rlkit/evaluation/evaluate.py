@@ -1,6 +1,6 @@
-"""Evaluation of a model, beside its training or alone.
+"""Evaluation of a model, during training or alone.
 
-Invariant: what is measured is never trained on, and draws from random streams of its own.
+Invariant: evaluated episodes are never trained on, and have random streams of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rlkit.types import Episode, Group
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluatedTask:
-    """A task that was evaluated: `attempts` are all its episodes, those that failed and were played again too."""
+    """Group of an evaluated task; `attempts` are all its episodes, failed ones that were retried included."""
 
     group: Group
     attempts: Sequence[Episode]
@@ -52,12 +52,11 @@ class EvaluatedTask:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Tasks that are measured, never trained on.
+    """Tasks that are evaluated at intervals, never trained on.
 
     Args:
-        tasks: tasks by name of the environment, always the same ones.
-        player: plays the tasks.
-        every: steps between evaluations; 0 for only the first and the last.
+        tasks: tasks by name of the environment, the same in every evaluation.
+        every: steps between evaluations; 0 for the first and the last only.
     """
 
     tasks: Mapping[str, Sequence[Env]]
@@ -65,13 +64,13 @@ class Evaluation:
     every: int
 
     def is_due(self, step: int, *, last: int) -> bool:
-        """Say whether the weights of a step are evaluated."""
+        """Return whether the weights of a step are evaluated."""
         return bool(self.tasks) and (step in (0, last) or bool(self.every and step % self.every == 0))
 
     async def play(self, sampler: Sampler, *, rank: int = 0) -> Sequence[EvaluatedTask]:
         """Play every task with these weights; `rank` is the place in the queue for slots."""
         self.player.counts.done = self.player.counts.failed = 0
-        drawn = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
+        tasks = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
 
         def record(task: Task, episode: Episode) -> None:
@@ -79,15 +78,15 @@ class Evaluation:
             self.player.record(task, episode)
 
         player = replace(self.player, record=record, record_score=record)
-        groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
+        groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in tasks)
         return [EvaluatedTask(group, attempts[group.env, group.draw]) for group in groups]
 
 
-async def compute_eval_metrics(tried: Sequence[EvaluatedTask]) -> Mapping[str, float]:
+async def compute_eval_metrics(tasks: Sequence[EvaluatedTask]) -> Mapping[str, float]:
     """Return the metrics of an evaluation, under `eval/…`."""
-    groups = [task.group for task in tried]
+    groups = [task.group for task in tasks]
     return await in_thread(
-        # What outcomes report comes first, so that it replaces nothing.
+        # Metrics of outcomes come first, so that they replace nothing.
         lambda: (
             group_metrics(groups, prefix="eval")
             | compute_score_metrics(groups, prefix="eval")
@@ -106,15 +105,14 @@ async def evaluate(
     progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
     scored: Callable[[Sequence[Group]], None] = lambda groups: None,
 ) -> Mapping[str, float]:
-    """Measure a model: the environments of `eval.envs`, or those of training played as an evaluation plays them.
+    """Evaluate a model in the environments of `eval.envs`, or else in those of training.
 
     Args:
-        resolved: the configuration.
         checkpoint: a `tinker://` path of sampler weights; None for the base model.
-        endpoint: measured instead of a model of the Tinker service.
+        endpoint: address of a model to evaluate instead of one of the Tinker service.
         note: receives lines for the user.
-        progress: receives a function that returns how far it is.
-        scored: receives the groups that were played.
+        progress: receives a function that returns the current progress.
+        scored: receives the groups with their rewards.
 
     Returns:
         Metrics under `eval/<env>/…` and `eval/all/…`.
@@ -124,8 +122,8 @@ async def evaluate(
         ServiceError: the service, or the endpoint, failed after retries.
     """
     config = resolved.config if isinstance(resolved, Resolved) else resolved
-    own = config.eval.envs
-    specs = own or {
+    field = "eval.envs" if config.eval.envs else "envs"
+    specs = config.eval.envs or {
         name: EvalEnvConfig(
             env=spec.env or name,
             args=spec.args,
@@ -136,11 +134,11 @@ async def evaluate(
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
-    tasks = load_eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs", note=note)
+    tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
     slots = Slots(config.rollouts.max_live)
     if endpoint is not None:
-        async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make:
-            player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make)
+        async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
+            player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make_policy)
             return await _measure(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
@@ -149,7 +147,9 @@ async def evaluate(
         sampler = await watch.call(
             lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
         )
-        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        context = await watch.call(
+            lambda: service.context_tokens(config.model), "reading the context length", retry=True
+        )
         player = make_eval_player(config, chat, slots=slots, context=context)
         patient = PatientSampler(sampler, watch, sampler.version)
         return await _measure(player, tasks, patient, note=note, progress=progress, scored=scored)
@@ -182,27 +182,31 @@ async def _measure(
     failures = FailureNotes(note, redact=redact)
     blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
     with loop_holds().watch(blocking.add):
-        tried = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
-    for line in _describe_failures(tried):
+        evaluated = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
+    for line in _describe_failures(evaluated):
         note(line)
-    scored([task.group for task in tried])
-    return await compute_eval_metrics(tried)
+    scored([task.group for task in evaluated])
+    return await compute_eval_metrics(evaluated)
 
 
-def _describe_failures(tried: Sequence[EvaluatedTask]) -> list[str]:
-    """Say for each environment of which rollouts failed how many did, and why the first one."""
+def _describe_failures(tasks: Sequence[EvaluatedTask]) -> list[str]:
+    """Return a line for each environment with failures: the failed rollouts and the first error."""
     errors = defaultdict[str, list[str]](list)
-    plays = Counter(task.group.env for task in tried for _ in task.attempts)
-    for task in tried:
+    attempts = Counter(task.group.env for task in tasks for _ in task.attempts)
+    for task in tasks:
         errors[task.group.env] += [episode.error for episode in task.attempts if episode.error is not None]
-    return [f"{name}: {len(own)} of {plays[name]} rollouts failed: {own[0]}" for name, own in errors.items() if own]
+    return [
+        f"{name}: {len(messages)} of {attempts[name]} rollouts failed: {messages[0]}"
+        for name, messages in errors.items()
+        if messages
+    ]
 
 
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the standard errors of the mean rewards, by environment and over all, of at least two tasks.
+    """Return the standard errors of the mean rewards, by environment and over all, for two tasks or more.
 
-    The attempts of a task are not independent, its tasks are: with T tasks, N episodes that have a reward and their
-    mean m, it is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N. With one attempt each that is s/√N. Source: Liang and
+    Tasks are independent, attempts at one task are not. With T tasks, N episodes that have a reward and their mean m,
+    the error is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N; with one attempt each, s/√N. Source: Liang and
     Zeger 1986, for the mean alone; Miller 2024, "Adding error bars to evals", §2.2 (arXiv:2411.00640).
     """
     errors = dict[str, float]()
@@ -219,7 +223,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def make_eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
-    """Return the player of an evaluation, which draws from random streams of its own."""
+    """Return the player of an evaluation, with random streams of its own."""
     settings = {
         name: EnvSettings(
             group_size=spec.attempts,
@@ -242,28 +246,26 @@ def load_eval_tasks(
     note: Callable[[str], None] = lambda message: None,
     origins: TaskManifest | None = None,
 ) -> Mapping[str, Sequence[Env]]:
-    """Return the tasks of an evaluation: the first of each environment's own order.
+    """Return the tasks of an evaluation: the first of each environment, in its own order.
 
     Args:
-        specs: sections of the environments.
-        seed: seed of the run.
-        field: the field that holds them, for messages.
+        field: configuration field that holds the sections `specs`, for messages.
         note: receives lines for the user.
-        origins: record of what the tasks were made of when the run began.
+        origins: record of the tasks' provenance at the start of the run.
 
     Raises:
-        ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
+        ConfigError: an environment cannot be loaded, or a limit of turns has no effect in it.
     """
     tasks, origins = dict[str, Sequence[Env]](), origins or TaskManifest()
     for name, spec in specs.items():
         where = f"{field}.{name}"
-        made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=partial(origins.pin, where))
-        if is_single_turn(made):
+        envs = load_envs(name, spec, field=where, seed=seed, note=note, recorded=partial(origins.pin, where))
+        if is_single_turn(envs):
             refuse_turn_limit(spec, field=where)
-        if isinstance(made, Sequence):
-            tasks[name] = made[: spec.tasks]
+        if isinstance(envs, Sequence):
+            tasks[name] = envs[: spec.tasks]
         else:
-            source = as_source(made, seed=0)
-            drawn = (source.next() for _ in range(spec.tasks))
-            tasks[name] = [env for env in drawn if env is not None]
+            source = as_source(envs, seed=0)
+            draws = (source.next() for _ in range(spec.tasks))
+            tasks[name] = [env for env in draws if env is not None]
     return tasks

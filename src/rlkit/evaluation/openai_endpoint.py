@@ -1,7 +1,7 @@
-"""A model behind an endpoint that speaks OpenAI's protocol, for evaluation only.
+"""Policy that plays through an endpoint of OpenAI's protocol, for evaluation only.
 
-Invariant: nothing that it says is trained on. An endpoint gives no tokens: the turns of a record count them, as the
-endpoint does, and number them from 0.
+Invariant: its replies are never trained on. An endpoint returns no token ids: turns have as many tokens as the endpoint
+counted, numbered from 0.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _FIRST_WAIT_S = 1.0
-_LONGEST_WAIT_S = 60.0
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_SHOWN_CHARS = 300
+_MAX_WAIT_S = 60.0
+_RETRIED_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_MAX_MESSAGE_CHARS = 300
 
-_MOST_TOKENS = 1 << 24
-"""Limit of the tokens in one answer, whatever an endpoint says: its turn holds a number for each."""
+_MAX_TOKENS = 1 << 24
+"""Limit on the token count that an endpoint reports: its turn holds an array of that length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a model.
+    """Address of a model.
 
     Args:
-        url: up to and with `/v1`.
-        model: its name there.
-        key: of the account, where one is needed.
+        url: address that ends with `/v1`.
+        model: name of the model at the endpoint.
+        key: API key, if the endpoint needs one.
 
     Raises:
         UsageError: the URL is not an HTTP address, or no HTTP header can hold the key.
@@ -52,11 +52,11 @@ class Endpoint:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
-            known = False
-        if not known:
-            raise UsageError(f"the endpoint {self.url!r} is no address of the form https://HOST/v1")
+            is_valid = False
+        if not is_valid:
+            raise UsageError(f"the endpoint {self.url!r} is not an address of the form https://HOST/v1")
         if self.key and not (self.key.isascii() and self.key.isprintable()):
             raise UsageError("OPENAI_API_KEY: the key has a line break or a character outside of ASCII; copy it again")
 
@@ -65,11 +65,10 @@ class EndpointPolicy(Policy):
     """An endpoint as the policy of one episode.
 
     Args:
-        client: connection to the endpoint.
-        endpoint: its model and key.
-        sampling: the settings of the evaluation.
-        limits: what the rollout may use.
-        timeout_s: seconds for which a failed request is made again.
+        endpoint: address, model and key.
+        sampling: sampling settings of the evaluation.
+        limits: limits of the rollout.
+        timeout_s: limit in seconds for a request with its retries.
     """
 
     def __init__(
@@ -85,73 +84,73 @@ class EndpointPolicy(Policy):
         body, forced = dict[str, Any](), None
         if isinstance(request, ChatRequest):
             if len(request.forced):
-                raise EnvironmentFault("an endpoint cannot be made to begin a reply with given words")
-            body["messages"] = [_written(message) for message in request.messages]
+                raise EnvironmentFault("an endpoint cannot force the start of a reply")
+            body["messages"] = [_encode_message(message) for message in request.messages]
             if request.tools:
                 body["tools"] = [{"type": "function", "function": dict(tool)} for tool in request.tools]
         else:
             forced = request.forced if len(request.forced) else ""
             if not isinstance(request.prompt, str) or not isinstance(forced, str):
-                raise EnvironmentFault("an endpoint has no tokens: give it texts")
+                raise EnvironmentFault("an endpoint takes no tokens: use texts")
             body["prompt"] = request.prompt + forced
             if request.stop is not None:
                 body["stop"] = [request.stop] if isinstance(request.stop, str) else list(request.stop)
         clock = asyncio.get_running_loop().time
         started = clock()
-        reply = await self._ask(self._settings(request) | body, forced)
+        reply = await self._request(self._make_settings(request) | body, forced)
         turn = replace(reply.turn, seconds=clock() - started)
         self._turns.append(turn)
         return replace(reply, turn=turn)
 
-    def _settings(self, request: SampleRequest | ChatRequest) -> dict[str, Any]:
-        most = self._limits.max_turns
-        if most is not None and len(self._turns) >= most:
-            raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
-        own = self._sampling
+    def _make_settings(self, request: SampleRequest | ChatRequest) -> dict[str, Any]:
+        max_turns = self._limits.max_turns
+        if max_turns is not None and len(self._turns) >= max_turns:
+            raise LimitReached(f"the rollout has had its {max_turns} turns (max_turns)")
+        sampling = self._sampling
         return {
             "model": self._endpoint.model,
-            "max_tokens": min(request.max_tokens or own.max_tokens, own.max_tokens),
-            "temperature": own.temperature if request.temperature is None else request.temperature,
-            "top_p": own.top_p,
-            **({"stop": list(own.stop)} if own.stop else {}),
+            "max_tokens": min(request.max_tokens or sampling.max_tokens, sampling.max_tokens),
+            "temperature": sampling.temperature if request.temperature is None else request.temperature,
+            "top_p": sampling.top_p,
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
 
-    async def _ask(self, body: Mapping[str, Any], forced: str | None) -> Reply:
-        """Ask until there is an answer that can be read, for at most `timeout_s`; `forced` is None for a chat."""
+    async def _request(self, body: Mapping[str, Any], forced: str | None) -> Reply:
+        """Send a request, with retries for at most `timeout_s`; `forced` is None for a chat."""
         import httpx
         import openai
 
         clock = asyncio.get_running_loop().time
-        until_s, wait_s = clock() + self._timeout_s, _FIRST_WAIT_S
+        deadline_s, wait_s = clock() + self._timeout_s, _FIRST_WAIT_S
         path = "/chat/completions" if forced is None else "/completions"
         headers = {} if self._endpoint.key else {"Authorization": openai.omit}
         while True:
             request_id = None
             try:
-                async with asyncio.timeout(self._timeout_s):  # a client's own limit is on each piece of an answer
+                async with asyncio.timeout(self._timeout_s):  # the client's own limit is for each chunk of a response
                     response = await self._client.post(
                         path, cast_to=httpx.Response, body=body, options={"headers": headers}
                     )
                 return _read_reply(response.content, forced)
             except TimeoutError:
-                trouble = f"no whole answer within {self._timeout_s:g} s"
-            except _UnreadableAnswer as error:
-                trouble = str(error)
+                problem = f"no complete response within {self._timeout_s:g} s"
+            except _MalformedResponse as error:
+                problem = str(error)
             except openai.APIConnectionError as error:
-                trouble = f"{type(error.__cause__).__name__}: {error.__cause__}"
+                problem = f"{type(error.__cause__).__name__}: {error.__cause__}"
             except openai.APIStatusError as error:
-                trouble, request_id = f"{error.status_code}: {_on_a_line(error.response.text)}", error.request_id
-                if error.status_code not in _RETRIED:
-                    raise _refusal(error.status_code, trouble, request_id) from error
-            if clock() + wait_s > until_s:
-                message = f"the endpoint {self._client.base_url} does not answer: {trouble}"
+                problem, request_id = f"{error.status_code}: {_truncate(error.response.text)}", error.request_id
+                if error.status_code not in _RETRIED_STATUSES:
+                    raise _make_refusal(error.status_code, problem, request_id) from error
+            if clock() + wait_s > deadline_s:
+                message = f"the endpoint {self._client.base_url} does not answer: {problem}"
                 raise ServiceError(message, request_id=request_id)
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
 
 
 class NoSampler(Sampler):
-    """Placeholder for the weights of an evaluation that has none; it is never asked."""
+    """Placeholder for the sampler of an evaluation without weights; nothing calls `sample`."""
 
     @property
     @override
@@ -162,22 +161,22 @@ class NoSampler(Sampler):
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        raise AssertionError("an endpoint has no weights that could be sampled from")
+        raise AssertionError("an endpoint has no weights to sample from")
 
 
 @asynccontextmanager
 async def connect_endpoint(
     endpoint: Endpoint, *, timeout_s: float
 ) -> AsyncGenerator[Callable[[Sampling, Limits], EndpointPolicy]]:
-    """Connect to an endpoint, and give a factory of policies, one for each episode."""
+    """Connect to an endpoint, and yield a factory of policies, one for each episode."""
     import httpx
     import openai
 
     client = openai.AsyncOpenAI(
         base_url=endpoint.url,
-        api_key=endpoint.key or "none",  # the client insists on one
+        api_key=endpoint.key or "none",  # the client requires a key
         timeout=timeout_s,
-        max_retries=0,  # retries here have a limit in seconds, and include answers that cannot be read
+        max_retries=0,  # retries here have a limit in seconds, and include malformed responses
         http_client=openai.DefaultAsyncHttpxClient(
             limits=httpx.Limits(max_connections=None)
         ),  # `max_live` is the limit
@@ -188,27 +187,27 @@ async def connect_endpoint(
         )
 
 
-def _refusal(status: int, trouble: str, request_id: str | None) -> Exception:
-    """Return the error for a request that is not retried: one that is wrong concerns its own rollout only."""
+def _make_refusal(status: int, problem: str, request_id: str | None) -> Exception:
+    """Return the error of a request that is not retried; an invalid request fails its own rollout only."""
     if status not in (400, 413, 422):
-        return ServiceError(f"the endpoint refuses ({trouble})", request_id=request_id)
-    if "context" in trouble or "too long" in trouble:
-        return ContextFull(f"the endpoint refuses a prompt ({trouble})")
-    return EnvironmentFault(f"the endpoint refuses a request ({trouble})")
+        return ServiceError(f"the endpoint refuses ({problem})", request_id=request_id)
+    if "context" in problem or "too long" in problem:
+        return ContextFull(f"the endpoint refuses a prompt ({problem})")
+    return EnvironmentFault(f"the endpoint refuses a request ({problem})")
 
 
-def _written(message: Message) -> dict[str, Any]:
-    """Return a message in the protocol's shape; thinking is not sent back, as models are made for."""
-    written: dict[str, Any] = {
+def _encode_message(message: Message) -> dict[str, Any]:
+    """Return a message in the format of the protocol, without its thinking."""
+    encoded: dict[str, Any] = {
         key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")
     }
     if not isinstance(message["content"], str):
-        written["content"] = [
+        encoded["content"] = [
             {"type": "image_url", "image_url": {"url": part["image"]}} if part["type"] == "image" else part
             for part in message["content"]
         ]
     if calls := message.get("tool_calls"):
-        written["tool_calls"] = [
+        encoded["tool_calls"] = [
             {
                 "id": call["id"],
                 "type": "function",
@@ -216,55 +215,55 @@ def _written(message: Message) -> dict[str, Any]:
             }
             for call in calls
         ]
-    return written
+    return encoded
 
 
-class _UnreadableAnswer(Exception):
-    """An answer that is not of the protocol."""
+class _MalformedResponse(Exception):
+    """A response that does not follow the protocol."""
 
 
-def _on_a_line(text: str) -> str:
-    return " ".join(text.split())[:_SHOWN_CHARS]
+def _truncate(text: str) -> str:
+    return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
 
 
 def _read_reply(content: bytes, forced: str | None) -> Reply:
-    """Read the answer to a chat, or to a prompt with what its completion was forced to begin with."""
+    """Parse the response to a chat (`forced` is None), or to a prompt with the forced start of its completion."""
     try:
-        answer = json.loads(content)
-        choice = answer["choices"][0]
+        response = json.loads(content)
+        choice = response["choices"][0]
         message, malformed = _read_message(
             choice["message"] if forced is None else {"content": f"{forced}{choice['text']}"}
         )
-        usage: dict[str, Any] = answer.get("usage") or {}
-        given, said = (
-            min(max(0, int(usage.get(f"{name}_tokens") or 0)), _MOST_TOKENS) for name in ("prompt", "completion")
+        usage: dict[str, Any] = response.get("usage") or {}
+        prompt_tokens, completion_tokens = (
+            min(max(0, int(usage.get(f"{name}_tokens") or 0)), _MAX_TOKENS) for name in ("prompt", "completion")
         )
-        cut, request_id = choice.get("finish_reason") == "length", answer.get("id")
+        is_truncated, request_id = choice.get("finish_reason") == "length", response.get("id")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        shown = _on_a_line(content[:_SHOWN_CHARS].decode(errors="replace"))
-        raise _UnreadableAnswer(f"its answer cannot be read ({type(error).__name__}): {shown}") from error
+        excerpt = _truncate(content[:_MAX_MESSAGE_CHARS].decode(errors="replace"))
+        raise _MalformedResponse(f"its answer cannot be read ({type(error).__name__}): {excerpt}") from error
     turn = Turn(
-        prompt=as_prompt(np.arange(max(given, 1), dtype=np.int32)),
-        completion=np.arange(said, dtype=np.int32),
-        logprobs=np.zeros(said, np.float32),
-        sampled=np.ones(said, np.bool_),
-        stop="length" if cut else "stop",
+        prompt=as_prompt(np.arange(max(prompt_tokens, 1), dtype=np.int32)),
+        completion=np.arange(completion_tokens, dtype=np.int32),
+        logprobs=np.zeros(completion_tokens, np.float32),
+        sampled=np.ones(completion_tokens, np.bool_),
+        stop="length" if is_truncated else "stop",
         version=0,
         request_id=None if request_id is None else str(request_id),
     )
     return Reply(str(message["content"]), message, turn, turn.prompt + as_prompt(turn.completion), malformed)
 
 
-def _read_message(given: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
-    """Return a message of the endpoint's, and those of its calls whose arguments are no JSON object."""
-    content = given.get("content") or ""
-    if not isinstance(content, str):  # some give it in parts
+def _read_message(source: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
+    """Return the message of a response, and its tool calls whose arguments are not a JSON object."""
+    content = source.get("content") or ""
+    if not isinstance(content, str):  # some endpoints return parts
         content = "".join(str(part["text"]) for part in content if part["type"] == "text")
     message: Message = {"role": "assistant", "content": content}
-    if thinking := given.get("reasoning_content") or given.get("reasoning"):
+    if thinking := source.get("reasoning_content") or source.get("reasoning"):
         message["thinking"] = str(thinking)
     calls, malformed = list[ToolCall](), list[str]()
-    for call in cast("Sequence[Mapping[str, Any]]", given.get("tool_calls") or ()):
+    for call in cast("Sequence[Mapping[str, Any]]", source.get("tool_calls") or ()):
         function = call["function"]
         try:
             arguments: object = json.loads(function["arguments"] or "{}")

@@ -1,4 +1,4 @@
-"""What an evaluation says of single tasks, and of how episodes ended.
+"""Scores of single tasks in an evaluation, and the endings of their episodes.
 
 Invariant: everything is counted from the episodes alone.
 """
@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from rlkit.metrics.metrics import SOLVED
 from rlkit.types import Episode, Group, Json
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_ERROR_NAME = re.compile(r"([A-Za-z_]\w*):")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """A task that was evaluated.
+    """Result of an evaluation at one task.
 
     Args:
-        env: name of the environment.
         task: id of the task.
         attempts: number of episodes, failed ones included.
         solved: number of episodes with a reward of at least 1.
-        reward: mean reward of the episodes that did not fail; None without one.
+        reward: mean reward of the episodes that did not fail; None if all failed.
         endings: number of episodes by their ending.
     """
 
@@ -69,15 +68,15 @@ def count_endings(scores: Sequence[TaskScore]) -> dict[str, int]:
 
 
 def describe_ending(episode: Episode) -> str:
-    """Return how an episode ended, in a word.
+    """Return the ending of an episode as a word.
 
-    `solved` where its reward is full; else what its environment says in `info["ended"]`, such as a cause, or its
-    status. Of one that failed, `failed: ` and the word before the first colon of its error.
+    `solved` if its reward is full, else `info["ended"]` if the environment sets it, else its status. A failed episode
+    has `failed: ` and the word before the first colon of its error.
     """
     if episode.reward is None:
-        found = _NAME.match(episode.error or "")
-        return f"failed: {found[0]}" if found and (episode.error or "")[found.end() :].startswith(":") else "failed"
+        error_name = _ERROR_NAME.match(episode.error or "")
+        return f"failed: {error_name[1]}" if error_name else "failed"
     if episode.reward >= SOLVED:
         return "solved"
-    said = episode.info.get("ended")
-    return said if isinstance(said, str) and said else episode.status
+    cause = episode.info.get("ended")
+    return cause if isinstance(cause, str) and cause else episode.status

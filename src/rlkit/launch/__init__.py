@@ -1,1 +1,1 @@
-"""Submitting whole runs to machines that are elsewhere."""
+"""Submission of runs to machines elsewhere."""

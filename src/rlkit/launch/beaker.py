@@ -1,8 +1,8 @@
 # beaker is optional.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
-"""Jobs of Beaker, through beaker-py.
+"""Submission of jobs to Beaker, through beaker-py.
 
-Invariant: a job that is followed goes on when nobody follows it any more.
+Invariant: a job continues when its caller stops following it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def submit(
     follow: bool,
     say: Callable[[str], None],
 ) -> str:
-    """Submit an experiment of `rlkit.launch.job.make_spec`, and return its URL.
+    """Submit an experiment, specified by `rlkit.launch.job.make_spec`, and return its URL.
 
     Args:
-        workspace: None for the default of the account's configuration.
-        name: name of the experiment; None for one that Beaker makes up.
-        follow: give what it prints to `say` until it ends.
+        workspace: workspace of the experiment; None for the account's default.
+        name: name of the experiment; None for a name that Beaker chooses.
+        follow: pass the job's output to `say` until it ends.
 
     Raises:
         MissingError: beaker-py is not installed, or there is no account.
         ServiceError: Beaker refused.
-        RunFailed: the job that was followed failed.
+        RunFailed: the followed job failed.
     """
-    with _reached(workspace) as beaker:
+    with _open_beaker(workspace) as beaker:
         from beaker.types import BeakerExperimentSpec
 
         workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(dict(spec)), name=name)
@@ -55,14 +55,14 @@ def submit(
 
 
 def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]) -> None:
-    """Print what a job prints, and what those print that follow it after a preemption."""
+    """Print the output of a job, and of the jobs that replace it after a preemption."""
     from beaker.types import BeakerWorkloadStatus
 
-    seen = set[str]()
+    job_ids = set[str]()
     while True:
         job = beaker.workload.get_latest_job(workload)
-        if job is not None and job.id not in seen and job.status.HasField("started"):
-            seen.add(job.id)
+        if job is not None and job.id not in job_ids and job.status.HasField("started"):
+            job_ids.add(job.id)
             for entry in beaker.job.logs(job, follow=True):
                 say(entry.message.decode(errors="replace").rstrip("\n"))
         workload = beaker.workload.get(workload.experiment.id)
@@ -75,15 +75,15 @@ def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]
 
 
 @contextmanager
-def _reached(workspace: str | None) -> Generator[Beaker]:
+def _open_beaker(workspace: str | None) -> Generator[Beaker]:
     try:
         from beaker import Beaker
         from beaker.exceptions import BeakerConfigurationError
     except ImportError:
         raise missing_extra("beaker") from None
     try:
-        chosen = {} if workspace is None else {"default_workspace": workspace}
-        with Beaker.from_env(check_for_upgrades=False, **chosen) as beaker:
+        options = {} if workspace is None else {"default_workspace": workspace}
+        with Beaker.from_env(check_for_upgrades=False, **options) as beaker:
             yield beaker
     except BeakerConfigurationError as error:
         raise MissingError(

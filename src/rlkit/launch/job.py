@@ -1,7 +1,7 @@
-"""A job for Beaker, as the specification that Beaker takes.
+"""Specification of a job for Beaker.
 
-Invariant: the command reaches the job word for word, whatever its words hold: they are arguments of a shell's script
-and never part of its text. No value of a secret is in a specification, only names of secrets that Beaker keeps.
+Invariant: the command reaches the job word for word: its words are arguments of a shell script, never part of its text.
+A specification holds names of secrets that Beaker stores, never their values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ type Priority = Literal["low", "normal", "high", "urgent", "immediate"]
 type MountKind = Literal["weka", "dataset", "host", "result", "volume", "secret"]
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority.__value__)
-_SOURCES: Mapping[MountKind, str] = {
+_SOURCE_FIELDS: Mapping[MountKind, str] = {
     "weka": "weka",
     "dataset": "beaker",
     "host": "hostPath",
@@ -35,7 +35,7 @@ _SOURCES: Mapping[MountKind, str] = {
     "volume": "volume",
     "secret": "secret",
 }
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 SCRIPT = """\
 if [ -n "${RLKIT_REPOSITORY:-}" ]; then
@@ -50,7 +50,7 @@ fi
 if [ -n "${RLKIT_INSTALL:-}" ]; then eval "$RLKIT_INSTALL"; fi
 exec "$@"
 """
-"""What the job runs: it fetches the code and becomes the command, which so gets the signal of a preemption itself."""
+"""Script of the job: it fetches the code and becomes the command, which so receives the signal of a preemption."""
 
 RESULTS = "/results"
 
@@ -60,7 +60,7 @@ _SERVICE_VARIABLES = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_UR
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Something that is there in the container, by its name or its path on the host."""
+    """Source that is mounted in the container, by its name or its path on the host."""
 
     kind: MountKind
     source: str
@@ -71,31 +71,33 @@ class Mount:
         """Parse `weka:bucket:/path`, `dataset:name:/path` and so on; UsageError for anything else."""
         kind, _, rest = text.partition(":")
         source, _, target = rest.rpartition(":")
-        if kind not in _SOURCES or not source or not target.startswith("/"):
-            known = ", ".join(_SOURCES)
+        if kind not in _SOURCE_FIELDS or not source or not target.startswith("/"):
             raise UsageError(
-                f"--mount: {text!r} is not KIND:SOURCE:/PATH with a kind of {known}.{did_you_mean(kind, _SOURCES)}"
+                f"--mount: {text!r} is not KIND:SOURCE:/PATH with a kind of {', '.join(_SOURCE_FIELDS)}."
+                f"{did_you_mean(kind, _SOURCE_FIELDS)}"
             )
         return cls(cast("MountKind", kind), source, target)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command, and the machines that run it.
+    """Command and the machines that run it.
 
     Args:
-        image: `docker:NAME`, or the name of an image that Beaker keeps.
+        image: `docker:NAME`, or the name of an image in Beaker.
         budget: budget that pays; None for the workspace's own.
-        clusters: clusters that it may run on; empty for any.
-        hostnames: nodes that it may run on; empty for any.
-        gpus: GPUs of each replica; `cpus` and `memory` likewise, None for no limit.
-        preemptible: it may be stopped for a more urgent one, and is started again; None for Beaker's own default.
-        min_runtime: time that it is safe from that, such as `2h`; instead of `preemptible`.
-        timeout: time after which it is stopped, such as `24h`.
-        secrets: names of secrets that Beaker keeps, by the name of the variable that gets each.
-        code: a commit that is fetched before the command runs; None for the content of the image.
-        install: a command that is run before it, in the code's folder.
-        results: folder that Beaker keeps.
+        clusters: permitted clusters; empty for any.
+        hostnames: permitted nodes; empty for any.
+        gpus: GPUs of each replica.
+        cpus: CPUs of each replica; None for no limit.
+        memory: memory of each replica, such as `32GiB`; None for no limit.
+        preemptible: Beaker may stop and restart the job for a more urgent one; None for Beaker's default.
+        min_runtime: time without preemption, such as `2h`; excludes `preemptible`.
+        timeout: time after which Beaker stops the job, such as `24h`.
+        secrets: names of secrets in Beaker, by environment variable.
+        code: commit to fetch before the command runs; None for the content of the image.
+        install: shell command to run first, in the code's folder.
+        results: folder that Beaker stores.
     """
 
     command: Sequence[str]
@@ -130,8 +132,8 @@ class Job:
         if self.preemptible is not None and self.min_runtime is not None:
             raise UsageError("--min-runtime says how long a job cannot be preempted: leave --preemptible out")
         for name, value in (self.env or {}).items():
-            if not _NAME.fullmatch(name):
-                raise UsageError(f"--env: {name!r} is no name of a variable")
+            if not _VARIABLE_NAME.fullmatch(name):
+                raise UsageError(f"--env: {name!r} is not a valid variable name")
             if is_secret(name, value):
                 raise UsageError(
                     f"--env {name}: its value looks like a secret, and anyone who sees the job would see it: keep it "
@@ -148,7 +150,7 @@ class Job:
 
 
 def make_spec(job: Job) -> dict[str, Json]:
-    """The specification of an experiment, version 2, as JSON."""
+    """Return the specification of an experiment, version 2, as JSON."""
     context: dict[str, Json] = {"priority": job.priority}
     if job.min_runtime is not None:
         context |= {"minRuntime": job.min_runtime, "autoResume": True}
@@ -156,56 +158,56 @@ def make_spec(job: Job) -> dict[str, Json]:
         context["preemptible"] = job.preemptible
     task: dict[str, Json] = {
         "name": job.name,
-        "image": _image(job.image),
+        "image": _make_image(job.image),
         "command": ["/bin/sh", "-euc", SCRIPT, "rlkit-launch"],
         "arguments": list(job.command),
-        "envVars": _variables(job),
+        "envVars": _make_variables(job),
         "datasets": [
-            {"source": {_SOURCES[mount.kind]: mount.source}, "mountPath": mount.target} for mount in job.mounts
+            {"source": {_SOURCE_FIELDS[mount.kind]: mount.source}, "mountPath": mount.target} for mount in job.mounts
         ],
         "result": {"path": job.results},
-        "resources": _given({"gpuCount": job.gpus, "cpuCount": job.cpus, "memory": job.memory}),
+        "resources": _drop_none({"gpuCount": job.gpus, "cpuCount": job.cpus, "memory": job.memory}),
         "context": context,
         "hostNetworking": job.host_networking,
-        **_given({"timeout": job.timeout, "replicas": job.replicas if job.replicas > 1 else None}),
+        **_drop_none({"timeout": job.timeout, "replicas": job.replicas if job.replicas > 1 else None}),
     }
-    constraints = _given({"cluster": list(job.clusters) or None, "hostname": list(job.hostnames) or None})
+    constraints = _drop_none({"cluster": list(job.clusters) or None, "hostname": list(job.hostnames) or None})
     if constraints:
         task["constraints"] = constraints
     return {
         "version": "v2",
-        **_given({"description": job.description, "budget": job.budget}),
+        **_drop_none({"description": job.description, "budget": job.budget}),
         "tasks": [task],
         **({"retry": {"allowedTaskRetries": job.retries}} if job.retries else {}),
     }
 
 
 def is_persistent(job: Job, path: str) -> bool:
-    """Whether what is written to a path of the container outlives the container."""
-    place = PurePosixPath(path)
-    return any(place.is_relative_to(mount.target) for mount in job.mounts if mount.kind in ("weka", "host", "volume"))
+    """Return whether a mount preserves files at `path` after the container ends."""
+    folder = PurePosixPath(path)
+    return any(folder.is_relative_to(mount.target) for mount in job.mounts if mount.kind in ("weka", "host", "volume"))
 
 
 def list_warnings(job: Job) -> list[str]:
-    """Return what a person should know of a job before it runs, a line each."""
-    env, found = job.env or {}, list[str]()
+    """Return warnings about a job, one line each."""
+    env, messages = job.env or {}, list[str]()
     runs = env.get(RUNS_VARIABLE, RESULTS)
-    if trains(job.command) and job.preemptible is not False and not is_persistent(job, runs):
-        found.append(
+    if is_training_command(job.command) and job.preemptible is not False and not is_persistent(job, runs):
+        messages.append(
             f"runs are written to {runs}, which no mount keeps: a job that is preempted begins anew; give "
             "--mount and --runs-dir below it"
         )
     if not any(name in env or name in (job.secrets or {}) for name in _SERVICE_VARIABLES):
-        found.append(
+        messages.append(
             "the job has no TINKER_API_KEY, and would train with the embedded engine: give --secret TINKER_API_KEY"
         )
-    if job.replicas > 1 and trains(job.command):
-        found.append("each replica trains a run of its own, and all of one name: one replica is enough")
-    return found
+    if job.replicas > 1 and is_training_command(job.command):
+        messages.append("each replica trains a run of its own, and all of one name: one replica is enough")
+    return messages
 
 
-def to_yaml(described: Mapping[str, Json]) -> str:
-    """Return a specification as YAML, in which the lines of a script are lines."""
+def to_yaml(specification: Mapping[str, Json]) -> str:
+    """Return a specification as YAML, with multi-line texts as literal blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -215,17 +217,16 @@ def to_yaml(described: Mapping[str, Json]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     Dumper.add_representer(str, represent_text)
-    return yaml.dump(dict(described), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(dict(specification), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def make_restartable(command: Sequence[str], *, name: str) -> list[str]:
-    """Return a command that goes on where it was stopped when its job is started again.
+    """Return a command that resumes its run when its job restarts.
 
-    Only `rlkit train` is changed: it gets `--resume`, and `name` if its run has none. That must be the same each time,
-    and no other job's.
+    Only `rlkit train` changes: it gets `--resume`, and `name` if its run has none. The name must be unique to the job.
     """
     words = list(command)
-    if not trains(words) or "--dry-run" in words:
+    if not is_training_command(words) or "--dry-run" in words:
         return words
     if not any(word == "--name" or word.startswith(("--name=", "name=")) for word in words):
         words += ["--name", name]
@@ -234,20 +235,20 @@ def make_restartable(command: Sequence[str], *, name: str) -> list[str]:
     return words
 
 
-def trains(command: Sequence[str]) -> bool:
-    """Return whether a command is `rlkit train`, also behind `uv run` or `python -m`."""
-    return any(word == "train" and PurePosixPath(before).name == "rlkit" for before, word in pairwise(command))
+def is_training_command(command: Sequence[str]) -> bool:
+    """Return whether a command runs `rlkit train`, also through `uv run` or `python -m`."""
+    return any(word == "train" and PurePosixPath(program).name == "rlkit" for program, word in pairwise(command))
 
 
 def parse_priority(text: str) -> Priority:
-    """Return a priority; UsageError if there is none of that name."""
+    """Return the priority of a name; UsageError if there is none."""
     if text not in PRIORITIES:
         raise UsageError(f"--priority: {text!r} is none of {', '.join(PRIORITIES)}.{did_you_mean(text, PRIORITIES)}")
     return text
 
 
 def parse_variables(words: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables from `NAME=VALUE`, or `NAME` for its value here; UsageError if it has none."""
+    """Return variables from `NAME=VALUE`, or `NAME` for its value in `environ`; UsageError if it is not set."""
     variables = dict[str, str]()
     for word in words:
         name, equals, value = word.partition("=")
@@ -262,20 +263,20 @@ def parse_secrets(words: Sequence[str]) -> dict[str, str]:
     return {name: secret or name for name, _, secret in (word.partition("=") for word in words)}
 
 
-def _image(image: str) -> dict[str, Json]:
+def _make_image(image: str) -> dict[str, Json]:
     kind, _, name = image.partition(":")
     return {"docker": name} if kind == "docker" and name else {"beaker": image}
 
 
-def _variables(job: Job) -> list[Json]:
-    plain = dict(job.env or {})
+def _make_variables(job: Job) -> list[Json]:
+    variables = dict(job.env or {})
     if job.code is not None:
-        plain |= {"RLKIT_REPOSITORY": job.code.repository, "RLKIT_COMMIT": job.code.commit}
+        variables |= {"RLKIT_REPOSITORY": job.code.repository, "RLKIT_COMMIT": job.code.commit}
     if job.install is not None:
-        plain["RLKIT_INSTALL"] = job.install
-    values: list[Json] = [{"name": name, "value": value} for name, value in plain.items()]
+        variables["RLKIT_INSTALL"] = job.install
+    values: list[Json] = [{"name": name, "value": value} for name, value in variables.items()]
     return [*values, *({"name": name, "secret": secret} for name, secret in (job.secrets or {}).items())]
 
 
-def _given(fields: Mapping[str, Json]) -> dict[str, Json]:
+def _drop_none(fields: Mapping[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Examination of this machine: what is wrong with it, and how to mend it.
+"""Examination of this machine or of a run: faults and their fixes.
 
-Invariant: it looks and changes nothing; of a key it reads whether it is there and has the right shape, and tells only
-its name. Nothing heavy is imported before the service is asked or the engine tried.
+Invariant: nothing is changed; a key is checked for presence and shape, and only its name is printed. Nothing heavy is
+imported before the check of the service or of the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit._util import paths
 from rlkit.errors import RlkitError, UsageError
-from rlkit.tools.time_limits import Answer, call_within, run_program
+from rlkit.tools.time_limits import ProgramResult, call_within, run_program
 
 if TYPE_CHECKING:
     from rlkit.metrics.diagnostics import Finding as RunFinding
@@ -35,7 +35,7 @@ FOLDER_TIMEOUT_S = 20.0
 DOCKER_TIMEOUT_S = 20.0
 PROGRAMS_TIMEOUT_S = 120.0
 ENGINE_TIMEOUT_S = 900.0
-"""Its kernels are compiled the first time, on a busy machine for minutes."""
+"""Long enough to compile the kernels, which takes minutes on a busy machine."""
 
 ENGINE_PROBE = (sys.executable, "-m", "rlkit.tools.engine_probe")
 LITTLE_DISK_BYTES = 5 * 10**9
@@ -45,7 +45,7 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `fail` stops a run, `warn` may, and `fix` says what to do about them."""
+    """Result of one check; `fail` stops a run, `warn` may, and `fix` is the remedy."""
 
     subject: str
     status: Literal["ok", "warn", "fail"]
@@ -56,12 +56,11 @@ class Finding:
 def examine_machine(
     *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = lambda message: None
 ) -> Iterator[Finding]:
-    """Look at everything that a run with the default settings needs, one thing after the other.
+    """Check everything that a run with the default settings needs, one thing at a time.
 
     Args:
-        engine: also start the embedded engine with a tiny random model and draw one sample, which takes some seconds.
-        environ: environment variables.
-        say: receives a line now and then while something takes long.
+        engine: also start the embedded engine with a tiny random model and sample once, which takes some seconds.
+        say: receives a line of progress now and then during a long check.
     """
     from rlkit.config.schema import ServiceConfig
     from rlkit.service.connect import choose_service
@@ -72,8 +71,8 @@ def examine_machine(
     yield from packages()
     yield keys(environ)
     yield service(choice)
-    yield _limited("default model", lambda: default_model(needed=needed))
-    yield _limited("runs folder", runs_folder)
+    yield _check_folder("default model", lambda: default_model(needed=needed))
+    yield _check_folder("runs folder", runs_folder)
     yield docker()
     yield from optional_parts()
     yield programs(say=say)
@@ -83,7 +82,7 @@ def examine_machine(
 
 
 def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunFinding]]:
-    """Read a run's folder, its last step with metrics, how it ended, and what is wrong with it.
+    """Return a run's folder, its last step with metrics, its end, and its findings.
 
     Raises:
         UsageError: there is no such run, or a file of it is damaged.
@@ -95,12 +94,12 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
 
     directory = find_run(run)
     metrics = jsonl.read_metrics(directory / "metrics.jsonl")
-    found = find_problems(metrics) + _recorded_findings(directory)
-    return directory, metrics[-1][0] if metrics else 0, read_run_ending(directory), found
+    run_findings = find_problems(metrics) + _read_recorded_findings(directory)
+    return directory, metrics[-1][0] if metrics else 0, read_run_ending(directory), run_findings
 
 
-def _recorded_findings(directory: Path) -> list[RunFinding]:
-    """Return the findings that cannot be read off a run's metrics."""
+def _read_recorded_findings(directory: Path) -> list[RunFinding]:
+    """Return the findings that run.json records."""
     from rlkit.metrics.diagnostics import Finding as RunFinding
     from rlkit.store import jsonl
 
@@ -111,53 +110,53 @@ def _recorded_findings(directory: Path) -> list[RunFinding]:
         raise UsageError(f"{path} is damaged: findings: {error}") from error
 
 
-def _limited(subject: str, look: Callable[[], Finding]) -> Finding:
-    """Look at folders, which may be on a disk that does not answer."""
-    found = call_within(look, timeout_s=FOLDER_TIMEOUT_S)
-    if isinstance(found, Finding):
-        return found
-    return Finding(subject, "fail", found, "see whether the disk of RLKIT_RUNS_DIR and of the caches answers")
+def _check_folder(subject: str, check: Callable[[], Finding]) -> Finding:
+    """Run a check of folders with a limit, since their disk may not answer."""
+    result = call_within(check, timeout_s=FOLDER_TIMEOUT_S)
+    if isinstance(result, Finding):
+        return result
+    return Finding(subject, "fail", result, "see whether the disk of RLKIT_RUNS_DIR and of the caches answers")
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """Check the version of Python."""
     from packaging.specifiers import SpecifierSet
 
-    found = platform.python_version()
+    version = platform.python_version()
     try:
-        wanted = metadata.metadata("rlkit")["Requires-Python"]
+        required = metadata.metadata("rlkit")["Requires-Python"]
     except metadata.PackageNotFoundError:
-        return Finding("python", "ok", found)
-    if SpecifierSet(wanted).contains(found, prereleases=True):
-        return Finding("python", "ok", found)
-    return Finding("python", "fail", f"{found}, but rlkit needs {wanted}", "run `uv python install 3.12`")
+        return Finding("python", "ok", version)
+    if SpecifierSet(required).contains(version, prereleases=True):
+        return Finding("python", "ok", version)
+    return Finding("python", "fail", f"{version}, but rlkit needs {required}", "run `uv python install 3.12`")
 
 
 def packages() -> Iterator[Finding]:
-    """The packages that rlkit stands on, against the versions that it was made for."""
+    """Check the versions of the main dependencies against the requirements of rlkit."""
     from packaging.requirements import Requirement
 
     try:
-        wanted = {r.name: r for r in map(Requirement, metadata.requires("rlkit") or []) if r.marker is None}
+        requirements = {r.name: r for r in map(Requirement, metadata.requires("rlkit") or []) if r.marker is None}
     except metadata.PackageNotFoundError:
         yield Finding("rlkit", "fail", "not installed, only importable", "run `uv sync`, or `pip install .`")
-        wanted = dict[str, Requirement]()
+        requirements = dict[str, Requirement]()
     for name in PACKAGES:
         try:
-            found = metadata.version(name)
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if name != "rlkit":
                 yield Finding(name, "fail", "not installed", "run `uv sync`, or `pip install .`")
             continue
-        range_ = wanted[name].specifier if name in wanted else None
-        if range_ is None or range_.contains(found, prereleases=True):
-            yield Finding(name, "ok", found)
+        specifier = requirements[name].specifier if name in requirements else None
+        if specifier is None or specifier.contains(version, prereleases=True):
+            yield Finding(name, "ok", version)
         else:
-            yield Finding(name, "fail", f"{found}, but rlkit needs {range_}", f"install '{wanted[name]}'")
+            yield Finding(name, "fail", f"{version}, but rlkit needs {specifier}", f"install '{requirements[name]}'")
 
 
 def keys(environ: Mapping[str, str]) -> Finding:
-    """Which keys are set, by name."""
+    """Check which API keys are set, and their shape."""
     present = [name for name in KEYS if environ.get(name)]
     absent = [name for name in KEYS if not environ.get(name)]
     detail = "; ".join(
@@ -174,7 +173,7 @@ def keys(environ: Mapping[str, str]) -> Finding:
 
 
 def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> Finding:
-    """The service that a run would use, and whether it answers."""
+    """Check that the service of a run with default settings answers."""
     if choice.kind == "engine":
         return Finding("service", "ok", f"the embedded engine ({choice.reason})")
     if choice.base_url is None:
@@ -183,14 +182,15 @@ def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> F
         url = DEFAULT_BASE_URL
     else:
         url = choice.base_url
-    import httpx  # takes seconds on a busy machine, which are not the service's
+    import httpx  # before the time limit starts: the import takes seconds on a busy machine
 
-    def ask() -> str | None:
-        answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
-        # A service may want a key even for this: it is there all the same.
-        return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"
+    def request() -> str | None:
+        response = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
+        # A service that requires a key even for this does answer.
+        is_up = response.is_success or response.status_code in (401, 403)
+        return None if is_up else f"it answered {response.status_code}"
 
-    problem = call_within(ask, timeout_s=timeout_s + 1)
+    problem = call_within(request, timeout_s=timeout_s + 1)
     if problem is None:
         return Finding("service", "ok", f"{url} answers ({choice.reason})")
     fix = "check the address and the network, or unset what chooses it to use the embedded engine"
@@ -198,13 +198,13 @@ def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> F
 
 
 def default_model(*, needed: bool) -> Finding:
-    """Where the default model is, or would come from."""
+    """Find the files of the default model, or the place that they will come from."""
     from rlkit.config.schema import DEFAULT_MODEL
 
     subject = "default model"
-    own = paths.cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
-    if (own / "config.json").is_file():
-        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {own}")
+    directory = paths.cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
+    if (directory / "config.json").is_file():
+        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {directory}")
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(DEFAULT_MODEL, "config.json")
@@ -221,39 +221,38 @@ def embedded_engine(
     command: Sequence[str] = ENGINE_PROBE,
     say: Callable[[str], None] = lambda message: None,
 ) -> Finding:
-    """Start the engine and let the Tinker SDK draw a sample from it, in a process of its own.
+    """Start the engine and sample from it with the Tinker SDK, in a process of its own.
 
     Args:
-        needed: nothing can run without the engine.
-        timeout_s: limit in seconds.
-        command: program that tries it; its last line says what it is doing, or what is wrong.
-        say: receives a line now and then while it goes on.
+        needed: True if nothing can run without the engine.
+        command: program that tries the engine; its last line is its stage or its error.
+        say: receives a line of progress now and then.
     """
     started = time.monotonic()
-    answer = run_program(
+    result = run_program(
         command, timeout_s=timeout_s, progress=lambda line, seconds: say(f"engine: {line} ({seconds:.0f} s)")
     )
-    if answer.code == 0:
+    if result.code == 0:
         return Finding("engine", "ok", f"started and sampled in {time.monotonic() - started:.1f} s")
-    problem = answer.last_line or f"it ended with code {answer.code} and said nothing"
-    if answer.code is None:
-        problem = f"not ready within {timeout_s:g} s; last: {answer.last_line or 'nothing'}"
+    problem = result.last_line or f"it ended with code {result.code} and printed nothing"
+    if result.code is None:
+        problem = f"not ready within {timeout_s:g} s; last: {result.last_line or 'nothing'}"
     fix = "run `rlkit serve --debug` to see why; with a Tinker service the engine is not needed"
     return Finding("engine", "fail" if needed else "warn", problem, fix)
 
 
 def runs_folder() -> Finding:
-    """Whether runs can be written, and how much space there is."""
+    """Check that the folder of runs can be written, and its free space."""
     folder = paths.runs_dir()
-    standing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    elsewhere = "set RLKIT_RUNS_DIR to a folder that can be written"
-    if not standing.is_dir():
-        return Finding("runs folder", "fail", f"{folder}: {standing} is not a folder", elsewhere)
+    ancestor = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    other_folder = "set RLKIT_RUNS_DIR to a folder that can be written"
+    if not ancestor.is_dir():
+        return Finding("runs folder", "fail", f"{folder}: {ancestor} is not a folder", other_folder)
     try:
-        tempfile.TemporaryFile(dir=standing).close()
+        tempfile.TemporaryFile(dir=ancestor).close()
     except OSError as error:
-        return Finding("runs folder", "fail", f"{folder} cannot be written: {error.strerror}", elsewhere)
-    free = shutil.disk_usage(standing).free
+        return Finding("runs folder", "fail", f"{folder} cannot be written: {error.strerror}", other_folder)
+    free = shutil.disk_usage(ancestor).free
     detail = f"{folder}, {free / GB:.1f} GB free"
     if free < LITTLE_DISK_BYTES:
         fix = "free some space, or set RLKIT_RUNS_DIR to a larger disk"
@@ -262,35 +261,35 @@ def runs_folder() -> Finding:
 
 
 def docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
-    """Ask Docker's engine whether it answers, and its client whether it has compose, which Harbor needs."""
+    """Check that Docker's engine answers and that its client has compose, which Harbor needs."""
     only = "only Harbor tasks in local containers need it"
     if shutil.which("docker") is None:
         return Finding("docker", "warn", "not found", f"{only}: install Docker")
 
-    def problem(what: str, answer: Answer) -> str:
-        if answer.code is None:
-            return f"`{what}` gave no answer within {timeout_s:g} s"
-        return f"`{what}`: {answer.last_line or f'it ended with code {answer.code}'}"
+    def describe_failure(command: str, result: ProgramResult) -> str:
+        if result.code is None:
+            return f"`{command}` gave no answer within {timeout_s:g} s"
+        return f"`{command}`: {result.last_line or f'it ended with code {result.code}'}"
 
     info = run_program(["docker", "info", "--format", "{{.ServerVersion}}"], timeout_s=timeout_s)
     if info.code != 0:
         fix = f"{only}: start its engine, and see that this user may use it (the group docker)"
-        return Finding("docker", "warn", problem("docker info", info), fix)
+        return Finding("docker", "warn", describe_failure("docker info", info), fix)
     compose = run_program(["docker", "compose", "version", "--short"], timeout_s=timeout_s)
     if compose.code != 0:
         fix = f"{only}: install the plugin docker-compose-plugin"
-        return Finding("docker", "warn", problem("docker compose version", compose), fix)
+        return Finding("docker", "warn", describe_failure("docker compose version", compose), fix)
     return Finding("docker", "ok", f"engine {info.last_line}, compose {compose.last_line}")
 
 
 def optional_parts() -> Iterator[Finding]:
-    """Name the packages that only some runs need, and what of them is installed."""
+    """Check the packages of each optional extra."""
     try:
         extras = metadata.metadata("rlkit").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
         return
     for extra in extras:
-        absent = [name for name in _needed_by(extra) if not _installed(name)]
+        absent = [name for name in _list_requirements(extra) if not _is_installed(name)]
         if not absent:
             yield Finding(f"extra {extra}", "ok", "installed")
         elif extra != "all":
@@ -299,30 +298,30 @@ def optional_parts() -> Iterator[Finding]:
 
 
 def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None] = lambda message: None) -> Finding:
-    """What is between the machine and the programs that a model writes for `discovery`, each layer tried."""
+    """Check the isolation of programs that a model writes for `discovery`, by trying each layer."""
     import asyncio
 
     from rlkit.sandbox.runners.fork_server import ForkServer, default_level
     from rlkit.sandbox.runners.programs import LEVELS, Isolation
 
     subject = "model programs"
-    found = list[Isolation]()
+    results = list[Isolation]()
 
-    def look() -> None:
+    def measure() -> None:
         server = ForkServer(workers=1, min_isolation="none", preload=())
         try:
-            found.append(asyncio.run(server.isolation()))
+            results.append(asyncio.run(server.isolation()))
         finally:
             server.close()
 
     problem = call_within(
-        look, timeout_s=timeout_s, progress=lambda seconds: say(f"model programs: still trying ({seconds:.0f} s)")
+        measure, timeout_s=timeout_s, progress=lambda seconds: say(f"model programs: still trying ({seconds:.0f} s)")
     )
-    if not found:
+    if not results:
         fix = "only the environment `discovery` needs it: use another machine, or runner: ray"
         return Finding(subject, "warn", f"cannot be run: {problem}", fix)
-    detail = f"isolation {found[0].level!r}: {found[0]}"
-    if LEVELS.index(found[0].level) >= LEVELS.index("os"):
+    detail = f"isolation {results[0].level!r}: {results[0]}"
+    if LEVELS.index(results[0].level) >= LEVELS.index("os"):
         return Finding(subject, "ok", detail)
     needed = f"`discovery` wants {default_level()!r} unless min_isolation says otherwise"
     fix = f"{needed}; with Linux 5.13 or later, Landlock and seccomp they cannot read your files or use the network"
@@ -330,7 +329,7 @@ def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None
 
 
 def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
-    """Start a local sandbox, and see whether its verifier can be sealed from the agent."""
+    """Start a local sandbox, and check that its verifier can be sealed from the agent."""
     import asyncio
 
     from rlkit.sandbox import Sandbox, Spec, image
@@ -346,22 +345,24 @@ def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
         finally:
             await sandbox.stop()
 
-    def look() -> Finding:
+    def start() -> Finding:
         try:
-            unsealed = asyncio.run(open_view())
+            seal_problem = asyncio.run(open_view())
         except (RlkitError, OSError) as error:
             fix = "only Harbor's tasks without a container engine need it: use another environment, such as docker"
             return Finding(subject, "warn", str(error), fix)
-        if unsealed:
-            detail = f"starts, and verification is not sealed ({unsealed}): the agent's processes are ended before it"
+        if seal_problem:
+            detail = (
+                f"starts, and verification is not sealed ({seal_problem}): the agent's processes are ended before it"
+            )
             return Finding(subject, "warn", detail, "use a kernel of 5.19 or later with Landlock")
         return Finding(subject, "ok", "starts, and verification is sealed from what an agent leaves running")
 
-    answer = call_within(look, timeout_s=timeout_s)
-    return answer if isinstance(answer, Finding) else Finding(subject, "warn", answer, "see why with --debug")
+    result = call_within(start, timeout_s=timeout_s)
+    return result if isinstance(result, Finding) else Finding(subject, "warn", result, "see why with --debug")
 
 
-def _needed_by(extra: str) -> Iterator[str]:
+def _list_requirements(extra: str) -> Iterator[str]:
     from packaging.requirements import Requirement
 
     for requirement in map(Requirement, metadata.requires("rlkit") or []):
@@ -369,7 +370,7 @@ def _needed_by(extra: str) -> Iterator[str]:
             yield requirement.name
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:

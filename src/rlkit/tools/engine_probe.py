@@ -1,6 +1,6 @@
-"""A sample from the engine with a tiny random model, in a process of its own: `python -m rlkit.tools.engine_probe`.
+"""Trial of the engine with a tiny random model, in a process of its own: `python -m rlkit.tools.engine_probe`.
 
-Invariant: the last line that it prints says what it is doing, or why it failed; it prints no traceback.
+Invariant: the last line of its output is the current stage, or the reason of the failure, never a traceback.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Start the engine, draw a sample through the Tinker SDK, and return the exit code."""
+    """Start the engine, sample through the Tinker SDK, and return the exit code."""
     try:
-        _tell("loading torch and the Tinker SDK")
+        _report("loading torch and the Tinker SDK")
         import tinker
 
         from rlkit.engine import EngineServer
@@ -21,7 +21,7 @@ def main() -> int:
 
         with tempfile.TemporaryDirectory(prefix="rlkit-doctor-", ignore_cleanup_errors=True) as folder:
             model = byte_model(Path(folder) / "model")
-            _tell(
+            _report(
                 "starting the engine; the first time, its kernels are compiled, which takes minutes on a busy machine"
             )
             with EngineServer(resolve=lambda _: model, root=Path(folder) / "engine") as server:
@@ -29,18 +29,18 @@ def main() -> int:
                 sampler = client.create_sampling_client(base_model=str(model)).result()
                 prompt = tinker.ModelInput.from_ints([104, 105])
                 parameters = tinker.SamplingParams(max_tokens=4, seed=0)
-                drawn = sampler.sample(prompt, num_samples=1, sampling_params=parameters).result()
+                response = sampler.sample(prompt, num_samples=1, sampling_params=parameters).result()
                 client.close("success").result()
-        if drawn.sequences[0].tokens:
+        if response.sequences[0].tokens:
             return 0
-        _tell("the engine gave an empty sample")
-    except Exception as error:  # whatever is broken is reported, however it is broken
+        _report("the engine gave an empty sample")
+    except Exception as error:  # a broken installation raises anything
         text = (str(error).strip().splitlines() or [""])[0]
-        _tell(f"{type(error).__name__}: {text}".rstrip(": "))
+        _report(f"{type(error).__name__}: {text}".rstrip(": "))
     return 1
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(line, flush=True)
 
 

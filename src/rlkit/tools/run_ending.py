@@ -1,6 +1,6 @@
-"""The end of a run and the remedy, read from its directory.
+"""End of a run and its remedy, read from the run's directory.
 
-Invariant: every way in which a run can end has a remedy; a run that could not record its end was killed.
+Invariant: every kind of end has a remedy; a run without a record of its end was killed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _ELSEWHERE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """The end of a run, or its present state while it is running.
+    """End of a run, or its state while it is running.
 
     Args:
-        way: manner of the end; `killed` if run.json says running and no process works on the run.
-        reason: one line; for a failed run the type of its error and its message.
-        place: the line of code that raised the error, in the user's code if possible; may be empty.
-        action: the remedy; empty if none is needed.
+        way: manner of the end; `killed` if run.json says running and no process holds the run.
+        reason: one line; for a failed run the type and the message of its error.
+        place: line of code that raised the error, in the user's code if possible; may be empty.
+        action: remedy; empty if none is needed.
     """
 
     way: Way
