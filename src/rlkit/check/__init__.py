@@ -43,7 +43,6 @@ async def check(
     Args:
         chat: the model's chat format; `ByteChat()` by default.
         timeout_s: limit of one rollout, in seconds.
-        tasks: number of tasks to play.
         seed: chooses tasks of a sequence, and the noise among the replies.
 
     Raises:

@@ -79,7 +79,6 @@ class Player:
     Args:
         timeout_s: limit of one rollout, in seconds.
         announce: receives a line before each rollout, as a sign of life.
-        rollouts: records of all rollouts that were not to be cancelled.
     """
 
     chat: ChatFormat

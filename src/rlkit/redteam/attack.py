@@ -36,8 +36,6 @@ async def attack_environment(
     """Try the cheats on some tasks of an environment with `attack_replies` or `attack_tasks`, and report progress.
 
     Args:
-        name: name of the environment in progress lines.
-        tasks: number of tasks to attack.
         timeout_s: limit of one rollout, in seconds; trials of Harbor's tasks have their own limits.
         seed: chooses tasks of a sequence, and the random content of cheats.
         say: receives progress lines.

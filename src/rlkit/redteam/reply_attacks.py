@@ -55,7 +55,6 @@ async def attack_replies(
     """Play each cheat on some tasks, and compare its reward with that of an honest empty attempt.
 
     Args:
-        tasks: number of tasks to attack.
         timeout_s: limit of one rollout, in seconds.
         seed: chooses tasks of a sequence, and the random content of cheats.
 

@@ -103,7 +103,6 @@ class CheatSummary:
     """Summary of one cheat over all tasks.
 
     Args:
-        reward: highest reward.
         detail: tasks on which the cheat earned, failed or was not tried, with the first reason.
     """
 

@@ -68,7 +68,6 @@ async def attack_tasks(
 
     Args:
         tasks: folders of tasks, by id.
-        jobs: number of simultaneous trials.
         on_attempt: called with each attempt at its end.
 
     Raises:

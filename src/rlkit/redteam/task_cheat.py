@@ -42,7 +42,6 @@ class TaskCheat:
 
     Args:
         script: bash commands, which run as the agent's user before verification, in each step of a task.
-        seal: defence against the cheat.
     """
 
     name: str
