@@ -34,7 +34,7 @@ from rlkit.algorithms.estimators import (
 )
 from rlkit.config import Config, load_config
 from rlkit.config.loading.objects import load_estimators, load_object
-from rlkit.dry_run.pilot import Nudged
+from rlkit.dry_run.pilot import NudgedEstimator
 from rlkit.errors import ConfigError, EnvironmentFault
 from rlkit.testing import Fault, World
 from rlkit.types import Group
@@ -166,7 +166,7 @@ def test_what_is_wrong_with_an_estimator_of_ones_own_is_told(name: str, told: st
     assert "\n" not in line
     # What a dry run makes of it has its name too.
     with pytest.raises(EnvironmentFault, match=rf"the advantage estimator {name} \(mine\.py:"):
-        asyncio.run(Preparation({"env": Nudged(inner=mine)}).prepare(group([0, 1])))
+        asyncio.run(Preparation({"env": NudgedEstimator(inner=mine)}).prepare(group([0, 1])))
 
 
 def test_an_estimator_that_is_an_object_is_known_by_its_class_and_a_built_in_one_by_its_name(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_an_estimator_that_is_an_object_is_known_by_its_class_and_a_built_in_one
     with pytest.raises(EnvironmentFault, match="the advantage estimator Own returned None"):
         asyncio.run(Preparation({"env": estimator("own", tmp_path)}).prepare(group([0, 1])))
     assert PKPO(k=2).title == "pkpo"
-    assert Nudged(inner=BatchStd()).title == "batch_std"
+    assert NudgedEstimator(inner=BatchStd()).title == "batch_std"
 
 
 def test_a_function_is_known_by_its_name_through_partials_and_decorators() -> None:
@@ -218,7 +218,7 @@ def test_only_the_valid_episodes_are_searched_where_validity_is_taken_apart() ->
     played = group([0.0, 0.0, 0.0, 2.0, 2.0, 1.0, None])
     assert estimate_metrics(EntropicAdaptive(), played) == {"saturated": 0.0}
     assert estimate_metrics(EntropicValidAware(), played) == {"saturated": 1.0}
-    assert estimate_metrics(Nudged(inner=EntropicValidAware()), played) == {"saturated": 1.0}
+    assert estimate_metrics(NudgedEstimator(inner=EntropicValidAware()), played) == {"saturated": 1.0}
     assert estimate_metrics(EntropicValidAware(), group([0.0, 0.0])) == {}
     assert estimate_metrics(GroupMean(), played) == {}
 

@@ -92,7 +92,7 @@ def test_checkpoints_are_deleted_with_what_belongs_to_them_and_only_after_a_yes(
     assert shown.stdout.rstrip().endswith("MiB would be deleted")
     refused = rlkit("checkpoints", "delete", "first")
     assert refused.exit_code == 2
-    assert "There is nobody to ask: give --yes" in refused.stderr
+    assert "Cannot ask without a terminal: give --yes" in refused.stderr
     assert all(path in refused.stderr for path in everything)
     assert rlkit("checkpoints", "delete").exit_code == 2
     assert kept(rlkit) == everything
@@ -121,7 +121,7 @@ def test_a_person_is_asked(answer: str, left: int, run: Saved, rlkit: Command, m
     monkeypatch.setattr("rlkit.cli.checkpoints.sys", SimpleNamespace(stdin=typed))
     result = rlkit("checkpoints", "delete", "--all")
     assert result.exit_code == 0
-    assert "for good? [y/N]" in result.stderr
+    assert "permanently? [y/N]" in result.stderr
     assert len(kept(rlkit)) == left
 
 

@@ -44,7 +44,7 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert [record["step"] for record in records[:-1]] == list(range(steps + 1))
     assert result["status"] == "interrupted"
     assert "finishing this step, then saving" in notes
-    assert "to go on: rlkit resume first\n" in notes
+    assert "to resume: rlkit resume first\n" in notes
     assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["status"] == "interrupted"
 
 

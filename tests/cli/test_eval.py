@@ -75,7 +75,7 @@ def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypat
 
     monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     monkeypatch.setattr("rlkit.cli.common.progress.EVERY_S", 0.05)
-    assert "4 of 9 rollouts are done, 2 are played; 1,234 tokens\n" in rlkit("eval", "a.yaml").stderr
+    assert "4 of 9 rollouts done, 2 running; 1,234 tokens\n" in rlkit("eval", "a.yaml").stderr
     assert rlkit("eval", "a.yaml", "--quiet").stderr == ""
 
 
@@ -137,7 +137,7 @@ def test_what_was_played_is_told_by_environment_and_by_task(
     [
         (["--endpoint", "http://x/v1"], "give both"),
         (["--model", "big"], "give both"),
-        (["--endpoint", "http://x/v1", "--model", "big", "--checkpoint", "tinker://a/b"], "has no checkpoints"),
+        (["--endpoint", "http://x/v1", "--model", "big", "--checkpoint", "tinker://a/b"], "--checkpoint has no effect"),
     ],
 )
 def test_an_endpoint_has_a_model_and_no_checkpoint(rlkit: Callable[..., Any], arguments: list[str], told: str) -> None:

@@ -192,7 +192,7 @@ def test_a_command_that_is_signalled_leaves_a_run_to_go_on_with_and_nothing_else
     if len(signals) == 1:
         assert (records[-1]["status"], records[-1]["steps"]) == ("interrupted", steps)
         assert records[-1]["checkpoint"]["step"] == saved[-1]["step"] == steps
-        assert "to go on: rlkit resume first\n" in train.said("err")
+        assert "to resume: rlkit resume first\n" in train.said("err")
     else:
         assert records[-1] == {"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": 130}
         assert saved[-1]["step"] >= steps - 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.rehearse import longest_s
+from rlkit.cli.rehearse import longest_timeout_s
 from rlkit.config import load_config
 from rlkit.testing import byte_model
 from tests.limits import HANG_S
@@ -252,7 +252,7 @@ def test_a_grader_that_never_returns_ends_the_dry_run_by_name(config: str, tmp_p
 
 def test_no_rollout_is_ended_before_the_longest_may_end() -> None:
     def longest(**settings: object) -> float:
-        return longest_s(load_config([], settings=settings).config)
+        return longest_timeout_s(load_config([], settings=settings).config)
 
     envs = {"a": {"env": "arithmetic", "timeout_s": 5.0}, "b": {"env": "arithmetic", "timeout_s": 9.0}}
     assert longest(envs=envs) == 9

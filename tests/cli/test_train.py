@@ -97,14 +97,14 @@ def test_a_run_that_used_up_its_budget_is_4_and_says_how_to_go_on(rlkit: Callabl
     result = rlkit("train", "a.yaml", "steps=3")
     assert result.exit_code == 4
     assert "out of budget after 2 steps: /runs/first" in result.stdout
-    assert "to go on: rlkit resume /runs/first budget_tokens=…\n" in result.stderr
+    assert "to resume: rlkit resume /runs/first budget_tokens=…\n" in result.stderr
 
 
 def test_an_interrupted_run_is_130_and_says_how_to_go_on(rlkit: Callable[..., Any]) -> None:
     FakeTrainer.outcome = RunResult("first", Path("/runs/first"), "interrupted", 2, METRICS, SAVED)
     result = rlkit("train", "a.yaml", "steps=3", "seed=1", "--json")
     assert result.exit_code == 130
-    assert "to go on: rlkit resume /runs/first\n" in result.stderr
+    assert "to resume: rlkit resume /runs/first\n" in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["status"] == "interrupted"
 
 

@@ -15,7 +15,7 @@ from rlkit._util.paths import runs_dir
 from rlkit.algorithms.estimators import ESTIMATORS, BatchStd
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.dry_run.rehearse import Part, Rehearsal, in_small, rehearse
+from rlkit.dry_run.rehearse import Part, Rehearsal, make_small_config, rehearse
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, run_virtual
@@ -167,7 +167,7 @@ def test_a_source_that_cannot_be_set_back_is_named() -> None:
             raise KeyError("place")
 
     made = played(Forgetful())
-    assert any("load_state_dict failed on what state_dict gave: KeyError" in one.detail for one in made.parts)
+    assert any("load_state_dict failed on the result of state_dict: KeyError" in one.detail for one in made.parts)
     assert not made.passed
 
 
@@ -382,7 +382,7 @@ def test_a_schedule_of_the_learning_rate_does_not_mind_that_it_is_cut_short() ->
 
 
 def test_a_pilot_of_less_than_no_groups_is_refused() -> None:
-    with pytest.raises(UsageError, match="pilot: -1 is no number of groups"):
+    with pytest.raises(UsageError, match="pilot: -1 must not be negative"):
         asyncio.run(rehearse(load_config([], settings=SETTINGS), pilot=-1))
 
 
@@ -392,9 +392,9 @@ def test_few_rollouts_are_played() -> None:
     assert Counting.played == 4 + 2 * 4
 
 
-def test_in_small_a_run_keeps_what_its_settings_need() -> None:
+def test_a_small_run_keeps_what_its_settings_need() -> None:
     def small(**more: object) -> Config:
-        return in_small(load_config([], settings=SETTINGS | more).config)
+        return make_small_config(load_config([], settings=SETTINGS | more).config)
 
     assert (small().batch.groups, small().batch.group_size) == (2, 2)
     assert small(batch={"groups": 8, "substeps": 4}).batch.groups == 4
@@ -408,9 +408,9 @@ def test_in_small_a_run_keeps_what_its_settings_need() -> None:
 
 
 def test_an_estimator_of_whole_steps_stays_one() -> None:
-    from rlkit.dry_run.pilot import Nudged
+    from rlkit.dry_run.pilot import NudgedEstimator
 
     equal = [rlkit.Group("words", "task", 0, ())]
-    one = Nudged(inner=BatchStd())
+    one = NudgedEstimator(inner=BatchStd())
     assert one.sees_steps
     assert len(one.step_advantages(equal)) == 1

@@ -115,7 +115,7 @@ class Broken(Word):
 WAYS = {
     "interrupt": ("run was interrupted after step ", "  fix: `rlkit resume run`"),
     "cancellation": ("run was interrupted after step ", "  fix: `rlkit resume run`"),
-    "budget": ("run ended with its budget after step ", "  fix: raise the limit: `rlkit resume run budget_tokens=…`"),
+    "budget": ("run reached its budget after step ", "  fix: raise the limit: `rlkit resume run budget_tokens=…`"),
     "service": ("run failed after step 0: ServiceError: ", "see whether the service answers (`rlkit doctor`), then "),
     "rollouts": ("run failed after step 0: RolloutsFailed: ", "mend the environment, then `rlkit resume run`: what"),
     "nothing": ("run is complete at step 3: it has taken all its steps\n", "run at step 3: no findings\n"),
@@ -161,7 +161,7 @@ def test_a_run_whose_process_was_killed_ended_without_a_word(tmp_path: Path) -> 
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        assert f"run runs and has finished step 0: process {process.pid} works on it\n" in told(directory)
+        assert f"run is running and has finished step 0: process {process.pid} works on it\n" in told(directory)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     said = told(directory)

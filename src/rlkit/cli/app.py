@@ -1,4 +1,4 @@
-"""All commands. Their functions import what they need when they run, so that `--help` is instant."""
+"""Command-line application. Commands import what they need when they run, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlkit.cli.common.output import rlkit_version
 
 
 class Group(TyperGroup):
-    """Commands whose help is shown without pydantic, which Typer imports for flags that have no default."""
+    """Command group that renders help without pydantic, which Typer imports for flags without a default."""
 
     @override
     def get_params(self, ctx: typer.Context):  # pyright: ignore[reportIncompatibleMethodOverride]  a private type
@@ -26,16 +26,16 @@ class Group(TyperGroup):
         return parameters
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"rlkit {rlkit_version()}")
         raise typer.Exit
 
 
 app = typer.Typer(
     cls=Group,
-    epilog="Exit codes: 0 done, 1 the run failed, 2 bad usage or configuration, 3 something is missing, "
-    "4 the budget is reached, 130 interrupted with a checkpoint.",
+    epilog="Exit codes: 0 success, 1 the run failed, 2 bad usage or configuration, 3 something is missing, "
+    "4 budget reached, 130 interrupted with a checkpoint.",
     no_args_is_help=True,
     # Drawing help with rich takes four times as long as everything else that --help does.
     rich_markup_mode=None,
@@ -47,7 +47,7 @@ app = typer.Typer(
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Post-train open-weight language models by reinforcement learning through the Tinker API."""
@@ -71,11 +71,11 @@ add_command(app, "doctor", runs.doctor)
 add_command(app, "audit", runs.audit)
 add_command(app, "records", runs.records)
 
-_config = _add_group("config", "Look at a configuration.")
+_config = _add_group("config", "Inspect a configuration.")
 add_command(_config, "show", config.show)
-add_command(_config, "schema", config.schema, dotenv=False, json_help="The same, on one line.")
+add_command(_config, "schema", config.schema, dotenv=False, json_help="Print the schema on one line.")
 
-_checkpoints = _add_group("checkpoints", "Look after the weights that were saved.")
+_checkpoints = _add_group("checkpoints", "Manage saved weights.")
 add_command(_checkpoints, "list", checkpoints.list_all)
 add_command(_checkpoints, "show", checkpoints.show)
 add_command(_checkpoints, "delete", checkpoints.delete)
@@ -84,10 +84,10 @@ add_command(_checkpoints, "ttl", checkpoints.ttl)
 add_command(_checkpoints, "download", checkpoints.download)
 add_command(_checkpoints, "export", checkpoints.export)
 
-_launch = _add_group("launch", "Submit a run to machines that are elsewhere.")
+_launch = _add_group("launch", "Submit a run to remote machines.")
 add_command(_launch, "beaker", launch.beaker)
 
-_tasks = _add_group("tasks", "Look after tasks of Harbor.")
+_tasks = _add_group("tasks", "Check, convert and generate Harbor tasks.")
 add_command(_tasks, "check", tasks.check)
 add_command(_tasks, "convert", tasks.convert)
 add_command(_tasks, "generate", tasks.generate)

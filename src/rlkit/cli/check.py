@@ -21,18 +21,18 @@ FAULTS_FOUND = 1
 
 def check(
     output: Output,
-    target: Annotated[str, typer.Argument(help="A built-in environment, file.py:Name, or a configuration file.")],
+    target: Annotated[str, typer.Argument(help="Built-in environment, file.py:Name, or configuration file.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The same as --args.", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Same as --args.", show_default=False)
     ] = None,
     *,
     args: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="An argument of the environment (a value of the configuration)."),
+        typer.Option(metavar="KEY=VALUE", help="Argument of the environment, or value of the configuration file."),
     ] = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 5,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to try.")] = 5,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Time limit of a rollout in seconds.")] = 10.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the environment and of the odd replies.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the environment and of the test replies.")] = 0,
     redteam: RedTeam = False,
 ) -> int:
     """Find faults of an environment.

@@ -1,6 +1,6 @@
 """`rlkit checkpoints` and `rlkit export`.
 
-Invariant: nothing is deleted that was not shown first, and nothing without a yes: from a person, or as an option.
+Invariant: a deletion needs `--yes`, or the confirmation of a list of its checkpoints on a terminal.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RUN|PATH]…", help="Names of runs, their folders, or tinker:// paths.", show_default=False),
+    typer.Argument(metavar="[RUN|PATH]…", help="Run names, run folders, or tinker:// paths.", show_default=False),
 ]
-Kind = Annotated[str | None, typer.Option(help="Only training, sampler or external weights.")]
-OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Only those made longer ago, such as 12h or 7d.")]
-All = Annotated[bool, typer.Option("--all", help="Every checkpoint of the account.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Kind = Annotated[str | None, typer.Option(help="Select weights of this kind: training, sampler or external.")]
+OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Minimum age of the checkpoints, as 12h or 7d.")]
+All = Annotated[bool, typer.Option("--all", help="Select every checkpoint of the account.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
 
 NOT_ALL = 1
 _DAY_S = 86400
 _MIB = 2**20
-_MADE = {"adapter": "the adapter is", "merged": "the merged model is", "raw": "the service's files are"}
+_SUMMARIES = {"adapter": "the adapter is", "merged": "the merged model is", "raw": "the service's files are"}
 
 
 def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, older_than: OlderThan = None) -> int:
-    """Print the checkpoints that the service keeps, newest first.
+    """List the checkpoints on the service, newest first.
 
-    All of them, or those that a run has saved.
+    With RUN, only those that the run has saved.
     """
     from rlkit.tools.checkpoints import CheckpointFilter, list_checkpoints
 
@@ -54,19 +54,18 @@ def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, olde
 
 def show(
     output: Output,
-    what: Annotated[str, typer.Argument(metavar="RUN|PATH", help="Name of a run, its folder, or a tinker:// path.")],
+    what: Annotated[str, typer.Argument(metavar="RUN|PATH", help="Run name, run folder, or tinker:// path.")],
     *,
     step: OfStep = None,
     best: Best = False,
 ) -> int:
-    """Print all that is known of a checkpoint."""
+    """Print the details of a checkpoint."""
     from rlkit.tools.checkpoints import choose_checkpoint, describe_checkpoint
 
-    chosen = choose_checkpoint(what, step=step, best=best)
-    known = run_terminable(describe_checkpoint(chosen, note=output.note))
-    output.result(
-        known, "\n".join(f"{name.removesuffix('_bytes'):<8} {_field(name, value)}" for name, value in known.items())
-    )
+    checkpoint = choose_checkpoint(what, step=step, best=best)
+    details = run_terminable(describe_checkpoint(checkpoint, note=output.note))
+    lines = [f"{name.removesuffix('_bytes'):<8} {_field(name, value)}" for name, value in details.items()]
+    output.result(details, "\n".join(lines))
     return 0
 
 
@@ -80,36 +79,36 @@ def delete(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> int:
-    """Delete checkpoints on the service, for good.
+    """Delete checkpoints on the service permanently.
 
-    It shows them and asks first.
+    The command lists them and asks for confirmation first.
     """
     from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints
 
     only = CheckpointFilter.parse(kind, older_than)
-    selected = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
-    if selected.missing:
-        raise UsageError(f"the service has no checkpoint {selected.missing[0]}")
-    return _delete(output, selected, yes=yes, dry_run=dry_run)
+    selection = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
+    if selection.missing:
+        raise UsageError(f"the service has no checkpoint {selection.missing[0]}")
+    return _delete(output, selection, yes=yes, dry_run=dry_run)
 
 
 def prune(
     output: Output,
     run: RunName,
     *,
-    keep_last: Annotated[int, typer.Option(min=1, help="Newest checkpoints to keep.")] = 1,
-    keep_best: Annotated[int, typer.Option(min=0, help="Best ones by best.metric to keep besides.")] = 1,
+    keep_last: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to keep.")] = 1,
+    keep_best: Annotated[int, typer.Option(min=0, help="Number of best checkpoints to keep as well.")] = 1,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> int:
-    """Delete the checkpoints of a run that are neither new nor good.
+    """Delete all checkpoints of a run except the newest and the best.
 
-    It shows them and asks first.
+    The command lists them and asks for confirmation first.
     """
     from rlkit.tools.checkpoints import select_superfluous
 
-    selected = run_terminable(select_superfluous(run, keep_last=keep_last, keep_best=keep_best, note=output.note))
-    return _delete(output, selected, yes=yes, dry_run=dry_run)
+    selection = run_terminable(select_superfluous(run, keep_last=keep_last, keep_best=keep_best, note=output.note))
+    return _delete(output, selection, yes=yes, dry_run=dry_run)
 
 
 def ttl(
@@ -118,33 +117,33 @@ def ttl(
     *,
     days: Annotated[
         float | None,
-        typer.Option(min=0.042, max=3650, help="Days from now until the service deletes them; an hour at least."),
+        typer.Option(min=0.042, max=3650, help="Days until the service deletes them; at least an hour."),
     ] = None,
-    never: Annotated[bool, typer.Option("--never", help="Keep them until somebody deletes them.")] = False,
+    never: Annotated[bool, typer.Option("--never", help="Keep them until they are deleted explicitly.")] = False,
     every: All = False,
     kind: Kind = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Say when checkpoints expire."""
+    """Set when checkpoints expire."""
     from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints, set_expiry
 
     if (days is None) != never:
         raise UsageError("say when they expire: --days N, or --never")
     only = CheckpointFilter.parse(kind, older_than)
-    selected = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
+    selection = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
     ttl_s = None if days is None else round(days * _DAY_S)
     expires = None if ttl_s is None else only.now + ttl_s
-    shown = [replace(checkpoint, expires=expires) for checkpoint in selected.checkpoints]
-    until = "never" if days is None else f"in {days:g} days"
-    if dry_run or not shown:
-        return _print(output, shown, f"would expire {until}", done=0)
-    run_terminable(set_expiry(selected, ttl_s=ttl_s, now=only.now, note=output.note))
-    return _print(output, shown, f"expire {until}", done=len(shown))
+    checkpoints = [replace(checkpoint, expires=expires) for checkpoint in selection.checkpoints]
+    expiry = "never" if days is None else f"in {days:g} days"
+    if dry_run or not checkpoints:
+        return _print(output, checkpoints, f"would expire {expiry}", done=0)
+    run_terminable(set_expiry(selection, ttl_s=ttl_s, now=only.now, note=output.note))
+    return _print(output, checkpoints, f"expire {expiry}", done=len(checkpoints))
 
 
 def download(output: Output, what: RunOrState, directory: NewFolder, *, step: OfStep = None, best: Best = False) -> int:
-    """Write the files of a checkpoint to a folder, as the service has them."""
+    """Download the files of a checkpoint, as the service stores them."""
     return _write(output, what, directory, "raw", step=step, best=best)
 
 
@@ -157,7 +156,7 @@ def export(
     best: Best = False,
     merged: Merged = False,
 ) -> int:
-    """Write the weights of a checkpoint to a folder that other programs load."""
+    """Export the weights of a checkpoint for other programs."""
     return _write(output, what, directory, "merged" if merged else "adapter", step=step, best=best)
 
 
@@ -165,12 +164,12 @@ def export_run(
     output: Output,
     run: RunOrState,
     *,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="A folder that does not exist.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to create.")],
     step: OfStep = None,
     best: Best = False,
     merged: Merged = False,
 ) -> int:
-    """Write the weights of a run for other programs."""
+    """Export the weights of a run for other programs."""
     return _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
 
 
@@ -178,36 +177,36 @@ def _write(output: Output, what: str, directory: Path, form: ExportForm, *, step
     from rlkit.tools.checkpoints import choose_checkpoint
     from rlkit.tools.export import export
 
-    chosen = choose_checkpoint(what, step=step, best=best)
-    output.note(f"{'downloading' if form == 'raw' else 'exporting'} {chosen.path}")
-    run_terminable(export(chosen.path, directory, form=form, service=chosen.service, note=output.note))
+    checkpoint = choose_checkpoint(what, step=step, best=best)
+    output.note(f"{'downloading' if form == 'raw' else 'exporting'} {checkpoint.path}")
+    run_terminable(export(checkpoint.path, directory, form=form, service=checkpoint.service, note=output.note))
     output.result(
-        {"checkpoint": chosen.path, "form": form, "directory": str(directory)}, f"{_MADE[form]} in {directory}"
+        {"checkpoint": checkpoint.path, "form": form, "directory": str(directory)}, f"{_SUMMARIES[form]} in {directory}"
     )
     return 0
 
 
-def _delete(output: Output, selected: CheckpointSelection, *, yes: bool, dry_run: bool) -> int:
+def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_run: bool) -> int:
     from rlkit.tools.checkpoints import delete_checkpoints
 
-    shown = selected.checkpoints
-    if dry_run or not shown:
-        return _print(output, shown, "would be deleted", done=0)
+    checkpoints = selection.checkpoints
+    if dry_run or not checkpoints:
+        return _print(output, checkpoints, "would be deleted", done=0)
     if not yes:
-        output.note("\n".join(_line(asdict(checkpoint)) for checkpoint in shown))
-        if not _agreed(f"delete {_amount(shown)}, for good?", output):
+        output.note("\n".join(_line(asdict(checkpoint)) for checkpoint in checkpoints))
+        if not _confirm(f"delete {_amount(checkpoints)}, permanently?", output):
             output.note("nothing was deleted")
             return 0
-    deleted, failures = run_terminable(delete_checkpoints(selected, note=output.note))
+    deleted, failures = run_terminable(delete_checkpoints(selection, note=output.note))
     for failure in failures:
         output.error(str(failure))
     _print(output, deleted, "deleted", done=len(deleted))
     return NOT_ALL if failures else 0
 
 
-def _agreed(question: str, output: Output) -> bool:
+def _confirm(question: str, output: Output) -> bool:
     if output.json or not sys.stdin.isatty():
-        raise UsageError(f"{question} There is nobody to ask: give --yes, or --dry-run to look first")
+        raise UsageError(f"{question} Cannot ask without a terminal: give --yes, or --dry-run to list them first")
     output.err.write(f"{question} [y/N] ")
     output.err.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -226,7 +225,7 @@ def _amount(checkpoints: Sequence[StoredCheckpoint]) -> str:
 
 
 def _line(row: Mapping[str, Data]) -> str:
-    """`step 20      tinker://…  1.2 MiB  expires 2026-12-01  best`."""
+    """Render a checkpoint as `step 20      tinker://…  1.2 MiB  expires 2026-12-01  best`."""
     parts = [f"step {row['step']:<6}" if "step" in row else f"{row['kind']:<8}", str(row["path"])]
     if row.get("kept") is False:
         parts.append("gone")

@@ -15,28 +15,28 @@ from rlkit.cli.common.output import Output
 
 def init(
     output: Output,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist or is empty.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create, or an empty one.")],
     *,
-    name: Annotated[str | None, typer.Option(help="Name of the environment; the folder's by default.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the environment; by default the folder's.")] = None,
 ) -> int:
-    """Start a project.
+    """Create a project.
 
-    It gets an environment, its configuration, a test that passes and a README.
+    The folder gets an environment, its configuration, a test that passes and a README.
     """
     from rlkit.tools.scaffold import scaffold
 
     files = scaffold(directory, name=name)
     steps = [f"cd {shlex.quote(str(directory))}", "pytest", "rlkit check config.yaml", "rlkit train config.yaml"]
-    made = f"made {directory} with {', '.join(path.name for path in files)}"
+    summary = f"created {directory} with {', '.join(path.name for path in files)}"
     output.result(
         {"directory": str(directory), "files": [str(path) for path in files]},
-        "\n".join([made, "next:", *(f"  {step}" for step in steps)]),
+        "\n".join([summary, "next:", *(f"  {step}" for step in steps)]),
     )
     return 0
 
 
 def show(output: Output, config: Configs) -> int:
-    """Print the whole configuration, with the place that each value comes from."""
+    """Print the whole configuration, with the origin of each value."""
     from rlkit.config import load_arguments, show_lines
 
     resolved = load_arguments(config)
@@ -54,11 +54,11 @@ def schema(output: Output) -> int:
 
 
 def import_openreward(
-    output: Output, file: Annotated[Path, typer.Argument(metavar="FILE", help="A tinker-config.yaml.")]
+    output: Output, file: Annotated[Path, typer.Argument(metavar="FILE", help="tinker-config.yaml file to convert.")]
 ) -> int:
-    """Print the rlkit configuration of a tinker-config.yaml of OpenReward's cookbook.
+    """Convert a tinker-config.yaml of OpenReward's cookbook.
 
-    What a person should know about it goes to stderr.
+    The rlkit configuration goes to stdout, notes on the conversion to stderr.
     """
     import yaml
 

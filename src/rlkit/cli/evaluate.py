@@ -10,7 +10,7 @@ import typer
 
 from rlkit.cli.common.options import Configs, Quiet
 from rlkit.cli.common.output import Output
-from rlkit.cli.common.progress import repeat
+from rlkit.cli.common.progress import report_periodically
 from rlkit.cli.common.signals import run_terminable
 from rlkit.errors import UsageError
 
@@ -26,18 +26,18 @@ def evaluate(
     config: Configs,
     *,
     checkpoint: Annotated[
-        str | None, typer.Option(help="tinker:// path of the weights; without it, the model as it is.")
+        str | None, typer.Option(help="tinker:// path of the weights; the base model by default.")
     ] = None,
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Measure a model there, which speaks OpenAI's protocol, instead.")
+        str | None, typer.Option(metavar="URL", help="Evaluate a model of this OpenAI-compatible endpoint instead.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name at the endpoint.")] = None,
-    tasks: Annotated[bool, typer.Option("--tasks", help="Print a line for each task, too.")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at the endpoint.")] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Also print a line for each task.")] = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure a model without training it.
+    """Evaluate a model without training it.
 
-    It plays `eval.envs`, or else the environments of training, greedily.
+    Tasks come from `eval.envs`, or else from the environments of training. Sampling is greedy by default.
     """
     from rlkit.config import load_arguments
 
@@ -51,24 +51,24 @@ def evaluate(
     if (endpoint is None) != (model is None):
         raise UsageError("--endpoint and --model: give both, or neither")
     if endpoint is not None and checkpoint is not None:
-        raise UsageError("--endpoint has no checkpoints: leave one of --endpoint and --checkpoint out")
-    measured = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY")) if endpoint and model else None
+        raise UsageError("--checkpoint has no effect with --endpoint: leave one of them out")
+    target = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY")) if endpoint and model else None
     say = output.silent if quiet else output.note
-    played: list[Group] = []
+    groups: list[Group] = []
     snapshots: list[Callable[[], Progress]] = []
 
-    def tell() -> None:
+    def report_progress() -> None:
         for snapshot in snapshots:
-            now = snapshot()
-            of = now.done + now.live + now.queued
-            say(f"{now.done} of {of} rollouts are done, {now.live} are played; {now.tokens:,} tokens")
+            progress = snapshot()
+            total = progress.done + progress.live + progress.queued
+            say(f"{progress.done} of {total} rollouts done, {progress.live} running; {progress.tokens:,} tokens")
 
-    measuring = evaluate(
-        resolved, checkpoint=checkpoint, endpoint=measured, note=say, progress=snapshots.append, scored=played.extend
+    evaluation = evaluate(
+        resolved, checkpoint=checkpoint, endpoint=target, note=say, progress=snapshots.append, scored=groups.extend
     )
-    with repeat(tell):
-        metrics = run_terminable(measuring)
+    with report_periodically(report_progress):
+        metrics = run_terminable(evaluation)
     envs = list(resolved.config.eval.envs or resolved.config.envs)
-    report = EvaluationReport.from_metrics(metrics, played, envs=envs)
+    report = EvaluationReport.from_metrics(metrics, groups, envs=envs)
     output.result({"checkpoint": checkpoint, "endpoint": endpoint, **report.to_json()}, report.render(tasks=tasks))
     return 0 if report.is_measured else FAILED

@@ -14,53 +14,52 @@ from rlkit.cli.common.output import Output
 def beaker(
     output: Output,
     words: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND…", help="The command, behind --.", show_default=False)
+        list[str], typer.Argument(metavar="-- COMMAND…", help="Command to run, after --.", show_default=False)
     ],
     *,
-    workspace: Annotated[str | None, typer.Option(help="Workspace; that of your account by default.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Budget that pays.")] = None,
-    cluster: Annotated[list[str] | None, typer.Option(help="A cluster that it may run on; several times.")] = None,
-    hostname: Annotated[list[str] | None, typer.Option(help="A node that it may run on; several times.")] = None,
-    image: Annotated[str, typer.Option(help="Name of an image in Beaker, or docker:NAME.")] = "rlkit",
-    name: Annotated[str, typer.Option(help="Name of the task, and of a run that has none.")] = "rlkit",
+    workspace: Annotated[str | None, typer.Option(help="Workspace; the default of your account if not given.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Budget that the job is charged to.")] = None,
+    cluster: Annotated[list[str] | None, typer.Option(help="Cluster that the job may run on; repeatable.")] = None,
+    hostname: Annotated[list[str] | None, typer.Option(help="Node that the job may run on; repeatable.")] = None,
+    image: Annotated[str, typer.Option(help="Beaker image, or docker:NAME.")] = "rlkit",
+    name: Annotated[str, typer.Option(help="Name of the task, and of a run without a name.")] = "rlkit",
     experiment: Annotated[str | None, typer.Option(help="Name of the experiment; Beaker's choice by default.")] = None,
-    description: Annotated[str | None, typer.Option(help="For people.")] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each replica; the hosted service needs none.")] = 0,
-    cpus: Annotated[float | None, typer.Option(min=0.1, help="CPUs of each replica.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory of each replica, such as 32GiB.")] = None,
-    priority: Annotated[str, typer.Option(help="low, normal, high, urgent or immediate.")] = "normal",
+    description: Annotated[str | None, typer.Option(help="Description of the experiment.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs per replica; the hosted service needs none.")] = 0,
+    cpus: Annotated[float | None, typer.Option(min=0.1, help="CPUs per replica.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory per replica, such as 32GiB.")] = None,
+    priority: Annotated[str, typer.Option(help="Priority: low, normal, high, urgent or immediate.")] = "normal",
     preemptible: Annotated[
         bool | None,
-        typer.Option("--preemptible/--not-preemptible", help="May be stopped and started again.", show_default="yes"),
+        typer.Option("--preemptible/--not-preemptible", help="Allow stops and restarts.", show_default="yes"),
     ] = None,
-    min_runtime: Annotated[str | None, typer.Option(help="Not stopped before that, such as 2h.")] = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often a job that failed is tried again.")] = 0,
-    replicas: Annotated[int, typer.Option(min=1, help="How many run at once.")] = 1,
-    host_networking: Annotated[bool, typer.Option("--host-networking", help="Use the host's network.")] = False,
-    timeout: Annotated[str | None, typer.Option(help="Stopped after that, such as 24h.")] = None,
+    min_runtime: Annotated[str | None, typer.Option(help="Time before the job can be preempted, such as 2h.")] = None,
+    retries: Annotated[int, typer.Option(min=0, help="Maximum retries of a failed job.")] = 0,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas, which run at once.")] = 1,
+    host_networking: Annotated[bool, typer.Option("--host-networking", help="Use the network of the host.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="Time limit of the job, such as 24h.")] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable; several times. Not for secrets.")
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="Environment variable; repeatable. Not for secrets."),
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=SECRET]", help="A variable that gets a secret of the workspace; several times."),
+        typer.Option(metavar="NAME[=SECRET]", help="Variable set to a secret of the workspace; repeatable."),
     ] = None,
     mount: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND:SOURCE:/PATH", help="weka, dataset, host, result, volume or secret; several times."),
+        typer.Option(metavar="KIND:SOURCE:/PATH", help="weka, dataset, host, result, volume or secret; repeatable."),
     ] = None,
-    runs_dir: Annotated[str | None, typer.Option(metavar="/PATH", help="Where runs are written; on a mount.")] = None,
-    code: Annotated[str, typer.Option(help="git: fetch the commit that is checked out here; or image.")] = "git",
-    install: Annotated[str | None, typer.Option(help="A command before it, such as 'uv sync --frozen'.")] = None,
-    allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Also with changes that are not pushed, which the job does not have.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Print what it prints until it ends.")] = False,
+    runs_dir: Annotated[str | None, typer.Option(metavar="/PATH", help="Folder of runs, on a mount.")] = None,
+    code: Annotated[str, typer.Option(help="Source of the code: git, the commit checked out here; or image.")] = "git",
+    install: Annotated[str | None, typer.Option(help="Command to run first, such as 'uv sync --frozen'.")] = None,
+    allow_dirty: Annotated[bool, typer.Option("--allow-dirty", help="Submit without unpushed changes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print the log of the job until it ends.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the specification; needs no account.")] = False,
 ) -> int:
     """Submit a command to Beaker.
 
-    A run that is trained gets a name and goes on when the job is started again.
+    A training run gets a name, and resumes when the job is restarted.
     """
     from rlkit.launch import job
     from rlkit.launch.git_commit import parse_code

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Never
 
 from rlkit.cli.common.output import Data, Output
-from rlkit.cli.common.progress import repeat
+from rlkit.cli.common.progress import report_periodically
 from rlkit.trackers.console import render_band, render_dollars, render_duration, render_estimate
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ FAILED = 1
 
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:
-    """Play a run in small, and print what works and what the whole one will take. Returns the exit code.
+    """Rehearse a run, and print what works and what the run will cost. Returns the exit code.
 
-    What environments print goes to stderr. One that holds up everything else for longer than a rollout may take ends
-    the process.
+    Output of environments goes to stderr. An environment that blocks the event loop for longer than the time limit of
+    a rollout ends the process.
     """
     from rlkit.config import load_arguments
 
@@ -37,39 +37,39 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     from rlkit._util.loop_holds import loop_holds
     from rlkit.dry_run.rehearse import rehearse
 
-    doing, since_s = "", time.monotonic()
+    stage, began_s = "", time.monotonic()
 
     def begin(message: str) -> None:
-        nonlocal doing, since_s
-        doing, since_s = message, time.monotonic()
+        nonlocal stage, began_s
+        stage, began_s = message, time.monotonic()
         say(message)
 
-    def tell() -> None:
-        if doing:
-            say(f"still {doing} ({time.monotonic() - since_s:.0f} s)")
+    def report_progress() -> None:
+        if stage:
+            say(f"still {stage} ({time.monotonic() - began_s:.0f} s)")
 
-    async def rehearsed() -> Rehearsal:
-        limit_s = longest_s(resolved.config)
+    async def run_rehearsal() -> Rehearsal:
+        limit_s = longest_timeout_s(resolved.config)
 
         def end(place: Place) -> Never:
             problem = f"a rollout blocked the event loop for more than {limit_s:g} s (timeout_s)"
-            _end(output, f"{doing}: {problem}, at {place.file}:{place.line}, in {place.function}")
+            _end(output, f"{stage}: {problem}, at {place.file}:{place.line}, in {place.function}")
 
-        with _threads_run(), loop_holds().watch(None, limit_s=limit_s, end=end):
+        with _let_threads_run(), loop_holds().watch(None, limit_s=limit_s, end=end):
             return await rehearse(resolved, pilot=pilot, note=begin)
 
-    # What environments print must not come between the lines of the result; threads of theirs may outlast the run.
+    # Keep output of environments, whose threads may outlast the run, away from the lines of the result.
     with redirect_stdout(output.err):
-        with repeat(tell):
-            rehearsal = threads.run(rehearsed())
+        with report_periodically(report_progress):
+            rehearsal = threads.run(run_rehearsal())
         record: dict[str, Data] = {"ok": rehearsal.passed, "parts": [asdict(part) for part in rehearsal.parts]}
         record["estimate"] = rehearsal.estimate and rehearsal.estimate.to_json()
         record["hosted"] = rehearsal.hosted and rehearsal.hosted.to_json()
-        output.result(record, table(rehearsal))
+        output.result(record, render_table(rehearsal))
     return 0 if rehearsal.passed else FAILED
 
 
-def longest_s(config: Config) -> float:
+def longest_timeout_s(config: Config) -> float:
     """Return the longest time limit of a rollout of any environment of a run, evaluations included."""
     specs = [*config.envs.values(), *config.eval.envs.values()]
     return max(spec.timeout_s or config.rollouts.timeout_s for spec in specs)
@@ -83,18 +83,18 @@ def _end(output: Output, problem: str) -> Never:
 
 
 @contextmanager
-def _threads_run() -> Generator[None]:
+def _let_threads_run() -> Generator[None]:
     """Let threads run during code that releases the interpreter only to signals, such as a regular expression."""
-    before = signal.signal(signal.SIGVTALRM, lambda number, frame: time.sleep(0.001))
+    previous = signal.signal(signal.SIGVTALRM, lambda number, frame: time.sleep(0.001))
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.2, 0.2)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, previous)
 
 
-def table(rehearsal: Rehearsal) -> str:
+def render_table(rehearsal: Rehearsal) -> str:
     """Return a line for each part, and the estimate below them."""
     width = max(len(part.name) for part in rehearsal.parts)
     lines = [f"{part.status:9}  {part.name:{width}}  {part.detail}" for part in rehearsal.parts]

@@ -14,26 +14,26 @@ from rlkit.errors import UsageError
 
 _SUBJECT_CHARS = 18
 
-_WAYS = {
+_ENDINGS = {
     "completed": "is complete at step",
     "interrupted": "was interrupted after step",
-    "budget": "ended with its budget after step",
+    "budget": "reached its budget after step",
     "failed": "failed after step",
-    "running": "runs and has finished step",
+    "running": "is running and has finished step",
     "killed": "was killed after step",
 }
-"""Words for the end of a run; the number of its last step follows them."""
+"""Text for each way in which a run ends, followed by the number of its last step."""
 
 
 def doctor(
     output: Output,
     run: OptionalRun = None,
     *,
-    no_engine: Annotated[bool, typer.Option("--no-engine", help="Do not try the embedded engine.")] = False,
+    no_engine: Annotated[bool, typer.Option("--no-engine", help="Skip the test of the embedded engine.")] = False,
 ) -> int:
-    """Find what is wrong with this machine, or with a run.
+    """Diagnose this machine, or a run.
 
-    Each thing comes with its fix. Exit code 3 if something that the machine needs is missing.
+    Each finding comes with its fix. Exit code 3 if this machine lacks a requirement.
     """
     if run is not None:
         if no_engine:
@@ -48,25 +48,25 @@ def doctor(
             output.line(f"{finding.status:6}{finding.subject:{_SUBJECT_CHARS}}  {finding.detail}".rstrip())
             if finding.fix:
                 output.line(f"{'':{6 + _SUBJECT_CHARS}}  fix: {finding.fix}")
-    good = all(finding.status != "fail" for finding in findings)
+    is_ok = all(finding.status != "fail" for finding in findings)
     if output.json:
-        output.data({"ok": good, "findings": [asdict(finding) for finding in findings]})
-    return 0 if good else MISSING
+        output.data({"ok": is_ok, "findings": [asdict(finding) for finding in findings]})
+    return 0 if is_ok else MISSING
 
 
 def _examine_run(output: Output, run: str) -> int:
-    """Print how a run ended and what is wrong with it, a finding after the other."""
+    """Print the ending of a run and its findings."""
     from rlkit.tools.doctor import examine_run
 
-    directory, step, ending, found = examine_run(run)
+    directory, step, ending, findings = examine_run(run)
     name = directory.name
     lines: list[str] = []
     if ending is not None:
-        lines.append(f"{name} {_WAYS[ending.way]} {step}: {ending}")
+        lines.append(f"{name} {_ENDINGS[ending.way]} {step}: {ending}")
     if ending is not None and ending.action:
         lines.append(f"  fix: {ending.action}")
-    lines.append(f"{name} at step {step}: {len(found) or 'no'} finding{'s' * (len(found) != 1)}")
-    for finding in found:
+    lines.append(f"{name} at step {step}: {len(findings) or 'no'} finding{'s' * (len(findings) != 1)}")
+    for finding in findings:
         where = "" if finding.env == "all" else f" in {finding.env}"
         lines.append(f"{finding.name}{where}, found in step {finding.first}, last in step {finding.last}")
         lines += [f"  {finding.evidence}", f"  fix: {finding.action}"]
@@ -76,7 +76,7 @@ def _examine_run(output: Output, run: str) -> int:
             "directory": str(directory),
             "step": step,
             "ending": ending and asdict(ending),
-            "findings": [asdict(finding) for finding in found],
+            "findings": [asdict(finding) for finding in findings],
         },
         "\n".join(lines),
     )
@@ -86,49 +86,49 @@ def _examine_run(output: Output, run: str) -> int:
 def audit(output: Output, run: RunName) -> int:
     """Check that a run trains on the tokens that were sampled.
 
-    Exit code 1 if one of them is not where it was sampled.
+    Exit code 1 on a mismatch.
     """
     from rlkit._util import threads
     from rlkit.tools.audit import audit_run
 
     directory, audits = threads.run(audit_run(run))
-    wrong = "; ".join(audit.mismatch for audit in audits.values() if audit.mismatch is not None) or None
-    good = [f"{env}: {audit}" for env, audit in audits.items() if audit.mismatch is None]
+    mismatch = "; ".join(audit.mismatch for audit in audits.values() if audit.mismatch is not None) or None
+    summaries = [f"{env}: {audit}" for env, audit in audits.items() if audit.mismatch is None]
     if output.json:
         envs = {env: asdict(audit) for env, audit in audits.items()}
-        output.data({"run": directory.name, "ok": wrong is None, "mismatch": wrong, "envs": envs})
+        output.data({"run": directory.name, "ok": mismatch is None, "mismatch": mismatch, "envs": envs})
     else:
-        for line in good if audits else [f"{directory.name} has not finished a step"]:
+        for line in summaries if audits else [f"{directory.name} has not finished a step"]:
             output.line(line)
-        if wrong is not None:
-            output.error(wrong)
-    return 0 if wrong is None else 1
+        if mismatch is not None:
+            output.error(mismatch)
+    return 0 if mismatch is None else 1
 
 
 def records(
     output: Output,
     run: RunName,
     *,
-    best: Annotated[int, typer.Option(min=1, help="How many of each search, the best first.")] = 3,
-    no_draw: Annotated[bool, typer.Option("--no-draw", help="Draw no pictures.")] = False,
+    best: Annotated[int, typer.Option(min=1, help="Number of records of each search, best first.")] = 3,
+    no_draw: Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")] = False,
 ) -> int:
     """List the best constructions of a search, and draw them.
 
-    Each comes with what is proven of it. The pictures are PNG files beside the records, in the run's folder.
+    Each comes with its proven properties. The pictures are PNG files beside the records, in the run's folder.
     """
     from rlkit.envs.discovery.best import best_records
 
     directory, searches = best_records(run, best=best, draw=not no_draw, note=output.note)
-    found, lines = dict[str, Data](), list[str]()
+    envs, lines = dict[str, Data](), list[str]()
     for env, search in searches.items():
-        drawn = list(zip(search.records, search.pictures, strict=True))
-        found[env] = [{**record.to_json(), "picture": picture and str(picture)} for record, picture in drawn]
-        if not drawn:
-            lines.append(f"{env}: no records: nothing is better than what it began with")
-        for place, (record, picture) in enumerate(drawn, 1):
-            lines += [f"{env} {place}: {record}", *([f"    drawn in {picture}"] if picture else [])]
+        pairs = list(zip(search.records, search.pictures, strict=True))
+        envs[env] = [{**record.to_json(), "picture": picture and str(picture)} for record, picture in pairs]
+        if not pairs:
+            lines.append(f"{env}: no records: no construction is better than the starting ones")
+        for rank, (record, picture) in enumerate(pairs, 1):
+            lines += [f"{env} {rank}: {record}", *([f"    drawn in {picture}"] if picture else [])]
         if search.known:
             lines.append(f"{env}, for comparison: {search.known}")
-    known = {env: search.known for env, search in searches.items()}
-    output.result({"run": directory.name, "records": found, "known": known}, "\n".join(lines))
+    comparisons = {env: search.known for env, search in searches.items()}
+    output.result({"run": directory.name, "records": envs, "known": comparisons}, "\n".join(lines))
     return 0

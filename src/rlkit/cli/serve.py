@@ -17,34 +17,32 @@ def serve(
     output: Output,
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="CPU threads of the model; one for each core by default.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads of the model; one per core by default.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where models are: cpu or cuda; the GPU by default, if there is one.")
+        str | None, typer.Option(help="Device of the models: cpu or cuda; by default the GPU, if there is one.")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder of its checkpoints.")] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Make this model ready at once; may be given several times.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
 ) -> int:
-    """Run the embedded engine alone.
+    """Serve the embedded engine to other programs.
 
-    Any program that speaks to Tinker can use it, until Ctrl-C.
+    Any Tinker client can use it, until Ctrl-C.
     """
     from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
     from rlkit.engine.model.model_files import resolve_model
 
     models = model or []
-    # Before models are fetched: it refuses what cannot be served.
+    # Made before models are downloaded, because it rejects what cannot be served.
     engine = EngineServer(host=host, port=port, threads=threads, device=device, root=root, models=models)
     for name in models:
         directory = resolve_model(name, progress=lambda message, _: output.note(message))
         output.note(f"model {name} is ready: {directory}")
-    ended = threading.Event()
-    with graceful(ended.set, output.note, message="stopping"), engine:
+    stop = threading.Event()
+    with graceful(stop.set, output.note, message="stopping"), engine:
         url, key = engine.url, engine.api_key
         output.result(
             {"url": url, "api_key": key},
@@ -52,9 +50,9 @@ def serve(
         )
         if not output.json:
             output.note("run these two lines in another shell: they point any Tinker program at the engine")
-            output.note(f"its base_model is a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
+            output.note(f"base_model is a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
             output.note("Ctrl-C stops the engine")
         if host not in ("127.0.0.1", "localhost"):
-            output.note("other machines can reach it, and the key travels unencrypted: use a trusted network")
-        ended.wait()
+            output.note("other machines can reach the engine, and the key travels unencrypted: use a trusted network")
+        stop.wait()
     return 0

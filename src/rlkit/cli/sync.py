@@ -16,10 +16,10 @@ from rlkit.cli.common.output import Output
 from rlkit.errors import UsageError
 
 _AFTER_END_S = 60.0
-"""What a process that follows a run may take once the run is over; it is killed before that, unless the run was."""
+"""Limit in seconds of a process that follows a run, after the run has ended. The run kills it earlier, if it can."""
 
 _NICENESS = 19
-"""Of a process that follows a run, which is to have the processor first."""
+"""Niceness of a process that follows a run, so that the run has the processor first."""
 
 
 def sync(
@@ -27,23 +27,23 @@ def sync(
     run: RunName,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="A setting of the service, such as project=sums.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Setting of the tracker, such as project=sums.", show_default=False),
     ] = None,
     *,
-    to: Annotated[str, typer.Option(help="wandb, trackio, tensorboard or docent.")],
-    again: Annotated[bool, typer.Option("--again", help="Send everything, to a new run of the service.")] = False,
+    to: Annotated[str, typer.Option(help="Tracker: wandb, trackio, tensorboard or docent.")],
+    again: Annotated[bool, typer.Option("--again", help="Send all steps, to a new run of the tracker.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until standard input ends: how a run that is trained is sent.")
+        bool, typer.Option("--follow", help="Continue until standard input ends, as for a running run.")
     ] = False,
 ) -> int:
-    """Send a run to a service that shows runs.
+    """Send a run to a tracker.
 
-    What it has already is not sent again. The settings are those of `track` in the run's configuration.
+    Steps that the tracker has already are skipped. The settings are those of `track` in the run's configuration.
     """
     if again and follow:
-        raise UsageError("--again and --follow are two ways to begin: give one")
+        raise UsageError("--again and --follow exclude each other: give one")
     if follow:
-        os.nice(_NICENESS)  # before anything is imported, which takes most of its time
+        os.nice(_NICENESS)  # before the imports, which take most of the time
     import yaml
 
     from rlkit.store.metadata import find_run
@@ -61,24 +61,24 @@ def sync(
         settings[key] = yaml.safe_load(text)
     tracker = load_service(to, settings)
     if follow:
-        over = _end_of_input()
-        count = send(directory, tracker, has_ended=over.is_set, sleep=over.wait)
+        end = _watch_input_end()
+        count = send(directory, tracker, has_ended=end.is_set, sleep=end.wait)
     else:
         count = send(directory, tracker, again=again)
-    said = f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}"
-    output.result({"run": directory.name, "to": to, "steps": count}, said)
+    summary = f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}"
+    output.result({"run": directory.name, "to": to, "steps": count}, summary)
     return 0
 
 
-def _end_of_input() -> threading.Event:
-    """Set when whoever started this process has said so on its input, has closed it, or was killed."""
-    over = threading.Event()
+def _watch_input_end() -> threading.Event:
+    """Return an event that is set when the parent process writes to stdin, closes it, or is killed."""
+    end = threading.Event()
 
     def wait() -> None:
         os.read(sys.stdin.fileno(), 1)  # not through a buffer, whose lock would be held when the process ends
-        over.set()
+        end.set()
         time.sleep(_AFTER_END_S)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-    return over
+    return end

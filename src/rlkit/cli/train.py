@@ -65,17 +65,16 @@ def resume(
     output: Output,
     run: RunName,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="A setting to change, such as steps=200.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Setting to change, such as steps=200.")
     ] = None,
     *,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
     openreward: Uploads = False,
 ) -> int:
-    """Resume a run.
+    """Resume a run, or train it for longer.
 
-    It was interrupted, or is to train for longer. It starts from the last checkpoint, and replays the steps since then
-    from its records.
+    It starts from the last checkpoint, and replays the steps since then from its records.
     """
     from rlkit.config import load_arguments
     from rlkit.store.metadata import find_run, find_run_config
@@ -107,7 +106,7 @@ def _train(
     try:
         with graceful(stop.request, say, message=FINISHING, ready=lambda: stop.is_watched) as interruptible:
             if not quiet:
-                output.note("going on with the run" if resume else "preparing the run")
+                output.note("resuming the run" if resume else "preparing the run")
             # A panel on stderr would be torn by results on the same terminal.
             if panel and not quiet and redrawable(output.err) and not (output.json and output.out.isatty()):
                 from rich.console import Console
@@ -130,10 +129,10 @@ def _train(
     output.result(_record(result), _summary(result))
     if result.status == "completed":
         return 0
-    spent = result.status == "budget"
-    more = [f"{result.reason.partition(':')[0]}=…"] if spent else []
-    output.note(f"to go on: {shlex.join(['rlkit', 'resume', _resume_name(result)])} {' '.join(more)}".rstrip())
-    return BUDGET_REACHED if spent else INTERRUPTED
+    is_spent = result.status == "budget"
+    setting = f" {result.reason.partition(':')[0]}=…" if is_spent else ""
+    output.note(f"to resume: {shlex.join(['rlkit', 'resume', _resume_name(result)])}{setting}")
+    return BUDGET_REACHED if is_spent else INTERRUPTED
 
 
 def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> list[Tracker]:

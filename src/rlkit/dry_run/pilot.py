@@ -1,6 +1,6 @@
-"""A few rollouts and one optimiser step on the run's own service, to see what they take.
+"""Pilot: a few rollouts and one optimiser step on the run's own service, to measure its speed.
 
-Invariant: the weights that come of it are not saved.
+Invariant: the trained weights are not saved.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from rlkit.training.from_config import load_kl_reference, make_learning_rate, ma
 from rlkit.types import Datum, Group
 
 _SHORTER, _LONGER = 0.75, 1.5
-"""What rollouts may come to while a model learns, of what they are before; replies grow more often than they shrink."""
+"""Range of the length of rollouts during training, relative to the pilot; replies grow more often than they shrink."""
 
-_CROWDED = 3.0
-"""How much more a machine samples, at most, when it has the rollouts of a whole step at once."""
+_BATCHING_GAIN = 3.0
+"""Largest gain in sampling throughput of a machine that has the rollouts of a whole step at once."""
 
-_UNSURE = 1.5
-"""How far off what was measured once may be, as a factor."""
+_UNCERTAINTY = 1.5
+"""Uncertainty of a single measurement, as a factor."""
 
 _NUDGE = 1e-3
-"""The advantage of a rollout whose group has none, so that there is something to train on."""
+"""Advantage of a rollout in a group without advantages, so that there is something to train on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Pilot:
     """The result of a few rollouts and an optimiser step.
 
     Args:
-        rollouts: by environment, shorter and longer ones than those that were played.
-        speed: None where nothing was sampled or trained on, so that there is nothing to measure.
-        played: how many rollouts.
+        rollouts: shorter and longer mean rollouts than those of the pilot, by environment.
+        speed: measured speed; None if nothing was sampled or trained on.
+        rollout_count: number of rollouts that were played.
     """
 
     rollouts: Mapping[str, Pair]
     speed: Speed | None
-    played: int
+    rollout_count: int
     seconds: float
     usage: Usage
 
@@ -78,14 +78,14 @@ async def run_pilot(
     """Play groups of each environment on the service of a run, and train on them once.
 
     Raises:
-        RolloutsFailed: no rollout of an environment came to an end.
+        RolloutsFailed: an environment has no valid rollout with a turn.
         UsageError: the service does not have the reference of the KL penalty.
         ServiceError: the service failed after retries.
     """
     note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe_service(choice)}")
     clock = asyncio.get_running_loop().time
     began_s = clock()
-    drawn = [task for name in config.envs for task in draw_tasks(config, name, tasks[name], groups)]
+    env_tasks = [task for name in config.envs for task in draw_tasks(config, name, tasks[name], groups)]
     watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
     async with watch.watch_silence(), connect(config.service, choice=choice, note=note) as service:
         start = partial(service.learner, model=config.model, lora=config.lora, seed=config.seed)
@@ -97,23 +97,23 @@ async def run_pilot(
         sampler = PatientSampler(weights, watch, 0)
         settings = make_env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
-        played, played_s = await _timed(run_together(player.play(task, lambda: sampler) for task in drawn))
-        rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
-        estimators = {name: Nudged(inner=one) for name, one in load_estimators(config, {}).items()}
+        played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
+        rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
+        estimators = {name: NudgedEstimator(inner=estimator) for name, estimator in load_estimators(config, {}).items()}
         reference = await load_kl_reference(config, service, watch)
-        prepared = make_preparation(config, estimators, load_loss(config.loss), reference=reference)
-        groups_prepared, scored_s = await _timed(run_together(prepared.prepare(group) for group in played))
-        data = [datum for group in prepared.prepare_step(groups_prepared) for datum in group.data]
+        preparation = make_preparation(config, estimators, load_loss(config.loss), reference=reference)
+        prepared_groups, scored_s = await _timed(run_together(preparation.prepare(group) for group in played_groups))
+        data = [datum for group in preparation.prepare_step(prepared_groups) for datum in group.data]
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
-    episodes = [episode for group in played for episode in group.episodes]
+    episodes = [episode for group in played_groups for episode in group.episodes]
     sampled, scored = sum(episode.sampled_tokens for episode in episodes), 0
     if reference is not None:
         scored = sum(trained_tokens(episode) for episode in episodes if episode.reward is not None)
-    waited_s = sum(turn.seconds for episode in episodes for turn in episode.turns)
+    sampling_s = sum(turn.seconds for episode in episodes for turn in episode.turns)
     speed = measure_speed(
-        stream=(sampled, waited_s),
-        total=(sampled, played_s),
+        stream=(sampled, sampling_s),
+        total=(sampled, rollouts_s),
         trained=(sum(len(datum.targets) for datum in data), trained_s),
         reference=(scored, scored_s),
         step_s=step_s,
@@ -123,14 +123,14 @@ async def run_pilot(
 
 
 def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task]:
-    """Return the first tasks of an environment of a run, at most so many."""
+    """Return at most `count` first tasks of an environment of a run."""
     seed = derive_seed(config.seed, "tasks", name)
     source = task_source(tasks, config.envs[name].curriculum, field=f"envs.{name}.curriculum", seed=seed)
     return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
 
 
 async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: ServiceWatch) -> tuple[float, float]:
-    """Train once; return the seconds of the gradient, and those of the optimiser step and the hand-over of weights."""
+    """Train once. Return the seconds of the gradient, and those of the optimiser step with the hand-over of weights."""
     objective, rate = load_loss(config.loss), make_learning_rate(config).at(1)
 
     async def step() -> None:
@@ -156,15 +156,15 @@ def measure_speed(
     step_s: float,
     is_local: bool,
 ) -> Speed | None:
-    """Return the speed of a service, from pairs of tokens and the seconds that they took; None where it did too little.
+    """Return the speed of a service from pairs of tokens and seconds; None if nothing was sampled or trained on.
 
     Args:
-        stream: sampled tokens, and the seconds of their completions, summed.
+        stream: sampled tokens, and the sum of the seconds of their completions.
         total: sampled tokens, and the seconds of all rollouts together.
-        trained: tokens of which the gradient was computed.
-        reference: tokens that the reference of the KL penalty was asked for; none without a penalty.
+        trained: tokens of the gradient, and its seconds.
+        reference: tokens scored by the reference of the KL penalty, and the seconds; 0 tokens without a penalty.
         step_s: seconds of the optimiser step and the hand-over of its weights.
-        is_local: the machine is the user's own, and has only so much to give; a hosted service as much as is asked of.
+        is_local: true on the user's own machine, whose total throughput is limited; a hosted service scales.
     """
     if not all(tokens and seconds > 0 for tokens, seconds in (stream, total, trained)):
         return None
@@ -173,29 +173,30 @@ def measure_speed(
     )
     source = f"measured: {sampled:,.0f} tokens a second sampled, {gradient:,.0f} trained on"
     return Speed(
-        stream=_around(stream[0] / stream[1]),
-        total=Band(sampled / _UNSURE, sampled * _CROWDED) if is_local else None,
-        trained=_around(gradient),
-        step_s=_around(step_s),
+        stream=_make_band(stream[0] / stream[1]),
+        total=Band(sampled / _UNCERTAINTY, sampled * _BATCHING_GAIN) if is_local else None,
+        trained=_make_band(gradient),
+        step_s=_make_band(step_s),
         source=source + (f", {scored:,.0f} by the reference" if scored else ""),
-        reference=_around(scored) if scored else None,
+        reference=_make_band(scored) if scored else None,
     )
 
 
-def _around(value: float) -> Band:
-    return Band(value / _UNSURE, value * _UNSURE)
+def _make_band(value: float) -> Band:
+    return Band(value / _UNCERTAINTY, value * _UNCERTAINTY)
 
 
-def _rollout(name: str, groups: Sequence[Group]) -> Pair:
+def _mean_rollouts(name: str, groups: Sequence[Group]) -> Pair:
+    groups = [group for group in groups if group.env == name]
     mean = Rollout.of(groups)
     if mean is None:
         errors = [episode.error for group in groups for episode in group.episodes if episode.error is not None]
-        raise RolloutsFailed(f"envs.{name}: no rollout of the pilot came to an end: {errors[0] if errors else ''}")
+        raise RolloutsFailed(f"envs.{name}: the pilot has no valid rollout with a turn: {errors[0] if errors else ''}")
     return mean.scaled(_SHORTER), mean.scaled(_LONGER)
 
 
-class Nudged(Estimator):
-    """An estimator that gives something to train on where all rewards are equal, as those of nonsense often are."""
+class NudgedEstimator(Estimator):
+    """Estimator with tiny advantages for groups of equal rewards, which are common among nonsense replies."""
 
     name: ClassVar = "nudged"
     inner: Estimator
@@ -209,14 +210,14 @@ class Nudged(Estimator):
         return self.inner.sees_steps
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
-        every = estimate_advantages(self.inner, groups)
-        return [_or_nudge(rows, group) for rows, group in zip(every, groups, strict=True)]
+        advantages = estimate_advantages(self.inner, groups)
+        return [_nudge_zeros(rows, group) for rows, group in zip(advantages, groups, strict=True)]
 
     def metrics(self, group: Group) -> Mapping[str, float]:  # noqa: D102  inherited
         return self.inner.metrics(group)
 
 
-def _or_nudge(rows: Advantages, group: Group) -> Advantages:
+def _nudge_zeros(rows: Advantages, group: Group) -> Advantages:
     if any(np.any(row) for row in rows):
         return rows
     return np.where(np.arange(len(rows)) % 2, _NUDGE, -_NUDGE)

@@ -1,7 +1,7 @@
-"""`rlkit train --dry-run`: a run in small, on a service that is not there, and what the whole one will take.
+"""Rehearsal of a run (`rlkit train --dry-run`): a small run on a simulated service, and an estimate of the whole run.
 
-Invariant: what the environments do is theirs and real; of the service nothing is, and nothing is asked for unless a
-pilot is. What could not be tried is named.
+Invariant: the environments are real and the service is simulated; only a pilot sends requests to the real one. The
+result names everything that was not tried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
 from rlkit.cost.usage import Price, listed_price, price_of, similar_model
-from rlkit.dry_run.pilot import Nudged, Pilot, draw_tasks, run_pilot
+from rlkit.dry_run.pilot import NudgedEstimator, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
@@ -46,28 +46,27 @@ from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
 
-_SHORT = 0.1
-"""Length of a short completion, as a part of the tokens that it may have."""
+_SHORT_REPLY = 0.1
+"""Mean length of short completions, as a fraction of the maximum tokens."""
 
-_CUT_OFF = 10.0
-"""Mean length of long completions, likewise: all are cut off."""
+_LONG_REPLY = 10.0
+"""Mean length of long completions, as a multiple of the maximum tokens: all are cut off."""
 
-_TASKS = 2
-"""Tasks of each environment that are played: one with short replies, and one with long ones."""
+_TASK_COUNT = 2
+"""Number of tasks to play of each environment: one with short replies, and one with long ones."""
 
-_AT_ONCE = Latency(
+_NO_LATENCY = Latency(
     first_s=0, token_s=0, gradient_s=0, trained_tokens_per_s=math.inf, step_s=0, save_s=0, load_s=0, sigma=0.3
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that a run needs.
+    """Check of a part of a run.
 
     Args:
-        name: of the part; the field of the configuration that it belongs to, where there is one.
-        status: whether it works.
-        detail: what was seen, or why it was not tried.
+        name: field of the configuration that the part belongs to, or a word such as `training`.
+        detail: result of the check, or the reason why it was not tried.
     """
 
     name: str
@@ -80,10 +79,9 @@ class Rehearsal:
     """The result of a dry run.
 
     Args:
-        parts: what was tried, and what was not.
-        estimate: what the whole run takes; None where something failed.
-        hosted: what it takes on the hosted service, where the run would be the embedded engine's and the price of the
-            model is known.
+        parts: checks of the parts, those included that were not tried.
+        estimate: cost and time of the whole run; None if a part failed.
+        hosted: estimate for the hosted service, for a run on the embedded engine whose model has a listed price.
     """
 
     parts: Sequence[Part]
@@ -92,7 +90,7 @@ class Rehearsal:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """True if no part failed."""
         return all(part.status != "failed" for part in self.parts)
 
 
@@ -105,53 +103,53 @@ async def rehearse(
     pilot: int = 0,
     note: Callable[[str], None] = lambda message: None,
 ) -> Rehearsal:
-    """Play a run in small on the simulated service: for nothing, and without a key.
+    """Play a small version of a run on the simulated service, at no cost and without a key.
 
     Each environment plays a group with short replies and one with long ones, all of them nonsense; then the training
-    loop takes a step, saves it, and goes on from there as after an interruption. The environments, their graders, the
+    loop takes a step, saves it, and resumes from there as after an interruption. The environments, their graders, the
     model's format, the estimators and the losses are the run's own.
 
     Args:
         envs: tasks made in Python, as for `RLTrainer`.
-        chat: the model's format; by default its own.
-        pilot: groups of each environment that are played on the run's own service besides, and then trained on.
-        note: told what is being done.
+        chat: chat format of the model; loaded from the model by default.
+        pilot: groups of each environment to play and train on with the run's own service; 0 for none.
+        note: receiver of progress messages.
 
     Raises:
         ConfigError: the configuration is wrong, or an environment cannot be loaded.
-        UsageError: a pilot of less than no groups.
+        UsageError: `pilot` is negative.
         RlkitError: the pilot failed.
     """
     if pilot < 0:
-        raise UsageError(f"pilot: {pilot} is no number of groups; 0 is for no pilot")
+        raise UsageError(f"pilot: {pilot} must not be negative; 0 is for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose_service(config.service)
-    price, hosted_price, price_parts = await in_thread(_prices, config, choice, note)
+    price, hosted_price, price_parts = await in_thread(_load_prices, config, choice, note)
     # Before environments are played, which may take long.
     load_estimators(config, {})
     load_loss(config.loss)
     parts = list[Part]()
     if chat is None:
-        chat, part = await _chat(config, choice, note, pilot=pilot)
+        chat, part = await _load_chat_part(config, choice, note, pilot=pilot)
         parts.append(part)
     note("loading the environments")
     tests = load_eval_tasks(config.eval.envs, seed=config.seed, note=note)
     tasks = run_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
     config = resolve_steps(config, tasks, note=note)
     make_learning_rate(config)
-    stage = _Stage(in_small(config), chat, tasks, _states(tasks), tests, parts, note)
-    rollouts = {name: await stage.play(name) for name in config.envs}
-    evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in config.eval.envs}
-    if stage.works:
-        await stage.train(config)
+    rehearser = _Rehearser(make_small_config(config), chat, tasks, _load_states(tasks), tests, parts, note)
+    rollouts = {name: await rehearser.play(name) for name in config.envs}
+    evaluated = {name: (await rehearser.evaluate(name), len(tests[name])) for name in config.eval.envs}
+    if rehearser.is_passing:
+        await rehearser.train(config)
     speed = HOSTED if choice.kind == "hosted" else None
-    if pilot and stage.works:
-        stage.rewind()
+    if pilot and rehearser.is_passing:
+        rehearser.rewind()
         result = await run_pilot(config, tasks, chat, choice, groups=pilot, note=note)
         rollouts, speed = result.rollouts, result.speed
-        parts.append(Part("service", "ok", _piloted(result, choice)))
-    parts += [*_not_tried(config, choice, piloted=bool(pilot)), *price_parts]
-    if not stage.works:
+        parts.append(Part("service", "ok", _render_pilot(result, choice)))
+    parts += [*_list_untried(config, choice, piloted=bool(pilot)), *price_parts]
+    if not rehearser.is_passing:
         return Rehearsal(parts, None)
     estimate_run = partial(estimate, config, rollouts, evaluated, draws=count_draws(config, tasks))
     expected = estimate_run(price=price, speed=speed)
@@ -159,14 +157,14 @@ async def rehearse(
     return Rehearsal(parts, expected, hosted_price and estimate_run(price=hosted_price, speed=HOSTED))
 
 
-def in_small(config: Config) -> Config:
-    """Return a run with as few and as small groups as its settings allow, and without limits."""
+def make_small_config(config: Config) -> Config:
+    """Return the configuration of a run with as few and as small groups as its settings allow, and without limits."""
     tree = config.model_dump(mode="json")
     tree |= {"name": None, "epochs": None, "budget_usd": None, "budget_tokens": None, "max_hours": None}
     tree["best"] |= {"goal": None, "patience": None, "min_gain": 0.0}
     tree["batch"]["groups"] = max(config.batch.substeps, 2)
     for spec in tree["eval"]["envs"].values():
-        spec["tasks"] = min(spec["tasks"], _TASKS)
+        spec["tasks"] = min(spec["tasks"], _TASK_COUNT)
     largest = max(spec.group_size or config.batch.group_size for spec in config.envs.values())
     for size in range(2, largest):
         smaller = json.loads(json.dumps(tree))
@@ -181,8 +179,8 @@ def in_small(config: Config) -> Config:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """The means of a rehearsal, and the parts that it has tried."""
+class _Rehearser:
+    """State of a rehearsal: its settings, and the parts checked so far."""
 
     config: Config
     chat: ChatFormat
@@ -193,63 +191,63 @@ class _Stage:
     note: Callable[[str], None]
 
     @property
-    def works(self) -> bool:
+    def is_passing(self) -> bool:
         return all(part.status != "failed" for part in self.parts)
 
     def fail(self, name: str, detail: str) -> None:
         self.parts.append(Part(name, "failed", detail))
 
     def rewind(self) -> None:
-        """Set the sources of tasks that are the user's own back to their beginning."""
+        """Reset the user's own task sources to their initial state."""
         for name, (source, state) in self.states.items():
             try:
                 source.load_state_dict(state)
             except Exception as error:  # the user's own code
                 reason = f"{type(error).__name__}: {error}"
-                self.fail(f"envs.{name}", f"load_state_dict failed on what state_dict gave: {reason}")
+                self.fail(f"envs.{name}", f"load_state_dict failed on the result of state_dict: {reason}")
 
     async def play(self, name: str) -> Pair:
         """Play short and long rollouts of an environment."""
         config, slots = self.config, Slots(self.config.rollouts.max_live)
         player = Player(self.chat, make_env_settings(config, context=None), seed=config.seed, slots=slots)
-        return await self._play(f"envs.{name}", draw_tasks(config, name, self.tasks[name], _TASKS), player)
+        return await self._play(f"envs.{name}", draw_tasks(config, name, self.tasks[name], _TASK_COUNT), player)
 
     async def evaluate(self, name: str) -> Pair:
         """Play short and long rollouts of an evaluation."""
-        drawn = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASKS])]
+        tasks = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASK_COUNT])]
         slots = Slots(self.config.rollouts.max_live)
         player = make_eval_player(self.config, self.chat, slots=slots, context=None)
-        return await self._play(f"eval.envs.{name}", drawn, player)
+        return await self._play(f"eval.envs.{name}", tasks, player)
 
-    async def _play(self, field: str, drawn: Sequence[Task], player: Player) -> Pair:
-        if not drawn:
+    async def _play(self, field: str, tasks: Sequence[Task], player: Player) -> Pair:
+        if not tasks:
             self.fail(field, "there are no tasks")
-            return NOTHING, NOTHING
+            return EMPTY, EMPTY
         self.note(f"playing {field}")
-        most = player.settings[drawn[0].name].sampling.max_tokens
-        began = time.monotonic()
+        limit = player.settings[tasks[0].name].sampling.max_tokens
+        began_s = time.monotonic()
         groups = list[Group]()
-        for task, mean in ((drawn[0], max(1.0, _SHORT * most)), (drawn[-1], _CUT_OFF * most)):
-            service = SimulatedTinker(latency=replace(_AT_ONCE, mean_tokens=mean))
+        for task, mean in ((tasks[0], max(1.0, _SHORT_REPLY * limit)), (tasks[-1], _LONG_REPLY * limit)):
+            service = SimulatedTinker(latency=replace(_NO_LATENCY, mean_tokens=mean))
             sampler = await service.sampler(model=self.config.model)
             groups.append(await player.play(task, lambda sampler=sampler: sampler))
         short, long = Rollout.of(groups[:1]), Rollout.of(groups[1:])
-        self.parts.append(_seen(field, groups, short, long, seconds=time.monotonic() - began))
-        return short or long or NOTHING, long or short or NOTHING
+        self.parts.append(_env_part(field, groups, short, long, time.monotonic() - began_s))
+        return short or long or EMPTY, long or short or EMPTY
 
     async def train(self, whole: Config) -> None:
         """Take two steps of the whole run, with a checkpoint and an interruption between them."""
-        self.note("training, saving and going on")
+        self.note("training, saving and resuming")
         self.rewind()
         world, metrics = World(), set[str]()
         if (path := self.config.load_checkpoint) is not None:
             world.checkpoints[path] = 0
-        mean = max(1.0, _SHORT * self.config.sampling.max_tokens)
-        service = SimulatedTinker(latency=replace(_AT_ONCE, mean_tokens=mean), world=world)
+        mean = max(1.0, _SHORT_REPLY * self.config.sampling.max_tokens)
+        service = SimulatedTinker(latency=replace(_NO_LATENCY, mean_tokens=mean), world=world)
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-dry-run-") as folder:
                 for steps in (1, 2):
-                    result = await self._trained(service, Path(folder) / "run", steps=steps)
+                    result = await self._train_to(service, Path(folder) / "run", steps=steps)
                     metrics |= result.metrics.keys()
                     if result.steps < steps:
                         detail = f"ended after {result.steps} steps, {result.reason or 'as the tasks have run out'}"
@@ -263,14 +261,15 @@ class _Stage:
             return self.fail("training", f"nothing was left to train on: look at {settings}")
         steps = f"{len(world.trained)} optimiser steps on {sequences} sequences"
         self.parts.append(Part("training", "ok", f"{steps}, the later from the former's checkpoint"))
-        self.parts.extend(_unseen(whole, metrics))
+        self.parts.extend(_check_best_metric(whole, metrics))
 
-    async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
-        """Train up to a step, from where the run in the directory stands."""
+    async def _train_to(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
+        """Train up to a step, from the last checkpoint of the run in the directory."""
+        estimators = load_estimators(self.config, {})
         trainer = RLTrainer(
             self.config.model_copy(update={"steps": steps, "track": track_config()}),
             envs=self.tasks,
-            estimators={name: Nudged(inner=one) for name, one in load_estimators(self.config, {}).items()},
+            estimators={name: NudgedEstimator(inner=estimator) for name, estimator in estimators.items()},
             directory=directory,
             resume=steps > 1,
             service=service,
@@ -279,30 +278,30 @@ class _Stage:
         return await trainer.train()
 
 
-NOTHING = Rollout(0, 0, 0, 0, 0, 0, 0)
-"""Stands for rollouts that could not be played."""
+EMPTY = Rollout(0, 0, 0, 0, 0, 0, 0)
+"""Placeholder for rollouts that could not be played."""
 
 
-def _prices(
+def _load_prices(
     config: Config, choice: ServiceChoice, note: Callable[[str], None]
 ) -> tuple[Price | None, Price | None, Sequence[Part]]:
     """Look up the prices of the run's own service and of the hosted one, and for the engine the weights.
 
-    A run is free only where the embedded engine has the weights of its model. Nothing here needs a key, and only for
-    weights that are missing the hub is asked whether it can be reached. The second price is for runs on the engine.
+    A run is free only where the embedded engine has the weights of its model. None of this needs a key. Only if weights
+    are missing, the hub is probed. The second price is that of the hosted service for runs on the engine.
     """
-    own, model = price_of(config, choice.kind), config.model
+    price, model = price_of(config, choice.kind), config.model
     hint = similar_model(model)
     if choice.kind != "engine":
-        if own is None:
+        if price is None:
             remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
             detail = f"no price of {model} is known: {remedy}{'.' + hint if hint else ''}"
-            return own, None, [Part("prices", "not tried", detail)]
-        return own, None, [_listed(own)] if own.date else []
+            return price, None, [Part("prices", "not tried", detail)]
+        return price, None, [_make_price_part(price)] if price.date else []
     hosted = listed_price(model)
-    prices = [] if hosted is None else [_listed(hosted)]
+    prices = [] if hosted is None else [_make_price_part(hosted)]
     if model == DEFAULT_MODEL or has_weights(model, note):
-        return own, hosted, prices
+        return price, hosted, prices
     hub = hub_problem()
     detail = (
         f"the weights of {model} are not on this machine, "
@@ -313,7 +312,7 @@ def _prices(
     return None, hosted, [Part("model", "not tried", detail), *(prices or [unlisted])]
 
 
-def _listed(price: Price) -> Part:
+def _make_price_part(price: Price) -> Part:
     return Part(
         "prices",
         "ok",
@@ -322,7 +321,7 @@ def _listed(price: Price) -> Part:
     )
 
 
-async def _chat(
+async def _load_chat_part(
     config: Config, choice: ServiceChoice, note: Callable[[str], None], *, pilot: int
 ) -> tuple[ChatFormat, Part]:
     try:
@@ -331,16 +330,16 @@ async def _chat(
         if pilot:
             raise
         return ByteChat(), Part("chat", "not tried", f"{error}; bytes stand in for tokens, and are counted as such")
-    asked = len(chat.render([{"role": "user", "content": "?"}]))
-    return chat, Part("chat", "ok", f"a question of one letter is {asked} tokens of {config.model}")
+    prompt_tokens = len(chat.render([{"role": "user", "content": "?"}]))
+    return chat, Part("chat", "ok", f"a question of one letter is {prompt_tokens} tokens of {config.model}")
 
 
-def _states(tasks: Mapping[str, Tasks]) -> dict[str, tuple[TaskSource, Mapping[str, Json]]]:
-    """Return the sources among the tasks, each with the state in which it begins."""
+def _load_states(tasks: Mapping[str, Tasks]) -> dict[str, tuple[TaskSource, Mapping[str, Json]]]:
+    """Return the task sources, each with its initial state."""
     return {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
 
 
-def _seen(field: str, groups: Sequence[Group], short: Rollout | None, long: Rollout | None, *, seconds: float) -> Part:
+def _env_part(field: str, groups: Sequence[Group], short: Rollout | None, long: Rollout | None, seconds: float) -> Part:
     episodes = [episode for group in groups for episode in group.episodes]
     errors = [episode.error for episode in episodes if episode.error is not None]
     if errors:
@@ -351,37 +350,37 @@ def _seen(field: str, groups: Sequence[Group], short: Rollout | None, long: Roll
     return Part(
         field,
         "ok",
-        f"{len(episodes)} rollouts in {seconds:.1f} s; {_range(short.turns, long.turns)} turns, "
-        f"{_range(short.first, long.first)} tokens in the first prompt, "
-        f"{_range(short.sampled, long.sampled)} sampled; rewards {_range(min(rewards), max(rewards))}",
+        f"{len(episodes)} rollouts in {seconds:.1f} s; {_render_range(short.turns, long.turns)} turns, "
+        f"{_render_range(short.first, long.first)} tokens in the first prompt, "
+        f"{_render_range(short.sampled, long.sampled)} sampled; rewards {_render_range(min(rewards), max(rewards))}",
     )
 
 
-def _range(one: float, other: float) -> str:
-    low, high = sorted((one, other))
+def _render_range(first: float, second: float) -> str:
+    low, high = sorted((first, second))
     return f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
 
 
-def _unseen(config: Config, seen: Set[str]) -> list[Part]:
-    """Name the metric that weights are compared by, where only an environment or a service knows whether it exists."""
+def _check_best_metric(config: Config, step_metrics: Set[str]) -> list[Part]:
+    """Report `best.metric` as not tried, if an environment or a service may yet return it in the run."""
     metric = config.best_metric
-    if metric is None or metric in seen:
+    if metric is None or metric in step_metrics:
         return []
     if metric.partition("/")[0] not in ("env", "eval", "service") or has_by_chance(metric, config):
         return []
-    detail = f"whether a step has a {metric!r}: none of the dry run had.{did_you_mean(metric, sorted(seen))}"
+    detail = f"whether a step has a {metric!r}: none of the dry run had.{did_you_mean(metric, sorted(step_metrics))}"
     return [Part("best.metric", "not tried", detail)]
 
 
-def _piloted(pilot: Pilot, choice: ServiceChoice) -> str:
+def _render_pilot(pilot: Pilot, choice: ServiceChoice) -> str:
     step = " and an optimiser step" if pilot.usage.trained_tokens else ""
-    done = f"{pilot.played} rollouts{step} in {pilot.seconds:.1f} s, {pilot.usage.tokens:,} tokens"
+    done = f"{pilot.rollout_count} rollouts{step} in {pilot.seconds:.1f} s, {pilot.usage.tokens:,} tokens"
     caveat = "; too little was done to say how fast it is" if pilot.speed is None else ""
     return f"{describe_service(choice)}: {done}{caveat}"
 
 
-def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
-    """Name what only the service itself knows."""
+def _list_untried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
+    """Return the parts that only the service itself can check."""
     if piloted:
         return []
     reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"

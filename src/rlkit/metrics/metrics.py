@@ -266,7 +266,7 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
         "optim/kl_sample_train_v2": v2,
         "optim/entropy": float(-sampled.mean()),
         **ratios,
-        **_clipped(update),
+        **_clipping_metrics(update),
         "optim/sequences": float(len(update.data)),
         "optim/tokens": float(len(sampled)),
         "optim/learning_rate": update.learning_rate,
@@ -307,7 +307,7 @@ def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _clipped(update: UpdateResult) -> dict[str, float]:
+def _clipping_metrics(update: UpdateResult) -> dict[str, float]:
     clipped = list[Bools]()
     for datum, logprobs in zip(update.data, update.logprobs, strict=True):
         differences = (logprobs[datum.mask] - datum.logprobs[datum.mask]).astype(np.float64)

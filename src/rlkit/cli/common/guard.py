@@ -1,4 +1,4 @@
-"""Registration of commands, and their end: exceptions become one line and an exit code.
+"""Registration of commands, with their error handling: an exception becomes one line and an exit code.
 
 Invariant: only `--debug` shows a traceback; an unexpected exception is reported as a bug, with its traceback in a file.
 """
@@ -27,7 +27,7 @@ MISSING = 3
 BUDGET_REACHED = 4
 INTERRUPTED = 130
 
-# The machine's fault or its owner's, and said well enough by the system's own message.
+# Errors of the machine, which the system's own message explains.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 _PATH_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG}
 
@@ -53,13 +53,13 @@ def add_command(
         with command(json=json, debug=debug, dotenv=dotenv) as output:
             raise typer.Exit(body(output, **options))
 
-    _, *own = inspect.signature(body, eval_str=True).parameters.values()
+    _, *command_parameters = inspect.signature(body, eval_str=True).parameters.values()
     shared = {
         "json": Annotated[bool, typer.Option("--json", help=json_help)],
         "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
     }
     by_name = inspect.Parameter.KEYWORD_ONLY
-    parameters = [parameter.replace(kind=by_name) for parameter in own]
+    parameters = [parameter.replace(kind=by_name) for parameter in command_parameters]
     parameters += [inspect.Parameter(key, by_name, default=False, annotation=kind) for key, kind in shared.items()]
     run.__doc__ = body.__doc__
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]  Typer reads it

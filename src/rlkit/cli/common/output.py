@@ -100,14 +100,14 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
-        # Nobody reads any more: what follows, and the interpreter's own flush at exit, goes nowhere.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        # The reader is gone: drop later output, and the interpreter's own flush at exit.
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, stream.fileno())
+        os.close(null_device)
 
 
 def rlkit_version() -> str:
-    """Return the installed version, "unknown" in a checkout that is not installed."""
+    """Return the installed version, or "unknown" in a checkout that is not installed."""
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""Telling a person now and then how far something is."""
+"""Periodic progress messages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ EVERY_S = 10.0
 
 
 @contextmanager
-def repeat(tell: Callable[[], None]) -> Generator[None]:
-    """Call `tell` every `EVERY_S` seconds on a thread, also when an environment holds up everything else."""
-    ended = threading.Event()
+def report_periodically(report: Callable[[], None]) -> Generator[None]:
+    """Call `report` every `EVERY_S` seconds on a thread, even while an environment blocks the event loop."""
+    stop = threading.Event()
 
     def work() -> None:
-        while not ended.wait(EVERY_S):
-            tell()
+        while not stop.wait(EVERY_S):
+            report()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
-        thread.join()  # it may be in the middle of a line
+        stop.set()
+        thread.join()  # it may be writing a line

@@ -1,6 +1,6 @@
-"""Ctrl-C: the first finishes what is being done and saves, the second stops.
+"""Handling of Ctrl-C and SIGTERM: the first signal finishes the current work and saves, the second stops.
 
-Invariant: after the second signal the process ends, whatever holds it up.
+Invariant: after the second signal the process ends, even if its clean-up hangs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Never
 from rlkit.cli.common.guard import INTERRUPTED
 
 CLEAN_UP_S = 10.0
-"""What clean-up (containers, the engine) may take after the second signal."""
+"""Limit in seconds of the clean-up (containers, the engine) after the second signal."""
 
 
 class Interruptible:
-    """Runs a coroutine that a signal can cancel.
+    """Runner of a coroutine that a signal can cancel.
 
-    An exception out of the middle of it could part a process that was just started from the code that ends it, and what
-    cancels every task at once, the event loop's own among them, could leave that code waiting for ever.
+    A signal cancels the main task alone. An exception raised inside it could separate a process that was just started
+    from the code that ends it. Cancelling all tasks, the event loop's own too, could leave that code waiting for ever.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Interruptible:
         self._cancelled = False
 
     def run[T](self, main: Coroutine[Any, Any, T]) -> T:
-        """Do `rlkit._util.threads.run`; KeyboardInterrupt if it was interrupted."""
+        """Run `main` by `rlkit._util.threads.run`. Raises KeyboardInterrupt if it was interrupted."""
         import asyncio  # here, because `--help` needs none of it
 
         from rlkit._util.threads import run
 
-        async def noted() -> T:
+        async def run_main() -> T:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
             assert task is not None
             self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -46,14 +46,14 @@ class Interruptible:
                 self._cancel = None
 
         try:
-            return run(noted())
+            return run(run_main())
         except asyncio.CancelledError:
             if self._cancelled:
                 raise KeyboardInterrupt from None
             raise
 
     def interrupt(self) -> None:
-        """Cancel what runs, for a handler of signals; KeyboardInterrupt if nothing runs."""
+        """Cancel the running coroutine from a signal handler. Raises KeyboardInterrupt if none is running."""
         if self._cancel is None:
             raise KeyboardInterrupt
         self._cancelled = True
@@ -61,13 +61,13 @@ class Interruptible:
 
 
 def run_terminable[T](main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that Ctrl-C and SIGTERM cancel, so that containers and sandboxes go, too."""
+    """Run a coroutine that Ctrl-C and SIGTERM cancel, so that its containers and sandboxes are removed."""
     interruptible = Interruptible()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
     try:
         return interruptible.run(main)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager
@@ -79,15 +79,15 @@ def graceful(
     ready: Callable[[], bool] = lambda: True,
     clean_up_s: float = CLEAN_UP_S,
 ) -> Generator[Interruptible]:
-    """While it is open, the first SIGINT or SIGTERM calls `request` and the second raises KeyboardInterrupt.
+    """Call `request` at the first SIGINT or SIGTERM, and raise KeyboardInterrupt at the second.
 
-    A clean-up that takes longer than `clean_up_s` after that, or another signal, ends the process with code 130. The
-    yielded object runs a coroutine so that the second signal cancels it.
+    A clean-up that then takes longer than `clean_up_s`, or a third signal, ends the process with code 130. The second
+    signal cancels a coroutine that the yielded object runs.
 
     Args:
-        request: asks what runs to end.
-        say: takes `message` at the first signal, on another thread.
-        ready: returns whether there is something to ask; until then the first signal raises KeyboardInterrupt.
+        request: request to stop, called in the signal handler.
+        say: receiver of `message` at the first signal, called on another thread.
+        ready: predicate of a run that can stop gracefully; before, the first signal raises KeyboardInterrupt.
     """
     received, interruptible = 0, Interruptible()
 
@@ -106,12 +106,12 @@ def graceful(
         else:
             _end("stopped without cleaning up")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruptible
     finally:
-        if received < 2:  # past that, Ctrl-C during the clean-up must still end the process
-            for number, handler in before.items():
+        if received < 2:  # after the second, Ctrl-C during the clean-up must still end the process
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
@@ -121,7 +121,7 @@ def _end_in(seconds: float) -> None:
 
 
 def _end(message: str) -> Never:
-    """End the process, past every lock that may be held, with the cursor that a panel may have hidden shown again."""
+    """End the process regardless of locks, and show the cursor again that a panel may have hidden."""
     show_cursor = "\x1b[?25h" if os.isatty(2) else ""
     os.write(2, f"{show_cursor}{message}\n".encode())
     os._exit(INTERRUPTED)

@@ -63,7 +63,7 @@ def load_object(path: str, *, field: str, base: Path | None = None) -> object:
     """
     base = (base or Path.cwd()).absolute()
     if named := FILE_OBJECT.fullmatch(path):
-        module = _load_file(base / Path(named["file"]).expanduser(), shown=named["file"], field=field)
+        module = _load_file(base / Path(named["file"]).expanduser(), label=named["file"], field=field)
     elif named := _MODULE_OBJECT.fullmatch(path):
         module = _load_module(named["module"], field=field, base=base)
     else:
@@ -215,12 +215,12 @@ def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
-def _load_file(path: Path, *, shown: str, field: str) -> ModuleType:
+def _load_file(path: Path, *, label: str, field: str) -> ModuleType:
     path = path.resolve()
     try:
         about = path.stat()
     except OSError:
-        raise ConfigError(f"{field}: {missing_file(shown, [path])}") from None
+        raise ConfigError(f"{field}: {missing_file(label, [path])}") from None
     # one name for one file, whatever else is called the same
     name = f"rlkit_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     stamp = (about.st_mtime_ns, about.st_size)
@@ -228,7 +228,7 @@ def _load_file(path: Path, *, shown: str, field: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{field}: {shown} is not a Python file")
+        raise ConfigError(f"{field}: {label} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module

@@ -32,8 +32,8 @@ def load_target(
     """
     is_file = Path(name).suffix in CONFIG_SUFFIXES
     # One environment is a configuration of its own, so that values mean and errors say what they do everywhere else.
-    own = [f"envs.target.env={json.dumps(name)}", *(f"envs.target.args.{argument}" for argument in arguments)]
-    resolved = load_config([Path(name)], arguments) if is_file else load_config([], own)
+    settings = [f"envs.target.env={json.dumps(name)}", *(f"envs.target.args.{argument}" for argument in arguments)]
+    resolved = load_config([Path(name)], arguments) if is_file else load_config([], settings)
     for env, spec in cast("dict[str, dict[str, dict[str, Json]]]", resolved.tree["envs"]).items():
         for warning in secret_warnings(spec["args"], field=f"envs.{env}.args" if is_file else "--args"):
             warn(warning)

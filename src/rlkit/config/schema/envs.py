@@ -68,7 +68,7 @@ type CurriculumConfig = Annotated[FilterCurriculum | TargetCurriculum, Field(dis
 
 
 class EnvConfig(Section):
-    """One environment of a run. Null fields are inherited from the run."""
+    """Environment of a run. Null fields are inherited from the run."""
 
     env: str | None = None
     """A built-in name (`arithmetic`), `package.module:name` or `file.py:name`; null for the key of this section."""
@@ -103,7 +103,7 @@ class EnvConfig(Section):
 
 
 class EvalEnvConfig(Section):
-    """One environment for evaluation, never for training."""
+    """Environment for evaluation, never for training."""
 
     env: str | None = None
     """As in `envs`; null for the key of this section."""
