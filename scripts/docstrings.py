@@ -11,7 +11,7 @@ class ExampleMarks(griffe.Extension):
     """Docstrings mark examples as plain text does; Markdown has no such mark."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Called for each object that is documented."""
+        """Read the docstring of each object that is documented."""
         if obj.docstring is not None:
             text = re.sub(r"^\s*::$", "", obj.docstring.value, flags=re.MULTILINE)
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)

@@ -159,7 +159,7 @@ class Mutant:
     column: int
 
     def code(self, source: str) -> str:
-        """The module with the change."""
+        """Return the module with the change."""
         code = mutate_code(source, _operator(self.operator), self.occurrence)
         assert code is not None
         return code
@@ -301,7 +301,7 @@ def _replace(target: Path, text: str) -> None:
 
 
 def report(results: Sequence[Result]) -> str:
-    """The diffs of the survivors, and a table by module."""
+    """Return the diffs of the survivors, and a table by module."""
     lines = [
         f"{result.mutant.module}:{result.mutant.line} {result.mutant.operator}\n{result.diff}\n"
         for result in results

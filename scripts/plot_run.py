@@ -24,7 +24,7 @@ TRAINING, EVALUATION = "env/all/reward/mean", "eval/all/reward/mean"
 
 
 def curve(run: Path, key: str) -> tuple[list[int], list[float]]:
-    """Steps, and the values that a run has of `key`."""
+    """Return the steps of a run, and its values of `key`."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [(line["step"], line[key]) for line in lines if key in line]
     return [step for step, _ in found], [value for _, value in found]
@@ -54,7 +54,7 @@ def draw(runs: dict[str, Path], *, out: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="[LABEL=]RUN", help="directories of runs")
     parser.add_argument("--out", type=Path, required=True, help="the picture, .svg or .png")

@@ -116,7 +116,7 @@ def _die_in_a_record(kind: RecordKind, number: int, cut: float, die: Callable[[]
 
 
 def _die_at_a_checkpoint(moment: Moment, number: int, die: Callable[[], NoReturn]) -> None:
-    save, saved, add = sdk.TinkerLearner.save, sdk._saved, RunStore.add_checkpoint  # pyright: ignore[reportPrivateUsage]
+    save, saved, add = sdk.TinkerLearner.save, sdk._await_save, RunStore.add_checkpoint  # pyright: ignore[reportPrivateUsage]
     seen = Counter[str]()
 
     def now(at: Moment) -> bool:
@@ -147,7 +147,7 @@ def _die_at_a_checkpoint(moment: Moment, number: int, die: Callable[[], NoReturn
             die()
 
     sdk.TinkerLearner.save = doomed_save
-    sdk._saved = doomed_saved  # pyright: ignore[reportPrivateUsage]
+    sdk._await_save = doomed_saved  # pyright: ignore[reportPrivateUsage]
     RunStore.add_checkpoint = doomed_add
 
 

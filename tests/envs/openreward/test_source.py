@@ -114,7 +114,7 @@ def configured(url: str, directory: Path, *, resume: bool, **args: object) -> RL
 def begun(url: str, directory: Path, *, resume: bool = False, **args: object) -> list[str]:
     """The tasks that a run evaluates, which is begun, or gone on with, on a server."""
     trainer = configured(url, directory, resume=resume, **args)
-    trainer._origins.write(directory)  # pyright: ignore[reportPrivateUsage]  as `train` does, which would need a service
+    trainer._manifest.write(directory)  # pyright: ignore[reportPrivateUsage]  as `train` does, which would need a service
     return [env.task_id for env in trainer._eval_tasks["held_out"]]  # pyright: ignore
 
 

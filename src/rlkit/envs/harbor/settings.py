@@ -151,7 +151,7 @@ def make_environment(
     from harbor.models.environment_type import EnvironmentType
 
     arguments = dict(kwargs or {})
-    names = [LOCAL, *(kind.value for kind in EnvironmentType), *(own for own in RLKIT_ENVIRONMENTS if own != LOCAL)]
+    names = [LOCAL, *(kind.value for kind in EnvironmentType), *(kind for kind in RLKIT_ENVIRONMENTS if kind != LOCAL)]
     if ":" in name:
         load_object(name, field="environment")
     elif name not in names:

@@ -90,10 +90,10 @@ class Conversion:
 
 def convert(old: Mapping[str, Json]) -> Conversion:
     """Return the configuration equivalent to an old one; UsageError for anything that the cookbook rejects."""
-    known = [*_MOVED, *_LEFT, *_OWN]
+    fields = [*_MOVED, *_LEFT, *_OWN]
     for name in old:
-        if name not in known:
-            raise UsageError(f"{name}: the cookbook has no such field.{did_you_mean(str(name), known)}")
+        if name not in fields:
+            raise UsageError(f"{name}: the cookbook has no such field.{did_you_mean(str(name), fields)}")
     new = Conversion({})
     for name, place in _MOVED.items():
         value = _DEFAULTS.get(name) if old.get(name) is None else old[name]
@@ -174,13 +174,13 @@ def _add_environments(new: Conversion, old: Mapping[str, Json]) -> None:
     envs = dict[str, Json]()
     names = _short_names(list(environments))
     for target in environments:
-        given, field = _mapping(environments, target), f"environments.{target}"
+        settings, field = _mapping(environments, target), f"environments.{target}"
         if parse_target(target).base_url is not None:
             raise UsageError(f"{field}: the cookbook knows environments of the form Owner/Name only")
-        for name in given:
+        for name in settings:
             if name not in _ENV:
                 raise UsageError(f"{field}.{name}: the cookbook has no such field.{did_you_mean(str(name), _ENV)}")
-        envs[names[target]] = env = _environment(new, old, target, given)
+        envs[names[target]] = env = _environment(new, old, target, settings)
         new.names[f"envs.{names[target]}"] = field
         new.names.update({f"envs.{names[target]}.{name}": f"{field}.{_OF_ENV.get(name, name)}" for name in env})
     new.settings["envs"] = envs

@@ -181,8 +181,8 @@ def _refused(layer: str, walls: Walls) -> str | None:
     if pid == 0:
         try:
             needed = ["no_new_privs"] if layer in ("landlock", "seccomp") else []
-            tried: Walls = {**walls, "layers": [*needed, layer]}
-            enclose(tried, cpu_s=60, memory_bytes=1 << 30)
+            layer_walls: Walls = {**walls, "layers": [*needed, layer]}
+            enclose(layer_walls, cpu_s=60, memory_bytes=1 << 30)
         except BaseException as error:
             os.write(writer, (str(error) or type(error).__name__).encode()[:1000])
         os._exit(0)
@@ -260,10 +260,10 @@ def _waited(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[b
     """Return whether a process ran into its time limit, its status, and the processor seconds that it took."""
     end_s = time.monotonic() + timeout_s
     watched: list[int | socket.socket] = [status_socket]
-    ended = -1
+    exit_fd = -1
     if _LINUX:
-        ended = os.pidfd_open(pid)
-        watched.append(ended)
+        exit_fd = os.pidfd_open(pid)
+        watched.append(exit_fd)
     late = False
     while (left_s := end_s - time.monotonic()) > 0:
         ready = select.select(watched, [], [], left_s if _LINUX else min(_POLL_S, left_s))[0]
@@ -275,7 +275,7 @@ def _waited(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[b
             return False, status, used.ru_utime + used.ru_stime
     else:
         late = True
-    if late or ended not in select.select(watched, [], [], 0)[0]:
+    if late or exit_fd not in select.select(watched, [], [], 0)[0]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _end_group(pid)  # before it is waited for, so that its number is still its own

@@ -78,14 +78,14 @@ class ViewServer(JobServer):
     def _open(self, view: job.View) -> int:
         """Build a view, and return a descriptor of its mount namespace."""
         self._views += 1
-        ours, theirs = socket.socketpair()
-        with ours:
+        own_end, child_end = socket.socketpair()
+        with own_end:
             pid = os.fork()
             if pid == 0:
-                ours.close()
-                self._build(view, theirs)
-            theirs.close()
-            reason, descriptors, _, _ = socket.recv_fds(ours, _REASON_BYTES, 1)
+                own_end.close()
+                self._build(view, child_end)
+            child_end.close()
+            reason, descriptors, _, _ = socket.recv_fds(own_end, _REASON_BYTES, 1)
             os.waitpid(pid, 0)
         if not descriptors:
             raise OSError(reason.decode(errors="replace") or "its process was ended")

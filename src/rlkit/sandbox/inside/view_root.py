@@ -42,7 +42,7 @@ def build(plan: root.Plan, view: job.View, *, sandbox: int, number: int) -> None
     here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     os.setns(sandbox, os.CLONE_NEWNS)
     private = view["private"]
-    shared = _entries("/", private) if view["shared"] is None else _listed(view["shared"], private)
+    shared = _entries("/", private) if view["shared"] is None else _list_shared(view["shared"], private)
     os.setns(here, os.CLONE_NEWNS)
     os.close(here)
     os.unshare(os.CLONE_NEWNS)
@@ -68,7 +68,7 @@ def _entries(folder: str, private: list[str]) -> list[_Shared]:
     return shared
 
 
-def _listed(paths: list[str], private: list[str]) -> list[_Shared]:
+def _list_shared(paths: list[str], private: list[str]) -> list[_Shared]:
     """Return the named folders of the sandbox, and its folders of logs; a missing one is an empty folder."""
     logs = _entries(_LOGS, private) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
     named: list[_Shared] = []

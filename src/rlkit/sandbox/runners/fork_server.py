@@ -174,14 +174,14 @@ class _Server:
     @classmethod
     def start(cls, layers: Sequence[str], preload: Sequence[str], *, cpus: int) -> _Server:
         package = Path(rlkit.__file__).parent
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         plan: dict[str, Json] = {"layers": list(layers), "preload": list(preload), "package": str(package)}
-        with theirs:
+        with child_end:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, str(package.parent), str(theirs.fileno())],
+                [sys.executable, "-I", "-c", _START, str(package.parent), str(child_end.fileno())],
                 env=_environment(cpus) if "environment" in layers else None,
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -189,17 +189,17 @@ class _Server:
             )
         try:
             with make_message_file(json.dumps(plan).encode()) as text:
-                socket.send_fds(ours, [b"?"], [text.fileno()])
-            ours.settimeout(_START_S)
-            answer = json.loads(_line(ours))
+                socket.send_fds(own_end, [b"?"], [text.fileno()])
+            own_end.settimeout(_START_S)
+            answer = json.loads(_line(own_end))
         except (OSError, ValueError) as error:
             process.kill()
             process.wait()
-            ours.close()
+            own_end.close()
             raise EnvironmentFault(f"the server that runs programs does not start: {error}") from error
-        ours.settimeout(None)
-        OWNED_SOCKETS.add(ours)
-        return cls(process, ours, Isolation.of(tuple(answer["layers"]), answer["notes"]))
+        own_end.settimeout(None)
+        OWNED_SOCKETS.add(own_end)
+        return cls(process, own_end, Isolation.of(tuple(answer["layers"]), answer["notes"]))
 
     @property
     def dead(self) -> bool:
@@ -214,13 +214,13 @@ class _Server:
             self.process.wait()
 
     def run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> ProgramResult:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ends: list[int] = []
         try:
             with waiting.lock:
                 if waiting.is_cancelled:
                     return ProgramResult("killed", None, "its caller gave up", "", 0.0, 0.0)
-                waiting.status = ours
+                waiting.status = own_end
             for _ in range(2):
                 ends += os.pipe()
             stdout, stdout_writer, result, result_writer = ends
@@ -230,20 +230,20 @@ class _Server:
                 self.lock,
             ):
                 socket.send_fds(
-                    self.owner, [b"?"], [text.fileno(), theirs.fileno(), null.fileno(), stdout_writer, result_writer]
+                    self.owner, [b"?"], [text.fileno(), child_end.fileno(), null.fileno(), stdout_writer, result_writer]
                 )
-            theirs.close()
+            child_end.close()
             for end in (stdout_writer, result_writer):
                 os.close(end)
                 ends.remove(end)
-            return _read_result(ours, stdout, result, limits)
+            return _read_result(own_end, stdout, result, limits)
         finally:
             with waiting.lock:
                 waiting.status = None
             for end in ends:
                 os.close(end)
-            theirs.close()
-            ours.close()  # ends the program, if it is still running
+            child_end.close()
+            own_end.close()  # ends the program, if it is still running
 
 
 def _environment(cpus: int) -> dict[str, str]:
