@@ -42,10 +42,10 @@ from pathlib import Path
 import torch
 from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
 from rlkit.engine.model.config import read_config
-from rlkit.engine.model.lora import LoraSettings, new_adapter
+from rlkit.engine.model.lora import LoraSettings, make_adapter
 
 settings = LoraSettings(256)
-adapter = new_adapter(read_config(Path(sys.argv[2])), settings, seed=0)
+adapter = make_adapter(read_config(Path(sys.argv[2])), settings, seed=0)
 store = CheckpointStore(Path(sys.argv[1]))
 for line in sys.stdin:
     child = os.fork()

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.training.learner import Learner
-from rlkit.engine.model.lora import LoraSettings, new_adapter
+from rlkit.engine.model.lora import LoraSettings, make_adapter
 from rlkit.engine.training.losses import make_loss
 from rlkit.engine.training.packing import Example
 from rlkit.engine.model.weights import load_weights
 
 weights = load_weights(Path(sys.argv[1]), "cpu")
-learner = Learner(weights, new_adapter(weights.config, LoraSettings(2), seed=0), Lanes(1))
+learner = Learner(weights, make_adapter(weights.config, LoraSettings(2), seed=0), Lanes(1))
 ones, peaks = np.ones(12, np.float32), []
 for count in (500, 10_000):
     tokens = np.random.default_rng(0).integers(0, weights.config.vocab_size, (count, 13))
