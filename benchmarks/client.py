@@ -149,7 +149,8 @@ def assembly() -> dict[str, float]:
         group, peer = our_group(rollouts), their_group(rollouts)
 
         def ours(group: Group = group) -> list[Any]:
-            return [sdk._datum(datum) for datum in event_loop.run_until_complete(preparation.prepare(group)).data]
+            prepared = event_loop.run_until_complete(preparation.prepare(group))
+            return [sdk._to_datum(datum, by_sequence=False) for datum in prepared.data]
 
         def theirs(peer: TrajectoryGroup = peer) -> list[Any]:
             return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]
