@@ -29,16 +29,16 @@ def adaptive_advantages(rewards: Values, *, kl: float, clip: float) -> Values:
     return advantages_over_others(_steepness(gaps, divergence=_target(len(gaps), kl)) * gaps, clip=clip)
 
 
-def is_saturated(rewards: Values, *, kl: float) -> bool | None:
-    """Return whether no β gives the divergence `kl`, as too many share the best reward; None if all rewards are equal.
+def saturation_metrics(rewards: Values, *, kl: float) -> dict[str, float]:
+    """Return `saturated`: 1 if too many share the best reward for any β to give `kl`. Empty if all rewards are equal.
 
     With m of the n finite rewards at the best, weights can be no further than ln(n/m) from equal ones.
     """
     values = merge_equal(np.ldexp(rewards, -exponent(rewards)))
     if not len(values) or values.min() == values.max():
-        return None
+        return {}
     best = int(np.count_nonzero(values == values.max()))
-    return math.log(len(values) / best) < _target(len(values), kl) * (1 - EQUAL)
+    return {"saturated": float(math.log(len(values) / best) < _target(len(values), kl) * (1 - EQUAL))}
 
 
 def advantages_over_others(logits: Values, *, clip: float) -> Values:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rlkit.algorithms.entropic_temperature import adaptive_advantages, advantages_over_others, is_saturated
+from rlkit.algorithms.entropic_temperature import adaptive_advantages, advantages_over_others, saturation_metrics
 from rlkit.algorithms.estimator import Estimator, RewardEstimator, StepEstimator
 from rlkit.algorithms.reward_scale import EQUAL, Values, centre, exponent, in_unit, map_rewards
 from rlkit.errors import EnvironmentFault
@@ -267,7 +267,7 @@ class EntropicAdaptive(RewardEstimator):
 
     def metrics(self, group: Group) -> Mapping[str, float]:
         """Return `saturated`: 1 where no β gives the divergence, 0 where one does; nothing if all rewards are equal."""
-        return _saturation(group.rewards[np.isfinite(group.rewards)], self.kl)
+        return saturation_metrics(group.rewards[np.isfinite(group.rewards)], kl=self.kl)
 
 
 class EntropicValidAware(Estimator):
@@ -307,7 +307,7 @@ class EntropicValidAware(Estimator):
 
     def metrics(self, group: Group) -> Mapping[str, float]:
         """Return `saturated` as `EntropicAdaptive` does, of the valid episodes."""
-        return _saturation(group.rewards[_valid_episodes(group)], self.kl)
+        return saturation_metrics(group.rewards[_valid_episodes(group)], kl=self.kl)
 
 
 class Quantile(RewardEstimator):
@@ -389,11 +389,6 @@ def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
     unit = exponent(rewards)
     rows = [map_rewards(np.ldexp(group.rewards, -unit), centre, in_reward_units=True) for group in groups]
     return np.ldexp(rewards, -unit), rows
-
-
-def _saturation(rewards: Values, kl: float) -> Mapping[str, float]:
-    saturated = is_saturated(rewards, kl=kl)
-    return {} if saturated is None else {"saturated": float(saturated)}
 
 
 def _valid_episodes(group: Group) -> Bools:

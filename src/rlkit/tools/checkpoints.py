@@ -142,14 +142,14 @@ async def list_checkpoints(
         ]
     directory = find_run(run)
     service = load_run_config(directory).service
-    kept = {
+    stored_by_path = {
         checkpoint.path: checkpoint for checkpoint in only.select(await list_stored_checkpoints(service, note=note))
     }
     saved = checkpoints(directory)
     best = _selection(directory).best_checkpoint(saved)
     rows = list[dict[str, Json]]()
     for checkpoint in reversed(saved):
-        stored = kept.get(checkpoint.state)
+        stored = stored_by_path.get(checkpoint.state)
         if stored is not None or only.selects_all:
             row = {"step": checkpoint.step, "best": checkpoint == best, "kept": stored is not None}
             rows.append({**row, "path": checkpoint.state, **({} if stored is None else asdict(stored))})
@@ -193,7 +193,9 @@ async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda m
     known: dict[str, Json] = {"path": chosen.path, "model": model}
     if chosen.run is not None and chosen.saved is not None:
         known = {"run": chosen.run.name, "step": chosen.saved.step, **known, "sampler": chosen.saved.sampler}
-    return known | next((asdict(kept) for kept in stored if kept.path == chosen.path), dict[str, Json]())
+    return known | next(
+        (asdict(checkpoint) for checkpoint in stored if checkpoint.path == chosen.path), dict[str, Json]()
+    )
 
 
 async def select_checkpoints(
