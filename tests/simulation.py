@@ -57,19 +57,19 @@ class Ears(Tracker):
     saved: list[int] = field(default_factory=list)
     ended: RunResult | None = None
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: RunInfo) -> None:
         pass
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append((step, metrics))
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.saved.append(checkpoint.step)
 
-    def note(self, message: str) -> None:
+    def on_note(self, message: str) -> None:
         self.notes.append(message)
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         self.ended = result
 
 

@@ -433,14 +433,14 @@ def test_a_service_that_is_gone_for_good_does_not_hold_the_run_up_twice(tmp_path
 
 def stopped_after(run: Simulation, step: int) -> rlkit.StopSignal:
     stop = rlkit.StopSignal()
-    heard = run.ears.step
+    heard = run.ears.on_step
 
     def listen(number: int, metrics: object) -> None:
         heard(number, metrics)  # type: ignore[arg-type]  passed on
         if number == step:
             stop.request()
 
-    run.ears.step = listen  # type: ignore[method-assign]  a test listens in
+    run.ears.on_step = listen  # type: ignore[method-assign]  a test listens in
     return stop
 
 

@@ -93,7 +93,7 @@ class UntilLearned(Tracker):
     stop: rlkit.StopSignal = field(default_factory=rlkit.StopSignal)
     learned: bool = False
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rewards.append(metrics["env/bandit/reward/mean"])
         if learned(self.rewards):
             self.learned = True

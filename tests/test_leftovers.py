@@ -35,7 +35,7 @@ class Ending(Ears):
         super().__init__()
         self.end, self.stop, self.run = end, stop, asyncio.current_task()
 
-    def step(self, step: int, metrics: object) -> None:
+    def on_step(self, step: int, metrics: object) -> None:
         if self.end == "interrupt":
             self.stop.request()
         if self.end == "cancellation":

@@ -197,7 +197,7 @@ def test_nothing_is_held_once_a_run_is_over(end: str, mode: str, tmp_path: Path)
             stop.request()
         if end == "cancellation":
             # told in a thread of the tracker's own
-            simulation.ears.step = lambda step, metrics: Resource.loop.call_soon_threadsafe(cancel_all)  # type: ignore[method-assign]  a test listens in
+            simulation.ears.on_step = lambda step, metrics: Resource.loop.call_soon_threadsafe(cancel_all)  # type: ignore[method-assign]  a test listens in
         expected = {"error": rlkit.RunFailed, "cancellation": asyncio.CancelledError}.get(end)
         if expected is None:
             simulation.train(stop=stop)

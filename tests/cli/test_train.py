@@ -35,10 +35,10 @@ class FakeTrainer:
 
     async def train(self) -> RunResult:
         for tracker in self._trackers:
-            tracker.started(RunInfo("first", Path("/runs/first"), "m", ("arithmetic",), "s", lambda: Progress(steps=3)))
-            tracker.note("a note")
-            tracker.step(1, METRICS)
-            tracker.step(2, {**METRICS, "service/loss": float("nan")})
+            tracker.on_start(RunInfo("first", Path("/runs/first"), "m", ("arithmetic",), "s", lambda: Progress(steps=3)))
+            tracker.on_note("a note")
+            tracker.on_step(1, METRICS)
+            tracker.on_step(2, {**METRICS, "service/loss": float("nan")})
         print("an environment that prints")
         if isinstance(FakeTrainer.outcome, Exception):
             raise FakeTrainer.outcome

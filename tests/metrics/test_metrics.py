@@ -522,7 +522,7 @@ def reporter_of(store: RunStore, ears: Ears) -> Reporter:
         raise AssertionError(f"{path} is to be deleted, and all are to be kept")
 
     trackers, selection = Broadcast([ears]), ModelSelection(Criterion())
-    watch = ServiceWatch(trackers.note, timeout_s=1.0)
+    watch = ServiceWatch(trackers.on_note, timeout_s=1.0)
     checkpoints = CheckpointSaver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
     return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
 

@@ -140,8 +140,8 @@ def test_a_table_that_is_damaged_is_named_if_it_is_needed(tmp_path: Path) -> Non
 @pytest.mark.parametrize("mode", ["sync", "stream", "async"])
 def test_a_run_that_takes_steps_again_can_be_stopped_and_goes_on_from_there(mode: str, tmp_path: Path) -> None:
     class Impatient(Ears):
-        def note(self, message: str) -> None:
-            super().note(message)
+        def on_note(self, message: str) -> None:
+            super().on_note(message)
             if message.startswith("replaying step 2"):
                 stop.request()
 
@@ -560,13 +560,13 @@ def test_what_was_finished_in_flight_is_not_played_again(tmp_path: Path) -> None
     expected = whole(tmp_path / "whole", steps=8, schedule=schedule)
     stop = rlkit.StopSignal()
     run = Simulation(tmp_path / "run", World(), settings={"steps": 8, "schedule": schedule})
-    heard = run.ears.step
+    heard = run.ears.on_step
 
     def listen(step: int, metrics: object) -> None:
         heard(step, metrics)  # type: ignore[arg-type]  passed on
         stop.request()
 
-    run.ears.step = listen  # type: ignore[method-assign]  a test listens in
+    run.ears.on_step = listen  # type: ignore[method-assign]  a test listens in
     assert run.train(stop=stop).status == "interrupted"
     assert run.train(resume=True).status == "completed"
     assert run.weights() == expected.weights()

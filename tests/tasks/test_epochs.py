@@ -171,7 +171,7 @@ def test_learning_rates_fall_over_the_steps_that_the_epochs_are(tmp_path: Path) 
 
 def test_progress_is_of_the_steps_that_the_epochs_are(tmp_path: Path) -> None:
     class Watching(Ears):
-        def started(self, run: rlkit.trackers.RunInfo) -> None:
+        def on_start(self, run: rlkit.trackers.RunInfo) -> None:
             self.whole = run.progress().steps
 
     made = run(tmp_path / "run", words(5), epochs=1)

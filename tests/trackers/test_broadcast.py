@@ -18,10 +18,10 @@ class Told(Tracker):
         self.steps = list[int]()
         self.notes = list[str]()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
 
-    def note(self, message: str) -> None:
+    def on_note(self, message: str) -> None:
         self.notes.append(message)
 
 
@@ -32,21 +32,21 @@ class Slow(Told):
         super().__init__()
         self.go = threading.Event()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.go.wait()
-        super().step(step, metrics)
+        super().on_step(step, metrics)
 
 
 class Broken(Told):
     """Raises on every call."""
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         raise ConnectionError("no route")
 
-    def note(self, message: str) -> None:
+    def on_note(self, message: str) -> None:
         raise ConnectionError("no route")
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         raise ConnectionError("no route")
 
 
@@ -65,11 +65,11 @@ def test_a_tracker_that_hangs_holds_the_run_up_once_and_gets_everything_in_order
     with monkeypatch.context() as patch:
         patch.setattr(threading.Event, "wait", counted)
         for step in range(1000):
-            alone.step(step, {})
+            alone.on_step(step, {})
     assert waits == [CALL_S]
     assert slow.steps == []
     slow.go.set()
-    alone.finished(None)
+    alone.on_finish(None)
     assert slow.steps == list(range(1000))
 
 
@@ -77,11 +77,11 @@ def test_a_tracker_that_hangs_keeps_nothing_from_the_others() -> None:
     slow, quick = Slow(), Told()
     both = Broadcast([slow, quick])
     for step in range(1000):
-        both.step(step, {})
+        both.on_step(step, {})
     wait_until(lambda: quick.steps == list(range(1000)))
     assert slow.steps == []
     slow.go.set()
-    both.finished(None)
+    both.on_finish(None)
 
 
 def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch:
     monkeypatch.setattr("rlkit.trackers._BEHIND_S", 0.1)
     slow, quick = Slow(), Told()
     both = Broadcast([slow, quick])
-    both.step(1, {})
-    both.finished(None)
+    both.on_step(1, {})
+    both.on_finish(None)
     assert quick.notes == [
         "the tracker Slow failed and will miss things: TooSlow: it had not taken everything when the run was over"
     ]
@@ -101,8 +101,8 @@ def test_a_tracker_that_raises_is_told_of_once_and_the_others_miss_nothing() -> 
     quick = Told()
     both = Broadcast([Broken(), quick])
     for step in range(100):
-        both.step(step, {})
-    both.finished(None)
+        both.on_step(step, {})
+    both.on_finish(None)
     assert quick.steps == list(range(100))
     assert quick.notes == ["the tracker Broken failed and will miss things: ConnectionError: no route"]
 
@@ -113,9 +113,9 @@ def test_what_waits_for_a_slow_tracker_is_limited(monkeypatch: pytest.MonkeyPatc
     slow, quick = Slow(), Told()
     both = Broadcast([slow, quick])
     for step in range(10):
-        both.step(step, {})
+        both.on_step(step, {})
     slow.go.set()
-    both.finished(None)
+    both.on_finish(None)
     assert slow.steps == [0, 1, 2, 3]
     assert quick.steps == list(range(10))
     assert quick.notes == [
@@ -129,21 +129,21 @@ def test_a_tracker_is_told_in_the_callers_context() -> None:
     class Listener(Tracker):
         heard = ""
 
-        def note(self, message: str) -> None:
+        def on_note(self, message: str) -> None:
             self.heard = variable.get()
 
     listener = Listener()
     variable.set("mine")
-    Broadcast([listener]).note("now")
+    Broadcast([listener]).on_note("now")
     assert listener.heard == "mine"
 
 
 def test_a_tracker_hears_only_what_it_asks_for() -> None:
     quick = Told()
     both = Broadcast([Tracker(), quick])
-    both.checkpoint(Checkpoint(1, "a", "b"))
-    both.step(1, {})
-    both.finished(None)
+    both.on_checkpoint(Checkpoint(1, "a", "b"))
+    both.on_step(1, {})
+    both.on_finish(None)
     assert (quick.steps, quick.notes) == ([1], [])
 
 
@@ -153,11 +153,11 @@ def test_the_threads_end_with_the_run_and_later_words_still_arrive() -> None:
 
     quick = Told()
     both = Broadcast([quick])
-    both.note("one")
+    both.on_note("one")
     assert len(named()) == 1
-    both.finished(None)
+    both.on_finish(None)
     assert named() == []
-    both.note("two")
+    both.on_note("two")
     assert quick.notes == ["one", "two"]
-    both.finished(None)
+    both.on_finish(None)
     assert named() == []

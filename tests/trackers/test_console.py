@@ -74,13 +74,13 @@ def test_plain_lines_tell_the_story_of_a_run() -> None:
     lines: list[str] = []
     tracker = ConsoleTracker(lines.append)
     progress = [Progress(steps=20, tokens=0), Progress(step=1, steps=20, tokens=865)]
-    tracker.note("fetching the model")
-    tracker.started(
+    tracker.on_note("fetching the model")
+    tracker.on_start(
         RunInfo("first", Path("/runs/first"), "acme/tiny", ("arithmetic",), "the engine", lambda: progress[-1])
     )
-    tracker.step(1, METRICS)
-    tracker.checkpoint(Checkpoint(1, "tinker://x/weights/a", "tinker://x/sampler_weights/a"))
-    tracker.finished(None)
+    tracker.on_step(1, METRICS)
+    tracker.on_checkpoint(Checkpoint(1, "tinker://x/weights/a", "tinker://x/sampler_weights/a"))
+    tracker.on_finish(None)
     assert lines == [
         "fetching the model",
         "run first in /runs/first",
@@ -94,10 +94,10 @@ def test_tokens_per_second_are_those_of_the_step_alone() -> None:
     lines: list[str] = []
     now = [Progress(steps=2, tokens=1000)]
     tracker = ConsoleTracker(lines.append)
-    tracker.started(RunInfo("a", Path("/a"), "m", ("e",), "s", lambda: now[0]))
-    tracker.step(1, {"time/step_s": 1.0})
+    tracker.on_start(RunInfo("a", Path("/a"), "m", ("e",), "s", lambda: now[0]))
+    tracker.on_step(1, {"time/step_s": 1.0})
     now[0] = Progress(steps=2, tokens=1500)
-    tracker.step(2, {"time/step_s": 1.0})
+    tracker.on_step(2, {"time/step_s": 1.0})
     assert lines[-2:] == ["step 1/2  1000 tok/s  1.0 s", "step 2/2  500 tok/s  1.0 s"]
 
 
@@ -111,11 +111,11 @@ def test_json_steps_have_the_keys_of_metrics_jsonl() -> None:
     steps: list[str] = []
     notes: list[str] = []
     tracker = JsonTracker(lambda record: steps.append(json.dumps(record)), say=notes.append)
-    tracker.started(run_info())
-    tracker.step(1, METRICS)
-    tracker.note("odd")
-    tracker.checkpoint(Checkpoint(1, "a", "b"))
-    tracker.finished(RunResult("first", Path("/runs/first"), "completed", 1))
+    tracker.on_start(run_info())
+    tracker.on_step(1, METRICS)
+    tracker.on_note("odd")
+    tracker.on_checkpoint(Checkpoint(1, "a", "b"))
+    tracker.on_finish(RunResult("first", Path("/runs/first"), "completed", 1))
     assert [json.loads(step) for step in steps] == [{"step": 1, **METRICS}]
     assert notes == ["odd"]
 
@@ -177,11 +177,11 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
 def test_the_panel_lives_from_start_to_finish_and_notes_appear_above_it() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     tracker = PanelTracker(console, clean=lambda text: text.replace("secret", "***"))
-    tracker.note("before [bold]the[/] secret run")
-    tracker.started(run_info())
-    tracker.step(1, METRICS)
-    tracker.note("a note")
-    tracker.finished(None)
+    tracker.on_note("before [bold]the[/] secret run")
+    tracker.on_start(run_info())
+    tracker.on_step(1, METRICS)
+    tracker.on_note("a note")
+    tracker.on_finish(None)
     tracker.close()
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "before [bold]the[/] *** run" in text
@@ -196,7 +196,7 @@ def test_a_run_whose_progress_cannot_be_read_does_not_break_the_terminal() -> No
 
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     tracker = PanelTracker(console)
-    tracker.started(RunInfo("a", Path("/a"), "m", ("e",), "s", broken))
-    tracker.step(1, METRICS)
-    tracker.finished(None)
+    tracker.on_start(RunInfo("a", Path("/a"), "m", ("e",), "s", broken))
+    tracker.on_step(1, METRICS)
+    tracker.on_finish(None)
     assert "\x1b[?25h" in console.file.getvalue()  # type: ignore[attr-defined]

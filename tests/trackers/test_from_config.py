@@ -36,14 +36,14 @@ def wait_for(directory: Path, name: str, step: int) -> None:
 def test_a_run_is_sent_while_it_goes_on_and_to_its_end(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, status="running", settings={"track": {"tensorboard": {}}})
     tracker = TensorboardTracker(TensorboardSettings())
-    tracker.started(info(directory))
+    tracker.on_start(info(directory))
     wait_for(directory, "tensorboard", 1)
     write_step(directory, 2)
-    tracker.step(2, {})
+    tracker.on_step(2, {})
     wait_for(directory, "tensorboard", 2)
     write_step(directory, 3)
-    tracker.step(3, {})
-    tracker.finished(over(directory))
+    tracker.on_step(3, {})
+    tracker.on_finish(over(directory))
     assert read_progress(directory, "tensorboard").step == 3
 
 
@@ -59,11 +59,11 @@ def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_s
     with silent_server() as url:
         directory = write_run(tmp_path / "run", settings={"track": {"docent": {"url": url}}})
         tracker = DocentTracker(DocentSettings(url=url), last_s=0.5)
-        tracker.started(info(directory))
+        tracker.on_start(info(directory))
         for step in range(100):
-            tracker.step(step, {})
+            tracker.on_step(step, {})
         with pytest.raises(NotSent, match=r"0\.5 s after the run's end; `rlkit sync run --to docent` sends the rest"):
-            tracker.finished(over(directory))
+            tracker.on_finish(over(directory))
     with docent_stub() as stub:
         result = CliRunner().invoke(app, ["sync", str(directory), "--to", "docent", f"url={stub.url}", "--json"])
         assert json.loads(result.stdout) == {"run": "run", "to": "docent", "steps": 4}
@@ -75,16 +75,16 @@ def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, settings={"track": {"tensorboard": {"directory": "/dev/null/x"}}})
     notes = list[str]()
     both = Broadcast([TensorboardTracker(TensorboardSettings()), ConsoleTracker(notes.append)])
-    both.started(info(directory))
+    both.on_start(info(directory))
     del notes[:]
 
     def step_again() -> bool:
-        both.step(1, {})
+        both.on_step(1, {})
         return any("failed" in note for note in notes)
 
     wait_until(step_again)
-    both.step(2, {})
-    both.finished(None)
+    both.on_step(2, {})
+    both.on_finish(None)
     (note,) = (note for note in notes if "failed" in note)
     assert note.startswith(
         "the tracker TensorboardTracker failed and will miss things: NotSent: tensorboard: a run could"

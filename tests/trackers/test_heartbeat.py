@@ -102,9 +102,9 @@ def test_a_tracker_says_where_a_silent_step_stands(
         "the engine",
         lambda: Progress(steps=3, work="programs: 4"),
     )
-    tracker.started(run)
+    tracker.on_start(run)
     wait_until(lambda: "step 1/3: preparing; programs: 4" in lines)
-    tracker.finished(None)
+    tracker.on_finish(None)
     assert not heartbeats(others)
 
 

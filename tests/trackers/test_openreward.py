@@ -120,9 +120,9 @@ def upload(directory: Path, step: int, tracker: OpenRewardTracker | None = None)
     """Upload what is there up to a step; what people are told."""
     notes = list[str]()
     both = Broadcast([tracker or OpenRewardTracker(), ConsoleTracker(notes.append)])
-    both.started(run_info(directory))
-    both.step(step, {})
-    both.finished(None)
+    both.on_start(run_info(directory))
+    both.on_step(step, {})
+    both.on_finish(None)
     return [note for note in notes if "OpenRewardTracker" in note]
 
 
@@ -199,11 +199,11 @@ def test_uploads_go_on_after_a_long_outage(stub: Stub, tmp_path: Path) -> None:
     stub.status = lambda events: 200 if next(refused, None) is None else 503
     write_step(tmp_path, 1)
     tracker = OpenRewardTracker()
-    tracker.started(run_info(tmp_path))
-    tracker.step(1, {})
+    tracker.on_start(run_info(tmp_path))
+    tracker.on_step(1, {})
     wait_until(lambda: uploaded(tmp_path) == {"step": 1, "rollouts": 0})
     with pytest.raises(UploadFailed, match="HTTP 503"):
-        tracker.finished(None)
+        tracker.on_finish(None)
 
 
 def test_a_rollout_that_is_not_fit_to_be_taken_holds_up_no_other(stub: Stub, tmp_path: Path) -> None:

@@ -50,21 +50,21 @@ class Listener(Tracker):
     steps: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     stop: rlkit.StopSignal | None = None
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: RunInfo) -> None:
         self.told.append(f"started {run.progress().phase}")
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append((step, metrics))
         if self.stop and step == 2:
             self.stop.request()
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.told.append(f"checkpoint {checkpoint.step}")
 
-    def note(self, message: str) -> None:
+    def on_note(self, message: str) -> None:
         self.told.append(message)
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         self.told.append(f"finished {result and result.status}")
 
 
@@ -219,7 +219,7 @@ def test_a_broken_loss_of_ones_own_is_named(byte_model_dir: Path) -> None:
 
 def test_trackers_hear_every_step_and_one_that_breaks_harms_nobody(byte_model_dir: Path) -> None:
     class Broken(Listener):
-        def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
             raise OSError("no space")
 
     listener = Listener()
@@ -372,7 +372,7 @@ from rlkit.envs.math import arithmetic
 from rlkit.trackers.console import ConsoleTracker
 
 class Interrupting(ConsoleTracker):
-    def step(self, step, metrics):
+    def on_step(self, step, metrics):
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
 

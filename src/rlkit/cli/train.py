@@ -101,7 +101,7 @@ def _train(
     tracker: PanelTracker | None = None
 
     def say(message: str) -> None:
-        (output.note if tracker is None else tracker.note)(message)
+        (output.note if tracker is None else tracker.on_note)(message)
 
     try:
         with graceful(stop.request, say, message=FINISHING, ready=lambda: stop.is_watched) as interruptible:

@@ -124,19 +124,19 @@ class Tracker:
     one takes its time, the next call waits. An exception is reported once, and the run goes on.
     """
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: RunInfo) -> None:
         """Hear that the run begins."""
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hear that a step is done; step 0 is the evaluation before the first one."""
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Hear that a checkpoint was saved."""
 
-    def note(self, message: str) -> None:
+    def on_note(self, message: str) -> None:
         """Hear something that a person should read."""
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         """Hear that the run is over; None when it failed."""
 
 
@@ -151,22 +151,22 @@ class Broadcast(Tracker):
         self._listeners = [_Listener(tracker) for tracker in trackers]
         self._complained: set[str] = set()
 
-    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
-        self._call_each(lambda tracker: tracker.started(run))
+    def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
+        self._call_each(lambda tracker: tracker.on_start(run))
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
-        self._call_each(lambda tracker: tracker.step(step, metrics))
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+        self._call_each(lambda tracker: tracker.on_step(step, metrics))
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
-        self._call_each(lambda tracker: tracker.checkpoint(checkpoint))
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
+        self._call_each(lambda tracker: tracker.on_checkpoint(checkpoint))
 
-    def note(self, message: str) -> None:  # noqa: D102  inherited
-        self._call_each(lambda tracker: tracker.note(message))
+    def on_note(self, message: str) -> None:  # noqa: D102  inherited
+        self._call_each(lambda tracker: tracker.on_note(message))
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         """End the run for all trackers at once, and wait for them for a limited time."""
         limits_s = [_BEHIND_S if listener.is_behind else _LAST_S for listener in self._listeners]
-        self._call_each(lambda tracker: tracker.finished(result), within_s=0)
+        self._call_each(lambda tracker: tracker.on_finish(result), within_s=0)
         ended_s = time.monotonic()
         for listener, limit_s in zip(self._listeners, limits_s, strict=True):
             self._complain(listener, listener.catch_up(ended_s + limit_s - time.monotonic()))
@@ -180,7 +180,7 @@ class Broadcast(Tracker):
     def _complain(self, listener: _Listener, error: BaseException | None) -> None:
         if error is not None and listener.name not in self._complained:
             self._complained.add(listener.name)
-            self.note(f"the tracker {listener.name} failed and will miss things: {type(error).__name__}: {error}")
+            self.on_note(f"the tracker {listener.name} failed and will miss things: {type(error).__name__}: {error}")
 
 
 class TooSlow(Exception):

@@ -185,25 +185,25 @@ class ConsoleTracker(Tracker):
         self._progress: Callable[[], Progress] = Progress
         self._tokens = 0
 
-    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
+    def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._progress = run.progress
-        self.note(f"run {run.name} in {run.directory}")
-        self.note(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
+        self.on_note(f"run {run.name} in {run.directory}")
+        self.on_note(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
         self._heartbeat.start(run.progress)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         now = self._progress()
-        self.note(render_step(step, now.steps, metrics, tokens=now.tokens - self._tokens))
+        self.on_note(render_step(step, now.steps, metrics, tokens=now.tokens - self._tokens))
         self._tokens = now.tokens
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
-        self.note(f"checkpoint of step {checkpoint.step}: {checkpoint.state}")
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
+        self.on_note(f"checkpoint of step {checkpoint.step}: {checkpoint.state}")
 
-    def note(self, message: str) -> None:  # noqa: D102  inherited
+    def on_note(self, message: str) -> None:  # noqa: D102  inherited
         self._print(message)
         self._heartbeat.postpone()
 
-    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
+    def on_finish(self, result: RunResult | None) -> None:  # noqa: D102  inherited
         self._heartbeat.stop()  # the result is printed by whoever asked for the run
 
 
@@ -218,12 +218,12 @@ class JsonTracker(ConsoleTracker):
         super().__init__(say)
         self._emit = emit
 
-    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
+    def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._heartbeat.start(run.progress)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         self._emit({"step": step, **{key: float(value) for key, value in metrics.items()}})
         self._heartbeat.postpone()
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Print nothing: the result names the last one."""

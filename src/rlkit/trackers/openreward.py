@@ -81,20 +81,20 @@ class OpenRewardTracker(Tracker):
         self._newest = 0
         self._thread: threading.Thread | None = None
 
-    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
+    def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._newest = max(self._newest, run.progress().step)
         args = (run, self._run_name or run.name)
         self._thread = threading.Thread(target=self._work, args=args, name="rlkit-openreward-uploads", daemon=True)
         self._thread.start()
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Upload a step; UploadFailed if an earlier one could not be uploaded."""
         self._newest = max(self._newest, step)
         self._stepped.set()
         if self._failure is not None:
             raise self._failure
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         """Wait for what is left, for a limited time; UploadFailed if something could not be uploaded."""
         self._ending.set()
         self._stepped.set()

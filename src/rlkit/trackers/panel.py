@@ -143,20 +143,20 @@ class PanelTracker(Tracker):
         self._rate = TokenRate()
         self._last: RenderableType = Text("")
 
-    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
-        self.note(f"run {run.name} in {run.directory}")
+    def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
+        self.on_note(f"run {run.name} in {run.directory}")
         drawn = partial(self._draw, run)
         self._live = Live(console=self._console, get_renderable=drawn, refresh_per_second=REFRESHES_PER_SECOND)
         self._live.start(refresh=True)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         for name, value in collect_rewards(metrics).items():
             self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
 
-    def note(self, message: str) -> None:  # noqa: D102  inherited
+    def on_note(self, message: str) -> None:  # noqa: D102  inherited
         self._console.print(Text(self._clean(message)))
 
-    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
+    def on_finish(self, result: RunResult | None) -> None:  # noqa: D102  inherited
         self.close()
 
     def close(self) -> None:

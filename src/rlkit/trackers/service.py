@@ -79,7 +79,7 @@ class ServiceTracker[S: Section](Tracker):
     def close(self, status: str) -> None:
         """End the sending for now, with the status of the run."""
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: RunInfo) -> None:
         """Start the process."""
         self._directory = run.directory
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed at the end of the run
@@ -93,12 +93,12 @@ class ServiceTracker[S: Section](Tracker):
             start_new_session=True,  # Ctrl-C is for the run, which says when to end
         )
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raise NotSent if the process has given up; it reads the step from the run's folder."""
         if self._process is not None and self._process.poll() is not None:
             raise self._failure()
 
-    def finished(self, result: RunResult | None) -> None:
+    def on_finish(self, result: RunResult | None) -> None:
         """Wait for what is left, for a limited time; NotSent if not everything was sent."""
         process = self._process
         if process is None:

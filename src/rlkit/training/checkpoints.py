@@ -147,7 +147,7 @@ class CheckpointSaver:
                     await self._watch.call(lambda path=path: self._delete(path), "deleting a checkpoint", retry=True)
             self._store.remove_checkpoint(saved)
         except RlkitError as error:
-            self._trackers.note(f"the checkpoint of step {saved.step} could not be deleted: {error}")
+            self._trackers.on_note(f"the checkpoint of step {saved.step} could not be deleted: {error}")
 
     async def _record_later(self, previous: asyncio.Task[None] | None, step: int, pending: PendingCheckpoint) -> None:
         if previous is not None:
@@ -156,11 +156,11 @@ class CheckpointSaver:
             self._record(step, *await self._watch.call(lambda: pending, "saving a checkpoint"))
         except RlkitError as error:
             self._has_missed = True
-            self._trackers.note(f"the checkpoint of step {step} could not be saved: {error}")
+            self._trackers.on_note(f"the checkpoint of step {step} could not be saved: {error}")
 
     def _record(self, step: int, state: str, sampler: str) -> None:
         expires = None if self._ttl_s is None else self._now() + self._ttl_s
         saved = Checkpoint(step, state, sampler, expires)
         self._store.add_checkpoint(saved)
         self.newest = saved
-        self._trackers.checkpoint(saved)
+        self._trackers.on_checkpoint(saved)

@@ -107,7 +107,7 @@ class Groups:
         self._store = store
         self._trackers = trackers
         self._usage = usage
-        self._failures = FailureNotes(trackers.note, redact=store.metadata.redact)
+        self._failures = FailureNotes(trackers.on_note, redact=store.metadata.redact)
         self._interrupted = dict(resumption.interrupted)
         self._recorded_metrics = resumption.task_metrics
         self._unprepared_usage = defaultdict[int, Usage](Usage)  # by draw: to train on the episodes of groups in play
@@ -140,7 +140,7 @@ class Groups:
                 if not self._supply.is_cut:
                     if number == 1 and not step.groups:
                         raise RunFailed("the environments gave no tasks at all")
-                    self._trackers.note(f"the tasks have run out after {number - 1} steps")
+                    self._trackers.on_note(f"the tasks have run out after {number - 1} steps")
                 return
         finally:
             self._has_ended = True

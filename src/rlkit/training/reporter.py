@@ -116,7 +116,7 @@ class Reporter:
                 self.last_metrics = metrics = {**report.metrics, **scores}
                 if metrics and not self._store.has_metrics(report.step):
                     self._store.add_metrics(report.step, metrics)
-                    self._trackers.step(report.step, metrics)
+                    self._trackers.on_step(report.step, metrics)
                     self._select(report.step, metrics)
                     self._warn(report.step, metrics)
             except Exception as error:  # raised by `raise_failure`
@@ -127,17 +127,17 @@ class Reporter:
         self._checkpoints.delete_superfluous(last_step=step)
         if self.end_reason is None and (reason := self._selection.end_reason) is not None:
             self.end_reason = reason
-            self._trackers.note(f"{reason}; ending the run")
+            self._trackers.on_note(f"{reason}; ending the run")
 
     def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
         was_diverged, self._is_diverged = self._is_diverged, self._has_diverged(metrics)
         if self._is_diverged and not was_diverged:
-            self._trackers.note(
+            self._trackers.on_note(
                 f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats a token, and healthy runs stay "
                 f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
             )
         for finding in self._findings.add(step, metrics):
-            self._trackers.note(f"step {step}: {finding}")
+            self._trackers.on_note(f"step {step}: {finding}")
 
     def _has_diverged(self, metrics: Mapping[str, float]) -> bool:
         """Return whether sampler and trainer differ too much; as before in a step that trains on nothing."""

@@ -80,7 +80,7 @@ class Run:
         self.evaluation = evaluation
         self.checkpoints = checkpoints
         self.stop = stop
-        self.note = trackers.note
+        self.note = trackers.on_note
         self.reporter = Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
         self._groups = groups
         self._selection = selection

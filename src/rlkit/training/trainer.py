@@ -119,7 +119,7 @@ class RLTrainer(Trainer):
         self._manifest = TaskManifest(
             (self._directory or choose_run_directory(config, self._runs_dir)) if resume else None
         )
-        note, manifest = self._trackers.note, self._manifest
+        note, manifest = self._trackers.on_note, self._manifest
         self._eval_tasks = load_eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
         tasks = run_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
         self._config = config = resolve_steps(config, tasks, note=note)
@@ -172,14 +172,14 @@ class RLTrainer(Trainer):
                 raise
             finally:
                 await store.close()
-                self._trackers.finished(result)
+                self._trackers.on_finish(result)
 
     @asynccontextmanager
     async def _connect(
         self, store: RunStore, choice: ServiceChoice, price: Price | None, failure: _FailureRecord
     ) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
         """Connect to the service and build the run; the weights are saved at its end, however it ends."""
-        config, note, is_engine = self._config, self._trackers.note, choice.kind == "engine"
+        config, note, is_engine = self._config, self._trackers.on_note, choice.kind == "engine"
         chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=note))
         resumption = await self._open_journal(store, chat)
         watch = ServiceWatch(
@@ -210,7 +210,7 @@ class RLTrainer(Trainer):
                 service=describe_service(choice),
                 progress=run.progress,
             )
-            self._trackers.started(info)
+            self._trackers.on_start(info)
             if resumption.step:
                 note(f"going on after step {resumption.step}")
             self._stop.watch()
@@ -229,7 +229,7 @@ class RLTrainer(Trainer):
         with report_write_errors(store.directory):
             await in_thread(self._manifest.write, store.directory)
         for path in dict.fromkeys(history.damaged):
-            self._trackers.note(f"{path} is damaged; what it cannot give back is played again, or others instead")
+            self._trackers.on_note(f"{path} is damaged; what it cannot give back is played again, or others instead")
         interrupted = interrupted_groups(history, self._config, forgive=store.metadata.retry_failed)
         return Resumption(history.step, waiting, interrupted, history.task_metrics)
 
@@ -245,7 +245,7 @@ class RLTrainer(Trainer):
         resumption: Resumption,
     ) -> tuple[Run, PolicyLearner, Groups]:
         """Build the owners of a run's parts, each from settings of its own."""
-        config, trackers, note = self._config, self._trackers, self._trackers.note
+        config, trackers, note = self._config, self._trackers, self._trackers.on_note
         loader = WeightsLoader(config, service, store, note)
         # A step without metrics is trained on again for their sake.
         measured = store.find_last_measured_step(resumption.step)
@@ -297,7 +297,7 @@ class RLTrainer(Trainer):
         """Return the collector of findings about code that blocks the event loop."""
         return BlockingFindings(
             step=lambda: store.step + 1,
-            tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
+            tell=lambda finding: self._trackers.on_note(f"step {finding.first}: {finding}"),
             record=store.metadata.record_findings,
         )
 
