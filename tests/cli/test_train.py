@@ -35,7 +35,9 @@ class FakeTrainer:
 
     async def train(self) -> RunResult:
         for tracker in self._trackers:
-            tracker.on_start(RunInfo("first", Path("/runs/first"), "m", ("arithmetic",), "s", lambda: Progress(steps=3)))
+            tracker.on_start(
+                RunInfo("first", Path("/runs/first"), "m", ("arithmetic",), "s", lambda: Progress(steps=3))
+            )
             tracker.on_note("a note")
             tracker.on_step(1, METRICS)
             tracker.on_step(2, {**METRICS, "service/loss": float("nan")})
