@@ -297,7 +297,7 @@ def general(key: str) -> str:
 
 
 def test_every_number_of_a_step_is_on_the_page_and_every_number_of_the_page_in_a_step(tmp_path: Path) -> None:
-    listed = listed_keys("Of the episodes", "Of the batch", "Of the update", "Of time and money")
+    listed = listed_keys("Episodes", "Batch", "Update", "Time and cost")
     assert len(listed) > 70
     keys = set[str]()
     for number, settings in enumerate((PLAIN, SHAPED, OPTIONAL)):
