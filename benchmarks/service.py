@@ -174,5 +174,5 @@ class Tinker(SimulatedTinker):
     """The same service, for rlkit."""
 
     def __init__(self, world: World, latency: Latency, log: Log) -> None:
-        super().__init__(world=world, latency=latency, context_tokens=2**20, repeatable=False)
+        super().__init__(world=world, latency=latency, context_tokens=2**20, is_repeatable=False)
         self._client = Client(world, latency, log)

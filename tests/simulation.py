@@ -130,7 +130,7 @@ class Simulation:
             stop=stop,
             directory=self.directory,
             resume=resume,
-            service=SimulatedTinker(world=self.world, latency=self.latency, repeatable=self.repeatable),
+            service=SimulatedTinker(world=self.world, latency=self.latency, is_repeatable=self.repeatable),
             chat=self.chat,
         )
 

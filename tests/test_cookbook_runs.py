@@ -131,4 +131,4 @@ def test_a_run_begins_with_a_checkpoint_of_another(
     resolved = small([*words, f"load_checkpoint={path}"], *smaller)
     _, requests = play(resolved, monkeypatch, tmp_path / "second", world=world)
     (adam,) = requests.updates
-    assert [*world.checkpoints.values()][1:] == [digest(weights, adam.learning_rate, *world.trained[-1])]
+    assert [*world.checkpoints.values()][1:] == [digest(weights, adam.learning_rate, *world.step_digests[-1])]

@@ -59,7 +59,7 @@ def test_whichever_call_to_the_service_fails_the_run_trains_on_the_same(
     # How a request fails matters less than which one does; a few kinds go through all of them.
     every = 1 if EXHAUSTIVE or kind in ("500", "hang") else 3
     for number in range(1 + KINDS.index(kind) % every, calls + 1, every):
-        run = simulation(tmp_path / f"{number}", schedule, faults=[Fault(kind, at=number)])
+        run = simulation(tmp_path / f"{number}", schedule, faults=[Fault(kind, call_number=number)])
         try:
             result = run.train()
         except rlkit.ServiceError as error:  # nothing had been answered before: there is nothing to go back to
@@ -83,7 +83,7 @@ def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_train
         run.world.checkpoints.clear()
         (run.directory / "metrics.jsonl").unlink()
         samples = run.world.calls["samples"]
-        run.world.faults = [Fault(kind, call=call, at=run.world.calls[call] + number)]
+        run.world.faults = [Fault(kind, call=call, call_number=run.world.calls[call] + number)]
         assert run.train(resume=True).status == "completed"
         assert run.weights() == expected.weights()
         assert run.world.calls["samples"] == samples
@@ -101,7 +101,9 @@ def test_a_run_that_fails_while_it_takes_its_last_steps_again_goes_on_from_the_n
         run.world.checkpoints.clear()
         (run.directory / "metrics.jsonl").unlink()
         run.settings = {**run.settings, "steps": 5}
-        run.world.faults = [] if number is None else [Fault("500", call=call, at=run.world.calls[call] + number)]
+        run.world.faults = (
+            [] if number is None else [Fault("500", call=call, call_number=run.world.calls[call] + number)]
+        )
         assert run.train(resume=True).status == "completed"
         return run
 
@@ -132,7 +134,7 @@ def test_a_gradient_that_fails_while_nobody_waits_for_the_service_is_computed_ag
     }
     tasks = [Slow(number) for number in range(9)]
     run = Simulation(tmp_path / "run", World(), settings=settings, tasks=tasks)
-    run.world.faults = [Fault("500", call="gradient", at=at)]
+    run.world.faults = [Fault("500", call="gradient", call_number=at)]
     assert run.train().status == "completed"
 
 
@@ -277,7 +279,7 @@ def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(
     schedule = {"mode": "async", "max_staleness": 2, "staleness": staleness}
     settings = {"steps": 7, "schedule": schedule, "checkpoint": {"every": 0}}
     tasks = [Talk(number) for number in range(40)]
-    faults = [Fault("500", call="gradient", at=at)]
+    faults = [Fault("500", call="gradient", call_number=at)]
     run = Simulation(tmp_path / "run", World(faults=faults), Latency(load_s=20), settings=settings, tasks=tasks)
     assert run.train().status == "completed"
     episodes = pd.read_parquet(run.directory / "episodes")
@@ -398,7 +400,7 @@ def test_an_evaluation_that_failed_ends_the_run_and_is_not_met_again_by_recoveri
         raise rlkit.ServiceError("the evaluation's service is down")
 
     monkeypatch.setattr(Evaluation, "play", fail)
-    faults = [Fault("500", call="gradient", at=2)]
+    faults = [Fault("500", call="gradient", call_number=2)]
     settings = {"eval": {"envs": {"held_out": {"env": f"{__file__}:HELD_OUT", "tasks": 2}}, "every": 1}}
     run = Simulation(tmp_path / "run", World(faults=faults), settings=settings)
     with pytest.raises(rlkit.ServiceError, match="the evaluation's service is down"):
@@ -407,7 +409,7 @@ def test_an_evaluation_that_failed_ends_the_run_and_is_not_met_again_by_recoveri
 
 
 def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:
-    faults = [Fault("500", at=None, share=1.0, call="sample")]
+    faults = [Fault("500", call_number=None, share=1.0, call="sample")]
     run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 100.0}, "steps": 5})
     run.train(stop=stopped_after(run, 2))
     run.world.faults = faults
@@ -445,7 +447,7 @@ def stopped_after(run: Simulation, step: int) -> rlkit.StopSignal:
 
 
 def test_a_service_that_hangs_is_reported_within_a_minute(tmp_path: Path) -> None:
-    run = Simulation(tmp_path / "run", World(faults=[Fault("hang", call="sample", at=1)]))
+    run = Simulation(tmp_path / "run", World(faults=[Fault("hang", call="sample", call_number=1)]))
     run.train()
     silent = [note for note in run.ears.notes if note.startswith("no answer from the service for")]
     assert silent
@@ -454,7 +456,7 @@ def test_a_service_that_hangs_is_reported_within_a_minute(tmp_path: Path) -> Non
 
 
 def test_a_service_that_hangs_at_the_start_is_reported_within_a_minute(tmp_path: Path) -> None:
-    faults = [Fault("hang", call="load", at=1)]
+    faults = [Fault("hang", call="load", call_number=1)]
     run = Simulation(tmp_path / "run", World(faults=faults), settings={"service": {"timeout_s": 1800.0}})
     run.train()
     assert "no answer from the service for 45 s; waiting for: starting a training session (1)" in run.ears.notes

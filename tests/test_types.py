@@ -19,7 +19,7 @@ def test_prompts_are_joined_with_their_images_moved() -> None:
     both = picture(1) + picture(0)
     assert both.tokens.tolist() == [5, -1, -1, 6, -1, -1, 6]
     assert [image.start for image in both.images] == [1, 4]
-    assert both.after(4).images == picture(0).images
+    assert both.drop_first(4).images == picture(0).images
 
 
 def test_a_prompt_continues_another_only_with_the_same_images() -> None:
@@ -32,13 +32,13 @@ def test_a_prompt_continues_another_only_with_the_same_images() -> None:
 def test_a_group_shows_its_rewards_and_which_are_valid() -> None:
     rewards = group([1.0, None, 0.0])
     np.testing.assert_array_equal(rewards.rewards, [1.0, np.nan, 0.0])
-    assert rewards.valid.tolist() == [True, False, True]
+    assert rewards.valid_mask.tolist() == [True, False, True]
 
 
 def test_an_episode_counts_its_sampled_tokens_and_segments() -> None:
     three = episode(1.0, turns=[turn([1], [2, 3], forced=1), turn([4], [5], parent=0), turn([9], [9])])
     assert three.sampled_tokens == 3
-    assert three.segments == 2
+    assert three.segment_count == 2
 
 
 def test_a_failed_episode_with_a_reward_cannot_be_made() -> None:

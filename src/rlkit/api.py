@@ -150,7 +150,7 @@ def _run_in_thread[T](make: Callable[[], Coroutine[object, object, T]], stop: St
         try:
             return result.result()
         except KeyboardInterrupt:
-            if stop.requested or not stop.is_watched:
+            if stop.is_requested or not stop.is_watched:
                 cancel()
                 wait([result], CLEAN_UP_S)
                 raise

@@ -117,7 +117,7 @@ class TaskSource(ABC):
         """Return metrics of a step, reported as `env/<name>/tasks/…`; by default none."""
         return {}
 
-    def keep_in(self, folder: Path) -> None:
+    def set_folder(self, folder: Path) -> None:
         """Set the folder for the source's files, before the first draw; by default unused."""
         return
 
@@ -248,15 +248,15 @@ class ToolEnv[State](_ConversationEnv[State]):
                     reply = await policy.chat(messages, tools=tools)
                 except LimitReached:
                     break
-                malformed += len(reply.malformed)
-                if not reply.tool_calls and not reply.malformed:
+                malformed += len(reply.malformed_tool_calls)
+                if not reply.tool_calls and not reply.malformed_tool_calls:
                     truncated = reply.turn.stop == "length"
                     break
                 results = [await self._run_call(state, call, tools) for call in reply.tool_calls]
                 messages += [reply.message, *results]
-                if reply.malformed:
+                if reply.malformed_tool_calls:
                     # Not a tool message: some chat formats cannot write one that answers no call.
-                    errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+                    errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed_tool_calls)
                     messages.append({"role": "user", "content": errors})
             grade = await self.grade(state, reply)
             outcome = grade if isinstance(grade, Outcome) else Outcome(grade)

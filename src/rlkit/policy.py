@@ -19,14 +19,14 @@ class Reply:
         message: the whole reply; append it to the conversation unchanged.
         turn: the record of the completion.
         tokens: prompt and completion; a `sample` that begins with them extends this turn.
-        malformed: texts of tool calls that could not be parsed.
+        malformed_tool_calls: texts of tool calls that could not be parsed.
     """
 
     text: str
     message: Message
     turn: Turn
     tokens: Prompt
-    malformed: tuple[str, ...] = ()
+    malformed_tool_calls: tuple[str, ...] = ()
 
     @property
     def thinking(self) -> str:
@@ -72,7 +72,7 @@ class ChatRequest:
     forced: str | Sequence[int]
     max_tokens: int | None
     temperature: float | None
-    room: int
+    min_reply_tokens: int
     context_tokens: int | None
 
 
@@ -141,7 +141,7 @@ class Policy(ABC):
         forced: str | Sequence[int] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
-        room: int = 1,
+        min_reply_tokens: int = 1,
         context_tokens: int | None = None,
     ) -> Reply:
         """Return the assistant's next message; a conversation that continues a reply extends its exact tokens.
@@ -152,14 +152,14 @@ class Policy(ABC):
             forced: see `sample`.
             max_tokens: see `sample`.
             temperature: see `sample`.
-            room: tokens that the context must have left for the reply.
+            min_reply_tokens: tokens that the context must have left for the reply.
             context_tokens: limit of prompt and completion together, below the run's; endpoints ignore it.
 
         Raises:
-            ContextFull: the context has less than `room` tokens left.
+            ContextFull: the context has less than `min_reply_tokens` tokens left.
             LimitReached: see `sample`, also for the other errors.
         """
-        request = ChatRequest(messages, tools, forced, max_tokens, temperature, room, context_tokens)
+        request = ChatRequest(messages, tools, forced, max_tokens, temperature, min_reply_tokens, context_tokens)
         return await self._respond(request)
 
 

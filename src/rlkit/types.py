@@ -98,7 +98,7 @@ class Prompt:
             and (self.images == head.images or tuple(i for i in self.images if i.start < count) == head.images)
         )
 
-    def after(self, count: int) -> Prompt:
+    def drop_first(self, count: int) -> Prompt:
         """Return the prompt without its first `count` positions, which must not end inside an image."""
         images = tuple(replace(image, start=image.start - count) for image in self.images if image.start >= count)
         # A copy: a view would keep the whole prompt in memory, turn after turn.
@@ -228,7 +228,7 @@ class Episode:
         return sum(int(np.count_nonzero(turn.sampled)) for turn in self.turns)
 
     @property
-    def segments(self) -> int:
+    def segment_count(self) -> int:
         """Number of turns whose prompt extends no earlier turn token for token (1 for a plain conversation)."""
         return sum(turn.parent is None for turn in self.turns)
 
@@ -254,7 +254,7 @@ class Group:
         return np.array([np.nan if e.reward is None else e.reward for e in self.episodes], dtype=np.float64)
 
     @property
-    def valid(self) -> Bools:
+    def valid_mask(self) -> Bools:
         """Mask of the episodes that did not fail, [G] bool."""
         return np.array([e.reward is not None for e in self.episodes], dtype=np.bool_)
 

@@ -415,7 +415,7 @@ def test_whichever_call_fails_a_step_is_estimated_of_the_same_groups(mode: str, 
     expected.train()
     calls = sum(expected.world.calls[call] for call in ("load", "sample", "gradient", "step", "save"))
     for number in range(2, calls + 1, 3):
-        world = World(faults=[Fault("broken", at=number)])
+        world = World(faults=[Fault("broken", call_number=number)])
         run = Simulation(tmp_path / f"{number}", world, settings=settings)
         assert run.train().status == "completed"
         assert run.weights() == expected.weights(), number

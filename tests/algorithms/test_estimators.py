@@ -130,8 +130,8 @@ def test_a_failed_episode_gets_zero_and_moves_no_one_elses_advantage(
         mixed.insert(min(place, len(mixed)), None)
     whole = group(mixed)
     advantages = estimate(name, whole)
-    np.testing.assert_array_equal(advantages[whole.valid], estimate(name, group(own)))
-    assert not advantages[~whole.valid].any()
+    np.testing.assert_array_equal(advantages[whole.valid_mask], estimate(name, group(own)))
+    assert not advantages[~whole.valid_mask].any()
 
 
 @EVERY
@@ -582,8 +582,8 @@ def test_the_deviation_is_that_of_the_step(values: list[list[float]], failed: li
         deviation = statistics.pstdev(everything)
         for advantages, row, whole in zip(function(groups), centred, groups, strict=True):
             wanted = [value / deviation if deviation > 1e-12 else 0.0 for value in row]
-            np.testing.assert_allclose(advantages[whole.valid], wanted, atol=1e-9)
-            assert not advantages[~whole.valid].any()
+            np.testing.assert_allclose(advantages[whole.valid_mask], wanted, atol=1e-9)
+            assert not advantages[~whole.valid_mask].any()
 
 
 @given(values=steps, shifts=st.lists(st.integers(-100, 100), min_size=4, max_size=4))

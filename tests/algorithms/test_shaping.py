@@ -70,7 +70,7 @@ def test_a_length_penalty_moves_what_the_estimator_sees_and_no_recorded_reward(p
     prepared = prepare(Preparation({"env": watching}, length_penalty={"env": penalty}), played)
     np.testing.assert_allclose(seen[0], expected)
     assert prepared.group is played
-    if played.valid.any():
+    if played.valid_mask.any():
         assert prepared.length_penalty == pytest.approx(np.nanmean(played.rewards - expected))
 
 
@@ -120,7 +120,7 @@ def test_normalised_by_token_all_sampled_tokens_of_a_group_count_the_same(played
 @given(groups(), st.integers(1, 4))
 def test_normalised_by_sequence_all_episodes_of_a_group_count_the_same(played: Group, batch: int) -> None:
     weights = weights_by_episode(played, Normalization("sequence", batch, 1))
-    valid = max(int(played.valid.sum()), 1)
+    valid = max(int(played.valid_mask.sum()), 1)
     for one, found in zip(played.episodes, weights, strict=True):
         if one.reward is not None and one.sampled_tokens:
             assert sum(found) == pytest.approx(1 / (valid * batch), rel=1e-5)
@@ -132,7 +132,7 @@ def test_normalised_by_sequence_all_episodes_of_a_group_count_the_same(played: G
 @given(groups(), st.integers(1, 4), st.integers(1, 9))
 def test_normalised_by_a_constant_a_token_counts_whatever_the_lengths(played: Group, batch: int, tokens: int) -> None:
     weights = weights_by_episode(played, Normalization("constant", batch, tokens))
-    valid = max(int(played.valid.sum()), 1)
+    valid = max(int(played.valid_mask.sum()), 1)
     for found in weights:
         np.testing.assert_allclose(found, [1 / (tokens * valid * batch)] * len(found), rtol=1e-6)
 

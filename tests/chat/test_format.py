@@ -66,12 +66,12 @@ def nested(levels: int) -> str:
 )
 def test_a_call_that_cannot_be_used_is_malformed(call: str) -> None:
     parsed = parse_text(f"Well: <tool_call>{call}</tool_call>")
-    assert parsed.malformed == (call,)
+    assert parsed.malformed_tool_calls == (call,)
     assert parsed.message == {"role": "assistant", "content": "Well:"}
 
 
 def test_a_call_as_deep_as_is_allowed_is_used() -> None:
-    assert not parse_text(f"<tool_call>{nested(MAX_NESTING - 1)}</tool_call>").malformed
+    assert not parse_text(f"<tool_call>{nested(MAX_NESTING - 1)}</tool_call>").malformed_tool_calls
 
 
 @given(reply=st.text() | marked_up, keep=st.none() | st.integers(0, 12))
@@ -87,7 +87,7 @@ def test_a_follow_up_extends_the_exact_tokens_of_a_reply(reply: str, keep: int |
     end = [END] if turn.stop == "length" else []
     rest = [*end, 10, ROLES["user"], *b"Go on.", END, 10, ROLES["assistant"]]
     if turn.stop == "stop":
-        assert longer.after(len(known)).tokens.tolist() == rest
+        assert longer.drop_first(len(known)).tokens.tolist() == rest
     else:  # what was cut off may be completed first, as the format writes it
         assert longer.tokens.tolist()[-len(rest) :] == rest
 

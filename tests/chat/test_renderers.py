@@ -147,7 +147,7 @@ def test_tools_are_shown_and_calls_are_read(tokenizer, renderer: str) -> None:
     (made,) = parsed.message.get("tool_calls", [])
     assert (made["name"], made["arguments"]) == ("add", {"a": 2, "b": 2})
     broken = chat.parse(np.array([*tokens(chat, '<tool_call>\n{"name": \n</tool_call>'), *ending(chat)], np.int32))
-    assert len(broken.malformed) == 1
+    assert len(broken.malformed_tool_calls) == 1
 
 
 @pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])

@@ -92,7 +92,7 @@ def test_the_answer_is_in_the_same_turn_and_what_was_forced_is_marked() -> None:
     np.testing.assert_array_equal(np.flatnonzero(~turn.sampled), np.arange(40, 40 + told))
     assert not turn.logprobs[~turn.sampled].any()
     assert (turn.logprobs[turn.sampled] == -1).all()
-    first, second = sampler.asked
+    first, second = sampler.requests
     whole = np.concatenate([first.prompt.tokens, turn.completion[: 40 + told]])
     np.testing.assert_array_equal(second.prompt.tokens, whole)
     assert second.sampling.max_tokens == 400 - len(whole) - 10
@@ -120,7 +120,7 @@ def test_where_the_context_has_no_room_the_reply_stays_cut_off() -> None:
     reply, policy, sampler = asked(ByteChat(), Author("x" * 500, ended="y", answer=""), forcing=small)
     assert reply.truncated
     assert policy.turns[0].sampled.all()
-    assert len(sampler.asked) == 1
+    assert len(sampler.requests) == 1
 
 
 def test_how_often_it_happens_is_a_metric() -> None:

@@ -101,8 +101,8 @@ def test_the_checkpoints_of_a_run_are_listed_newest_first(trained: Trained, rlki
     assert [row["step"] for row in rows] == [3, 2, 1]
     assert rows[0]["path"] == last(trained).state
     assert all(row["kept"] and row["kind"] == "training" and row["size_bytes"] > 1000 for row in rows)
-    assert trained.result.best is not None
-    assert [row["step"] for row in rows if row["best"]] == [trained.result.best.step]
+    assert trained.result.best_checkpoint is not None
+    assert [row["step"] for row in rows if row["best"]] == [trained.result.best_checkpoint.step]
     shown = rlkit("checkpoints", "list", "first").stdout.splitlines()
     assert shown[0].startswith("step 3 ")
     assert "expires 20" in shown[0]
@@ -194,8 +194,8 @@ def test_an_adapter_names_its_base_model_as_the_hub_does(
 
 
 def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[..., Any], tmp_path: Path) -> None:
-    assert trained.result.best is not None
-    for arguments, step in ((["--step", "1"], 1), (["--best"], trained.result.best.step)):
+    assert trained.result.best_checkpoint is not None
+    for arguments, step in ((["--step", "1"], 1), (["--best"], trained.result.best_checkpoint.step)):
         result = rlkit("checkpoints", "export", "first", tmp_path / arguments[0], *arguments, "--json")
         assert json.loads(result.stdout)["checkpoint"].endswith(f"/weights/step-{step:06d}")
 

@@ -68,8 +68,8 @@ def test_an_environment_of_which_every_rollout_failed_is_1(
 
 
 def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def evaluate(resolved: object, *, progress: Callable[..., None], **named: object) -> Mapping[str, float]:
-        progress(lambda: Progress(done=4, live=2, queued=3, tokens=1234))
+    async def evaluate(resolved: object, *, on_progress: Callable[..., None], **named: object) -> Mapping[str, float]:
+        on_progress(lambda: Progress(finished=4, running=2, queued=3, tokens=1234))
         await asyncio.sleep(0.2)
         return METRICS
 
@@ -118,8 +118,8 @@ def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
 def test_what_was_played_is_told_by_environment_and_by_task(
     rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def evaluate(resolved: object, *, scored: Callable[[object], None], **named: object) -> Mapping[str, float]:
-        scored([group([1.0, 0.0], env="sums"), group([None, 0.0], env="sums")])
+    async def evaluate(resolved: object, *, on_groups: Callable[[object], None], **named: object) -> Mapping[str, float]:
+        on_groups([group([1.0, 0.0], env="sums"), group([None, 0.0], env="sums")])
         return METRICS
 
     monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)

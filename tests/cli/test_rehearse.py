@@ -102,7 +102,7 @@ def test_the_real_run_is_compared_with_its_dry_run(config: str, rlkit: Callable[
     result = json.loads(rlkit("train", config, "--json").stdout.splitlines()[-1])
     assert result["estimate"] == dry["estimate"]
     low, high = (result["estimate"]["tokens"][end] for end in ("low", "high"))
-    assert low < result["spent"]["tokens"] < high
+    assert low < result["spending"]["tokens"] < high
     assert "(the dry run expected " in rlkit("train", config).stdout
 
 

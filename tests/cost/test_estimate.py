@@ -116,11 +116,11 @@ def test_a_run_takes_what_its_dry_run_said(env: type[rlkit.Env], more: dict[str,
     assert made.estimate is not None
     run = Simulation(tmp_path / "run", World(), settings=settings, tasks=tasks, latency=Latency(mean_tokens=25))
     result = run.train()
-    assert result.spent is not None
-    assert result.spent.usd is not None
+    assert result.spending is not None
+    assert result.spending.usd is not None
     assert made.estimate.usd is not None
-    assert made.estimate.tokens.low < result.spent.tokens < made.estimate.tokens.high
-    assert made.estimate.usd.low < result.spent.usd < made.estimate.usd.high
+    assert made.estimate.tokens.low < result.spending.tokens < made.estimate.tokens.high
+    assert made.estimate.usd.low < result.spending.usd < made.estimate.usd.high
     # A band that holds anything would say nothing.
     assert made.estimate.tokens.high < 40 * made.estimate.tokens.low
 

@@ -87,7 +87,7 @@ def test_a_request_that_fails_is_made_again_and_the_user_is_told(
     config: Config, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = measured(config, SimulatedTinker(), monkeypatch)
-    world = World(faults=[Fault(kind, call="sample", at=2)])  # type: ignore[arg-type]  one of the kinds
+    world = World(faults=[Fault(kind, call="sample", call_number=2)])  # type: ignore[arg-type]  one of the kinds
     metrics, notes = measured(config, SimulatedTinker(world=world), monkeypatch)
     assert metrics == expected
     assert metrics["eval/letters/episodes"] == 5

@@ -98,7 +98,7 @@ def test_thinking_calls_and_cut_replies_are_read(url: str) -> None:
     Model.answers[:] = [(200, said(message=message, finish_reason="length"))]
     tool: rlkit.Tool = {"name": "add", "description": "", "parameters": {"type": "object"}}
     reply = ask(url, lambda policy: policy.chat(ASKED, tools=[tool]))
-    assert (reply.thinking, reply.truncated, reply.malformed) == ("hm", True, ("add({)",))
+    assert (reply.thinking, reply.truncated, reply.malformed_tool_calls) == ("hm", True, ("add({)",))
     assert reply.tool_calls == [{"id": "c1", "name": "add", "arguments": {"a": 2}}]
     assert Model.asked[0][2]["tools"] == [{"type": "function", "function": tool}]
 
@@ -226,7 +226,7 @@ def test_an_endpoint_is_evaluated_without_a_tinker_service(url: str) -> None:
         played.extend(groups)
 
     config = Config(envs={"arithmetic": {}}, eval={"envs": {"arithmetic": {"tasks": 30}}})  # type: ignore[arg-type]  as YAML gives them
-    metrics = asyncio.run(evaluate(config, endpoint=Endpoint(url, "big"), scored=scored))
+    metrics = asyncio.run(evaluate(config, endpoint=Endpoint(url, "big"), on_groups=scored))
     right = sum(sum(map(int, group.task.split("+"))) == 5 for group in played)
     assert right > 0
     assert metrics["eval/arithmetic/reward/mean"] == pytest.approx(right / 30)

@@ -326,7 +326,7 @@ def test_every_number_of_the_episodes_equals_a_recount(
 
 def test_what_was_trained_on_equals_a_recount(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", "sync", 0, **PLAIN)
-    for line, trained in zip(run.lines(), run.world.trained, strict=True):
+    for line, trained in zip(run.lines(), run.world.step_digests, strict=True):
         valid = [row for row in rows_of(run, int(line["step"])) if row["counts"] and row["status"] != "failed"]
         means = {row["draw"]: mean(other["reward"] for other in valid if other["draw"] == row["draw"]) for row in valid}
         taught = [row for row in valid if abs(row["reward"] - means[row["draw"]]) > 1e-9 and not row["masked"]]

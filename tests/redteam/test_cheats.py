@@ -34,16 +34,16 @@ SEALED_ELSEWHERE: Mapping[Seal, str] = {
 def test_each_cheat_has_a_name_of_its_own_and_one_sentence() -> None:
     for cheats in (TASK_CHEATS, REPLY_CHEATS):
         assert len({cheat.name for cheat in cheats}) == len(cheats)
-        assert all(cheat.does.endswith(".") and cheat.does[0].isupper() for cheat in cheats)
+        assert all(cheat.description.endswith(".") and cheat.description[0].isupper() for cheat in cheats)
 
 
 def test_the_page_has_each_cheat_with_what_it_does_and_where_it_is_sealed() -> None:
     lines = PAGE.read_text().splitlines()
     rows = [
-        f"| `{cheat.name}` | {cheat.does} | {SEALED_LOCALLY[cheat.seal]} | {SEALED_ELSEWHERE[cheat.seal]} |"
+        f"| `{cheat.name}` | {cheat.description} | {SEALED_LOCALLY[cheat.seal]} | {SEALED_ELSEWHERE[cheat.seal]} |"
         for cheat in TASK_CHEATS
     ]
-    rows += [f"| `{cheat.name}` | {cheat.does} |" for cheat in REPLY_CHEATS]
+    rows += [f"| `{cheat.name}` | {cheat.description} |" for cheat in REPLY_CHEATS]
     assert [row for row in rows if row not in lines] == []
     named = {line.split("`")[1] for line in lines if line.startswith("| `")}
     assert named - set(get_args(Result.__value__)) == {cheat.name for cheat in (*TASK_CHEATS, *REPLY_CHEATS)}

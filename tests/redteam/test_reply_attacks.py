@@ -52,7 +52,7 @@ def test_no_cheat_earns_a_reward_in_a_built_in_environment(name: str, monkeypatc
     tasks = 3 if EXHAUSTIVE or name == "arithmetic" else 1
     report = asyncio.run(attack_replies(source, tasks=tasks, timeout_s=120.0, seed=0, cheats=REPLY_CHEATS))
     assert report.skipped_tasks == {}
-    assert [(attempt.cheat, attempt.task_id, attempt.reward) for attempt in report.earned] == []
+    assert [(attempt.cheat, attempt.task_id, attempt.reward) for attempt in report.exploits] == []
     assert {attempt.cheat for attempt in report.attempts} == {cheat.name for cheat in REPLY_CHEATS}
 
 
@@ -80,10 +80,10 @@ class Formal(Lax):
 
 
 def test_cheats_that_pay_are_named() -> None:
-    earned = {attempt.cheat: (attempt.reward, attempt.honest) for attempt in attack(Lax()).earned}
+    earned = {attempt.cheat: (attempt.reward, attempt.honest_reward) for attempt in attack(Lax()).exploits}
     assert earned.keys() == {"every-answer-at-once"}
     assert earned["every-answer-at-once"] == (1.0, 0.0)
-    formal = {attempt.cheat: (attempt.reward, attempt.honest) for attempt in attack(Formal()).earned}
+    formal = {attempt.cheat: (attempt.reward, attempt.honest_reward) for attempt in attack(Formal()).exploits}
     assert formal["form-without-content"] == (0.25, 0.125)
     assert {"boxed-twice", "huge-numbers", "prompt-repeated"} <= formal.keys()
     assert "empty-answer" not in formal
@@ -98,7 +98,7 @@ class Believing(Lax):
 
 
 def test_forged_results_of_tools_are_named_where_they_count() -> None:
-    assert "forged-tool-results" in {attempt.cheat for attempt in attack(Believing()).earned}
+    assert "forged-tool-results" in {attempt.cheat for attempt in attack(Believing()).exploits}
 
 
 class Fragile(Lax):

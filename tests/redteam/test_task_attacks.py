@@ -57,7 +57,7 @@ def attack(
 def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> None:
     report = attack(EXAMPLES, *QUICK[task_id], task_ids=task_id)
     assert report.skipped_tasks == {}
-    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert [(attempt.cheat, attempt.reward) for attempt in report.exploits] == []
     assert {attempt.cheat for attempt in report.attempts} == set(QUICK[task_id])
 
 
@@ -67,7 +67,7 @@ def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> Non
 def test_no_cheat_earns_a_reward_in_any_example(task_id: str) -> None:
     report = attack(EXAMPLES, task_ids=task_id)
     assert report.skipped_tasks == {}
-    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert [(attempt.cheat, attempt.reward) for attempt in report.exploits] == []
     assert len(report.attempts) == len(TASK_CHEATS)
 
 
@@ -76,7 +76,7 @@ def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path
     names = (*QUICK["hello-world"], *QUICK["edit-config"])
     report = attack(tmp_path / "tasks", *names, task_ids="train/1-copy-file-00")
     assert report.skipped_tasks == {}
-    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert [(attempt.cheat, attempt.reward) for attempt in report.exploits] == []
     assert {attempt.cheat for attempt in report.attempts} == set(names)
 
 
@@ -87,7 +87,7 @@ def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) 
     write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
     report = attack(tmp_path / "tasks", task_ids=f"train/{kind}-00")
     assert report.skipped_tasks == {}
-    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert [(attempt.cheat, attempt.reward) for attempt in report.exploits] == []
     assert len(report.attempts) == len(TASK_CHEATS)
 
 
@@ -98,7 +98,7 @@ def test_where_there_is_no_view_what_runs_on_earns_nothing(task_id: str) -> None
     cheats = [cheat for cheat in TASK_CHEATS if cheat.seal in ("view", "record", "kernel")]
     report = attack(EXAMPLES, cheats=cheats, task_ids=task_id, place=f"{WithoutView.__module__}:WithoutView")
     assert report.skipped_tasks == {}
-    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert [(attempt.cheat, attempt.reward) for attempt in report.exploits] == []
 
 
 def test_a_disk_that_is_full_earns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_cheats_that_pay_are_named_and_those_that_cannot_be_tried_say_why(tmp_pa
     details = {attempt.cheat: attempt.detail for attempt in report.attempts}
     assert details["no-tool"] == "the environment has no no-such-tool"
     assert details["broken"] == "its script ended with exit code 3: the reason"
-    assert all(attempt.honest == 0.25 for attempt in report.attempts)
+    assert all(attempt.honest_reward == 0.25 for attempt in report.attempts)
 
 
 def test_a_cheat_that_breaks_the_tests_has_failed_and_earned_nothing(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_task_without_an_honest_reward_cannot_be_attacked(tmp_path: Path) -> N
 def test_a_task_that_does_not_say_what_is_tested_is_named_for_its_programs(tmp_path: Path) -> None:
     write_task(tmp_path / "open", test=WRONG)
     report = attack(tmp_path, "program-replaced-bash", "reward-daemon")
-    assert [attempt.cheat for attempt in report.earned] == ["program-replaced-bash"]
+    assert [attempt.cheat for attempt in report.exploits] == ["program-replaced-bash"]
     shutil.rmtree(tmp_path / "open")
     write_task(tmp_path / "closed", test=WRONG, settings='[metadata.rlkit]\ntested_folders = ["/app"]\n')
-    assert attack(tmp_path, "program-replaced-bash").earned == []
+    assert attack(tmp_path, "program-replaced-bash").exploits == []

@@ -485,7 +485,7 @@ class EverWithFolder(Ever):
 
     folder: Path | None = None
 
-    def keep_in(self, folder: Path) -> None:
+    def set_folder(self, folder: Path) -> None:
         self.folder = folder
 
     def next(self) -> rlkit.Env:
@@ -606,8 +606,8 @@ def test_substeps_take_real_optimiser_steps(tmp_path: Path) -> None:
     assert (run.world.calls["gradient"], run.world.calls["step"]) == (6, 6)
     together = whole(tmp_path / "one", batch={"groups": 4, "group_size": 3})
     assert (together.world.calls["gradient"], together.world.calls["step"]) == (3, 3)
-    first, second = run.world.trained[:2]
-    assert (*first, *second) == together.world.trained[0]
+    first, second = run.world.step_digests[:2]
+    assert (*first, *second) == together.world.step_digests[0]
 
 
 def test_a_stream_asks_for_a_gradient_a_group_and_one_step_a_batch(tmp_path: Path) -> None:
@@ -615,7 +615,7 @@ def test_a_stream_asks_for_a_gradient_a_group_and_one_step_a_batch(tmp_path: Pat
     sync = whole(tmp_path / "sync", batch={"groups": 4, "group_size": 3})
     assert run.world.calls["step"] == 3
     assert run.world.calls["gradient"] > 3
-    assert run.world.trained == sync.world.trained
+    assert run.world.step_digests == sync.world.step_digests
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -623,7 +623,7 @@ def test_no_more_rollouts_are_live_than_allowed_whatever_the_batch(mode: str, tm
     settings = {"schedule": {"mode": mode}, "rollouts": {"max_live": 4}, "batch": {"groups": 4, "group_size": 4}}
     evaluation = {"every": 1, "envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2, "attempts": 4}}}
     run = whole(tmp_path / "run", **settings, eval=evaluation)
-    assert run.world.most_live <= 4
+    assert run.world.max_concurrent_samples <= 4
 
 
 def test_the_tables_of_a_run_hold_its_numbers(tmp_path: Path) -> None:

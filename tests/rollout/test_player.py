@@ -85,7 +85,7 @@ def test_a_group_is_one_task_played_many_times() -> None:
     assert [episode.member for episode in group.episodes] == [0, 1, 2, 3]
     assert group.episodes[2].metrics == {"right": 1.0}
     assert [episode.masked for episode in group.episodes] == [False, False, True, False]
-    assert (player.counts.queued, player.counts.live, player.counts.done) == (0, 0, 4)
+    assert (player.counts.queued, player.counts.running, player.counts.finished) == (0, 0, 4)
 
 
 def test_what_an_environment_says_on_purpose_of_its_failure_is_its_error() -> None:
@@ -95,7 +95,7 @@ def test_what_an_environment_says_on_purpose_of_its_failure_is_its_error() -> No
 
 def test_every_turn_of_the_group_has_a_seed_of_its_own() -> None:
     *_, sampler = play(Scripted(1.0))
-    assert len({asked.seed for asked in sampler.asked}) == 4
+    assert len({asked.seed for asked in sampler.requests}) == 4
 
 
 def test_a_failure_is_played_again_and_never_becomes_a_reward() -> None:
@@ -113,7 +113,7 @@ def test_past_the_budget_the_group_goes_on_with_those_that_are_valid() -> None:
     group, finished, *_ = play(Scripted(1.0, *[ValueError("x")] * 10), retries=2)
     assert statuses(group).count("failed") == 3
     assert len(finished) == 4 + 2
-    assert group.valid.sum() == 1
+    assert group.valid_mask.sum() == 1
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def resume(
     )
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, progress=earlier))
     counts = player.counts
-    assert (counts.queued, counts.live, counts.done) == (0, 0, group_size)
+    assert (counts.queued, counts.running, counts.finished) == (0, 0, group_size)
     return group, finished, player
 
 

@@ -74,7 +74,7 @@ def test_the_record_rebuilds_the_exact_prompts_that_the_sampler_saw(script: list
             lines[move.line] = [*messages, said]
 
     asyncio.run(play())
-    turns, asked = policy.turns, policy.sampler.asked
+    turns, asked = policy.turns, policy.sampler.requests
     for index, move in enumerate(script):
         forced = list(move.forced.encode())
         assert [*whole(turns, index), *forced] == asked[index].prompt.tokens.tolist()
@@ -135,7 +135,7 @@ def test_conversations_at_once_extend_their_own_tokens() -> None:
     turns = policy.turns
     assert sum(turn.parent is None for turn in turns) == 2
     rebuilt = sorted(whole(turns, index) for index in range(len(turns)))
-    assert rebuilt == sorted(asked.prompt.tokens.tolist() for asked in policy.sampler.asked)
+    assert rebuilt == sorted(asked.prompt.tokens.tolist() for asked in policy.sampler.requests)
 
 
 def test_of_two_continuations_of_one_reply_one_is_its_extension() -> None:
@@ -219,8 +219,8 @@ def test_each_turn_asks_with_its_own_seed_and_the_run_s_settings() -> None:
         await policy.sample("Once", max_tokens=999, stop=["."])
 
     asyncio.run(play())
-    assert [asked.seed for asked in sampler.asked] == [100, 101, 102]
-    assert [asked.sampling for asked in sampler.asked] == [
+    assert [asked.seed for asked in sampler.requests] == [100, 101, 102]
+    assert [asked.sampling for asked in sampler.requests] == [
         Sampling(50, temperature=0.7, stop=(END,)),
         Sampling(9, temperature=0.0, stop=(END,)),
         Sampling(50, temperature=0.7, stop=(".",)),
@@ -258,7 +258,7 @@ def test_a_reply_that_needs_more_room_than_the_context_leaves_is_not_asked_for()
 
     async def play() -> None:
         with pytest.raises(ContextFull, match="a prompt of 11 tokens leaves 9 of 20, and a reply needs 10"):
-            await policy.chat(OPENING, room=10)
+            await policy.chat(OPENING, min_reply_tokens=10)
 
     asyncio.run(play())
     assert policy.context_tokens == 20

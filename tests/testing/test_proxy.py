@@ -58,5 +58,5 @@ def test_nothing_is_lost_and_nothing_trained_twice_on_a_bad_day(
         with FaultyProxy(engine.url, share=share) as proxy:
             spoiled = train(byte_model_dir, proxy.url, "spoiled")
     assert spoiled == clean
-    assert proxy.seen["through"] > 20
-    assert proxy.seen.total() > proxy.seen["through"]
+    assert proxy.outcomes["through"] > 20
+    assert proxy.outcomes.total() > proxy.outcomes["through"]

@@ -77,7 +77,7 @@ def test_an_answer_takes_as_long_as_its_longest_sample() -> None:
     ],
 )
 def test_faults_come_when_they_were_ordered(kind, said: str) -> None:
-    world = World(faults=[Fault(kind, call="sample", at=2)])
+    world = World(faults=[Fault(kind, call="sample", call_number=2)])
     sample(world, seed=1)
     with pytest.raises(ServiceError, match=said):
         sample(world, seed=1)
@@ -106,7 +106,7 @@ def test_slots_bound_what_is_drawn_at_once() -> None:
             return asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == 3
-    assert world.most_live == 2
+    assert world.max_concurrent_samples == 2
 
 
 def test_a_slot_is_not_lost_with_a_request_that_is_given_up_as_it_gets_one() -> None:

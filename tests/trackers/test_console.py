@@ -124,7 +124,7 @@ def test_json_steps_have_the_keys_of_metrics_jsonl() -> None:
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_the_panel_is_never_wider_than_the_terminal_and_never_high(width: int, count: int) -> None:
     names = tuple(f"environment-with-a-long-name-{i}-{'x' * 40}" for i in range(count))
-    progress = Progress(3, 20, "sampling", queued=400, live=120, done=76, failed=2, tokens=10**6, seconds=200)
+    progress = Progress(3, 20, "sampling", queued=400, running=120, finished=76, failed=2, tokens=10**6, seconds=200)
     info = run_info(envs=names, progress=progress, name="run-" + "y" * 100)
     text = rendered(info, width=width, history={name: [i / 9 for i in range(200)] for name in names})
     lines = text.splitlines()
@@ -134,7 +134,7 @@ def test_the_panel_is_never_wider_than_the_terminal_and_never_high(width: int, c
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_panel_shows_what_matters(width: int) -> None:
-    progress = Progress(3, 20, "sampling", queued=40, live=12, done=76, failed=2, tokens=1234, seconds=30)
+    progress = Progress(3, 20, "sampling", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=30)
     envs = ("arithmetic", "gsm8k", "erdos", "harbor.terminal", "openreward-session-with-a-name-that-never-ends")
     text = rendered(run_info(envs=envs, progress=progress), width=width, history={"arithmetic": [0.1, 0.5, 0.83]})
     for part in (

@@ -30,18 +30,18 @@ def heartbeats(others: set[threading.Thread]) -> list[threading.Thread]:
                 steps=20,
                 phase="sampling",
                 queued=1,
-                live=29,
-                done=2,
-                work="replies in progress: 29, programs: 1",
+                running=29,
+                finished=2,
+                activity="replies in progress: 29, programs: 1",
             ),
             "step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 29, programs: 1",
         ),
         (
-            Progress(step=20, steps=20, phase="evaluating", live=3, done=1, failed=2),
+            Progress(step=20, steps=20, phase="evaluating", running=3, finished=1, failed=2),
             "step 20/20: evaluating, 1 of 4 rollouts done, 2 failed",
         ),
         (
-            Progress(step=3, steps=4, phase="training", work="training sequences to go: 16"),
+            Progress(step=3, steps=4, phase="training", activity="training sequences to go: 16"),
             "step 4/4: training; training sequences to go: 16",
         ),
     ],
@@ -100,7 +100,7 @@ def test_a_tracker_says_where_a_silent_step_stands(
         "acme/tiny",
         ("words",),
         "the engine",
-        lambda: Progress(steps=3, work="programs: 4"),
+        lambda: Progress(steps=3, activity="programs: 4"),
     )
     tracker.on_start(run)
     wait_until(lambda: "step 1/3: preparing; programs: 4" in lines)

@@ -94,16 +94,16 @@ def test_steps_that_are_evaluated_are_saved_and_the_best_of_them_is_known(tmp_pa
     result = run.train()
     assert run.ears.saved == [2, 3, 4, 6, 8]
     judged = {step: value for step, value in values(run).items() if step}
-    assert result.best is not None
-    assert judged[result.best.step] == max(judged.values())
+    assert result.best_checkpoint is not None
+    assert judged[result.best_checkpoint.step] == max(judged.values())
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_checkpoints_that_are_neither_new_nor_good_are_deleted_on_the_service(mode: str, tmp_path: Path) -> None:
     run = runs(tmp_path / "run", checkpoint={"every": 1, "keep_last": 2, "keep_best": 1}, schedule={"mode": mode})
     result = run.train()
-    assert result.best is not None
-    kept = {result.best.step, 7, 8}
+    assert result.best_checkpoint is not None
+    kept = {result.best_checkpoint.step, 7, 8}
     left = {int(path.rsplit("-", 1)[1]) for path in run.world.checkpoints}
     assert left == kept
     lines = [json.loads(line) for line in (run.directory / "checkpoints.jsonl").read_text().splitlines()]

@@ -44,7 +44,7 @@ class LengthPenalty:
             penalty = 0.0 if episode.reward is None else self.amount(episode.sampled_tokens)
             total += penalty
             episodes.append(episode if episode.reward is None else replace(episode, reward=episode.reward - penalty))
-        return replace(group, episodes=tuple(episodes)), total / max(int(group.valid.sum()), 1)
+        return replace(group, episodes=tuple(episodes)), total / max(int(group.valid_mask.sum()), 1)
 
 
 def clip_advantages(rows: Sequence[NDArray[np.float64]], limit: float) -> tuple[list[NDArray[np.float64]], float]:

@@ -26,7 +26,7 @@ class Parsed:
     """A completion as a message, and the raw texts of tool calls that could not be parsed."""
 
     message: Message
-    malformed: tuple[str, ...] = ()
+    malformed_tool_calls: tuple[str, ...] = ()
 
 
 class ChatFormat(Protocol):
@@ -80,9 +80,9 @@ def extend(
     history = [_shorten(message) if index else message for index, message in enumerate(messages[:replied])]
     replies: list[Message] = [{"role": "assistant", "content": text} for text in ("0", "x")]
     first, second = (chat.render([*history, reply, *messages[replied + 1 :]], tools) for reply in replies)
-    tail = first.after(len(first) - _common_tail(first.tokens, second.tokens))
+    tail = first.drop_first(len(first) - _common_tail(first.tokens, second.tokens))
     overlap = _overlap(turn.completion, tail.tokens) if turn.stop == "stop" else 0
-    return prefix + tail.after(overlap)
+    return prefix + tail.drop_first(overlap)
 
 
 def _shorten(message: Message) -> Message:

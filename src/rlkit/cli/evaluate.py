@@ -60,11 +60,16 @@ def evaluate(
     def report_progress() -> None:
         for snapshot in snapshots:
             progress = snapshot()
-            total = progress.done + progress.live + progress.queued
-            say(f"{progress.done} of {total} rollouts done, {progress.live} running; {progress.tokens:,} tokens")
+            total = progress.finished + progress.running + progress.queued
+            say(f"{progress.finished} of {total} rollouts done, {progress.running} running; {progress.tokens:,} tokens")
 
     evaluation = evaluate(
-        resolved, checkpoint=checkpoint, endpoint=target, note=say, progress=snapshots.append, scored=groups.extend
+        resolved,
+        checkpoint=checkpoint,
+        endpoint=target,
+        note=say,
+        on_progress=snapshots.append,
+        on_groups=groups.extend,
     )
     with report_periodically(report_progress):
         metrics = run_terminable(evaluation)

@@ -156,8 +156,8 @@ def _record(result: RunResult) -> dict[str, Data]:
         "steps": result.steps,
         "metrics": dict(result.metrics),
         "checkpoint": result.checkpoint and asdict(result.checkpoint),
-        "best": result.best and asdict(result.best),
-        "spent": result.spent and asdict(result.spent),
+        "best_checkpoint": result.best_checkpoint and asdict(result.best_checkpoint),
+        "spending": result.spending and asdict(result.spending),
         "estimate": result.estimate and result.estimate.to_json(),
     }
 
@@ -168,7 +168,7 @@ def _summary(result: RunResult) -> str:
         collect_rewards,
         render_estimate,
         render_number,
-        render_spent,
+        render_spending,
     )
 
     status = "out of budget" if result.status == "budget" else result.status
@@ -179,10 +179,10 @@ def _summary(result: RunResult) -> str:
     if result.checkpoint is not None:
         lines.append(f"checkpoint    {result.checkpoint.state}")
         lines.append(f"weights       {result.checkpoint.sampler}")
-    if result.best is not None and result.best != result.checkpoint:
-        lines.append(f"best weights  {result.best.sampler} (step {result.best.step})")
-    if result.spent is not None:
-        used = render_spent(result.spent)
+    if result.best_checkpoint is not None and result.best_checkpoint != result.checkpoint:
+        lines.append(f"best weights  {result.best_checkpoint.sampler} (step {result.best_checkpoint.step})")
+    if result.spending is not None:
+        used = render_spending(result.spending)
         if result.estimate is not None and result.status == "completed":  # the estimate is of all steps
             used += f" (the dry run expected {render_estimate(result.estimate)})"
         lines.append(f"used          {used}")

@@ -33,7 +33,7 @@ _UNLIMITED = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Spending:
     """Tokens, money and time that a run has used.
 
     Args:
@@ -114,10 +114,10 @@ class Budget:
         return None
 
     @property
-    def spent(self) -> Spent:
+    def spending(self) -> Spending:
         """Tokens, money and time of all processes so far."""
         usage = self.usage
-        return Spent(usage.tokens, None if self._price is None else self._price.usd(usage), self.seconds)
+        return Spending(usage.tokens, None if self._price is None else self._price.usd(usage), self.seconds)
 
     def metrics(self) -> dict[str, float]:
         """Return the usage by all processes under `usage/…`, with dollars if the price is known."""

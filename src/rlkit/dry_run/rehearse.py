@@ -255,11 +255,11 @@ class _Rehearser:
                         return
         except RlkitError as error:
             return self.fail("training", str(error))
-        sequences = sum(map(len, world.trained))
+        sequences = sum(map(len, world.step_digests))
         if not sequences:
             settings = "batch.max_tokens, batch.too_long and batch.clip_advantages"
             return self.fail("training", f"nothing was left to train on: look at {settings}")
-        steps = f"{len(world.trained)} optimiser steps on {sequences} sequences"
+        steps = f"{len(world.step_digests)} optimiser steps on {sequences} sequences"
         self.parts.append(Part("training", "ok", f"{steps}, the later from the former's checkpoint"))
         self.parts.extend(_check_best_metric(whole, metrics))
 

@@ -69,7 +69,7 @@ class Evaluation:
 
     async def play(self, sampler: Sampler, *, rank: int = 0) -> Sequence[EvaluatedTask]:
         """Play every task with these weights; `rank` is the place in the queue for slots."""
-        self.player.counts.done = self.player.counts.failed = 0
+        self.player.counts.finished = self.player.counts.failed = 0
         tasks = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
 
@@ -102,8 +102,8 @@ async def evaluate(
     checkpoint: str | None = None,
     endpoint: Endpoint | None = None,
     note: Callable[[str], None] = lambda message: None,
-    progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
-    scored: Callable[[Sequence[Group]], None] = lambda groups: None,
+    on_progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
+    on_groups: Callable[[Sequence[Group]], None] = lambda groups: None,
 ) -> Mapping[str, float]:
     """Evaluate a model in the environments of `eval.envs`, or else in those of training.
 
@@ -111,8 +111,8 @@ async def evaluate(
         checkpoint: a `tinker://` path of sampler weights; None for the base model.
         endpoint: address of a model to evaluate instead of one of the Tinker service.
         note: receives lines for the user.
-        progress: receives a function that returns the current progress.
-        scored: receives the groups with their rewards.
+        on_progress: receives a function that returns the current progress.
+        on_groups: receives the groups with their rewards.
 
     Returns:
         Metrics under `eval/<env>/…` and `eval/all/…`.
@@ -139,7 +139,7 @@ async def evaluate(
     if endpoint is not None:
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
             player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make_policy)
-            return await _measure(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
+            return await _measure(player, tasks, NoSampler(), note=note, on_progress=on_progress, on_groups=on_groups)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
     watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
@@ -152,7 +152,7 @@ async def evaluate(
         )
         player = make_eval_player(config, chat, slots=slots, context=context)
         patient = PatientSampler(sampler, watch, sampler.version)
-        return await _measure(player, tasks, patient, note=note, progress=progress, scored=scored)
+        return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
 
 
 async def _measure(
@@ -161,8 +161,8 @@ async def _measure(
     sampler: Sampler,
     *,
     note: Callable[[str], None],
-    progress: Callable[[Callable[[], Progress]], None],
-    scored: Callable[[Sequence[Group]], None],
+    on_progress: Callable[[Callable[[], Progress]], None],
+    on_groups: Callable[[Sequence[Group]], None],
 ) -> Mapping[str, float]:
     started = time.monotonic()
 
@@ -171,21 +171,21 @@ async def _measure(
         return Progress(
             phase="evaluating",
             queued=counts.queued,
-            live=counts.live,
-            done=counts.done,
+            running=counts.running,
+            finished=counts.finished,
             failed=counts.failed,
             tokens=counts.tokens,
             seconds=time.monotonic() - started,
         )
 
-    progress(snapshot)
+    on_progress(snapshot)
     failures = FailureNotes(note, redact=redact)
     blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
     with loop_holds().watch(blocking.add):
         evaluated = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
     for line in _describe_failures(evaluated):
         note(line)
-    scored([task.group for task in evaluated])
+    on_groups([task.group for task in evaluated])
     return await compute_eval_metrics(evaluated)
 
 
@@ -211,7 +211,9 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     """
     errors = dict[str, float]()
     for name in [*dict.fromkeys(group.env for group in groups), "all"]:
-        tasks = [group.rewards[group.valid] for group in groups if name in (group.env, "all") and group.valid.any()]
+        tasks = [
+            group.rewards[group.valid_mask] for group in groups if name in (group.env, "all") and group.valid_mask.any()
+        ]
         if len(tasks) < 2:
             continue
         with np.errstate(over="ignore", invalid="ignore"):  # rewards near the ends of the float range

@@ -45,7 +45,7 @@ def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:
     """Return the score of each task, in the order of the evaluation."""
     scores = list[TaskScore]()
     for group in groups:
-        rewards = group.rewards[group.valid]
+        rewards = group.rewards[group.valid_mask]
         scores.append(
             TaskScore(
                 env=group.env,

@@ -82,11 +82,11 @@ def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/reward/max": float(rewards.max()),
         **_percentiles(f"{prefix}/reward", rewards),
         f"{prefix}/solved": float((rewards >= SOLVED).mean()),
-        **_group_outcomes(prefix, [group.rewards[group.valid] for group in groups if group.valid.any()]),
+        **_group_outcomes(prefix, [group.rewards[group.valid_mask] for group in groups if group.valid_mask.any()]),
         f"{prefix}/truncated": _mean(float(episode.status == "truncated") for episode in valid),
         f"{prefix}/masked": _mean(float(episode.masked) for episode in valid),
         f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
-        f"{prefix}/segments": _mean(float(episode.segments) for episode in valid),
+        f"{prefix}/segments": _mean(float(episode.segment_count) for episode in valid),
         **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),
         **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled)) for turn in turns]),
         **_stops(prefix, turns),
@@ -179,7 +179,7 @@ def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
     gaps = list[float]()
     for group in groups:
         is_retried = np.array([episode.attempt > 0 for episode in group.episodes], dtype=np.bool_)
-        retried, first = group.rewards[group.valid & is_retried], group.rewards[group.valid & ~is_retried]
+        retried, first = group.rewards[group.valid_mask & is_retried], group.rewards[group.valid_mask & ~is_retried]
         if len(retried) and len(first):
             with np.errstate(over="ignore", invalid="ignore"):
                 gaps.append(float(retried.mean() - first.mean()))

@@ -59,7 +59,7 @@ async def attack_folders(
     def report_progress(attempt: Attempt) -> None:
         counts[attempt.task_id] += 1
         if attempt.result == "earned":
-            say(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; honest: {attempt.honest:g}")
+            say(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; honest: {attempt.honest_reward:g}")
         if counts[attempt.task_id] == len(TASK_CHEATS):
             done = sum(count == len(TASK_CHEATS) for count in counts.values())
             say(f"{attempt.task_id}: {len(TASK_CHEATS)} cheats tried; {done} of {len(tasks)} tasks done")

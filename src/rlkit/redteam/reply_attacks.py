@@ -123,7 +123,9 @@ async def _try_cheat(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
         detail = "this cheat does not apply to the prompt"
     else:
         result = classify_attempt(best, task.honest)
-    return Attempt(cheat.name, cheat.does, task.task_id, result, best, task.honest, detail if best is None else "")
+    return Attempt(
+        cheat.name, cheat.description, task.task_id, result, best, task.honest, detail if best is None else ""
+    )
 
 
 async def _play_reply(player: Player, env: Env, reply: str, slots: asyncio.Semaphore) -> WatchedRollout | str:

@@ -39,7 +39,7 @@ class ReplyCheat:
     """
 
     name: str
-    does: str
+    description: str
     replies: Callable[[Situation], Sequence[str]]
 
 

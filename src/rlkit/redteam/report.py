@@ -29,16 +29,16 @@ class Attempt:
 
     Args:
         reward: reward of the cheat; None if the episode has none.
-        honest: reward of an honest empty attempt.
+        honest_reward: reward of an honest empty attempt.
         detail: reason without a reward, or without an attempt.
     """
 
     cheat: str
-    does: str
+    description: str
     task_id: str
     result: Result
     reward: float | None
-    honest: float
+    honest_reward: float
     detail: str = ""
 
 
@@ -57,11 +57,11 @@ class RedTeamReport:
     @property
     def ok(self) -> bool:
         """True if an honest attempt has a reward on every task and no cheat earned more."""
-        return not self.skipped_tasks and not self.earned
+        return not self.skipped_tasks and not self.exploits
 
     @property
-    def earned(self) -> Sequence[Attempt]:
-        """Attempts that earned more than an honest empty one."""
+    def exploits(self) -> Sequence[Attempt]:
+        """Attempts that earned more than an honest empty attempt."""
         return [attempt for attempt in self.attempts if attempt.result == "earned"]
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class RedTeamReport:
         lines = [f"{'cheat':{width}}  {'result':9}  reward  honest  detail"]
         for row in rows:
             reward = "-" if row.reward is None else f"{row.reward:g}"
-            line = f"{row.cheat:{width}}  {row.result:9}  {reward:>6}  {row.honest:>6g}  {row.detail}"
+            line = f"{row.cheat:{width}}  {row.result:9}  {reward:>6}  {row.honest_reward:>6g}  {row.detail}"
             lines.append(line.rstrip())
         lines += [f"not attacked: {name}: {reason}" for name, reason in self.skipped_tasks.items()]
         results = [row.result for row in rows]
@@ -107,10 +107,10 @@ class CheatSummary:
     """
 
     cheat: str
-    does: str
+    description: str
     counts: Mapping[Result, int]
     reward: float | None
-    honest: float
+    honest_reward: float
     detail: str
 
     @property
@@ -139,4 +139,4 @@ def _summarise_cheat(attempts: Sequence[Attempt]) -> CheatSummary:
             more = f" and {len(matches) - SHOWN_TASKS} more" if len(matches) > SHOWN_TASKS else ""
             reason = f": {matches[0].detail}" if matches[0].detail else ""
             details.append(f"{result} on {tasks}{more}{reason}")
-    return CheatSummary(best.cheat, best.does, counts, best.reward, best.honest, "; ".join(details))
+    return CheatSummary(best.cheat, best.description, counts, best.reward, best.honest_reward, "; ".join(details))

@@ -107,7 +107,7 @@ def _make_attempt(cheat: TaskCheat, task_id: str, trial: _Trial, honest: Mapping
     result, detail = classify_attempt(reward, baseline), trial.error
     if trial.skip_reason and (reward is None or reward <= baseline):
         result, reward, detail = "not tried", None, trial.skip_reason
-    return Attempt(cheat.name, cheat.does, task_id, result, reward, baseline, detail)
+    return Attempt(cheat.name, cheat.description, task_id, result, reward, baseline, detail)
 
 
 def _compare_rewards(rewards: Mapping[str, float] | None, honest: Mapping[str, float]) -> tuple[float | None, float]:

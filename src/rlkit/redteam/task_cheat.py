@@ -45,7 +45,7 @@ class TaskCheat:
     """
 
     name: str
-    does: str
+    description: str
     script: str
     seal: Seal = "view"
 

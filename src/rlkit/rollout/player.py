@@ -57,8 +57,8 @@ class Counts:
     """Numbers of rollouts in each state, for people to watch; `failed` counts retried episodes, too."""
 
     queued: int = 0
-    live: int = 0
-    done: int = 0
+    running: int = 0
+    finished: int = 0
     failed: int = 0
     tokens: int = 0
 
@@ -195,7 +195,7 @@ class Player:
         last = progress.episodes.get(member)
         if last is not None and (last.status != "failed" or not group.spend_retry()):
             self.counts.queued -= 1
-            self.counts.done += 1
+            self.counts.finished += 1
             return last
         while True:
             try:
@@ -207,7 +207,7 @@ class Player:
             is_failed = episode.status == "failed"
             self.counts.failed += is_failed
             if not is_failed or not group.spend_retry():
-                self.counts.done += 1
+                self.counts.finished += 1
                 return episode
             self.counts.queued += 1
             attempt += 1
@@ -217,11 +217,11 @@ class Player:
             await self.slots.acquire((group.rank, member))
         finally:
             self.counts.queued -= 1
-        self.counts.live += 1
+        self.counts.running += 1
         try:
             return await self._play_member(group, member, attempt)
         finally:
-            self.counts.live -= 1
+            self.counts.running -= 1
             self.slots.release()
 
     async def _play_member(self, group: _GroupInPlay, member: int, attempt: int) -> Episode:

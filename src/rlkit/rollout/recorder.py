@@ -120,7 +120,7 @@ class RecordingPolicy(Policy):
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
         text = parsed.message["content"]
         text = text if isinstance(text, str) else ""
-        return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed)
+        return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls)
 
     @override
     def reward(self, value: float) -> None:
@@ -210,7 +210,9 @@ class RecordingPolicy(Policy):
             prefix = as_prompt(forced)
             model_input, pieces = prompt + prefix, [_forced_piece(prefix.tokens)]
         context = self._context(request)
-        sampling = self._admit(model_input, sampling, context, request.room if isinstance(request, ChatRequest) else 1)
+        sampling = self._admit(
+            model_input, sampling, context, request.min_reply_tokens if isinstance(request, ChatRequest) else 1
+        )
         seed = self._seed(self._requests)
         sampler = self._sampler() if self._requests else self._first_sampler()
         self._requests += 1
@@ -235,7 +237,7 @@ class RecordingPolicy(Policy):
         parent = max(fitting, key=lambda segment: len(segment.tokens), default=None)
         tokens, logprobs, sampled = _join_pieces(pieces)
         turn = Turn(
-            prompt=prompt if parent is None else prompt.after(len(parent.tokens)),
+            prompt=prompt if parent is None else prompt.drop_first(len(parent.tokens)),
             completion=tokens,
             logprobs=logprobs,
             sampled=sampled,
@@ -252,7 +254,7 @@ class RecordingPolicy(Policy):
         self._segments.append(segment)
         return segment
 
-    def _admit(self, prompt: Prompt, sampling: Sampling, context: int | None, min_room: int) -> Sampling:
+    def _admit(self, prompt: Prompt, sampling: Sampling, context: int | None, min_reply_tokens: int) -> Sampling:
         """Check a request and return its settings, with `max_tokens` limited to what the context has left.
 
         Raises:
@@ -273,9 +275,9 @@ class RecordingPolicy(Policy):
         room = context - len(prompt)
         if room < 1:
             raise ContextFull(f"a prompt of {len(prompt)} tokens fills the context of {context}")
-        if room < min_room:
+        if room < min_reply_tokens:
             raise ContextFull(
-                f"a prompt of {len(prompt)} tokens leaves {room} of {context}, and a reply needs {min_room}"
+                f"a prompt of {len(prompt)} tokens leaves {room} of {context}, and a reply needs {min_reply_tokens}"
             )
         return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 

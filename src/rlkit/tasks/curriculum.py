@@ -49,7 +49,7 @@ class SolveRates:
             raise UsageError(
                 f"a group of {group.task!r} is of none of the curriculum's tasks: a task_id must not change"
             )
-        rewards = group.rewards[group.valid]
+        rewards = group.rewards[group.valid_mask]
         if not len(rewards):
             return
         share = float(np.mean(rewards >= self._solved))

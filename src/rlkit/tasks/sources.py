@@ -115,11 +115,11 @@ class Mixture:
         """True if every source is known to have no more tasks."""
         return not self._names_left()
 
-    def keep_in(self, folder: Path) -> None:
+    def set_folder(self, folder: Path) -> None:
         """Give each source its own folder in `folder`."""
         for name, source in self._sources.items():
             with _name_in_errors(name):
-                source.keep_in(folder / name)
+                source.set_folder(folder / name)
 
     def draw(self, count: int) -> Sequence[Task]:
         """Draw the next tasks; fewer than `count` only if no source has more."""

@@ -122,12 +122,12 @@ class Author(Protocol):
 class ScriptedSampler(Sampler):
     """Sampler with completions from a function.
 
-    A reply ends at its first stop token or string, which is added if missing; `max_tokens` truncates it. `asked` lists
-    every request in order.
+    A reply ends at its first stop token or string, which is added if missing; `max_tokens` truncates it. `requests`
+    lists every request in order.
     """
 
     def __init__(self, author: Author, *, chat: ChatFormat, version: int = 0) -> None:
-        self.asked: list[SamplerRequest] = []
+        self.requests: list[SamplerRequest] = []
         self._author = author
         self._chat = chat
         self._version = version
@@ -139,7 +139,7 @@ class ScriptedSampler(Sampler):
     async def sample(  # noqa: D102  inherited
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        self.asked.append(SamplerRequest(prompt, sampling, seed))
+        self.requests.append(SamplerRequest(prompt, sampling, seed))
         text = self._chat.decode(prompt.tokens)
         completions = [self._completion(self._author(text, seed=seed + n), sampling) for n in range(num_samples)]
         await asyncio.sleep(0)  # lets other rollouts run, as a real service does
@@ -181,7 +181,7 @@ class _AuthoredPolicy(RecordingPolicy):
     @property
     def prompts(self) -> tuple[str, ...]:
         """Text of each prompt, without special tokens."""
-        return tuple(self.chat_format.decode(request.prompt.tokens) for request in self.sampler.asked)
+        return tuple(self.chat_format.decode(request.prompt.tokens) for request in self.sampler.requests)
 
 
 class ScriptedPolicy(_AuthoredPolicy):

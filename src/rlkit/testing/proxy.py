@@ -53,7 +53,7 @@ class FaultyProxy:
         seed: int = 0,
         only: str = "",
     ) -> None:
-        self.seen: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
         """Number of requests by fault, or `through` without one."""
         self._target = target.rstrip("/")
         self.share = share
@@ -103,7 +103,7 @@ class FaultyProxy:
     async def _forward(self, request: Request) -> Response:
         can_fail = request.url.path.endswith(self._only)
         fault = self._random.choice(self._kinds) if can_fail and self._random.random() < self.share else None
-        self.seen[fault or "through"] += 1
+        self.outcomes[fault or "through"] += 1
         if fault is not None and fault not in ("reply", "cut"):
             return await _respond_with_fault(fault, request)
         headers = [(name, value) for name, value in request.headers.raw if name.decode() not in _HOP_BY_HOP]

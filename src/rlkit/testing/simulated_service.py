@@ -44,7 +44,7 @@ class SimulatedTinker(TinkerService):
         world: state that outlives the service; a new one by default.
         slots: limit of concurrent samples; further ones wait.
         context_tokens: context size of the model.
-        repeatable: equal requests get equal responses; False for a service like the hosted one.
+        is_repeatable: equal requests get equal responses; False for a service like the hosted one.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class SimulatedTinker(TinkerService):
         world: World | None = None,
         slots: int | None = None,
         context_tokens: int = 32_768,
-        repeatable: bool = True,
+        is_repeatable: bool = True,
     ) -> None:
         self.world = world or World()
-        self._repeatable = repeatable
+        self._is_repeatable = is_repeatable
         self._context_tokens = context_tokens
         super().__init__(client=SimulatedClient(self.world, latency or Latency(), slots=slots))  # type: ignore[arg-type]  a stand-in
 
     @property
     @override
     def is_repeatable(self) -> bool:
-        return self._repeatable
+        return self._is_repeatable
 
     @override
     async def __aenter__(self) -> Self:
@@ -200,7 +200,7 @@ class SimulatedTrainingClient:
 
         def step() -> types.OptimStepResponse:
             self._weights = digest(self._weights, adam_params.learning_rate, *self._gradient)
-            self._world.trained.append(tuple(self._gradient))
+            self._world.step_digests.append(tuple(self._gradient))
             self._gradient = []
             return types.OptimStepResponse(metrics={"weights": self._weights / 2**64})
 

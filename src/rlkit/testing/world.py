@@ -54,15 +54,15 @@ class Fault:
     Args:
         kind: an HTTP status, or a future that fails (`broken`), is cancelled or never resolves (`hang`).
         call: kind of calls: `sample`, `score`, `gradient`, `step`, `save`, `load` or `*` for any.
-        at: number of the only call that fails, from 1.
-        share: share of calls that fail at random, without `at`.
+        call_number: number of the only call that fails, from 1.
+        share: share of calls that fail at random, without `call_number`.
         after_s: start of the fault.
         until_s: end of the fault.
     """
 
     kind: FaultKind
     call: str = "*"
-    at: int | None = None
+    call_number: int | None = None
     share: float = 1.0
     after_s: float = 0.0
     until_s: float = math.inf
@@ -81,10 +81,10 @@ class World:
     faults: Sequence[Fault] = ()
     calls: Counter[str] = field(default_factory=Counter[str])
     """Number of requests by kind; `samples`, `prefill_tokens` and `sampled_tokens` count their contents."""
-    trained: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    step_digests: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     """Digests of each optimiser step's sequences, in their order."""
     checkpoints: dict[str, int] = field(default_factory=dict[str, int])
-    most_live: int = 0
+    max_concurrent_samples: int = 0
     """Highest number of concurrent samples."""
     _requests: Counter[str] = field(default_factory=Counter[str])
     _repeats: Counter[bytes] = field(default_factory=Counter[bytes])
@@ -98,7 +98,9 @@ class World:
             if fault.call not in (call, "*") or not fault.after_s <= now_s <= fault.until_s:
                 continue
             number = self._requests[fault.call]
-            if number == fault.at or (fault.at is None and self.draw_uniform("fault", index, number) < fault.share):
+            if number == fault.call_number or (
+                fault.call_number is None and self.draw_uniform("fault", index, number) < fault.share
+            ):
                 return fault.kind
         return None
 
@@ -114,7 +116,7 @@ class World:
     def start_samples(self, count: int) -> None:
         """Count samples that start."""
         self._live += count
-        self.most_live = max(self.most_live, self._live)
+        self.max_concurrent_samples = max(self.max_concurrent_samples, self._live)
 
     def end_samples(self, count: int) -> None:
         """Count samples that end."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rlkit._util.threads import DaemonThreadPool
-    from rlkit.cost.budget import Spent
+    from rlkit.cost.budget import Spending
     from rlkit.cost.estimate import Estimate
     from rlkit.types import Checkpoint
 
@@ -45,26 +45,26 @@ class Progress:
         step: optimiser steps taken.
         steps: optimiser steps of the whole run.
         queued: rollouts of this step that wait to be played.
-        live: rollouts that are being played.
-        done: finished rollouts of this step.
+        running: rollouts that are being played.
+        finished: finished rollouts of this step.
         failed: failed episodes of this step, played again or not.
         tokens: tokens sampled since the run started.
         seconds: time since the run started, or was resumed.
         first_step: steps taken before the run was resumed.
-        work: counts of the work under way, as a phrase; "" for none.
+        activity: counts of the work under way, as a phrase; "" for none.
     """
 
     step: int = 0
     steps: int = 0
     phase: Phase = "preparing"
     queued: int = 0
-    live: int = 0
-    done: int = 0
+    running: int = 0
+    finished: int = 0
     failed: int = 0
     tokens: int = 0
     seconds: float = 0.0
     first_step: int = 0
-    work: str = ""
+    activity: str = ""
 
     @property
     def seconds_left(self) -> float | None:
@@ -100,8 +100,8 @@ class RunResult:
         metrics: metrics of the last step.
         checkpoint: last checkpoint, if any was saved.
         reason: limit that a `budget` run reached; why a `completed` run took fewer steps than it might.
-        best: checkpoint with the best value of the metric that weights are compared by, if any has one.
-        spent: everything that the run used.
+        best_checkpoint: checkpoint with the best value of the metric that weights are compared by, if any has one.
+        spending: everything that the run used.
         estimate: the expectation of a dry run of the same configuration; None if there was none.
     """
 
@@ -112,8 +112,8 @@ class RunResult:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint: Checkpoint | None = None
     reason: str = ""
-    best: Checkpoint | None = None
-    spent: Spent | None = None
+    best_checkpoint: Checkpoint | None = None
+    spending: Spending | None = None
     estimate: Estimate | None = None
 
 

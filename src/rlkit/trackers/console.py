@@ -15,7 +15,7 @@ from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.types import Checkpoint
 
 if TYPE_CHECKING:
-    from rlkit.cost.budget import Spent
+    from rlkit.cost.budget import Spending
     from rlkit.cost.estimate import Band, Estimate
 
 KL = "optim/kl_sample_train_v1"
@@ -70,12 +70,14 @@ def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: 
 
 def render_progress(progress: Progress) -> str:
     """Return `step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 30, tokens in them: 1,204`."""
-    total = progress.queued + progress.live + progress.done
-    parts = [progress.phase, *([f"{progress.done} of {total} rollouts done"] if total else [])]
+    total = progress.queued + progress.running + progress.finished
+    parts = [progress.phase, *([f"{progress.finished} of {total} rollouts done"] if total else [])]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     step = min(progress.step + 1, progress.steps)
-    return "; ".join([f"step {step}/{progress.steps}: {', '.join(parts)}", *([progress.work] if progress.work else [])])
+    return "; ".join(
+        [f"step {step}/{progress.steps}: {', '.join(parts)}", *([progress.activity] if progress.activity else [])]
+    )
 
 
 def render_number(value: float) -> str:
@@ -106,10 +108,10 @@ def render_estimate(estimate: Estimate) -> str:
     return ", ".join(parts)
 
 
-def render_spent(spent: Spent) -> str:
+def render_spending(spending: Spending) -> str:
     """Return `71,512 tokens, $0.21, 2 h 11 min`."""
-    price = [] if spent.usd is None else [render_dollars(spent.usd)]
-    return ", ".join([f"{spent.tokens:,} tokens", *price, render_duration(spent.seconds)])
+    price = [] if spending.usd is None else [render_dollars(spending.usd)]
+    return ", ".join([f"{spending.tokens:,} tokens", *price, render_duration(spending.seconds)])
 
 
 def render_dollars(value: float) -> str:

@@ -63,8 +63,8 @@ def render_panel(
     body = Table.grid(expand=True)
     body.add_row(_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
     body.add_row(_rollouts(progress))
-    if progress.work:
-        body.add_row(Text(progress.work, style="dim", no_wrap=True, overflow="ellipsis"))
+    if progress.activity:
+        body.add_row(Text(progress.activity, style="dim", no_wrap=True, overflow="ellipsis"))
     names = list(dict.fromkeys([*run.envs, *history]))
     shown = names if len(names) <= MAX_ROWS else names[: MAX_ROWS - 1]
     body.add_row(_environments(shown, history, width=width - 4, unicode=unicode))
@@ -104,7 +104,7 @@ def _head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> Re
 
 def _rollouts(progress: Progress) -> Text:
     failed = Text(f"{progress.failed} failed", style="red" if progress.failed else "")
-    counts = f"{progress.live} live  {progress.queued} queued  {progress.done} done  "
+    counts = f"{progress.running} live  {progress.queued} queued  {progress.finished} done  "
     return Text("rollouts  ", no_wrap=True, overflow="ellipsis").append(counts).append_text(failed)
 
 

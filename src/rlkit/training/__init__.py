@@ -46,6 +46,6 @@ class StopSignal:
         return self._watched.is_set()
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """True once the run is asked to end."""
         return self._event.is_set()

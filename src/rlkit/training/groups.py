@@ -153,7 +153,7 @@ class Groups:
             RolloutsFailed: too many groups in a row were unusable.
             Exception: playing failed.
         """
-        self.counts.done = self.counts.failed = 0
+        self.counts.finished = self.counts.failed = 0
         while (group := await self._supply.next_group()) is not None:
             step.groups.append(group)
             if group.is_trained and self._last_begun_step < step.number:
@@ -196,7 +196,7 @@ class Groups:
             RunFailed: a sequence is too long, and the configuration makes that an error.
             ServiceError: the service of the KL penalty's reference failed.
         """
-        is_usable = int(group.valid.sum()) >= self._player.settings[group.env].min_valid
+        is_usable = int(group.valid_mask.sum()) >= self._player.settings[group.env].min_valid
         return PlayedGroup(await self._preparation.prepare(group), is_usable)
 
     async def sync(self) -> None:

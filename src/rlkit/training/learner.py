@@ -95,7 +95,7 @@ class PolicyLearner:
         while published.sampler is None or self._step < run.step:
             await self._replay_next()
             run.reporter.raise_failure()
-            if run.stop.requested:  # the steps after this one are on the disk, to be replayed another time
+            if run.stop.is_requested:  # the steps after this one are on the disk, to be replayed another time
                 run.step = self._step
         self._groups.publish(published.newest)
 

@@ -99,7 +99,7 @@ class Run:
     @property
     def is_ending(self) -> bool:
         """True where no further step is begun."""
-        return self.stop.requested or self.reporter.end_reason is not None
+        return self.stop.is_requested or self.reporter.end_reason is not None
 
     async def report(self, step: PendingStep, trained: TrainedStep) -> None:
         """Record the usage and metrics of a step, and begin to evaluate its weights if that is due.
@@ -136,13 +136,13 @@ class Run:
             steps=self.steps,
             phase=self.phase,
             queued=counts.queued,
-            live=counts.live,
-            done=counts.done,
+            running=counts.running,
+            finished=counts.finished,
             failed=counts.failed,
             tokens=trained.tokens + evaluated.tokens,
             seconds=time.monotonic() - self._started_s,
             first_step=self.first_step,
-            work=str(self._activity),
+            activity=str(self._activity),
         )
 
     async def finish(self) -> None:
@@ -173,7 +173,7 @@ class Run:
     def result(self) -> RunResult:
         """Result of the run, as it was when this was first asked for."""
         budget_reason = self._slots.close_reason
-        status = "budget" if budget_reason else "interrupted" if self.stop.requested else "completed"
+        status = "budget" if budget_reason else "interrupted" if self.stop.is_requested else "completed"
         return RunResult(
             name=self.store.directory.name,
             directory=self.store.directory,
@@ -182,8 +182,8 @@ class Run:
             metrics=self.reporter.last_metrics,
             checkpoint=self.checkpoints.newest,
             reason=budget_reason or self.reporter.end_reason or "",
-            best=self._selection.best_checkpoint(self.checkpoints.usable),
-            spent=self._budget.spent,
+            best_checkpoint=self._selection.best_checkpoint(self.checkpoints.usable),
+            spending=self._budget.spending,
             estimate=self._estimate,
         )
 

@@ -219,7 +219,7 @@ class RLTrainer(Trainer):
 
     async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
         """Open the run's journal; return the remains of an interrupted run."""
-        await in_thread(self._sources.keep_in, store.directory / ARTEFACTS)  # before tasks are drawn again
+        await in_thread(self._sources.set_folder, store.directory / ARTEFACTS)  # before tasks are drawn again
         waiting = list[Task]()
         history = store.open(
             self._sources.state_dict(),

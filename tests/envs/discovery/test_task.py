@@ -302,7 +302,7 @@ def test_the_estimators_for_discovery_know_what_is_valid(task: ConstructionProbl
 
 def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem, tmp_path: Path) -> None:
     source = search(start="flat", reuse="epsilon_greedy")
-    source.keep_in(tmp_path / "erdos")
+    source.set_folder(tmp_path / "erdos")
     first = source.next()
     better = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
     outcomes = [play(first, reply) for reply in (better, better, program("def run(): return [0.5] * 4"))]
@@ -320,10 +320,10 @@ def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
 ) -> None:
     found = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
     killed = search(start="flat", reuse="epsilon_greedy")
-    killed.keep_in(tmp_path / "erdos")
+    killed.set_folder(tmp_path / "erdos")
     assert play(killed.next(), found).metrics["record"] == 1  # and is not told to the search
     again = search(start="flat", reuse="epsilon_greedy")
-    again.keep_in(tmp_path / "erdos")
+    again.set_folder(tmp_path / "erdos")
     first = again.next()
     outcome = play(first, "I have no idea.")
     assert (outcome.reward, outcome.metrics["valid"]) == (0, 0)
@@ -337,7 +337,7 @@ def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
 
 def test_what_is_no_better_than_the_beginning_is_no_record(task: ConstructionProblem, tmp_path: Path) -> None:
     source = discovery(start="erdos_haugland_2016", program_timeout_s=5.0, workers=2)
-    source.keep_in(tmp_path / "erdos")
+    source.set_folder(tmp_path / "erdos")
     outcome = play(source.next(), program("def run(): return [0.5] * 10"))
     assert (outcome.metrics["valid"], outcome.metrics["record"]) == (1, 0)
     assert read_records(tmp_path / "erdos") == []
@@ -389,11 +389,11 @@ def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_aske
     without_ray = Discovery(source.archive, replace(PlaySettings(), runner=RunnerChoice("ray")))
     tasks = Mixture({"erdos": without_ray}, weights={"erdos": 1.0}, seed=0)
     with pytest.raises(MissingError, match="uv sync --extra ray"):
-        tasks.keep_in(tmp_path)
+        tasks.set_folder(tmp_path)
     monkeypatch.setattr(runners, "ForkServer", partial(ForkServer, layers=("environment", "session")))
     bare = Discovery(source.archive, replace(PlaySettings(), runner=RunnerChoice(min_isolation="limits")))
     with pytest.raises(MissingError, match="isolation 'none', below min_isolation 'limits'"):
-        bare.keep_in(tmp_path)
+        bare.set_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def task(cache: Path, tmp_path: Path) -> Path:
 
 
 def asked(policy: object) -> list[list[int]]:
-    return [one.prompt.tokens.tolist() for one in policy.sampler.asked]
+    return [one.prompt.tokens.tolist() for one in policy.sampler.requests]
 
 
 def recorded(policy: object) -> list[list[int]]:

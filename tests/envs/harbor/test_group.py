@@ -94,7 +94,7 @@ def test_an_environment_that_breaks_is_no_reward_and_the_trial_is_played_anew(ca
 
     group = threads.run(main())
     assert failed == ["environment_error: RuntimeError: the sandbox did not come up"] * 2
-    assert group.valid.all()
+    assert group.valid_mask.all()
     assert sum(episode.attempt for episode in group.episodes) == 2
 
 

@@ -69,7 +69,7 @@ def test_the_same_text_said_after_different_pasts_keeps_its_own_thinking() -> No
 def test_usage_counts_the_tokens_of_prompt_and_completion() -> None:
     policy = ScriptedPolicy(["one", "two"])
     answers = chat_with(policy, ["a", "b"])
-    for answer, asked, turn in zip(answers, policy.sampler.asked, policy.turns, strict=True):
+    for answer, asked, turn in zip(answers, policy.sampler.requests, policy.turns, strict=True):
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(asked.prompt), len(turn.completion))
 
 
@@ -162,7 +162,7 @@ def test_whatever_an_agent_does_to_its_history_the_record_is_what_was_sampled(
             history = [*history, {"role": "user", "content": move.prompt}, {"role": "assistant", "content": text}]
 
     asyncio.run(main())
-    for number, (turn, asked) in enumerate(zip(policy.turns, policy.sampler.asked, strict=True)):
+    for number, (turn, asked) in enumerate(zip(policy.turns, policy.sampler.requests, strict=True)):
         assert whole(policy.turns, number) == [*asked.prompt.tokens.tolist(), *turn.completion.tolist()]
         if goes_on[number] and keeps_thinking:
             assert turn.parent is not None

@@ -142,7 +142,7 @@ def test_every_prompt_extends_the_exact_tokens_of_the_turn_before(task: Path) ->
     policy = ScriptedPolicy(["<think>first\n a look </think>\n\n  ls  ", "cat missing", DO, "exit"])
     played(task, policy, examples=[["Make a.", "touch a"], ["Make b and c.", "touch b", "touch c"]])
     assert [turn.parent for turn in policy.turns] == [None, 0, 1, 2]
-    prompts = [asked.prompt.tokens.tolist() for asked in policy.sampler.asked]
+    prompts = [asked.prompt.tokens.tolist() for asked in policy.sampler.requests]
     rebuilt = [whole(policy.turns, place)[: -len(turn.completion)] for place, turn in enumerate(policy.turns)]
     assert rebuilt == prompts
     assert [line for line in policy.prompts[0].splitlines() if line][1:] == [

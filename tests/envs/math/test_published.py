@@ -246,7 +246,7 @@ def test_a_dataset_is_trained_on_for_a_step_and_evaluated(name: str, tmp_path: P
     assert (metrics[f"env/{name}/episodes"], metrics[f"env/{name}/failed"]) == (32, 0)
     assert 0 < metrics[f"env/{name}/correct"] < 1
     assert metrics[f"env/{name}/format"] == 1
-    assert [len(sequences) > 0 for sequences in world.trained] == [True]
+    assert [len(sequences) > 0 for sequences in world.step_digests] == [True]
     expected = min(2, len(maths(**held_out)))  # type: ignore[arg-type]  as YAML gives them
     assert (metrics["eval/held_out/episodes"], metrics["eval/held_out/failed"]) == (expected, 0)
 

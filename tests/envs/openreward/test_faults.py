@@ -71,7 +71,7 @@ def test_with_a_fifth_of_all_requests_spoiled_every_rollout_ends_in_a_known_stat
         with FaultyProxy(worlds.url, share=0.2, kinds=("429", "500", "reply", "cut", "hang"), seed=3) as proxy:
             task = through(first, proxy.url)
             bad = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in range(3)))
-            assert proxy.seen.total() > proxy.seen["through"]
+            assert proxy.outcomes.total() > proxy.outcomes["through"]
             limit = gate(task.settings.access, task.settings.max_sessions).limit
             # Whether a session was refused, and how many, depends on the order of the requests.
             narrowed = limit.value = min(limit.value, 8.0)
@@ -113,7 +113,7 @@ def test_a_session_is_asked_for_its_prompt_once_and_then_for_nothing_if_the_answ
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with FaultyProxy(worlds.url, share=0.6, kinds=(kind,), only="/messages", seed=1) as proxy:  # pyright: ignore
         outcome = play(through(task, proxy.url, openings=20), call("mark", mark="a", reward=1, finished=True))
-        assert proxy.seen[kind] > 0
+        assert proxy.outcomes[kind] > 0
     assert outcome.reward == 1
     assert set(PROMPTS.values()) == {1}
     assert worlds.sessions == 0
@@ -123,7 +123,7 @@ def test_a_server_that_has_no_time_to_give_a_prompt_is_asked_again(worlds: Serve
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/messages", seed=4) as proxy:
         outcome = play(through(task, proxy.url), call("mark", mark="a", reward=1, finished=True))
-        assert proxy.seen["429"] > 0
+        assert proxy.outcomes["429"] > 0
     assert outcome.reward == 1
 
 
@@ -131,7 +131,7 @@ def test_a_call_that_the_server_has_no_time_for_is_made_again(worlds: Served) ->
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/call", seed=2) as proxy:
         outcome = play(through(task, proxy.url), *[call("mark", mark="a", reward=1)] * 4, "done")
-        assert proxy.seen["429"] > 0
+        assert proxy.outcomes["429"] > 0
     assert outcome.reward == 4
 
 
@@ -147,7 +147,7 @@ def test_a_session_whose_opening_fails_is_replaced_by_a_fresh_one_and_deleted(wo
             replace(task, settings=replace(task.settings, access=access)),
             call("mark", mark="a", reward=1, finished=True),
         )
-        assert proxy.seen[kind] > 0
+        assert proxy.outcomes[kind] > 0
     assert outcome.reward == 1
     assert worlds.sessions == 0
 

@@ -36,7 +36,7 @@ class Discovery(TaskSource):
         """Archive of states."""
         return self._archive
 
-    def keep_in(self, folder: Path) -> None:
+    def set_folder(self, folder: Path) -> None:
         """Save the records of later tasks in a folder.
 
         Existing records return with the episodes of their tasks if these are played again: the run may have been killed

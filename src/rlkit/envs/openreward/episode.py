@@ -80,7 +80,7 @@ async def _answer_reply(
     session: Session, policy: Policy, settings: Settings, episode: Episode, reply: Reply
 ) -> Reason | None:
     """Answer one reply, and return the reason if the episode is over."""
-    if not reply.tool_calls and not reply.malformed:
+    if not reply.tool_calls and not reply.malformed_tool_calls:
         if reply.truncated:
             return "cut_off"
         if await session.takes_answers():
@@ -101,10 +101,10 @@ async def _answer_reply(
         )
         if episode.finished:
             return "finished"
-    if reply.malformed:
-        episode.malformed += len(reply.malformed)
+    if reply.malformed_tool_calls:
+        episode.malformed += len(reply.malformed_tool_calls)
         # Not as a tool's answer: it would answer no call, which some chat formats cannot write and others refuse.
-        errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+        errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed_tool_calls)
         episode.messages.append({"role": "user", "content": errors})
     return None
 

@@ -136,7 +136,10 @@ class PolicyLLM(BaseLLM):
         start_s = time.monotonic()
         try:
             reply = await self._policy.chat(
-                messages, max_tokens=self._max_tokens, temperature=self._temperature, room=self.reserve_tokens
+                messages,
+                max_tokens=self._max_tokens,
+                temperature=self._temperature,
+                min_reply_tokens=self.reserve_tokens,
             )
         except ContextFull as error:
             raise ContextLengthExceededError(str(error)) from error

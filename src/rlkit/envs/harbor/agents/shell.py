@@ -179,7 +179,10 @@ class _Episode:
         start_s = time.monotonic()
         try:
             reply = await self._policy.chat(
-                self.messages, max_tokens=self._max_tokens, temperature=self._settings.temperature, room=self._room
+                self.messages,
+                max_tokens=self._max_tokens,
+                temperature=self._settings.temperature,
+                min_reply_tokens=self._room,
             )
         finally:
             self._tally.llm_s += time.monotonic() - start_s
