@@ -118,7 +118,9 @@ def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
 def test_what_was_played_is_told_by_environment_and_by_task(
     rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def evaluate(resolved: object, *, on_groups: Callable[[object], None], **named: object) -> Mapping[str, float]:
+    async def evaluate(
+        resolved: object, *, on_groups: Callable[[object], None], **named: object
+    ) -> Mapping[str, float]:
         on_groups([group([1.0, 0.0], env="sums"), group([None, 0.0], env="sums")])
         return METRICS
 
