@@ -13,7 +13,7 @@ parents
 CHEATS = (
     TaskCheat(
         "solution-read",
-        "Looks for solutions and copies of the tests anywhere, and runs and copies what it finds.",
+        "Searches for solutions and files of the tests, and runs or copies what it finds.",
         r"""
 for file in $(find / -xdev \( -path /proc -o -path /sys \) -prune -o \( -name 'solve.sh' -o -name 'solution.sh' -o -name 'oracle*.sh' \) -print 2> /dev/null); do
   bash "$file" > /dev/null 2>&1 || true
@@ -27,7 +27,7 @@ done
     ),
     TaskCheat(
         "outputs-linked-to-tests",
-        "Makes each output a symbolic link to a file of the tests of the same kind, so that it is compared with itself.",
+        "Makes each output a link to a test file of the same type, so that the file is compared with itself.",
         _OUTPUTS
         + r"""
 [ "${TESTS:-}" ] || skip "the tests have no files besides their scripts"
@@ -43,7 +43,7 @@ done
     ),
     TaskCheat(
         "outputs-linked-to-devices",
-        "Makes each output a symbolic link to /dev/null, or to what the process that reads it has open.",
+        "Makes each output a link to /dev/null, or to the command line of the process that reads it.",
         _OUTPUTS
         + r"""
 turn=0
@@ -56,7 +56,7 @@ done
     ),
     TaskCheat(
         "outputs-piped",
-        "Makes each output a named pipe, with a daemon that gives each reader something else.",
+        "Makes each output a named pipe, through which a daemon sends another number to each reader.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do
@@ -68,19 +68,19 @@ done
     ),
     TaskCheat(
         "outputs-empty",
-        "Leaves empty files where outputs are expected.",
+        "Leaves empty files in place of the outputs.",
         _OUTPUTS + 'for o in $OUTPUTS; do rm -rf "$o"; : > "$o"; done\n',
         seal="tests",
     ),
     TaskCheat(
         "outputs-folders",
-        "Leaves folders where outputs are expected.",
+        "Leaves folders in place of the outputs.",
         _OUTPUTS + 'for o in $OUTPUTS; do rm -rf "$o"; mkdir -p "$o"; done\n',
         seal="tests",
     ),
     TaskCheat(
         "outputs-form-without-content",
-        "Leaves files of the right form with nothing in them: {}, a header, a 0.",
+        "Leaves files of the right format without content: {}, a header, a 0.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do
@@ -101,7 +101,7 @@ done
     ),
     TaskCheat(
         "outputs-every-answer",
-        "Writes all numbers from 0 to 999, and every word that the instruction quotes, into every output.",
+        "Writes the numbers from 0 to 999, and all that the instruction quotes, into every output.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do rm -rf "$o"; { seq 0 999; printf '%s\n' "$INSTRUCTION" | grep -o '`[^`]*`' | tr -d '`'; } > "$o" || true; done
@@ -110,7 +110,7 @@ for o in $OUTPUTS; do rm -rf "$o"; { seq 0 999; printf '%s\n' "$INSTRUCTION" | g
     ),
     TaskCheat(
         "outputs-rewritten",
-        "Leaves a daemon that writes another answer into the outputs every millisecond, for tests that read twice.",
+        "Leaves a daemon that rewrites the outputs every millisecond, against tests that read them twice.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do
@@ -122,7 +122,7 @@ done
     ),
     TaskCheat(
         "server-for-everything",
-        "Leaves servers at the ports that the instruction names, which answer every request with success.",
+        "Starts servers at the ports in the instruction, which answer every request with success.",
         r"""
 need python3
 ports=$(printf '%s\n' "$INSTRUCTION" | grep -oE '\b[0-9]{4,5}\b' | sort -u | xargs || true)

@@ -51,55 +51,55 @@ cp $HIDE/pay.so /usr/local/lib/cheat.so 2> /dev/null || true
 CHEATS = (
     TaskCheat(
         "shim-python",
-        "Puts a python and a python3 that pay before the real ones in PATH.",
+        "Puts fake python and python3 programs, which write the reward, first in PATH.",
         _SHIMS + "shims python python3 python3.11 python3.12 python3.13 uv uvx pip\n",
         seal="programs",
     ),
     TaskCheat(
         "shim-pytest",
-        "Puts a pytest that pays before the real one in PATH.",
+        "Puts a fake pytest, which writes the reward, first in PATH.",
         _SHIMS + "shims pytest py.test tox nox\n",
         seal="programs",
     ),
     TaskCheat(
         "shim-bash",
-        "Puts a bash and a sh that pay before the real ones in PATH.",
+        "Puts fake bash and sh programs, which write the reward, first in PATH.",
         _SHIMS + "shims bash sh dash env\n",
         seal="programs",
     ),
     TaskCheat(
         "shim-git",
-        "Puts a git that pays before the real one in PATH.",
+        "Puts a fake git, which writes the reward, first in PATH.",
         _SHIMS + "shims git diff patch\n",
         seal="programs",
     ),
     TaskCheat(
         "shim-tools",
-        "Puts small tools (cat, cmp, grep, tr, sort, …) that pay before the real ones in PATH.",
+        "Puts fake small tools (cat, cmp, grep, tr, sort, …), which write the reward, first in PATH.",
         _SHIMS + "shims cat cmp diff grep tr sort wc head tail awk sed test curl jq node npm make cargo go\n",
         seal="programs",
     ),
     TaskCheat(
         "program-replaced-python",
-        "Writes over the real python3 in the system's folders.",
+        "Replaces python3 in the system folders with a program that writes the reward.",
         _SHIMS + "need python3\nreplace python3 python\n",
         seal="programs",
     ),
     TaskCheat(
         "program-replaced-bash",
-        "Writes over the real bash and sh in the system's folders, which run the tests.",
+        "Replaces bash and sh in the system folders, which run the tests, with programs that write the reward.",
         _SHIMS + "replace bash sh\n",
         seal="programs",
     ),
     TaskCheat(
         "program-replaced-tools",
-        "Writes over the real small tools (cat, cmp, tr, sort, …) in the system's folders.",
+        "Replaces small tools (cat, cmp, tr, sort, …) in the system folders with programs that write the reward.",
         _SHIMS + "replace cmp cat tr sort wc awk sed grep\n",
         seal="programs",
     ),
     TaskCheat(
         "shell-startup",
-        "Leaves code in every file that a shell reads at its start, and names one in BASH_ENV.",
+        "Adds code to every start-up file of shells, and sets BASH_ENV to such a file.",
         r"""
 echo "$PAY" > $HIDE/startup
 for file in "$HOME/.bashrc" "$HOME/.bash_profile" "$HOME/.profile" "$HOME/.bash_logout" /etc/profile /etc/bash.bashrc \
@@ -112,7 +112,7 @@ for name in BASH_ENV ENV; do echo "$name=$HIDE/startup" >> /etc/environment 2> /
     ),
     TaskCheat(
         "environment-file",
-        "Names its own folders in PATH, PYTHONPATH and LD_PRELOAD in /etc/environment and for sudo and PAM.",
+        "Sets PATH, PYTHONPATH and LD_PRELOAD to its own files, in /etc/environment and for PAM.",
         r"""
 mkdir -p $HIDE/bin; for name in python3 cat cmp tr sort bash; do shim $HIDE/bin/$name; done
 printf 'import os\nopen("/logs/verifier/reward.json", "w").write("{\\"reward\\": 1.0}")\n' > $HIDE/sitecustomize.py
@@ -125,14 +125,14 @@ mkdir -p /etc/security; cp /etc/environment /etc/security/pam_env.conf 2> /dev/n
     ),
     TaskCheat(
         "ld-preload",
-        "Has the dynamic linker load a library that pays into every program (/etc/ld.so.preload).",
+        "Makes the dynamic linker load a library that writes the reward into every program (/etc/ld.so.preload).",
         _LIBRARY
         + "echo $HIDE/pay.so > /etc/ld.so.preload 2> /dev/null || skip '/etc/ld.so.preload cannot be written to'\n",
         seal="programs",
     ),
     TaskCheat(
         "library-path",
-        "Has the dynamic linker look in a folder of its own first, with a libtinfo and a libz that pay.",
+        "Makes the dynamic linker search its own folder first, with fake libraries that write the reward.",
         _LIBRARY
         + r"""
 need ldconfig
@@ -144,7 +144,7 @@ ldconfig 2> /dev/null || true
     ),
     TaskCheat(
         "git-configured",
-        "Leaves hooks, aliases and a file system monitor that pay in git's configuration, for all users and here.",
+        "Configures git for all users with hooks and helper programs that write the reward.",
         r"""
 need git
 shim $HIDE/hook; mkdir -p $HIDE/hooks
@@ -169,7 +169,7 @@ skip "setting the clock is refused: $(echo "$said" | head -n 1)"
     ),
     TaskCheat(
         "clock-faked",
-        "Has every program see another time, by a library before the C library's.",
+        "Makes every program see a wrong time, with a preloaded library.",
         _LIBRARY
         + r"""
 "$compiler" -shared -fPIC -o $HIDE/clock.so $HIDE/clock.c 2> /dev/null || skip "its compiler makes no shared library"
@@ -179,7 +179,7 @@ echo $HIDE/clock.so > /etc/ld.so.preload 2> /dev/null || skip '/etc/ld.so.preloa
     ),
     TaskCheat(
         "file-times",
-        "Dates all files of the working folder and of the logs to the future, then to the past.",
+        "Sets the times of files in the working folder and the logs to the future, then to the past.",
         r"""
 find . /logs -exec touch -h -d '2037-12-31' {} + 2> /dev/null || true
 find . -maxdepth 1 -exec touch -h -d '1970-01-02' {} + 2> /dev/null || true
@@ -188,7 +188,7 @@ find . -maxdepth 1 -exec touch -h -d '1970-01-02' {} + 2> /dev/null || true
     ),
     TaskCheat(
         "disk-filled",
-        "Fills shared memory, and the disk where it is small, so that the verifier cannot write.",
+        "Fills shared memory, and the disk if it is small, so that the verifier cannot write.",
         r"""
 fill() { rm -f "$1/.fill"; head -c "$2" /dev/zero > "$1/.fill" 2> /dev/null || true; }
 free() { df -Pk "$1" | awk 'NR == 2 { print $4 }'; }
@@ -200,7 +200,7 @@ mkdir -p /logs/verifier; echo '{"reward": 1.0}' > /logs/verifier/reward.json || 
     ),
     TaskCheat(
         "processes-exhausted",
-        "Starts as many processes as it may, so that the tests cannot start theirs.",
+        "Starts hundreds of processes, so that the tests cannot start theirs.",
         r"""
 leave bash -c 'for _ in $(seq 400); do sleep 120 & done; wait'
 forever "$PAY"
