@@ -1,4 +1,4 @@
-"""A tracker that is no part of the package: the example of AGENTS.md, in a package of its own."""
+"""A tracker that is no part of the package: the example of docs/extending.md, in a package of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.trackers.folders import write_run
 
 EXAMPLE = re.compile(r"^#+ Add a tracker\n.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-AGENTS = Path(__file__).parents[2] / "AGENTS.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 type Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -22,7 +22,7 @@ type Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def rlkit(tmp_path: Path) -> Command:
     """`rlkit` where a package with the tracker is installed."""
-    example = EXAMPLE.search(AGENTS.read_text())
+    example = EXAMPLE.search(PAGE.read_text())
     assert example is not None
     site, about = tmp_path / "site", tmp_path / "site" / "spreadsheets-1.0.dist-info"
     about.mkdir(parents=True)
