@@ -425,7 +425,7 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
     tasks = [Spell(0)]
     with pytest.raises(rlkit.UsageError, match="a value of type int is no name, no function and no mapping"):
         rlkit.train(envs=tasks, advantage=5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"advantage\.betta: is no field of entropic"):
+    with pytest.raises(ConfigError, match=r"advantage\.betta: is not a field of entropic"):
         rlkit.train(envs=tasks, advantage={"name": "entropic", "betta": 1})
     with pytest.raises(ConfigError, match=r"found 'grop'\. Did you mean 'grpo'"):
         rlkit.train(envs=tasks, advantage="grop")

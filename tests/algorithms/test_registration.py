@@ -130,7 +130,7 @@ def test_the_configuration_knows_their_settings() -> None:
     assert "advantage.exponent: expected a value above 0, found 0" in mistake(
         advantage={"name": "power", "exponent": 0}
     )
-    assert "loss.scal: is no field of likelihood. Did you mean 'scale'?" in mistake(
+    assert "loss.scal: is not a field of likelihood. Did you mean 'scale'?" in mistake(
         loss={"name": "likelihood", "scal": 1}
     )
     assert "| `advantage.exponent` | number > 0 | `2.0` | p: above 1 the great differences count more. |" in (

@@ -69,11 +69,11 @@ def test_a_secret_that_is_written_out_is_a_warning_that_names_the_field_and_the_
     written = rlkit("check", "written.yaml", "--tasks", "1")
     assert written.exit_code == 0, written.stderr
     (line,) = [line for line in written.stderr.splitlines() if "warning" in line]
-    assert "envs.a.args.db_pass looks like a secret that is written out" in line
+    assert "envs.a.args.db_pass looks like a literal secret" in line
     assert "write ${NAME} instead" in line
     assert "canary" not in written.stderr
     told = rlkit("check", "login.py:Echo", "--args", "db_pass=canary", "--tasks", "1").stderr
-    assert "--args.db_pass looks like a secret" in told
+    assert "--args.db_pass looks like a literal secret" in told
 
 
 @pytest.mark.parametrize("secret", ["sk-proj-abcdefghijklmnop1234", "hf_abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE"])

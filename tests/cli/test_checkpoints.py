@@ -204,10 +204,10 @@ def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[...
     ("arguments", "told"),
     [
         (["first", "--step", "7"], "--step: first has no checkpoint of step 7; it has 1, 2, 3"),
-        (["first", "--step", "1", "--best"], "--step and --best are two choices"),
+        (["first", "--step", "1", "--best"], "--step and --best exclude each other"),
         (["nonsense"], "there is no run 'nonsense'"),
-        (["tinker://x:train:0/weights/a", "--best"], "--step and --best choose among the checkpoints of a run"),
-        (["tinker://x:train:0/sampler_weights/a"], "only that can be exported"),
+        (["tinker://x:train:0/weights/a", "--best"], "--step and --best apply to the checkpoints of a run"),
+        (["tinker://x:train:0/sampler_weights/a"], "weights/… paths can be exported"),
         (["tinker://x:train:0/weights/a"], "tinker://x:train:0/weights/a"),
     ],
 )

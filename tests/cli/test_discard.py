@@ -220,7 +220,7 @@ def test_an_age_is_read(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["7", "d", "-1d", "1y", "seven days", ""])
 def test_what_is_no_age_is_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match="is no age: write it as 90m, 12h, 7d or 2w"):
+    with pytest.raises(UsageError, match="is not an age: write 90m, 12h, 7d or 2w"):
         parse_age(text)
 
 
@@ -232,20 +232,20 @@ def test_a_filter_takes_kinds_and_ages() -> None:
     ]
     assert [one.path for one in CheckpointFilter(now=1000.0).select(every)] == ["a", "b", "c"]
     assert [one.path for one in CheckpointFilter("training", now=1000.0).select(every)] == ["a", "c"]
-    assert [one.path for one in CheckpointFilter(older_s=500.0, now=1000.0).select(every)] == ["a", "b"]
-    with pytest.raises(UsageError, match="--kind: 'sampling' is none of training, sampler, external"):
+    assert [one.path for one in CheckpointFilter(min_age_s=500.0, now=1000.0).select(every)] == ["a", "b"]
+    with pytest.raises(UsageError, match="--kind: 'sampling' is not one of training, sampler, external"):
         CheckpointFilter.parse("sampling", None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["delete"], "name runs or tinker:// paths, or give --all"),
+        (["delete"], "name runs or tinker:// paths, or use --all"),
         (["delete", "nonsense", "--yes"], "there is no run 'nonsense'"),
-        (["delete", "tinker://a/weights/b", "--all"], "--all is every checkpoint of the account"),
-        (["ttl", "tinker://a/weights/b"], "say when they expire: --days N, or --never"),
-        (["ttl", "tinker://a/weights/b", "--days", "2", "--never"], "say when they expire"),
-        (["list", "--older-than", "soon"], "'soon' is no age"),
+        (["delete", "tinker://a/weights/b", "--all"], "--all selects every checkpoint of the account"),
+        (["ttl", "tinker://a/weights/b"], "give the time of expiry: --days N, or --never"),
+        (["ttl", "tinker://a/weights/b", "--days", "2", "--never"], "give the time of expiry"),
+        (["list", "--older-than", "soon"], "'soon' is not an age"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(arguments: list[str], told: str, rlkit: Command) -> None:

@@ -16,8 +16,8 @@ BAD = Finding("tinker", "fail", "not installed", "run `uv sync`")
 def examined(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> list[bool]:
     asked: list[bool] = []
 
-    def examine_machine(*, engine: bool, say: Callable[[str], None]) -> Iterator[Finding]:
-        say("a while")
+    def examine_machine(*, engine: bool, note: Callable[[str], None]) -> Iterator[Finding]:
+        note("a while")
         asked.append(engine)
         yield from findings
 

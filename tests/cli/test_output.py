@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.cli.common.output import Output, coloured, printable, redact, redrawable, to_json
+from rlkit.cli.common.output import Output, has_colours, is_redrawable, redact, sanitise, to_json
 
 SECRET = 'tml-"canary"\\0123'
 
@@ -48,7 +48,7 @@ def test_a_variable_of_another_name_is_not_a_secret() -> None:
 
 @given(st.text())
 def test_nothing_printed_steers_the_terminal(text: str) -> None:
-    shown = printable(text)
+    shown = sanitise(text)
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
 
 
@@ -80,9 +80,9 @@ class Terminal(io.StringIO):
     [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
 )
 def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], expected: bool) -> None:
-    assert coloured(Terminal(), environ) is expected
-    assert coloured(io.StringIO(), environ) is False
-    assert redrawable(Terminal(), environ) is (environ.get("TERM") != "dumb")
+    assert has_colours(Terminal(), environ) is expected
+    assert has_colours(io.StringIO(), environ) is False
+    assert is_redrawable(Terminal(), environ) is (environ.get("TERM") != "dumb")
 
 
 def test_errors_are_red_only_on_such_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

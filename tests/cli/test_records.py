@@ -51,7 +51,7 @@ def test_the_best_constructions_are_listed_with_what_is_proven_and_drawn(rlkit: 
     assert lines[1].strip().startswith("C5 <= 0.3808753233, proven exactly")
     assert lines[3].startswith("erdos 2: C5 = 0.380923035108, 95 values")
     assert "packing 1: the sum of the radii = 2.63586275641, 26x3 values" in result.stdout
-    assert "empty: no records: no construction is better than the starting ones" in result.stdout
+    assert "empty: no records: no construction improves on the initial ones" in result.stdout
     compared = next(one for one in result.stdout.splitlines() if one.startswith("erdos, for comparison"))
     assert "the best published 0.380856775; a scripted search without a model reaches" in compared
     pictures = sorted(run.glob("artefacts/*/*.png"))

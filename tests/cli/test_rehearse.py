@@ -84,8 +84,8 @@ def test_a_dry_run_says_what_works_and_what_the_run_takes(config: str, rlkit: Ca
     assert [line.split()[0] for line in lines[:4]] == ["ok", "ok", "ok", "not"]
     assert "the whole run takes " in result.stdout
     assert " tokens, $0.00" in result.stdout
-    assert "time: not known; --pilot 1 measures it" in result.stdout
-    assert "a dry run" in result.stderr
+    assert "time: unknown; --pilot 1 measures it" in result.stdout
+    assert "dry run" in result.stderr
     assert rlkit("train", config, "--dry-run", "--quiet").stderr == ""
 
 
@@ -263,7 +263,7 @@ def test_no_rollout_is_ended_before_the_longest_may_end() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--pilot", "1"], "--pilot has no effect: give --dry-run too"),
+        (["--pilot", "1"], "--pilot has no effect without --dry-run: add --dry-run"),
         (["--dry-run", "--pilot", "0"], "'--pilot': Input should be greater than or equal to 1"),
         (["--pilot", "0"], "'--pilot': Input should be greater than or equal to 1"),
         (["--dry-run", "envs.vowels.max_turns=2"], "envs.vowels.max_turns: has no effect"),

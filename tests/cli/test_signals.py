@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.common.signals import graceful, run_terminable
+from rlkit.cli.common.signals import graceful_shutdown, run_terminable
 from tests.limits import HANG_S
 
 # A run that waits; `stubborn` ones also hold up their own end. Many short sleeps, because Python does not wake from one
 # for a signal that comes just before it.
 PROGRAM = """
 import sys, time
-from rlkit.cli.common.signals import graceful
+from rlkit.cli.common.signals import graceful_shutdown
 said = lambda text: print(text, flush=True)
 try:
     clean_up_s = 0.5 if "stubborn" in sys.argv else 3600
-    with graceful(lambda: said("requested"), said, message="finishing", clean_up_s=clean_up_s):
+    with graceful_shutdown(lambda: said("requested"), said, message="finishing", clean_up_s=clean_up_s):
         said("ready")
         try:
             for _ in range(72_000):
@@ -38,7 +38,7 @@ except KeyboardInterrupt:
 # A thread that never ends, as of a grader that waits for a sandbox.
 BLOCKED = """
 import asyncio, sys, threading
-from rlkit.cli.common.signals import graceful
+from rlkit.cli.common.signals import graceful_shutdown
 
 async def main():
     try:
@@ -47,7 +47,7 @@ async def main():
     except TimeoutError:
         return await asyncio.to_thread(lambda: "kept")
 
-with graceful(lambda: None, print, message="") as interruptible:
+with graceful_shutdown(lambda: None, print, message="") as interruptible:
     print(interruptible.run(main()) * 100_000)
 sys.exit(4)
 """
@@ -91,7 +91,7 @@ def test_what_holds_up_the_end_is_not_waited_for() -> None:
 def test_the_handlers_of_the_caller_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     asked = threading.Event()
-    with graceful(asked.set, lambda _: None, message=""):
+    with graceful_shutdown(asked.set, lambda _: None, message=""):
         assert signal.getsignal(signal.SIGINT) != before[0]
         signal.raise_signal(signal.SIGTERM)
         assert asked.is_set()
@@ -115,7 +115,7 @@ def test_the_second_signal_cancels_a_coroutine_which_cleans_up() -> None:
     try:
         with (
             pytest.raises(KeyboardInterrupt),
-            graceful(lambda: None, lambda _: None, message="", clean_up_s=1e6) as interruptible,
+            graceful_shutdown(lambda: None, lambda _: None, message="", clean_up_s=1e6) as interruptible,
         ):
             interruptible.run(main())
         assert cleaned
@@ -148,7 +148,7 @@ def test_a_coroutine_that_is_not_interrupted_is_run_to_its_end() -> None:
             raise asyncio.CancelledError
         return "done"
 
-    with graceful(lambda: None, lambda _: None, message="") as interruptible:
+    with graceful_shutdown(lambda: None, lambda _: None, message="") as interruptible:
         assert interruptible.run(main(cancelled=False)) == "done"
         with pytest.raises(asyncio.CancelledError):
             interruptible.run(main(cancelled=True))
@@ -163,6 +163,6 @@ def test_a_thread_that_never_ends_does_not_keep_the_process() -> None:
 
 
 def test_a_run_without_signals_changes_nothing(tmp_path: Path) -> None:
-    with graceful(lambda: None, lambda _: None, message=""):
+    with graceful_shutdown(lambda: None, lambda _: None, message=""):
         (tmp_path / "x").write_text("")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

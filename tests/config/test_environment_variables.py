@@ -108,7 +108,7 @@ def test_an_unset_variable_is_an_error_that_names_the_field(refused: Refused) ->
     assert message.startswith(
         "a.yaml:3: sampling.stop.0: the environment variable STOPP is not set. Did you mean 'STOP'?"
     )
-    assert "begins no" in refused(f"{ENVS}name: ${{a b}}")
+    assert "must begin ${NAME}" in refused(f"{ENVS}name: ${{a b}}")
     assert "cannot contain another reference" in refused(f"{ENVS}name: ${{A:-${{B}}}}")
 
 

@@ -108,9 +108,9 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("loss: {clip_low: 0.5}", "a.yaml:2: loss.name: expected importance_sampling, "),
         (
             "loss: {name: importance_sampling, clip_low: 1}",
-            "loss.clip_low: is no field of importance_sampling, it belongs to ppo",
+            "loss.clip_low: is not a field of importance_sampling, it belongs to ppo",
         ),
-        ("loss: {name: ppo, clip_lo: 1}", "a.yaml:2: loss.clip_lo: is no field of ppo. Did you mean 'clip_low'?"),
+        ("loss: {name: ppo, clip_lo: 1}", "a.yaml:2: loss.clip_lo: is not a field of ppo. Did you mean 'clip_low'?"),
         ("loss: {name: ppo, clip_low: 2}", "a.yaml:2: loss.clip_low: expected at most 1, found 2"),
         ("lora: {train_attn: false, train_mlp: false}", "a.yaml:2: lora: no parameters are trained: set"),
         ("rollouts: {min_valid: 99}", "a.yaml:2: rollouts.min_valid: 99 is more than the rollouts of a group of envs."),
@@ -134,9 +134,9 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("advantage: grop", "found 'grop'. Did you mean 'grpo'?"),
         (
             "advantage: {name: entropic, betta: 1}",
-            "a.yaml:2: advantage.betta: is no field of entropic. Did you mean 'beta'",
+            "a.yaml:2: advantage.betta: is not a field of entropic. Did you mean 'beta'",
         ),
-        ("advantage: {name: grpo, k: 1}", "a.yaml:2: advantage.k: is no field of grpo, it belongs to pkpo"),
+        ("advantage: {name: grpo, k: 1}", "a.yaml:2: advantage.k: is not a field of grpo, it belongs to pkpo"),
         ("advantage: {name: entropic, beta: 0}", "a.yaml:2: advantage.beta: expected a value above 0, found 0"),
         ("advantage: {name: pkpo, k: 1}", "a.yaml:2: advantage.k: expected at least 2, found 1"),
         ("advantage: {name: quantile, quantile: 1}", "a.yaml:2: advantage.quantile: expected a value below 1, found 1"),
@@ -156,7 +156,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ),
         ("loss: {name: stable_reinforce}", "loss: stable_reinforce is not supported: it needs data"),
         ("loss: {name: cross_entropy}", "loss: cross_entropy is not supported: it is for supervised"),
-        ("loss: {name: cispo, beta: 1}", "loss.beta: is no field of cispo, it belongs to dro"),
+        ("loss: {name: cispo, beta: 1}", "loss.beta: is not a field of cispo, it belongs to dro"),
         ("batch: {normalize: token}\nloss: {name: dro}", "a.yaml:2: batch.normalize: dro is not linear"),
         ("batch: {normalize_tokens: 9}", "batch: normalize_tokens has no effect: set normalize to constant"),
         ("batch: {clip_advantages: 0}", "batch.clip_advantages: expected a value above 0, found 0"),
@@ -201,7 +201,7 @@ def test_a_name_is_short_for_the_section_of_an_estimator(load: Load) -> None:
 def test_a_later_estimator_replaces_an_earlier_name_but_not_its_settings(load: Load, refused: Refused) -> None:
     assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage=rloo").config.advantage.name == "rloo"
     assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.k=2").config.advantage == PKPO(k=2)
-    assert "advantage.k: is no field of rloo" in refused(
+    assert "advantage.k: is not a field of rloo" in refused(
         f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.name=rloo"
     )
 
@@ -231,7 +231,7 @@ def test_a_group_of_one_needs_an_estimator_of_ones_own(load: Load, refused: Refu
     [
         ("steps: 3", "a.yaml: envs: is missing: name the environments"),
         ("envs:", "a.yaml: envs: is missing: name the environments"),
-        ("envs: {}", "a.yaml:1: envs: is empty: name at least one"),
+        ("envs: {}", "a.yaml:1: envs: must not be empty: add at least one"),
         ("envs: [arithmetic]", "a.yaml:1: envs: expected a mapping, found a list"),
         ("envs: {'bad name': {}}", 'a.yaml:1: envs."bad name": the name may contain only letters'),
     ],

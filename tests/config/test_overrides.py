@@ -125,9 +125,9 @@ def test_an_environment_with_nothing_after_its_name_has_its_defaults(load: Load)
 @pytest.mark.parametrize(
     ("text", "override", "told"),
     [
-        (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is none to remove. Did you mean 'small'?"),
-        (ENVS, "eval.envs.arithmetic=null", "eval.envs.arithmetic={} adds one with its defaults"),
-        (ENVS, "envs.arithmetic=null", "envs: is empty: name at least one"),
+        (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is no such section to remove. Did you mean 'small'?"),
+        (ENVS, "eval.envs.arithmetic=null", "eval.envs.arithmetic={} to add it with default settings"),
+        (ENVS, "envs.arithmetic=null", "envs: must not be empty: add at least one"),
         (f"{ENVS}eval: {{every: 5, envs: {{arithmetic: {{}}}}}}", "eval.envs.arithmetic=null", "(eval=null)"),
     ],
 )
@@ -149,9 +149,9 @@ def test_what_cannot_be_taken_out_is_refused_with_one_line(
         ('"a=3', "is not of the form path=value"),
         ("a." * 5000 + "b=1", "is not of the form path=value"),
         ("sampling.stop=[a", "sampling.stop: not valid YAML"),
-        ("model.x=1", "model.x: model is a single value (from a.yaml:2)"),
-        ("sampling.stop.7=x", "sampling.stop is a list, it takes an index from 0 to 1"),
-        ("sampling.stop.x=x", "sampling.stop is a list, it takes an index from 0 to 1"),
+        ("model.x=1", "model.x: model is a scalar (from a.yaml:2)"),
+        ("sampling.stop.7=x", "sampling.stop is a list: use an index from 0 to 1"),
+        ("sampling.stop.x=x", "sampling.stop is a list: use an index from 0 to 1"),
         ("sampling.stop." + "9" * 5000 + "=x", "sampling.stop is a list"),
         ("stpes=3", "stpes: unknown field. Did you mean 'steps'?"),
         ("name=\ud800", "name: "),

@@ -204,7 +204,7 @@ def test_an_audit_names_the_draws_that_a_run_was_trained_on_twice(
     run = trained_twice(tmp_path / "run", monkeypatch)
     (found,) = asyncio.run(audit(run.directory)).values()
     assert found.groups == 12
-    assert (found.mismatch or "").startswith("words: draws 0–5 were taken in steps 1–3 and again in steps 4–6: ")
+    assert (found.mismatch or "").startswith("words: draws 0–5 were trained on in steps 1–3 and again in steps 4–6: ")
 
 
 def test_an_audit_needs_no_state(tmp_path: Path) -> None:

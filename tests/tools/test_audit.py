@@ -50,12 +50,12 @@ def changed(datum: Datum, field: str, at: int, value: float) -> Datum:
 @pytest.mark.parametrize(
     ("field", "at", "value", "message"),
     [
-        ("targets", 2, 9, "position 2 is not the one that follows"),
-        ("advantages", 1, 5, "token 3 at position 2 has an advantage and was not sampled"),
-        ("mask", 1, True, "token 3 at position 2 is trained on, and was not sampled there"),
-        ("logprobs", 2, -9, "token 4 at position 3 is trained on, and was not sampled there"),
-        ("advantages", 2, 2, "token 4 at position 3 is trained on, and was not sampled there"),
-        ("mask", 2, False, "has an advantage and was not sampled"),
+        ("targets", 2, 9, "position 2 is not the next token"),
+        ("advantages", 1, 5, "token 3 at position 2 has an advantage but was not sampled"),
+        ("mask", 1, True, "token 3 at position 2 is trained on but was not sampled there"),
+        ("logprobs", 2, -9, "token 4 at position 3 is trained on but was not sampled there"),
+        ("advantages", 2, 2, "token 4 at position 3 is trained on but was not sampled there"),
+        ("mask", 2, False, "has an advantage but was not sampled"),
     ],
 )
 def test_a_token_that_is_not_as_it_was_sampled_is_named(field: str, at: int, value: float, message: str) -> None:
@@ -87,7 +87,7 @@ def test_a_token_that_is_trained_on_twice_or_never_is_a_mismatch() -> None:
     group = of(CHAIN[:2])
     (datum,) = made(group)
     assert "sequence 1: token 4" in (check(group, [datum, datum]).mismatch or "")
-    assert check(group, []).mismatch == "member 0, turn 0: the token 1 that it sampled is in no sequence"
+    assert check(group, []).mismatch == "member 0, turn 0: sampled token 1 is in no training sequence"
     assert check(group, [], whole=False).cut == 3
 
 

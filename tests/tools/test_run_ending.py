@@ -68,7 +68,7 @@ def test_a_run_that_died_of_a_key_error_says_so_with_the_line_of_the_users_code(
     line = next(n for n, text in enumerate(Path(HERE).read_text().splitlines(), 1) if "self.tasks[self.drawn]" in text)
     assert said.startswith("run failed after step ")
     assert f"KeyError: 3, at {HERE}:{line} in next\n" in said
-    assert f"  fix: mend {HERE}:{line} in next, then `rlkit resume run`\n" in said
+    assert f"  fix: fix {HERE}:{line} in next, then `rlkit resume run`\n" in said
 
 
 def test_an_error_that_nobody_expected_names_its_type_and_its_line(
@@ -80,7 +80,7 @@ def test_an_error_that_nobody_expected_names_its_type_and_its_line(
         run.train()
     said = told(run.directory)
     assert f"run failed after step 0: KeyError: 'answer', at {HERE}:" in said
-    assert f"  fix: mend {HERE}:" in said
+    assert f"  fix: fix {HERE}:" in said
     assert " in lookup, then `rlkit resume run`\n" in said
 
 
@@ -116,9 +116,9 @@ WAYS = {
     "interrupt": ("run was interrupted after step ", "  fix: `rlkit resume run`"),
     "cancellation": ("run was interrupted after step ", "  fix: `rlkit resume run`"),
     "budget": ("run reached its budget after step ", "  fix: raise the limit: `rlkit resume run budget_tokens=…`"),
-    "service": ("run failed after step 0: ServiceError: ", "see whether the service answers (`rlkit doctor`), then "),
-    "rollouts": ("run failed after step 0: RolloutsFailed: ", "mend the environment, then `rlkit resume run`: what"),
-    "nothing": ("run is complete at step 3: it has taken all its steps\n", "run at step 3: no findings\n"),
+    "service": ("run failed after step 0: ServiceError: ", "check that the service answers (`rlkit doctor`), then "),
+    "rollouts": ("run failed after step 0: RolloutsFailed: ", "fix the environment, then `rlkit resume run`: failed"),
+    "nothing": ("run is complete at step 3: all steps are done\n", "run at step 3: no findings\n"),
 }
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_is_resumed_forgets_how_it_ended_before(tmp_path: Path) -> No
     run.train(resume=True)
     about = json.loads((run.directory / "run.json").read_text())
     assert not about.keys() & {"error", "reason", "place", "place_is_own"}
-    assert str(read_run_ending(run.directory)) == "it has taken all its steps"
+    assert str(read_run_ending(run.directory)) == "all steps are done"
 
 
 HOLDS = """
@@ -161,12 +161,12 @@ def test_a_run_whose_process_was_killed_ended_without_a_word(tmp_path: Path) -> 
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        assert f"run is running and has finished step 0: process {process.pid} works on it\n" in told(directory)
+        assert f"run is running and has finished step 0: process {process.pid} is running it\n" in told(directory)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     said = told(directory)
-    assert said.startswith("run was killed after step 0: it ended without a word, likely killed")
-    assert "`rlkit resume run`: nothing that was finished is lost\n" in said
+    assert said.startswith("run was killed after step 0: it ended without a record: probably killed")
+    assert "`rlkit resume run`: finished rollouts are not lost\n" in said
 
 
 def test_looking_at_a_run_changes_nothing(tmp_path: Path) -> None:

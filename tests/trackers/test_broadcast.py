@@ -92,7 +92,7 @@ def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch:
     both.on_step(1, {})
     both.on_finish(None)
     assert quick.notes == [
-        "the tracker Slow failed and will miss things: TooSlow: it had not taken everything when the run was over"
+        "the tracker Slow failed and may be incomplete: TooSlow: it had not finished when the run ended"
     ]
     slow.go.set()
 
@@ -104,7 +104,7 @@ def test_a_tracker_that_raises_is_told_of_once_and_the_others_miss_nothing() -> 
         both.on_step(step, {})
     both.on_finish(None)
     assert quick.steps == list(range(100))
-    assert quick.notes == ["the tracker Broken failed and will miss things: ConnectionError: no route"]
+    assert quick.notes == ["the tracker Broken failed and may be incomplete: ConnectionError: no route"]
 
 
 def test_what_waits_for_a_slow_tracker_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_what_waits_for_a_slow_tracker_is_limited(monkeypatch: pytest.MonkeyPatc
     assert slow.steps == [0, 1, 2, 3]
     assert quick.steps == list(range(10))
     assert quick.notes == [
-        "the tracker Slow failed and will miss things: TooSlow: it is so slow that it is told no more"
+        "the tracker Slow failed and may be incomplete: TooSlow: it is too slow, so further events are dropped"
     ]
 
 

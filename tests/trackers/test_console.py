@@ -110,7 +110,7 @@ def test_the_default_console_writes_to_stderr(capsys: pytest.CaptureFixture[str]
 def test_json_steps_have_the_keys_of_metrics_jsonl() -> None:
     steps: list[str] = []
     notes: list[str] = []
-    tracker = JsonTracker(lambda record: steps.append(json.dumps(record)), say=notes.append)
+    tracker = JsonTracker(lambda record: steps.append(json.dumps(record)), note=notes.append)
     tracker.on_start(run_info())
     tracker.on_step(1, METRICS)
     tracker.on_note("odd")

@@ -66,7 +66,7 @@ def test_a_refusal_is_told_and_nothing_is_marked_as_sent(stub: DocentStub, tmp_p
     stub.refuse = True
     directory = write_run(tmp_path / "run")
     settings = {"url": stub.url}
-    with pytest.raises(SendingFailed, match="docent: a run could not be begun"):
+    with pytest.raises(SendingFailed, match="docent: opening a run failed"):
         send(directory, load_service("docent", settings), sleep=lambda seconds: None)
     stub.refuse = False
     assert send(directory, load_service("docent", settings)) == 4

@@ -87,7 +87,7 @@ def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
     both.on_finish(None)
     (note,) = (note for note in notes if "failed" in note)
     assert note.startswith(
-        "the tracker TensorboardTracker failed and will miss things: NotSent: tensorboard: a run could"
+        "the tracker TensorboardTracker failed and may be incomplete: NotSent: tensorboard: opening a run"
     )
     assert "NotADirectoryError" in note
     assert "rlkit sync run" in note

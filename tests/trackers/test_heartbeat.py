@@ -93,7 +93,7 @@ def test_a_tracker_says_where_a_silent_step_stands(
 ) -> None:
     monkeypatch.setattr("rlkit.trackers.console.QUIET_S", 0.001)
     lines = list[str]()
-    tracker: Tracker = JsonTracker(lambda _: None, say=lines.append) if as_json else ConsoleTracker(lines.append)
+    tracker: Tracker = JsonTracker(lambda _: None, note=lines.append) if as_json else ConsoleTracker(lines.append)
     run = RunInfo(
         "first",
         Path("/runs/first"),

@@ -209,7 +209,7 @@ def test_uploads_go_on_after_a_long_outage(stub: Stub, tmp_path: Path) -> None:
 def test_a_rollout_that_is_not_fit_to_be_taken_holds_up_no_other(stub: Stub, tmp_path: Path) -> None:
     write_step(tmp_path, 1)
     stub.status = lambda events: 413 if events[0].get("rolloutName", "").endswith("· 0") else 200
-    assert "did not take a rollout of step 1: HTTP 413" in upload(tmp_path, 1)[0]
+    assert "rejected a rollout of step 1: HTTP 413" in upload(tmp_path, 1)[0]
     assert [name[-1] for name in stub.started()] == ["1"]
     assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
 
@@ -254,7 +254,7 @@ def test_the_command_line_wants_a_key_for_uploads(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["train", "envs.arithmetic.weight=1", "--openreward", "--quiet"])
     assert result.exit_code == 3
-    assert result.stderr.startswith("error: OPENREWARD_API_KEY is not set: uploads to OpenReward need it")
+    assert result.stderr.startswith("error: OPENREWARD_API_KEY is not set: set it, or leave out")
 
 
 def test_without_a_key_there_are_no_uploads(monkeypatch: pytest.MonkeyPatch) -> None:

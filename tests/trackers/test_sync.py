@@ -91,7 +91,7 @@ def test_a_service_that_fails_for_a_while_gets_everything(tmp_path: Path) -> Non
 def test_a_service_that_goes_on_failing_is_given_up_and_gets_the_rest_later(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory(faults=["step 2"] * 4)
     with pytest.raises(
-        SendingFailed, match=r"memory: step 2 could not be shown: ConnectionError: no step 2; `rlkit sync"
+        SendingFailed, match=r"memory: sending step 2 failed: ConnectionError: no step 2; to retry: `rlkit sync"
     ):
         send(directory, service, sleep=no_sleep)
     assert send(directory, service) == 2

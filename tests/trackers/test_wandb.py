@@ -97,7 +97,7 @@ def test_a_credential_is_asked_for_before_a_run_begins(tmp_path: Path, monkeypat
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(MissingError, match=r"WANDB_API_KEY is not set.*track\.wandb\.mode to offline"):
+    with pytest.raises(MissingError, match=r"no login for Weights & Biases.*track\.wandb\.mode to offline"):
         load_service("wandb", {})
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
     (tmp_path / "netrc").chmod(0o600)
@@ -107,5 +107,5 @@ def test_a_credential_is_asked_for_before_a_run_begins(tmp_path: Path, monkeypat
 def test_what_is_no_setting_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"track\.wandb\.projct: .*Did you mean 'project'"):
         load_service("wandb", {"projct": "x"})
-    with pytest.raises(UsageError, match=r"--to: 'wandbb' is none of .*Did you mean 'wandb'"):
+    with pytest.raises(UsageError, match=r"--to: 'wandbb' is not one of .*Did you mean 'wandb'"):
         load_service("wandbb", {})

@@ -229,7 +229,7 @@ def test_trackers_hear_every_step_and_one_that_breaks_harms_nobody(byte_model_di
         "starting the embedded engine",
         f"starting a training session for {byte_model_dir}",
         "started preparing",
-        "the tracker Broken failed and will miss things: OSError: no space",
+        "the tracker Broken failed and may be incomplete: OSError: no space",
         "checkpoint 2",
         "checkpoint 3",
         "finished completed",

@@ -1,7 +1,6 @@
 """The command line.
 
-Invariant: it parses, builds objects, calls the library and maps exceptions to exit codes, nothing else; a command
-imports what it needs when it runs.
+Invariant: the command line only parses arguments, builds objects, calls the library and maps exceptions to exit codes.
 """
 
 from rlkit.cli.app import main

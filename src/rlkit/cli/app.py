@@ -1,4 +1,7 @@
-"""Command-line application. Commands import what they need when they run, so that `--help` is instant."""
+"""Command-line application.
+
+Invariant: commands import the library when they run, not before, so `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 success, 1 the run failed, 2 bad usage or configuration, 3 something is missing, "
     "4 budget reached, 130 interrupted with a checkpoint.",
     no_args_is_help=True,
-    # Drawing help with rich takes four times as long as everything else that --help does.
+    # Rich rendering takes four times as long as the rest of --help.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -35,9 +35,9 @@ def check(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the environment and of the test replies.")] = 0,
     redteam: RedTeam = False,
 ) -> int:
-    """Find faults of an environment.
+    """Check an environment for faults.
 
-    Exit code 1 if there is one; with --redteam, if a cheat earns more than an honest empty attempt.
+    The exit code is 1 if a check fails; with --redteam, if a cheat earns more than an honest empty attempt.
     """
     from rlkit.check import check
     from rlkit.config.loading.targets import load_target
@@ -47,10 +47,10 @@ def check(
     if redteam:
         from rlkit.redteam.attack import attack_environment
 
-        say = output.silent if output.json else output.note
+        note = output.silent if output.json else output.note
         attacks: dict[str, RedTeamReport] = {}
         for name, source in envs.items():
-            attack = attack_environment(name, source, tasks=tasks, timeout_s=timeout_s, seed=seed, say=say)
+            attack = attack_environment(name, source, tasks=tasks, timeout_s=timeout_s, seed=seed, note=note)
             attacks[name] = run_terminable(attack)
         return print_attacks(output, attacks)
     records, tables, good = dict[str, Data](), list[str](), True
@@ -64,7 +64,7 @@ def check(
 
 
 def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:
-    """Print what the red team's cheats earned; under an empty name, what they earned on a folder of tasks."""
+    """Print the rewards of the red team's cheats. The key of a report is its environment, or "" for a task folder."""
     good = all(report.ok for report in reports.values())
     records: dict[str, Data] = {name: report.to_json() for name, report in reports.items()}
     body = reports[""].to_json() if "" in reports else {"envs": records}
@@ -73,7 +73,7 @@ def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:
 
 
 def _table(report: Report) -> str:
-    """Return `passed  determinism  …` for each finding, with the fix below a failed one."""
+    """Return a line such as `passed  determinism  …` for each finding, and a line with the fix if it failed."""
     width = max((len(finding.check) for finding in report.findings), default=0)
     lines: list[str] = []
     for finding in report.findings:

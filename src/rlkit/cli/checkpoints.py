@@ -1,6 +1,6 @@
 """`rlkit checkpoints` and `rlkit export`.
 
-Invariant: a deletion needs `--yes`, or the confirmation of a list of its checkpoints on a terminal.
+Invariant: a deletion needs `--yes`, or a confirmation on a terminal after the checkpoints are listed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlkit.cli.common.options import Best, Merged, NewFolder, OfStep, OptionalRun, RunName, RunOrState
+from rlkit.cli.common.options import Best, CheckpointStep, Merged, NewFolder, OptionalRun, RunName, RunOrState
 from rlkit.cli.common.output import Data, Output
 from rlkit.cli.common.signals import run_terminable
 from rlkit.errors import UsageError
@@ -29,10 +29,10 @@ Names = Annotated[
     typer.Argument(metavar="[RUN|PATH]…", help="Run names, run folders, or tinker:// paths.", show_default=False),
 ]
 Kind = Annotated[str | None, typer.Option(help="Select weights of this kind: training, sampler or external.")]
-OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Minimum age of the checkpoints, as 12h or 7d.")]
+OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Select checkpoints older than this, such as 12h.")]
 All = Annotated[bool, typer.Option("--all", help="Select every checkpoint of the account.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the affected checkpoints, but change nothing.")]
 
 NOT_ALL = 1
 _DAY_S = 86400
@@ -43,37 +43,39 @@ _SUMMARIES = {"adapter": "the adapter is", "merged": "the merged model is", "raw
 def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, older_than: OlderThan = None) -> int:
     """List the checkpoints on the service, newest first.
 
-    With RUN, only those that the run has saved.
+    With RUN, list only the checkpoints of that run.
     """
     from rlkit.tools.checkpoints import CheckpointFilter, list_checkpoints
 
-    rows = run_terminable(list_checkpoints(run, only=CheckpointFilter.parse(kind, older_than), note=output.note))
+    rows = run_terminable(
+        list_checkpoints(run, checkpoint_filter=CheckpointFilter.parse(kind, older_than), note=output.note)
+    )
     output.result(rows, "\n".join(map(_line, rows)) or "there are no checkpoints")
     return 0
 
 
 def show(
     output: Output,
-    what: Annotated[str, typer.Argument(metavar="RUN|PATH", help="Run name, run folder, or tinker:// path.")],
+    name: Annotated[str, typer.Argument(metavar="RUN|PATH", help="Run name, run folder, or tinker:// path.")],
     *,
-    step: OfStep = None,
+    step: CheckpointStep = None,
     best: Best = False,
 ) -> int:
     """Print the details of a checkpoint."""
     from rlkit.tools.checkpoints import choose_checkpoint, describe_checkpoint
 
-    checkpoint = choose_checkpoint(what, step=step, best=best)
+    checkpoint = choose_checkpoint(name, step=step, best=best)
     details = run_terminable(describe_checkpoint(checkpoint, note=output.note))
-    lines = [f"{name.removesuffix('_bytes'):<8} {_field(name, value)}" for name, value in details.items()]
+    lines = [f"{key.removesuffix('_bytes'):<8} {_field(key, value)}" for key, value in details.items()]
     output.result(details, "\n".join(lines))
     return 0
 
 
 def delete(
     output: Output,
-    what: Names = None,
+    names: Names = None,
     *,
-    every: All = False,
+    select_all: All = False,
     kind: Kind = None,
     older_than: OlderThan = None,
     yes: Yes = False,
@@ -85,8 +87,10 @@ def delete(
     """
     from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints
 
-    only = CheckpointFilter.parse(kind, older_than)
-    selection = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
+    checkpoint_filter = CheckpointFilter.parse(kind, older_than)
+    selection = run_terminable(
+        select_checkpoints(names or [], select_all=select_all, checkpoint_filter=checkpoint_filter, note=output.note)
+    )
     if selection.missing:
         raise UsageError(f"the service has no checkpoint {selection.missing[0]}")
     return _delete(output, selection, yes=yes, dry_run=dry_run)
@@ -113,51 +117,55 @@ def prune(
 
 def ttl(
     output: Output,
-    what: Names = None,
+    names: Names = None,
     *,
     days: Annotated[
         float | None,
-        typer.Option(min=0.042, max=3650, help="Days until the service deletes them; at least an hour."),
+        typer.Option(min=0.042, max=3650, help="Days until the service deletes the checkpoints; at least an hour."),
     ] = None,
-    never: Annotated[bool, typer.Option("--never", help="Keep them until they are deleted explicitly.")] = False,
-    every: All = False,
+    never: Annotated[bool, typer.Option("--never", help="Never let the checkpoints expire.")] = False,
+    select_all: All = False,
     kind: Kind = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Set when checkpoints expire."""
+    """Set the time at which checkpoints expire."""
     from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints, set_expiry
 
     if (days is None) != never:
-        raise UsageError("say when they expire: --days N, or --never")
-    only = CheckpointFilter.parse(kind, older_than)
-    selection = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
+        raise UsageError("give the time of expiry: --days N, or --never")
+    checkpoint_filter = CheckpointFilter.parse(kind, older_than)
+    selection = run_terminable(
+        select_checkpoints(names or [], select_all=select_all, checkpoint_filter=checkpoint_filter, note=output.note)
+    )
     ttl_s = None if days is None else round(days * _DAY_S)
-    expires = None if ttl_s is None else only.now + ttl_s
+    expires = None if ttl_s is None else checkpoint_filter.now + ttl_s
     checkpoints = [replace(checkpoint, expires=expires) for checkpoint in selection.checkpoints]
     expiry = "never" if days is None else f"in {days:g} days"
     if dry_run or not checkpoints:
         return _print(output, checkpoints, f"would expire {expiry}", done=0)
-    run_terminable(set_expiry(selection, ttl_s=ttl_s, now=only.now, note=output.note))
+    run_terminable(set_expiry(selection, ttl_s=ttl_s, now=checkpoint_filter.now, note=output.note))
     return _print(output, checkpoints, f"expire {expiry}", done=len(checkpoints))
 
 
-def download(output: Output, what: RunOrState, directory: NewFolder, *, step: OfStep = None, best: Best = False) -> int:
-    """Download the files of a checkpoint, as the service stores them."""
-    return _write(output, what, directory, "raw", step=step, best=best)
+def download(
+    output: Output, name: RunOrState, directory: NewFolder, *, step: CheckpointStep = None, best: Best = False
+) -> int:
+    """Download the files of a checkpoint in the service's format."""
+    return _write(output, name, directory, "raw", step=step, best=best)
 
 
 def export(
     output: Output,
-    what: RunOrState,
+    name: RunOrState,
     directory: NewFolder,
     *,
-    step: OfStep = None,
+    step: CheckpointStep = None,
     best: Best = False,
     merged: Merged = False,
 ) -> int:
     """Export the weights of a checkpoint for other programs."""
-    return _write(output, what, directory, "merged" if merged else "adapter", step=step, best=best)
+    return _write(output, name, directory, "merged" if merged else "adapter", step=step, best=best)
 
 
 def export_run(
@@ -165,7 +173,7 @@ def export_run(
     run: RunOrState,
     *,
     to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to create.")],
-    step: OfStep = None,
+    step: CheckpointStep = None,
     best: Best = False,
     merged: Merged = False,
 ) -> int:
@@ -173,11 +181,11 @@ def export_run(
     return _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
 
 
-def _write(output: Output, what: str, directory: Path, form: ExportForm, *, step: int | None, best: bool) -> int:
+def _write(output: Output, name: str, directory: Path, form: ExportForm, *, step: int | None, best: bool) -> int:
     from rlkit.tools.checkpoints import choose_checkpoint
     from rlkit.tools.export import export
 
-    checkpoint = choose_checkpoint(what, step=step, best=best)
+    checkpoint = choose_checkpoint(name, step=step, best=best)
     output.note(f"{'downloading' if form == 'raw' else 'exporting'} {checkpoint.path}")
     run_terminable(export(checkpoint.path, directory, form=form, service=checkpoint.service, note=output.note))
     output.result(

@@ -21,7 +21,7 @@ def init(
 ) -> int:
     """Create a project.
 
-    The folder gets an environment, its configuration, a test that passes and a README.
+    The folder contains an environment, its configuration, a passing test and a README.
     """
     from rlkit.tools.scaffold import scaffold
 
@@ -36,7 +36,7 @@ def init(
 
 
 def show(output: Output, config: Configs) -> int:
-    """Print the whole configuration, with the origin of each value."""
+    """Print the complete configuration with the origin of each value."""
     from rlkit.config import load_arguments, show_lines
 
     resolved = load_arguments(config)
@@ -58,7 +58,7 @@ def import_openreward(
 ) -> int:
     """Convert a tinker-config.yaml of OpenReward's cookbook.
 
-    The rlkit configuration goes to stdout, notes on the conversion to stderr.
+    The rlkit configuration is printed on stdout, and notes on the conversion on stderr.
     """
     import yaml
 

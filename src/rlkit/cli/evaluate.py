@@ -29,7 +29,7 @@ def evaluate(
         str | None, typer.Option(help="tinker:// path of the weights; the base model by default.")
     ] = None,
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Evaluate a model of this OpenAI-compatible endpoint instead.")
+        str | None, typer.Option(metavar="URL", help="Evaluate a model behind this OpenAI-compatible endpoint instead.")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at the endpoint.")] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Also print a line for each task.")] = False,
@@ -37,7 +37,7 @@ def evaluate(
 ) -> int:
     """Evaluate a model without training it.
 
-    Tasks come from `eval.envs`, or else from the environments of training. Sampling is greedy by default.
+    Tasks come from `eval.envs`, or from `envs` if there are no evaluation environments. Sampling is greedy by default.
     """
     from rlkit.config import load_arguments
 
@@ -51,9 +51,9 @@ def evaluate(
     if (endpoint is None) != (model is None):
         raise UsageError("--endpoint and --model: give both, or neither")
     if endpoint is not None and checkpoint is not None:
-        raise UsageError("--checkpoint has no effect with --endpoint: leave one of them out")
+        raise UsageError("--checkpoint has no effect with --endpoint: leave out one of them")
     target = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY")) if endpoint and model else None
-    say = output.silent if quiet else output.note
+    note = output.silent if quiet else output.note
     groups: list[Group] = []
     snapshots: list[Callable[[], Progress]] = []
 
@@ -61,13 +61,15 @@ def evaluate(
         for snapshot in snapshots:
             progress = snapshot()
             total = progress.finished + progress.running + progress.queued
-            say(f"{progress.finished} of {total} rollouts done, {progress.running} running; {progress.tokens:,} tokens")
+            note(
+                f"{progress.finished} of {total} rollouts done, {progress.running} running; {progress.tokens:,} tokens"
+            )
 
     evaluation = evaluate(
         resolved,
         checkpoint=checkpoint,
         endpoint=target,
-        note=say,
+        note=note,
         on_progress=snapshots.append,
         on_groups=groups.extend,
     )

@@ -23,16 +23,16 @@ FAILED = 1
 
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:
-    """Rehearse a run, and print what works and what the run will cost. Returns the exit code.
+    """Rehearse a run on a simulated service, print each part's result and the cost estimate, and return the exit code.
 
-    Output of environments goes to stderr. An environment that blocks the event loop for longer than the time limit of
-    a rollout ends the process.
+    Output of environments goes to stderr. The process ends if an environment blocks the event loop for longer than the
+    time limit of a rollout.
     """
     from rlkit.config import load_arguments
 
     resolved = load_arguments(arguments, name=name)
-    say = output.silent if quiet else output.note
-    say("a dry run: on a simulated service, with replies that mean nothing")
+    note = output.silent if quiet else output.note
+    note("dry run: simulated service, random replies")
     from rlkit._util import threads
     from rlkit._util.loop_holds import loop_holds
     from rlkit.dry_run.rehearse import rehearse
@@ -42,11 +42,11 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     def begin(message: str) -> None:
         nonlocal stage, began_s
         stage, began_s = message, time.monotonic()
-        say(message)
+        note(message)
 
     def report_progress() -> None:
         if stage:
-            say(f"still {stage} ({time.monotonic() - began_s:.0f} s)")
+            note(f"still {stage} ({time.monotonic() - began_s:.0f} s)")
 
     async def run_rehearsal() -> Rehearsal:
         limit_s = longest_timeout_s(resolved.config)
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
         with _let_threads_run(), loop_holds().watch(None, limit_s=limit_s, end=end):
             return await rehearse(resolved, pilot=pilot, note=begin)
 
-    # Keep output of environments, whose threads may outlast the run, away from the lines of the result.
+    # Environments' threads may still print while the result is written.
     with redirect_stdout(output.err):
         with report_periodically(report_progress):
             rehearsal = threads.run(run_rehearsal())
@@ -70,13 +70,13 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
 
 
 def longest_timeout_s(config: Config) -> float:
-    """Return the longest time limit of a rollout of any environment of a run, evaluations included."""
+    """Return the longest time limit of a rollout in seconds, over all environments of training and evaluation."""
     specs = [*config.envs.values(), *config.eval.envs.values()]
     return max(spec.timeout_s or config.rollouts.timeout_s for spec in specs)
 
 
 def _end(output: Output, problem: str) -> Never:
-    """End the process at once, since its event loop does not come back."""
+    """End the process immediately, because the event loop is blocked and cannot be stopped otherwise."""
     message = f"{problem}: await slow calls, or run them in a thread (asyncio.to_thread)"
     output.failure(message, kind="EnvironmentFault", exit_code=FAILED)
     os._exit(FAILED)
@@ -84,7 +84,7 @@ def _end(output: Output, problem: str) -> Never:
 
 @contextmanager
 def _let_threads_run() -> Generator[None]:
-    """Let threads run during code that releases the interpreter only to signals, such as a regular expression."""
+    """Let other threads run during C code that holds the GIL but checks for signals, such as a regular expression."""
     previous = signal.signal(signal.SIGVTALRM, lambda number, frame: time.sleep(0.001))
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.2, 0.2)
     try:
@@ -95,13 +95,13 @@ def _let_threads_run() -> Generator[None]:
 
 
 def render_table(rehearsal: Rehearsal) -> str:
-    """Return a line for each part, and the estimate below them."""
+    """Return a line for each part, followed by the estimate."""
     width = max(len(part.name) for part in rehearsal.parts)
     lines = [f"{part.status:9}  {part.name:{width}}  {part.detail}" for part in rehearsal.parts]
     if rehearsal.estimate is not None:
         lines.append(f"the whole run takes {render_estimate(rehearsal.estimate)}")
         is_piloted = any(part.name == "service" and part.status == "ok" for part in rehearsal.parts)
-        unknown = "not known" if is_piloted else "not known; --pilot 1 measures it"
+        unknown = "unknown" if is_piloted else "unknown; --pilot 1 measures it"
         lines.append(f"  time: {rehearsal.estimate.speed if rehearsal.estimate.seconds else unknown}")
     if rehearsal.hosted is not None and rehearsal.hosted.usd is not None and rehearsal.hosted.seconds is not None:
         price = render_band(rehearsal.hosted.usd, render_dollars)

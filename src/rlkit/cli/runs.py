@@ -14,7 +14,7 @@ from rlkit.errors import UsageError
 
 _SUBJECT_CHARS = 18
 
-_ENDINGS = {
+_STATUS_PHRASES = {
     "completed": "is complete at step",
     "interrupted": "was interrupted after step",
     "budget": "reached its budget after step",
@@ -22,7 +22,7 @@ _ENDINGS = {
     "running": "is running and has finished step",
     "killed": "was killed after step",
 }
-"""Text for each way in which a run ends, followed by the number of its last step."""
+"""Phrases by status of a run; the number of the last step follows."""
 
 
 def doctor(
@@ -33,7 +33,7 @@ def doctor(
 ) -> int:
     """Diagnose this machine, or a run.
 
-    Each finding comes with its fix. Exit code 3 if this machine lacks a requirement.
+    Each finding shows its fix. The exit code is 3 if this machine lacks a requirement.
     """
     if run is not None:
         if no_engine:
@@ -42,7 +42,7 @@ def doctor(
     from rlkit.tools.doctor import Finding, examine_machine
 
     findings: list[Finding] = []
-    for finding in examine_machine(engine=not no_engine, say=output.note):
+    for finding in examine_machine(engine=not no_engine, note=output.note):
         findings.append(finding)
         if not output.json:
             output.line(f"{finding.status:6}{finding.subject:{_SUBJECT_CHARS}}  {finding.detail}".rstrip())
@@ -55,14 +55,14 @@ def doctor(
 
 
 def _examine_run(output: Output, run: str) -> int:
-    """Print the ending of a run and its findings."""
+    """Print a run's outcome and its findings."""
     from rlkit.tools.doctor import examine_run
 
     directory, step, ending, findings = examine_run(run)
     name = directory.name
     lines: list[str] = []
     if ending is not None:
-        lines.append(f"{name} {_ENDINGS[ending.way]} {step}: {ending}")
+        lines.append(f"{name} {_STATUS_PHRASES[ending.status]} {step}: {ending}")
     if ending is not None and ending.action:
         lines.append(f"  fix: {ending.action}")
     lines.append(f"{name} at step {step}: {len(findings) or 'no'} finding{'s' * (len(findings) != 1)}")
@@ -84,9 +84,9 @@ def _examine_run(output: Output, run: str) -> int:
 
 
 def audit(output: Output, run: RunName) -> int:
-    """Check that a run trains on the tokens that were sampled.
+    """Check that a run trained on its sampled tokens.
 
-    Exit code 1 on a mismatch.
+    The exit code is 1 on a mismatch.
     """
     from rlkit._util import threads
     from rlkit.tools.audit import audit_run
@@ -109,12 +109,12 @@ def records(
     output: Output,
     run: RunName,
     *,
-    best: Annotated[int, typer.Option(min=1, help="Number of records of each search, best first.")] = 3,
+    best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
     no_draw: Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")] = False,
 ) -> int:
-    """List the best constructions of a search, and draw them.
+    """List and draw the best constructions of a `discovery` run.
 
-    Each comes with its proven properties. The pictures are PNG files beside the records, in the run's folder.
+    Each entry shows its proven properties. The pictures are PNG files in the run's folder, beside the records.
     """
     from rlkit.envs.discovery.best import best_records
 
@@ -124,7 +124,7 @@ def records(
         pairs = list(zip(search.records, search.pictures, strict=True))
         envs[env] = [{**record.to_json(), "picture": picture and str(picture)} for record, picture in pairs]
         if not pairs:
-            lines.append(f"{env}: no records: no construction is better than the starting ones")
+            lines.append(f"{env}: no records: no construction improves on the initial ones")
         for rank, (record, picture) in enumerate(pairs, 1):
             lines += [f"{env} {rank}: {record}", *([f"    drawn in {picture}"] if picture else [])]
         if search.known:

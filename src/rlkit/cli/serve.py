@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rlkit.cli.common.output import Output
-from rlkit.cli.common.signals import graceful
+from rlkit.cli.common.signals import graceful_shutdown
 
 
 def serve(
@@ -22,37 +22,34 @@ def serve(
         int | None, typer.Option(min=1, max=1024, help="CPU threads of the model; one per core by default.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Device of the models: cpu or cuda; by default the GPU, if there is one.")
+        str | None, typer.Option(help="Device of the models: cpu or cuda; by default cuda if available.")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
 ) -> int:
-    """Serve the embedded engine to other programs.
-
-    Any Tinker client can use it, until Ctrl-C.
-    """
+    """Serve the embedded engine to any Tinker client, until Ctrl-C."""
     from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
     from rlkit.engine.model.model_files import resolve_model
 
     models = model or []
-    # Made before models are downloaded, because it rejects what cannot be served.
+    # The constructor rejects invalid options, before any model is downloaded.
     engine = EngineServer(host=host, port=port, threads=threads, device=device, root=root, models=models)
     for name in models:
         directory = resolve_model(name, progress=lambda message, _: output.note(message))
         output.note(f"model {name} is ready: {directory}")
     stop = threading.Event()
-    with graceful(stop.set, output.note, message="stopping"), engine:
+    with graceful_shutdown(stop.set, output.note, message="stopping"), engine:
         url, key = engine.url, engine.api_key
         output.result(
             {"url": url, "api_key": key},
             f"export TINKER_BASE_URL={shlex.quote(url)}\nexport TINKER_API_KEY={shlex.quote(key)}",
         )
         if not output.json:
-            output.note("run these two lines in another shell: they point any Tinker program at the engine")
-            output.note(f"base_model is a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
+            output.note("run these two lines in another shell, to let a Tinker program use the engine")
+            output.note(f"set its base_model to a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
             output.note("Ctrl-C stops the engine")
         if host not in ("127.0.0.1", "localhost"):
-            output.note("other machines can reach the engine, and the key travels unencrypted: use a trusted network")
+            output.note("other machines can reach the engine, and the key is sent unencrypted: use a trusted network")
         stop.wait()
     return 0

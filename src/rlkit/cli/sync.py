@@ -16,10 +16,10 @@ from rlkit.cli.common.output import Output
 from rlkit.errors import UsageError
 
 _AFTER_END_S = 60.0
-"""Limit in seconds of a process that follows a run, after the run has ended. The run kills it earlier, if it can."""
+"""Seconds after the end of a run until its `--follow` process exits. Usually the run kills the process earlier."""
 
 _NICENESS = 19
-"""Niceness of a process that follows a run, so that the run has the processor first."""
+"""Niceness of a `--follow` process, so that the run has priority."""
 
 
 def sync(
@@ -31,17 +31,17 @@ def sync(
     ] = None,
     *,
     to: Annotated[str, typer.Option(help="Tracker: wandb, trackio, tensorboard or docent.")],
-    again: Annotated[bool, typer.Option("--again", help="Send all steps, to a new run of the tracker.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Send all steps again, to a new run of the tracker.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Continue until standard input ends, as for a running run.")
+        bool, typer.Option("--follow", help="Send new steps of a running run, until standard input ends.")
     ] = False,
 ) -> int:
     """Send a run to a tracker.
 
-    Steps that the tracker has already are skipped. The settings are those of `track` in the run's configuration.
+    Steps that were already sent are skipped. Settings default to the section `track` of the run's configuration.
     """
     if again and follow:
-        raise UsageError("--again and --follow exclude each other: give one")
+        raise UsageError("--again and --follow exclude each other: leave out one of them")
     if follow:
         os.nice(_NICENESS)  # before the imports, which take most of the time
     import yaml
@@ -57,7 +57,7 @@ def sync(
     for value in values or []:
         key, equals, text = value.partition("=")
         if not equals:
-            raise UsageError(f"{value!r} is no setting of {to}: write it as key=value")
+            raise UsageError(f"{value!r} is not a setting of {to}: write key=value")
         settings[key] = yaml.safe_load(text)
     tracker = load_service(to, settings)
     if follow:
@@ -65,7 +65,7 @@ def sync(
         count = send(directory, tracker, has_ended=end.is_set, sleep=end.wait)
     else:
         count = send(directory, tracker, again=again)
-    summary = f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}"
+    summary = f"sent {count} steps of {directory.name} to {to}" if count else f"{to} has all steps of {directory.name}"
     output.result({"run": directory.name, "to": to, "steps": count}, summary)
     return 0
 
@@ -75,7 +75,7 @@ def _watch_input_end() -> threading.Event:
     end = threading.Event()
 
     def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)  # not through a buffer, whose lock would be held when the process ends
+        os.read(sys.stdin.fileno(), 1)  # unbuffered: the lock of a buffer would be held when the process ends
         end.set()
         time.sleep(_AFTER_END_S)
         os._exit(1)

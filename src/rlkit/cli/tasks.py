@@ -19,20 +19,20 @@ def check(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Task folder, or folder of tasks.")],
     *,
     environment: Annotated[
-        str, typer.Option(help="Environment of the tasks: local, a Harbor type, or package.module:Class.")
+        str, typer.Option(help="Sandbox of the tasks: local, a Harbor environment type, or package.module:Class.")
     ] = "local",
     environment_kwargs: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Argument of the environment class; repeatable.")
     ] = None,
     task_id: Annotated[list[str] | None, typer.Option(help="Glob of tasks to check; repeatable.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Glob of tasks to skip; repeatable.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Tasks to check at once.")] = 4,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of tasks to check concurrently.")] = 4,
     redteam: RedTeam = False,
 ) -> int:
-    """Verify tasks with their solution and an idle agent.
+    """Check Harbor tasks with their solution and an idle agent.
 
-    Exit code 1 if a solution does not get the full reward, or an idle agent does; with --redteam, if a cheat earns more
-    than an honest empty attempt.
+    The solution must earn the full reward, and the idle agent must not. The exit code is 1 if a task fails; with
+    --redteam, if a cheat earns more than an honest empty attempt.
     """
     from rlkit.config import load_config
     from rlkit.envs.harbor import settings
@@ -42,18 +42,18 @@ def check(
     folders = find_tasks(directory, field="DIR")
     selection = Selection(task_ids=task_id or [], exclude=exclude or [], shuffle=False)
     tasks = {name: folders[name] for name in selection.select(list(folders))}
-    # Values are parsed as in a configuration.
+    # Parse KEY=VALUE as in a configuration, by loading one with a single environment, `target`.
     values = ["envs.target.env=harbor", *(f"envs.target.args.{pair}" for pair in environment_kwargs or [])]
     backend = settings.make_environment(environment, dict(load_config([], values).config.envs["target"].args))
-    say = output.silent if output.json else output.note
+    note = output.silent if output.json else output.note
     if redteam:
         from rlkit.redteam.attack import attack_folders
 
-        return print_attacks(output, {"": run_terminable(attack_folders(tasks, backend, jobs=jobs, say=say))})
+        return print_attacks(output, {"": run_terminable(attack_folders(tasks, backend, jobs=jobs, note=note))})
 
     checks = run_terminable(
         check_tasks(
-            tasks, environment=backend, jobs=jobs, on_check=lambda check: say(f"{check.task_id}: {check.finding}")
+            tasks, environment=backend, jobs=jobs, on_check=lambda check: note(f"{check.task_id}: {check.finding}")
         )
     )
     is_ok = all(check.ok for check in checks)
@@ -63,9 +63,9 @@ def check(
 
 def convert(
     output: Output,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Task of terminal-bench 1, or folder of tasks.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a terminal-bench 1 task, or of several.")],
     *,
-    to: Annotated[Path, typer.Option(help="Folder that gets a folder for each task.")],
+    to: Annotated[Path, typer.Option(help="Output folder; each task becomes a subfolder.")],
 ) -> int:
     """Convert terminal-bench 1 tasks into Harbor tasks."""
     from rlkit.envs.harbor.terminal_bench.convert import convert
@@ -84,12 +84,12 @@ def convert(
 def generate(
     output: Output,
     *,
-    to: Annotated[Path, typer.Option(help="Folder that gets train/ and held-out/, with a folder for each task.")],
+    to: Annotated[Path, typer.Option(help="Output folder, with a subfolder per task in train/ and held-out/.")],
     variants: Annotated[int, typer.Option(min=1, max=20, help="Number of training tasks of each kind.")] = 12,
     held_out: Annotated[int, typer.Option(min=1, max=20, help="Number of evaluation tasks of each kind.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the names of files and folders.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the file and folder names.")] = 0,
 ) -> int:
-    """Generate small tasks about files (`file_tasks`)."""
+    """Generate small Harbor tasks about files (`file_tasks`)."""
     from rlkit.envs.harbor.generated.file_tasks import FileTasks
     from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 

@@ -11,8 +11,8 @@ import typer
 
 from rlkit.cli.common.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.common.options import Configs, NoPanel, Quiet, RunName, Uploads
-from rlkit.cli.common.output import Data, Output, printable, redrawable
-from rlkit.cli.common.signals import graceful
+from rlkit.cli.common.output import Data, Output, is_redrawable, sanitise
+from rlkit.cli.common.signals import graceful_shutdown
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlkit.trackers import RunResult, Tracker
     from rlkit.trackers.panel import PanelTracker
 
-FINISHING = "finishing this step, then saving (Ctrl-C again to stop at once)"
+FINISHING = "finishing this step, then saving (Ctrl-C again to stop immediately)"
 
 
 def train(
@@ -28,29 +28,29 @@ def train(
     config: Configs,
     *,
     name: Annotated[str | None, typer.Option(help="Name of the run and of its folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run of that name, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run of that name if it exists.")] = False,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
     openreward: Uploads = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Rehearse the run without the service, and estimate its price and time.")
+        bool, typer.Option("--dry-run", help="Rehearse the run on a simulated service, and estimate its cost and time.")
     ] = False,
     pilot: Annotated[
         int | None,
-        typer.Option(min=1, help="With --dry-run: groups to play on the service, to measure its speed."),
+        typer.Option(min=1, help="With --dry-run: number of groups to play on the real service, to measure its speed."),
     ] = None,
 ) -> int:
-    """Train a model. Ctrl-C finishes the step and saves; a second one stops at once."""
+    """Train a model. Ctrl-C finishes the step and saves; a second Ctrl-C stops immediately."""
     if dry_run:
         from rlkit.cli.rehearse import run as rehearse
 
         if resume:
-            raise UsageError("--resume has no effect on a dry run, which begins anew: leave it out")
+            raise UsageError("--resume has no effect on a dry run: leave it out")
         if openreward:
             raise UsageError("--openreward has no effect on a dry run: leave it out")
         return rehearse(config, output, name=name, pilot=pilot or 0, quiet=quiet)
     if pilot is not None:
-        raise UsageError("--pilot has no effect: give --dry-run too")
+        raise UsageError("--pilot has no effect without --dry-run: add --dry-run")
     from rlkit.config import load_arguments
 
     resolved = load_arguments(config, name=name)
@@ -72,9 +72,9 @@ def resume(
     no_panel: NoPanel = False,
     openreward: Uploads = False,
 ) -> int:
-    """Resume a run, or train it for longer.
+    """Resume a run, or extend it.
 
-    It starts from the last checkpoint, and replays the steps since then from its records.
+    The run starts from its last checkpoint, and replays later steps from its records.
     """
     from rlkit.config import load_arguments
     from rlkit.store.metadata import find_run, find_run_config
@@ -100,20 +100,22 @@ def _train(
     stop = StopSignal()
     tracker: PanelTracker | None = None
 
-    def say(message: str) -> None:
+    def note(message: str) -> None:
         (output.note if tracker is None else tracker.on_note)(message)
 
     try:
-        with graceful(stop.request, say, message=FINISHING, ready=lambda: stop.is_watched) as interruptible:
+        with graceful_shutdown(
+            stop.request, note, message=FINISHING, is_ready=lambda: stop.is_watched
+        ) as interruptible:
             if not quiet:
                 output.note("resuming the run" if resume else "preparing the run")
-            # A panel on stderr would be torn by results on the same terminal.
-            if panel and not quiet and redrawable(output.err) and not (output.json and output.out.isatty()):
+            # JSON on the same terminal would corrupt the panel.
+            if panel and not quiet and is_redrawable(output.err) and not (output.json and output.out.isatty()):
                 from rich.console import Console
 
                 from rlkit.trackers.panel import PanelTracker
 
-                tracker = PanelTracker(Console(file=output.err), clean=printable)
+                tracker = PanelTracker(Console(file=output.err), clean=sanitise)
             trackers = _trackers(output, tracker, quiet=quiet)
             from rlkit.training.trainer import RLTrainer
 
@@ -141,7 +143,7 @@ def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> lis
     trackers: list[Tracker] = [] if panel is None else [panel]
     silent = panel is not None or quiet
     if output.json:
-        trackers.append(JsonTracker(output.data, say=output.silent if silent else output.note))
+        trackers.append(JsonTracker(output.data, note=output.silent if silent else output.note))
     elif not silent:
         trackers.append(ConsoleTracker(output.note))
     return trackers
@@ -183,14 +185,14 @@ def _summary(result: RunResult) -> str:
         lines.append(f"best weights  {result.best_checkpoint.sampler} (step {result.best_checkpoint.step})")
     if result.spending is not None:
         used = render_spending(result.spending)
-        if result.estimate is not None and result.status == "completed":  # the estimate is of all steps
+        if result.estimate is not None and result.status == "completed":  # the estimate covers all steps
             used += f" (the dry run expected {render_estimate(result.estimate)})"
         lines.append(f"used          {used}")
     return "\n".join(lines)
 
 
 def _resume_name(result: RunResult) -> str:
-    """Return the shortest word by which `rlkit resume` finds a run."""
+    """Return the shortest argument with which `rlkit resume` finds the run."""
     from rlkit._util.paths import runs_dir
 
     return result.name if result.directory == runs_dir() / result.name else str(result.directory)

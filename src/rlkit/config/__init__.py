@@ -1,6 +1,6 @@
-"""Configurations: from YAML files, the command line and Python to one checked `Config`.
+"""Configurations: load, validate and describe a `Config` from YAML files, the command line and Python.
 
-Invariant: importing this package loads nothing; each public name is imported when it is first used.
+Invariant: importing this package loads nothing; each public name is imported at its first use.
 """
 
 from __future__ import annotations

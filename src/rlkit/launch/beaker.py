@@ -29,14 +29,14 @@ def submit(
     workspace: str | None,
     name: str | None,
     follow: bool,
-    say: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> str:
     """Submit an experiment, specified by `rlkit.launch.job.make_spec`, and return its URL.
 
     Args:
         workspace: workspace of the experiment; None for the account's default.
         name: name of the experiment; None for a name that Beaker chooses.
-        follow: pass the job's output to `say` until it ends.
+        follow: pass the job's output to `note` until it ends.
 
     Raises:
         MissingError: beaker-py is not installed, or there is no account.
@@ -48,13 +48,13 @@ def submit(
 
         workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(dict(spec)), name=name)
         url = beaker.workload.url(workload)
-        say(f"submitted {url}")
+        note(f"submitted {url}")
         if follow:
-            _follow(beaker, workload, say)
+            _follow(beaker, workload, note)
         return url
 
 
-def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]) -> None:
+def _follow(beaker: Beaker, workload: BeakerWorkload, note: Callable[[str], None]) -> None:
     """Print the output of a job, and of the jobs that replace it after a preemption."""
     from beaker.types import BeakerWorkloadStatus
 
@@ -64,7 +64,7 @@ def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]
         if job is not None and job.id not in job_ids and job.status.HasField("started"):
             job_ids.add(job.id)
             for entry in beaker.job.logs(job, follow=True):
-                say(entry.message.decode(errors="replace").rstrip("\n"))
+                note(entry.message.decode(errors="replace").rstrip("\n"))
         workload = beaker.workload.get(workload.experiment.id)
         status = BeakerWorkloadStatus.from_any(workload.status)
         if status == BeakerWorkloadStatus.succeeded:

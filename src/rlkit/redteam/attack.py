@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlkit.envs.harbor.settings import Environment
     from rlkit.envs.harbor.task import HarborTask
 
-type Say = Callable[[str], None]
+type Note = Callable[[str], None]
 
 
 async def attack_environment(
@@ -31,24 +31,24 @@ async def attack_environment(
     tasks: int,
     timeout_s: float,
     seed: int,
-    say: Say = lambda message: None,
+    note: Note = lambda message: None,
 ) -> RedTeamReport:
     """Try the cheats on some tasks of an environment with `attack_replies` or `attack_tasks`, and report progress.
 
     Args:
         timeout_s: limit of one rollout, in seconds; trials of Harbor's tasks have their own limits.
         seed: chooses tasks of a sequence, and the random content of cheats.
-        say: receives progress lines.
+        note: receives progress lines.
     """
     if harbor := _draw_harbor_tasks(source, tasks=tasks, seed=seed):
         folders = {task.task_id: task.path for task in harbor}
-        return await attack_folders(folders, harbor[0].settings.environment, say=say)
-    say(f"{name}: trying {len(REPLY_CHEATS)} cheats on up to {tasks} tasks")
+        return await attack_folders(folders, harbor[0].settings.environment, note=note)
+    note(f"{name}: trying {len(REPLY_CHEATS)} cheats on up to {tasks} tasks")
     return await attack_replies(source, tasks=tasks, timeout_s=timeout_s, seed=seed)
 
 
 async def attack_folders(
-    tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, say: Say = lambda message: None
+    tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, note: Note = lambda message: None
 ) -> RedTeamReport:
     """Try the cheats on folders of Harbor's tasks with `attack_tasks`, and report progress."""
     from rlkit.redteam.task_attacks import attack_tasks
@@ -59,12 +59,12 @@ async def attack_folders(
     def report_progress(attempt: Attempt) -> None:
         counts[attempt.task_id] += 1
         if attempt.result == "earned":
-            say(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; honest: {attempt.honest_reward:g}")
+            note(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; honest: {attempt.honest_reward:g}")
         if counts[attempt.task_id] == len(TASK_CHEATS):
             done = sum(count == len(TASK_CHEATS) for count in counts.values())
-            say(f"{attempt.task_id}: {len(TASK_CHEATS)} cheats tried; {done} of {len(tasks)} tasks done")
+            note(f"{attempt.task_id}: {len(TASK_CHEATS)} cheats tried; {done} of {len(tasks)} tasks done")
 
-    say(f"trying {len(TASK_CHEATS)} cheats on {len(tasks)} tasks, {jobs} trials at a time")
+    note(f"trying {len(TASK_CHEATS)} cheats on {len(tasks)} tasks, {jobs} trials at a time")
     return await attack_tasks(tasks, environment=environment, jobs=jobs, on_attempt=report_progress)
 
 

@@ -1,1 +1,1 @@
-"""Tools around runs: doctor, audit, export, scaffold."""
+"""Tools for runs: doctor, audit, checkpoints, export, scaffold."""

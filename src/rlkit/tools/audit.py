@@ -1,11 +1,11 @@
-"""Audit of a run: it trains on each sampled token once, and on nothing else.
+"""Audit of a run: check that it trained on each sampled token once, and on no other token.
 
-Invariant: the check shares no code with the training data that it checks. `rlkit.algorithms.datums` rebuilds the
-sequences from the recorded episodes, with the number of each turn in the place of its advantage; the audit then looks
-for each token in the record by comparing prefixes token for token.
+Invariant: the check shares no code with the construction of training data. `rlkit.algorithms.datums` rebuilds the
+sequences from the recorded episodes, with turn numbers in place of advantages. The audit then searches for each token
+in the recorded turns, by comparing prefixes.
 
-The data sent to the service is not recorded. The same code makes it from the same episodes: estimators and penalties
-scale advantages, and change no token, log-probability or mask.
+The data sent to the service is not recorded, but the same code builds it from the same episodes. Estimators and
+penalties change only advantages, not tokens, log-probabilities or masks.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Counts of the groups of one environment that steps trained on.
+    """Counts for one environment, over the groups that were trained on.
 
     Args:
-        episodes: episodes that neither failed nor are masked.
+        episodes: episodes that did not fail and are not masked.
         turns: turns of these episodes.
         sequences: training sequences of these episodes.
-        tokens: trained tokens, each at the place where it was sampled.
-        cut: sampled tokens without training, since their sequence is too long.
-        mismatch: first token that differs from the record, after which nothing is counted; or the draws that are in
-            several steps.
+        tokens: trained tokens that match a sampled token at the same position.
+        cut: sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`.
+        mismatch: first difference from the record, or the draws that occur in several steps. Counting stops at a
+            mismatch.
     """
 
     groups: int = 0
@@ -59,7 +59,7 @@ class Audit:
         )
 
     def __str__(self) -> str:
-        cut = f"; {self.cut:,} more are left out, as batch.max_tokens says" if self.cut else ""
+        cut = f"; {self.cut:,} more are left out because of batch.max_tokens" if self.cut else ""
         return (
             f"{self.tokens:,} tokens in {self.turns:,} turns of {self.episodes:,} episodes are trained on, each "
             f"where it was sampled{cut}"
@@ -67,10 +67,10 @@ class Audit:
 
 
 async def audit_run(run: str | Path) -> tuple[Path, dict[str, Audit]]:
-    """Audit a run by name or folder, with its recorded settings; return its folder and the result of `audit`.
+    """Audit a run, by name or folder, with its recorded settings; return its folder and the result of `audit`.
 
     Raises:
-        UsageError: there is no such run, or its record is damaged.
+        UsageError: the run does not exist, or its record is damaged.
     """
     directory = find_run(run)
     batch = load_config([find_run_config(directory)]).config.batch
@@ -78,7 +78,7 @@ async def audit_run(run: str | Path) -> tuple[Path, dict[str, Audit]]:
 
 
 async def audit(directory: Path, *, max_tokens: int | None = None, excess: Excess = "truncate") -> dict[str, Audit]:
-    """Check all steps of a run up to the first mismatch, and that no draw is in two steps.
+    """Check all steps of a run up to the first mismatch, and check that no draw occurs in two steps.
 
     Args:
         max_tokens: value of `batch.max_tokens` in the run.
@@ -88,7 +88,7 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
         Counts by name of the environment.
 
     Raises:
-        UsageError: the record is damaged, or a part of it is missing.
+        UsageError: the record is damaged or incomplete.
     """
     history, audits = load_history(directory), dict[str, Audit]()
     steps_by_draw = defaultdict[str, dict[int, list[int]]](lambda: defaultdict(list))  # by environment
@@ -111,20 +111,20 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
 
 
 def _describe_repeated_draws(steps: Mapping[int, Sequence[int]]) -> str | None:
-    """Return a message about draws that are in several steps; None if there are none."""
+    """Return a message about the draws that occur in several steps, or None."""
     repeated = {draw: steps[draw] for draw in sorted(steps) if len(steps[draw]) > 1}
     if not repeated:
         return None
     first, later = ({draw_steps[index] for draw_steps in repeated.values()} for index in (0, -1))
     return (
-        f"draws {_render_ranges(repeated)} were taken in steps {_render_ranges(first)} and again in steps "
-        f"{_render_ranges(later)}: the run was resumed without the state of its task sources, and these tasks count "
+        f"draws {_render_ranges(repeated)} were trained on in steps {_render_ranges(first)} and again in steps "
+        f"{_render_ranges(later)}: the run was resumed without the state of its task sources, so these tasks count "
         "twice"
     )
 
 
 def _render_ranges(numbers: Iterable[int]) -> str:
-    """Return `0–5, 8` for the numbers 0 to 5 and 8."""
+    """Render numbers as ranges, such as `0–5, 8`."""
     runs = list[list[int]]()
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -135,18 +135,18 @@ def _render_ranges(numbers: Iterable[int]) -> str:
 
 
 async def audit_group(group: Group, *, max_tokens: int | None = None, excess: Excess = "truncate") -> Audit:
-    """Rebuild a group's sequences and check them."""
+    """Rebuild a group's training sequences and check them."""
     numbered = Preparation({group.env: _number_turns}, every_sequence=True, max_tokens=max_tokens, excess=excess)
     return check(group, (await numbered.prepare(group)).data, whole=max_tokens is None)
 
 
 def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
-    """Check that each trained token of a group is in its record.
+    """Check that each trained token of a group was sampled.
 
     Args:
         group: recorded group.
-        data: sequences of the group, with the number of each turn, from 1, in the place of its advantage.
-        whole: require that each sampled token is trained on.
+        data: sequences of the group, with turn numbers (from 1) in place of advantages.
+        whole: also require that each sampled token is trained on.
     """
     samples, tokens = list(_list_samples(group)), 0
     for number, datum in enumerate(data):
@@ -157,20 +157,20 @@ def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
     cut = sum(len(places) for _, places in missing)
     if whole and cut:
         sample, places = next((sample, places) for sample, places in missing if len(places))
-        return Audit(mismatch=f"{sample.place}: the token {int(places[0])} that it sampled is in no sequence")
+        return Audit(mismatch=f"{sample.place}: sampled token {int(places[0])} is in no training sequence")
     valid = sum(episode.reward is not None and not episode.masked for episode in group.episodes)
     return Audit(1, valid, len(samples), len(data), tokens, cut)
 
 
 @dataclass(slots=True, eq=False)
 class _Sample:
-    """Turn of an episode that counts for training.
+    """Turn of an episode that is used for training.
 
     Args:
-        number: value in the place of its advantage.
+        number: turn number, in place of the advantage.
         place: location for messages.
         sequence: complete prompt and completion.
-        trained: [C] bool, tokens of the completion that a sequence trains on so far.
+        trained: [C] bool, tokens of the completion found in a training sequence so far.
     """
 
     number: float
@@ -198,7 +198,7 @@ def _list_samples(group: Group) -> Iterator[_Sample]:
 
 
 def _join_turns(episode: Episode) -> list[Prompt]:
-    """Return all tokens of each turn, preceded by those of its parents."""
+    """Return the complete token sequence of each turn, including its parent turns."""
     sequences = list[Prompt]()
     for turn in episode.turns:
         prefix = [] if turn.parent is None else [sequences[turn.parent]]
@@ -207,15 +207,15 @@ def _join_turns(episode: Episode) -> list[Prompt]:
 
 
 def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
-    """Return the first mismatch of a sequence, or None; mark the sampled tokens that it trains on."""
+    """Return the first mismatch of a sequence, or None; mark the sampled tokens that it trains on in `samples`."""
     tokens = np.concatenate([datum.prompt.tokens, datum.targets[-1:]])
     if not np.array_equal(datum.targets, np.maximum(tokens[1:], 0)):
         position = int(np.flatnonzero(datum.targets != np.maximum(tokens[1:], 0))[0])
-        return f"the token to be predicted at position {position} is not the one that follows there"
+        return f"the target at position {position} is not the next token of the sequence"
     unsampled = ~datum.mask & (datum.advantages != 0)
     if unsampled.any():
         position = int(np.flatnonzero(unsampled)[0])
-        return f"token {datum.targets[position]} at position {position + 1} has an advantage and was not sampled"
+        return f"token {datum.targets[position]} at position {position + 1} has an advantage but was not sampled"
     unmatched = datum.mask.copy()
     for sample in samples:
         begin = len(sample.sequence) - len(sample.turn.completion)
@@ -233,7 +233,7 @@ def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
     if not unmatched.any():
         return None
     position = int(np.flatnonzero(unmatched)[0])
-    return f"token {datum.targets[position]} at position {position + 1} is trained on, and was not sampled there"
+    return f"token {datum.targets[position]} at position {position + 1} is trained on but was not sampled there"
 
 
 def _has_prefix(prompt: Prompt, tokens: NDArray[np.int32], sequence: Prompt, count: int) -> bool:

@@ -1,8 +1,8 @@
-"""Checkpoints of a service and of its runs: list, choose, delete and prune them, and set when they expire.
+"""Saved checkpoints: list, choose, delete and prune them, and set their expiry.
 
-Invariant: a checkpoint is selected only by its own path, by its run, or by asking for all of an account.
+Invariant: a checkpoint is selected only by its path, by its run, or with all checkpoints of the account.
 
-A `run` is a name or a folder. A `note` receives one line for the user while the service does not answer.
+In this module, `run` is a run's name or folder, and `note` receives messages while the service does not answer.
 """
 
 from __future__ import annotations
@@ -34,67 +34,67 @@ _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def parse_age(text: str) -> float:
-    """Return the seconds of an age such as `90m`, `12h`, `7d` or `2w`.
+    """Return an age such as `90m`, `12h`, `7d` or `2w` in seconds.
 
     Raises:
-        UsageError: the text is no age.
+        UsageError: the text is not an age.
     """
     age = _AGE.fullmatch(text.strip())
     if age is None:
-        raise UsageError(f"{text!r} is no age: write it as 90m, 12h, 7d or 2w")
+        raise UsageError(f"{text!r} is not an age: write 90m, 12h, 7d or 2w")
     return float(age[1]) * _UNIT_S[age[2]]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFilter:
-    """Select checkpoints by kind and age.
+    """Selection of checkpoints by kind and age.
 
     Args:
-        kind: None for all kinds.
-        older_s: least age in seconds; None for any.
-        now: seconds since the epoch.
+        kind: kind to select; None for all.
+        min_age_s: minimum age in seconds; None for any.
+        now: current time in seconds since the epoch.
     """
 
     kind: Kind | None = None
-    older_s: float | None = None
+    min_age_s: float | None = None
     now: float = field(default_factory=time.time)
 
     @classmethod
     def parse(cls, kind: str | None, older_than: str | None) -> CheckpointFilter:
-        """Make a filter of the words of a command line.
+        """Make a filter from the options of the command line.
 
         Raises:
-            UsageError: there is no such kind, or the age is none.
+            UsageError: the kind or the age is invalid.
         """
         kinds = get_args(Kind.__value__)
         if kind is not None and kind not in kinds:
-            raise UsageError(f"--kind: {kind!r} is none of {', '.join(kinds)}.{did_you_mean(kind, kinds)}")
+            raise UsageError(f"--kind: {kind!r} is not one of {', '.join(kinds)}.{did_you_mean(kind, kinds)}")
         return cls(cast("Kind | None", kind), None if older_than is None else parse_age(older_than))
 
     @property
     def selects_all(self) -> bool:
-        """True if it leaves nothing out."""
-        return self.kind is None and self.older_s is None
+        """True if the filter selects every checkpoint."""
+        return self.kind is None and self.min_age_s is None
 
     def select(self, stored: Iterable[StoredCheckpoint]) -> list[StoredCheckpoint]:
-        """Return the checkpoints of this kind and age."""
+        """Return the checkpoints that match."""
         return [
             checkpoint
             for checkpoint in stored
             if (self.kind is None or checkpoint.kind == self.kind)
-            and (self.older_s is None or checkpoint.created < self.now - self.older_s)
+            and (self.min_age_s is None or checkpoint.created < self.now - self.min_age_s)
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSelection:
-    """Checkpoints that a service keeps, selected to be changed.
+    """Checkpoints to delete or to change.
 
     Args:
-        service: keeps the checkpoints.
-        checkpoints: the selected ones.
-        runs: folders of the runs that were named.
-        missing: named paths that the service does not have.
+        service: service that stores the checkpoints.
+        checkpoints: selected checkpoints.
+        runs: folders of the runs named by the user.
+        missing: paths named by the user that the service does not have.
     """
 
     service: ServiceConfig
@@ -105,13 +105,13 @@ class CheckpointSelection:
 
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """One checkpoint.
+    """Checkpoint of a run, or a `tinker://` path.
 
     Args:
-        path: `tinker://` path of its training state, or as it was named.
-        service: keeps it.
-        run: folder of its run, if it was named by that.
-        saved: the run's record of it, likewise.
+        path: `tinker://` path of the training state, or the path that the user named.
+        service: service that stores the checkpoint.
+        run: folder of the run; None for a path.
+        saved: the run's record of the checkpoint; None for a path.
     """
 
     path: str
@@ -123,60 +123,66 @@ class ChosenCheckpoint:
 async def list_stored_checkpoints(
     service: ServiceConfig, *, note: Note = lambda message: None
 ) -> Sequence[StoredCheckpoint]:
-    """Return all checkpoints that a service keeps."""
+    """Return all checkpoints on a service."""
     async with connect(service, note=note, session=False) as connection:
         return await connection.list_checkpoints()
 
 
 async def list_checkpoints(
-    run: str | Path | None = None, *, only: CheckpointFilter | None = None, note: Note = lambda message: None
+    run: str | Path | None = None,
+    *,
+    checkpoint_filter: CheckpointFilter | None = None,
+    note: Note = lambda message: None,
 ) -> list[dict[str, Json]]:
-    """Describe the checkpoints of the account, or those of a run, newest first.
+    """Describe the checkpoints of the account or of a run, newest first.
 
-    Those of a run come with `step`, `best` and `kept`, which is false for one that the service does not have any more.
+    The checkpoints of a run also have `step`, `best` and `kept`. `kept` is false if the service has deleted the
+    checkpoint.
     """
-    only = only or CheckpointFilter()
+    checkpoint_filter = checkpoint_filter or CheckpointFilter()
     if run is None:
         return [
-            asdict(checkpoint) for checkpoint in only.select(await list_stored_checkpoints(ServiceConfig(), note=note))
+            asdict(checkpoint)
+            for checkpoint in checkpoint_filter.select(await list_stored_checkpoints(ServiceConfig(), note=note))
         ]
     directory = find_run(run)
     service = load_run_config(directory).service
     stored_by_path = {
-        checkpoint.path: checkpoint for checkpoint in only.select(await list_stored_checkpoints(service, note=note))
+        checkpoint.path: checkpoint
+        for checkpoint in checkpoint_filter.select(await list_stored_checkpoints(service, note=note))
     }
     saved = checkpoints(directory)
-    best = _selection(directory).best_checkpoint(saved)
+    best = _load_selection(directory).best_checkpoint(saved)
     rows = list[dict[str, Json]]()
     for checkpoint in reversed(saved):
         stored = stored_by_path.get(checkpoint.state)
-        if stored is not None or only.selects_all:
+        if stored is not None or checkpoint_filter.selects_all:
             row = {"step": checkpoint.step, "best": checkpoint == best, "kept": stored is not None}
             rows.append({**row, "path": checkpoint.state, **({} if stored is None else asdict(stored))})
     return rows
 
 
 def choose_checkpoint(name: str, *, step: int | None = None, best: bool = False) -> ChosenCheckpoint:
-    """Return the checkpoint that a `tinker://` path names, or one of a run: of a step, the best, or the newest.
+    """Return the checkpoint at a `tinker://` path, or a checkpoint of a run: of a step, the best, or the newest.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the run has no such checkpoint.
     """
     if name.startswith("tinker://"):
         if step is not None or best:
-            raise UsageError("--step and --best choose among the checkpoints of a run: leave them out")
+            raise UsageError("--step and --best apply to the checkpoints of a run: leave them out")
         return ChosenCheckpoint(name, ServiceConfig())
     run = find_run(name)
     service, saved = load_run_config(run).service, checkpoints(run)
     if step is not None and best:
-        raise UsageError("--step and --best are two choices: give one")
+        raise UsageError("--step and --best exclude each other: leave out one of them")
     if not saved:
-        raise UsageError(f"{run.name} has saved no checkpoint, or has deleted all of them")
+        raise UsageError(f"{run.name} has no checkpoints: none was saved, or all were deleted")
     chosen = saved[-1]
     if step is not None:
         chosen = next((checkpoint for checkpoint in saved if checkpoint.step == step), None)
     elif best:
-        chosen = _selection(run).best_checkpoint(saved)
+        chosen = _load_selection(run).best_checkpoint(saved)
     if chosen is None and best:
         raise UsageError(f"--best: no checkpoint of {run.name} has a value of best.metric")
     if chosen is None:
@@ -186,14 +192,14 @@ def choose_checkpoint(name: str, *, step: int | None = None, best: bool = False)
 
 
 async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda message: None) -> dict[str, Json]:
-    """Return all that is known of a checkpoint, as JSON. A UsageError says that the service does not have it."""
+    """Return the details of a checkpoint as JSON; UsageError if the service does not have it."""
     async with connect(chosen.service, note=note, session=False) as connection:
         model = await connection.model_of(chosen.path)
         stored = await connection.list_checkpoints()
-    known: dict[str, Json] = {"path": chosen.path, "model": model}
+    details: dict[str, Json] = {"path": chosen.path, "model": model}
     if chosen.run is not None and chosen.saved is not None:
-        known = {"run": chosen.run.name, "step": chosen.saved.step, **known, "sampler": chosen.saved.sampler}
-    return known | next(
+        details = {"run": chosen.run.name, "step": chosen.saved.step, **details, "sampler": chosen.saved.sampler}
+    return details | next(
         (asdict(checkpoint) for checkpoint in stored if checkpoint.path == chosen.path), dict[str, Json]()
     )
 
@@ -201,25 +207,25 @@ async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda m
 async def select_checkpoints(
     names: Sequence[str],
     *,
-    every: bool = False,
-    only: CheckpointFilter | None = None,
+    select_all: bool = False,
+    checkpoint_filter: CheckpointFilter | None = None,
     note: Note = lambda message: None,
 ) -> CheckpointSelection:
-    """Select the checkpoints of runs and paths, or all of an account.
+    """Select checkpoints by run or path, or all checkpoints of the account.
 
     Args:
-        names: names of runs, their folders, or `tinker://` paths.
-        every: select all of the account instead.
-        only: selects some of them.
+        names: run names, run folders, or `tinker://` paths.
+        select_all: select from all checkpoints of the account instead.
+        checkpoint_filter: further restriction of the selection.
 
     Raises:
-        UsageError: nothing is named, there is no such run, or the runs are on different services.
+        UsageError: `names` is empty, a run does not exist, or the runs are on different services.
     """
-    if every and names:
-        raise UsageError("--all is every checkpoint of the account: leave the names out, or --all")
-    if not every and not names:
-        raise UsageError("name runs or tinker:// paths, or give --all for every checkpoint of the account")
-    only = only or CheckpointFilter()
+    if select_all and names:
+        raise UsageError("--all selects every checkpoint of the account: leave out the names, or --all")
+    if not select_all and not names:
+        raise UsageError("name runs or tinker:// paths, or use --all for every checkpoint of the account")
+    checkpoint_filter = checkpoint_filter or CheckpointFilter()
     paths = {name for name in names if name.startswith("tinker://")}
     runs = tuple(find_run(name) for name in names if name not in paths)
     services = [load_run_config(run).service for run in runs] or [ServiceConfig()]
@@ -227,8 +233,10 @@ async def select_checkpoints(
         raise UsageError("the runs are on different services: name them one at a time")
     saved = {path for run in runs for checkpoint in checkpoints(run) for path in (checkpoint.state, checkpoint.sampler)}
     stored = await list_stored_checkpoints(services[0], note=note)
-    missing = sorted(paths - {checkpoint.path for checkpoint in stored}) if only.selects_all else ()
-    selected = [checkpoint for checkpoint in only.select(stored) if every or checkpoint.path in paths | saved]
+    missing = sorted(paths - {checkpoint.path for checkpoint in stored}) if checkpoint_filter.selects_all else ()
+    selected = [
+        checkpoint for checkpoint in checkpoint_filter.select(stored) if select_all or checkpoint.path in paths | saved
+    ]
     return CheckpointSelection(services[0], selected, runs, missing)
 
 
@@ -240,22 +248,22 @@ async def select_superfluous(
     service = load_run_config(directory).service
     stored = {checkpoint.path: checkpoint for checkpoint in await list_stored_checkpoints(service, note=note)}
     saved = [checkpoint for checkpoint in checkpoints(directory) if checkpoint.state in stored]
-    ranking = _selection(directory)
+    ranking = _load_selection(directory)
     ranking.keep_last, ranking.keep_best = keep_last, keep_best
-    spare = ranking.superfluous(saved, last_step=max((checkpoint.step for checkpoint in saved), default=0))
-    paths = [path for checkpoint in spare for path in (checkpoint.state, checkpoint.sampler) if path in stored]
+    superfluous = ranking.superfluous(saved, last_step=max((checkpoint.step for checkpoint in saved), default=0))
+    paths = [path for checkpoint in superfluous for path in (checkpoint.state, checkpoint.sampler) if path in stored]
     return CheckpointSelection(service, [stored[path] for path in paths], (directory,))
 
 
 async def delete_checkpoints(
     selected: CheckpointSelection, *, note: Note = lambda message: None
 ) -> tuple[list[StoredCheckpoint], list[RlkitError]]:
-    """Delete checkpoints for good, record that in their runs, and return the deleted ones and what failed."""
+    """Delete checkpoints permanently, and record it in their runs; return the deleted checkpoints and the errors."""
     deleted, failures = list[StoredCheckpoint](), list[RlkitError]()
     async with connect(selected.service, note=note, session=False) as connection:
         for checkpoint in selected.checkpoints:
             try:
-                with suppress(UsageError):  # it has gone meanwhile
+                with suppress(UsageError):  # it was deleted in the meantime
                     await connection.delete(checkpoint.path)
                 deleted.append(checkpoint)
             except RlkitError as error:
@@ -267,7 +275,7 @@ async def delete_checkpoints(
 async def set_expiry(
     selected: CheckpointSelection, *, ttl_s: int | None, now: float | None = None, note: Note = lambda message: None
 ) -> None:
-    """Let checkpoints expire `ttl_s` seconds from now, or never for None, and record that in their runs."""
+    """Set checkpoints to expire in `ttl_s` seconds (None for never), and record it in their runs."""
     expires = None if ttl_s is None else (time.time() if now is None else now) + ttl_s
     async with connect(selected.service, note=note, session=False) as connection:
         for checkpoint in selected.checkpoints:
@@ -275,17 +283,17 @@ async def set_expiry(
     _record(selected.checkpoints, selected.runs, lambda saved: asdict(replace(saved, expires=expires)))
 
 
-def _selection(run: Path) -> ModelSelection:
+def _load_selection(run: Path) -> ModelSelection:
     return make_model_selection(load_run_config(run), jsonl.read_metrics(run / "metrics.jsonl"))
 
 
 def _record(
     changed: Iterable[StoredCheckpoint], runs: Iterable[Path], line: Callable[[Checkpoint], Mapping[str, Json]]
 ) -> None:
-    """Write in the folders of runs what became of their checkpoints, so that they do not go on from what is gone."""
+    """Append a record for each changed checkpoint to its run, so that the run does not resume from a deleted one."""
     paths = {checkpoint.path for checkpoint in changed}
     for file in {*runs_dir().glob("*/checkpoints.jsonl"), *(run / "checkpoints.jsonl" for run in runs)}:
-        with suppress(UsageError, OSError):  # of another run, whose folder is damaged
+        with suppress(UsageError, OSError):  # the folder of another run is damaged
             for saved in checkpoints(file.parent):
                 if saved.state in paths:
                     jsonl.append(file, line(saved))

@@ -1,7 +1,7 @@
-"""Examination of this machine or of a run: faults and their fixes.
+"""Diagnosis of this machine or of a run: findings with fixes.
 
-Invariant: nothing is changed; a key is checked for presence and shape, and only its name is printed. Nothing heavy is
-imported before the check of the service or of the engine.
+Invariant: nothing is changed, and the value of a key is never printed. Heavy packages are imported only for the checks
+of the service and of the engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER_TIMEOUT_S = 20.0
 DOCKER_TIMEOUT_S = 20.0
 PROGRAMS_TIMEOUT_S = 120.0
 ENGINE_TIMEOUT_S = 900.0
-"""Long enough to compile the kernels, which takes minutes on a busy machine."""
+"""Limit of the engine check; compiling its kernels takes minutes on a busy machine."""
 
 ENGINE_PROBE = (sys.executable, "-m", "rlkit.tools.engine_probe")
 LITTLE_DISK_BYTES = 5 * 10**9
@@ -45,7 +45,7 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check; `fail` stops a run, `warn` may, and `fix` is the remedy."""
+    """Result of one check: `fail` prevents every run, `warn` prevents some runs."""
 
     subject: str
     status: Literal["ok", "warn", "fail"]
@@ -54,38 +54,38 @@ class Finding:
 
 
 def examine_machine(
-    *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = lambda message: None
+    *, engine: bool = True, environ: Mapping[str, str] = os.environ, note: Callable[[str], None] = lambda message: None
 ) -> Iterator[Finding]:
-    """Check everything that a run with the default settings needs, one thing at a time.
+    """Check everything that a run with default settings needs, and yield a finding per check.
 
     Args:
-        engine: also start the embedded engine with a tiny random model and sample once, which takes some seconds.
-        say: receives a line of progress now and then during a long check.
+        engine: also start the embedded engine with a tiny random model and sample once; takes some seconds.
+        note: receives progress messages during a long check.
     """
     from rlkit.config.schema import ServiceConfig
     from rlkit.service.connect import choose_service
 
     choice = choose_service(ServiceConfig(), environ=environ)
     needed = choice.kind == "engine"
-    yield python()
-    yield from packages()
-    yield keys(environ)
-    yield service(choice)
-    yield _check_folder("default model", lambda: default_model(needed=needed))
-    yield _check_folder("runs folder", runs_folder)
-    yield docker()
-    yield from optional_parts()
-    yield programs(say=say)
-    yield sandbox()
+    yield check_python()
+    yield from check_packages()
+    yield check_keys(environ)
+    yield check_service(choice)
+    yield _check_within_limit("default model", lambda: check_default_model(needed=needed))
+    yield _check_within_limit("runs folder", check_runs_folder)
+    yield check_docker()
+    yield from check_extras()
+    yield check_model_programs(note=note)
+    yield check_sandbox()
     if engine:
-        yield embedded_engine(needed=needed, say=say)
+        yield check_engine(needed=needed, note=note)
 
 
 def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunFinding]]:
-    """Return a run's folder, its last step with metrics, its end, and its findings.
+    """Return a run's folder, its last step with metrics, its outcome, and its findings.
 
     Raises:
-        UsageError: there is no such run, or a file of it is damaged.
+        UsageError: the run does not exist, or one of its files is damaged.
     """
     from rlkit.metrics.diagnostics import find_problems
     from rlkit.store import jsonl
@@ -99,7 +99,7 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
 
 
 def _read_recorded_findings(directory: Path) -> list[RunFinding]:
-    """Return the findings that run.json records."""
+    """Return the findings recorded in run.json."""
     from rlkit.metrics.diagnostics import Finding as RunFinding
     from rlkit.store import jsonl
 
@@ -110,15 +110,15 @@ def _read_recorded_findings(directory: Path) -> list[RunFinding]:
         raise UsageError(f"{path} is damaged: findings: {error}") from error
 
 
-def _check_folder(subject: str, check: Callable[[], Finding]) -> Finding:
-    """Run a check of folders with a limit, since their disk may not answer."""
+def _check_within_limit(subject: str, check: Callable[[], Finding]) -> Finding:
+    """Run a check of folders with a time limit, because a disk may not respond."""
     result = call_within(check, timeout_s=FOLDER_TIMEOUT_S)
     if isinstance(result, Finding):
         return result
-    return Finding(subject, "fail", result, "see whether the disk of RLKIT_RUNS_DIR and of the caches answers")
+    return Finding(subject, "fail", result, "check that the disks of RLKIT_RUNS_DIR and of the caches respond")
 
 
-def python() -> Finding:
+def check_python() -> Finding:
     """Check the version of Python."""
     from packaging.specifiers import SpecifierSet
 
@@ -132,14 +132,14 @@ def python() -> Finding:
     return Finding("python", "fail", f"{version}, but rlkit needs {required}", "run `uv python install 3.12`")
 
 
-def packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     """Check the versions of the main dependencies against the requirements of rlkit."""
     from packaging.requirements import Requirement
 
     try:
         requirements = {r.name: r for r in map(Requirement, metadata.requires("rlkit") or []) if r.marker is None}
     except metadata.PackageNotFoundError:
-        yield Finding("rlkit", "fail", "not installed, only importable", "run `uv sync`, or `pip install .`")
+        yield Finding("rlkit", "fail", "importable but not installed", "run `uv sync`, or `pip install .`")
         requirements = dict[str, Requirement]()
     for name in PACKAGES:
         try:
@@ -155,8 +155,8 @@ def packages() -> Iterator[Finding]:
             yield Finding(name, "fail", f"{version}, but rlkit needs {specifier}", f"install '{requirements[name]}'")
 
 
-def keys(environ: Mapping[str, str]) -> Finding:
-    """Check which API keys are set, and their shape."""
+def check_keys(environ: Mapping[str, str]) -> Finding:
+    """Check the presence and the form of API keys."""
     present = [name for name in KEYS if environ.get(name)]
     absent = [name for name in KEYS if not environ.get(name)]
     detail = "; ".join(
@@ -165,15 +165,15 @@ def keys(environ: Mapping[str, str]) -> Finding:
     for name in present:
         value = environ[name]
         if value != value.strip() or value[0] in "'\"":
-            return Finding("keys", "warn", detail, f"{name} has quotes or spaces around it: set it again without them")
+            return Finding("keys", "warn", detail, f"{name} is surrounded by quotes or spaces: set it without them")
     tinker = environ.get("TINKER_API_KEY", "tml-")
     if tinker and not tinker.startswith(("tml-", "eyJ")):
         return Finding("keys", "warn", detail, "TINKER_API_KEY does not begin with tml-: copy the key again")
     return Finding("keys", "ok", detail)
 
 
-def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> Finding:
-    """Check that the service of a run with default settings answers."""
+def check_service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> Finding:
+    """Check that the Tinker service answers."""
     if choice.kind == "engine":
         return Finding("service", "ok", f"the embedded engine ({choice.reason})")
     if choice.base_url is None:
@@ -186,19 +186,19 @@ def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> F
 
     def request() -> str | None:
         response = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
-        # A service that requires a key even for this does answer.
+        # Some services require a key even for this request.
         is_up = response.is_success or response.status_code in (401, 403)
-        return None if is_up else f"it answered {response.status_code}"
+        return None if is_up else f"the answer was HTTP {response.status_code}"
 
     problem = call_within(request, timeout_s=timeout_s + 1)
     if problem is None:
         return Finding("service", "ok", f"{url} answers ({choice.reason})")
-    fix = "check the address and the network, or unset what chooses it to use the embedded engine"
+    fix = "check the address and the network; to use the embedded engine, unset the variable that selects the service"
     return Finding("service", "fail", f"{url} ({choice.reason}): {problem}", fix)
 
 
-def default_model(*, needed: bool) -> Finding:
-    """Find the files of the default model, or the place that they will come from."""
+def check_default_model(*, needed: bool) -> Finding:
+    """Check that the files of the default model are on this machine."""
     from rlkit.config.schema import DEFAULT_MODEL
 
     subject = "default model"
@@ -210,42 +210,42 @@ def default_model(*, needed: bool) -> Finding:
     cached = try_to_load_from_cache(DEFAULT_MODEL, "config.json")
     if isinstance(cached, str):
         return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {Path(cached).parent}")
-    detail = f"{DEFAULT_MODEL} will be fetched when it is first used, from the Hugging Face hub or the package index"
+    detail = f"{DEFAULT_MODEL} will be downloaded at its first use, from the Hugging Face hub or the package index"
     return Finding(subject, "ok" if not needed else "warn", detail, "run once with a network connection" * needed)
 
 
-def embedded_engine(
+def check_engine(
     *,
     needed: bool,
     timeout_s: float = ENGINE_TIMEOUT_S,
     command: Sequence[str] = ENGINE_PROBE,
-    say: Callable[[str], None] = lambda message: None,
+    note: Callable[[str], None] = lambda message: None,
 ) -> Finding:
-    """Start the engine and sample from it with the Tinker SDK, in a process of its own.
+    """Start the engine in a separate process, and sample from it with the Tinker SDK.
 
     Args:
-        needed: True if nothing can run without the engine.
-        command: program that tries the engine; its last line is its stage or its error.
-        say: receives a line of progress now and then.
+        needed: a run with default settings uses the engine.
+        command: program that tests the engine; its last line of output is its stage or its error.
+        note: receives progress messages.
     """
     started = time.monotonic()
     result = run_program(
-        command, timeout_s=timeout_s, progress=lambda line, seconds: say(f"engine: {line} ({seconds:.0f} s)")
+        command, timeout_s=timeout_s, progress=lambda line, seconds: note(f"engine: {line} ({seconds:.0f} s)")
     )
     if result.code == 0:
         return Finding("engine", "ok", f"started and sampled in {time.monotonic() - started:.1f} s")
-    problem = result.last_line or f"it ended with code {result.code} and printed nothing"
+    problem = result.last_line or f"exit code {result.code} without output"
     if result.code is None:
         problem = f"not ready within {timeout_s:g} s; last: {result.last_line or 'nothing'}"
-    fix = "run `rlkit serve --debug` to see why; with a Tinker service the engine is not needed"
+    fix = "run `rlkit serve --debug` to see the cause; the engine is not needed with a Tinker service"
     return Finding("engine", "fail" if needed else "warn", problem, fix)
 
 
-def runs_folder() -> Finding:
-    """Check that the folder of runs can be written, and its free space."""
+def check_runs_folder() -> Finding:
+    """Check that the folder of runs is writable and has free space."""
     folder = paths.runs_dir()
     ancestor = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    other_folder = "set RLKIT_RUNS_DIR to a folder that can be written"
+    other_folder = "set RLKIT_RUNS_DIR to a writable folder"
     if not ancestor.is_dir():
         return Finding("runs folder", "fail", f"{folder}: {ancestor} is not a folder", other_folder)
     try:
@@ -260,29 +260,29 @@ def runs_folder() -> Finding:
     return Finding("runs folder", "ok", detail)
 
 
-def docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
-    """Check that Docker's engine answers and that its client has compose, which Harbor needs."""
+def check_docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
+    """Check that the Docker daemon answers and that `docker compose` is available, which Harbor needs."""
     only = "only Harbor tasks in local containers need it"
     if shutil.which("docker") is None:
         return Finding("docker", "warn", "not found", f"{only}: install Docker")
 
     def describe_failure(command: str, result: ProgramResult) -> str:
         if result.code is None:
-            return f"`{command}` gave no answer within {timeout_s:g} s"
-        return f"`{command}`: {result.last_line or f'it ended with code {result.code}'}"
+            return f"`{command}` did not answer within {timeout_s:g} s"
+        return f"`{command}`: {result.last_line or f'exit code {result.code}'}"
 
     info = run_program(["docker", "info", "--format", "{{.ServerVersion}}"], timeout_s=timeout_s)
     if info.code != 0:
-        fix = f"{only}: start its engine, and see that this user may use it (the group docker)"
+        fix = f"{only}: start the Docker daemon, and add this user to the group docker"
         return Finding("docker", "warn", describe_failure("docker info", info), fix)
     compose = run_program(["docker", "compose", "version", "--short"], timeout_s=timeout_s)
     if compose.code != 0:
-        fix = f"{only}: install the plugin docker-compose-plugin"
+        fix = f"{only}: install docker-compose-plugin"
         return Finding("docker", "warn", describe_failure("docker compose version", compose), fix)
     return Finding("docker", "ok", f"engine {info.last_line}, compose {compose.last_line}")
 
 
-def optional_parts() -> Iterator[Finding]:
+def check_extras() -> Iterator[Finding]:
     """Check the packages of each optional extra."""
     try:
         extras = metadata.metadata("rlkit").get_all("Provides-Extra") or []
@@ -293,12 +293,14 @@ def optional_parts() -> Iterator[Finding]:
         if not absent:
             yield Finding(f"extra {extra}", "ok", "installed")
         elif extra != "all":
-            fix = f"if you want it, run `uv sync --extra {extra}`"
-            yield Finding(f"extra {extra}", "ok", f"optional, and not installed: {', '.join(absent)}", fix)
+            fix = f"to use it, run `uv sync --extra {extra}`"
+            yield Finding(f"extra {extra}", "ok", f"optional, not installed: {', '.join(absent)}", fix)
 
 
-def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None] = lambda message: None) -> Finding:
-    """Check the isolation of programs that a model writes for `discovery`, by trying each layer."""
+def check_model_programs(
+    *, timeout_s: float = PROGRAMS_TIMEOUT_S, note: Callable[[str], None] = lambda message: None
+) -> Finding:
+    """Check the isolation of model-written programs of `discovery`, by testing each layer."""
     import asyncio
 
     from rlkit.sandbox.runners.fork_server import ForkServer, default_level
@@ -315,21 +317,21 @@ def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None
             server.close()
 
     problem = call_within(
-        measure, timeout_s=timeout_s, progress=lambda seconds: say(f"model programs: still trying ({seconds:.0f} s)")
+        measure, timeout_s=timeout_s, progress=lambda seconds: note(f"model programs: still testing ({seconds:.0f} s)")
     )
     if not results:
-        fix = "only the environment `discovery` needs it: use another machine, or runner: ray"
-        return Finding(subject, "warn", f"cannot be run: {problem}", fix)
+        fix = "only the environment `discovery` needs them: use another machine, or runner: ray"
+        return Finding(subject, "warn", f"cannot run: {problem}", fix)
     detail = f"isolation {results[0].level!r}: {results[0]}"
     if LEVELS.index(results[0].level) >= LEVELS.index("os"):
         return Finding(subject, "ok", detail)
-    needed = f"`discovery` wants {default_level()!r} unless min_isolation says otherwise"
-    fix = f"{needed}; with Linux 5.13 or later, Landlock and seccomp they cannot read your files or use the network"
+    needed = f"`discovery` requires {default_level()!r} unless min_isolation is set"
+    fix = f"{needed}; use Linux 5.13 or later with Landlock and seccomp to deny access to your files and the network"
     return Finding(subject, "warn", detail, fix)
 
 
-def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
-    """Start a local sandbox, and check that its verifier can be sealed from the agent."""
+def check_sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
+    """Check that a local sandbox starts, and that its verifier can be sealed from the agent's processes."""
     import asyncio
 
     from rlkit.sandbox import Sandbox, Spec, image
@@ -349,17 +351,19 @@ def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
         try:
             seal_problem = asyncio.run(open_view())
         except (RlkitError, OSError) as error:
-            fix = "only Harbor's tasks without a container engine need it: use another environment, such as docker"
+            fix = "only Harbor tasks without a container engine need it: use another environment, such as docker"
             return Finding(subject, "warn", str(error), fix)
         if seal_problem:
             detail = (
-                f"starts, and verification is not sealed ({seal_problem}): the agent's processes are ended before it"
+                f"starts, but verification is not sealed ({seal_problem}): the agent's processes are killed before it"
             )
-            return Finding(subject, "warn", detail, "use a kernel of 5.19 or later with Landlock")
-        return Finding(subject, "ok", "starts, and verification is sealed from what an agent leaves running")
+            return Finding(subject, "warn", detail, "use Linux 5.19 or later with Landlock")
+        return Finding(subject, "ok", "starts, and verification is sealed from the agent's remaining processes")
 
     result = call_within(start, timeout_s=timeout_s)
-    return result if isinstance(result, Finding) else Finding(subject, "warn", result, "see why with --debug")
+    return (
+        result if isinstance(result, Finding) else Finding(subject, "warn", result, "run with --debug to see the cause")
+    )
 
 
 def _list_requirements(extra: str) -> Iterator[str]:

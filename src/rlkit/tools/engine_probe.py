@@ -1,6 +1,6 @@
-"""Trial of the engine with a tiny random model, in a process of its own: `python -m rlkit.tools.engine_probe`.
+"""Test of the embedded engine with a tiny random model: `python -m rlkit.tools.engine_probe`.
 
-Invariant: the last line of its output is the current stage, or the reason of the failure, never a traceback.
+Invariant: the last line of output is the current stage, or the reason for the failure; never a traceback.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ def main() -> int:
 
         with tempfile.TemporaryDirectory(prefix="rlkit-doctor-", ignore_cleanup_errors=True) as folder:
             model = byte_model(Path(folder) / "model")
-            _report(
-                "starting the engine; the first time, its kernels are compiled, which takes minutes on a busy machine"
-            )
+            _report("starting the engine; the first start compiles its kernels, which takes minutes on a busy machine")
             with EngineServer(resolve=lambda _: model, root=Path(folder) / "engine") as server:
                 client = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
                 sampler = client.create_sampling_client(base_model=str(model)).result()
@@ -33,8 +31,8 @@ def main() -> int:
                 client.close("success").result()
         if response.sequences[0].tokens:
             return 0
-        _report("the engine gave an empty sample")
-    except Exception as error:  # a broken installation raises anything
+        _report("the engine returned an empty sample")
+    except Exception as error:  # a broken installation may raise anything
         text = (str(error).strip().splitlines() or [""])[0]
         _report(f"{type(error).__name__}: {text}".rstrip(": "))
     return 1

@@ -1,6 +1,6 @@
 """Export of trained weights as files for other programs.
 
-Invariant: an exported folder is complete; a failed export leaves none behind.
+Invariant: an exported folder is complete; a failed export leaves no files behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlkit.service.connect import ServiceAddress, reach_service
 from rlkit.service.sdk import TinkerService
 
 type ExportForm = Literal["adapter", "merged", "raw"]
-"""LoRA adapter in the layout of `peft`, merged model in that of `transformers`, or the files of the service."""
+"""LoRA adapter in the layout of `peft`, merged model in the layout of `transformers`, or the service's own files."""
 
 
 async def export(
@@ -34,24 +34,23 @@ async def export(
     service: ServiceConfig | None = None,
     note: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Write a checkpoint as files, through tinker-cookbook's `weights`, which knows the models of the service.
+    """Write a checkpoint as files, with tinker-cookbook's `weights`.
 
     Args:
         path: `tinker://…/weights/…` path of training state.
         directory: folder to create.
-        form: `adapter` to serve beside its base model, `merged` for one model, or `raw` for the files of the service,
-            which needs no base model.
-        service: service that stores the checkpoint; by default that of a run without settings.
-        note: receives a line for the user while the service does not answer.
+        form: form of the files. `raw` does not need the base model.
+        service: service that stores the checkpoint; by default the one that a default configuration uses.
+        note: receives messages while the service does not answer.
 
     Raises:
-        UsageError: there is no such checkpoint, the directory exists or cannot be written, or the model has no such
-            form.
-        MissingError: the service cannot be reached, or the base model is not available.
+        UsageError: the checkpoint does not exist, the directory exists or cannot be written, or the model cannot be
+            exported in this form.
+        MissingError: the service or the base model is not available.
         ServiceError: the service failed.
     """
     if not path.startswith("tinker://") or "/weights/" not in path:
-        raise UsageError(f"{path!r} is no training state, a path like tinker://…/weights/…; only that can be exported")
+        raise UsageError(f"{path!r} is not a training state: only tinker://…/weights/… paths can be exported")
     directory = _resolve_directory(directory)
     async with reach_service(service or ServiceConfig(), note=note) as at:
         async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
@@ -69,7 +68,7 @@ def _resolve_directory(directory: Path) -> Path:
         parent = next(folder for folder in path.parents if folder.exists())
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=parent):
             return path
-    except (OSError, RuntimeError) as error:  # RuntimeError is of links that form a loop
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
         raise _make_write_error(directory, error) from error
 
 
@@ -82,25 +81,25 @@ def _write(path: str, directory: Path, form: ExportForm, at: ServiceAddress, *, 
     """Download and build a checkpoint.
 
     Args:
-        base: path or hub name by which tinker-cookbook finds the base model.
+        base: path or hub name of the base model, for tinker-cookbook.
         name: hub name of the base model, if known.
     """
     new_parents = [folder for folder in directory.parents if not folder.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that one rename completes the export.
+        # In the target's parent folder, so that one rename completes the export.
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as work:
             adapter, output = Path(work) / "adapter", Path(work) / "output"
             _download(path, output if form == "raw" else adapter, at)
             if form != "raw":
                 _build(base, adapter, output, form)
             if form == "adapter":
-                config = output / "adapter_config.json"  # holds the path of the base model on this machine
+                config = output / "adapter_config.json"  # contains this machine's path of the base model
                 settings = json.loads(config.read_text()) | {"base_model_name_or_path": name}
                 write_text(config, json.dumps(settings, indent=2) + "\n")
             mode = output.stat().st_mode & 0o666
             for file in filter(Path.is_file, output.rglob("*")):
-                file.chmod(mode)  # safetensors writes for its owner alone
+                file.chmod(mode)  # safetensors makes files readable only by their owner
             output.rename(directory)
             new_parents.clear()
     except OSError as error:
@@ -117,7 +116,7 @@ def _download(path: str, adapter: Path, at: ServiceAddress) -> None:
 
     try:
         with _set_api_key(at.api_key), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of the SDK, about a call by tinker-cookbook
+            warnings.simplefilter("ignore", FutureWarning)  # the SDK warns about a call in tinker-cookbook
             weights.download(tinker_path=path, output_dir=str(adapter), base_url=at.base_url)
     except WeightsDownloadError as error:
         reason = f" ({_first_line(error.__cause__)})" if isinstance(error.__cause__, Exception) else ""
@@ -137,10 +136,10 @@ def _build(base: str, adapter: Path, output: Path, form: ExportForm) -> None:
     build = weights.build_hf_model if form == "merged" else weights.build_lora_adapter
     try:
         build(base_model=base, adapter_path=str(adapter), output_path=str(output))
-    except OSError as error:  # also of the hub, whose errors are derived from it
+    except OSError as error:  # the hub's errors are OSErrors, too
         raise MissingError(f"the base model {base} cannot be loaded: {_first_line(error)}") from error
     except (TinkerCookbookError, ValueError, KeyError) as error:
-        raise UsageError(f"{base} has no {form} form: {_first_line(error)}") from error
+        raise UsageError(f"{base} cannot be exported in the form {form}: {_first_line(error)}") from error
 
 
 @contextmanager

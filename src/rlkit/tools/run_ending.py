@@ -1,6 +1,6 @@
-"""End of a run and its remedy, read from the run's directory.
+"""Outcome of a run and how to fix it, read from the run's directory.
 
-Invariant: every kind of end has a remedy; a run without a record of its end was killed.
+Invariant: every unsuccessful outcome has a fix. A run without a recorded outcome was killed.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from typing import Literal
 from rlkit.store import jsonl
 from rlkit.store.lock import find_lock_holder
 
-type Way = Literal["completed", "interrupted", "budget", "failed", "running", "killed"]
+type EndingStatus = Literal["completed", "interrupted", "budget", "failed", "running", "killed"]
 
 _FAILURES = {
-    "ServiceError": "see whether the service answers (`rlkit doctor`), then {resume}",
-    "RolloutsFailed": "mend the environment, then {resume}: what failed is played again",
-    "EnvironmentFault": "mend the environment, its task source or the estimator, then {resume}",
-    "RewardError": "mend what the environment returns, then {resume}",
-    "ServiceUnreachable": "see that TINKER_BASE_URL or service.base_url is right and answers, then {resume}",
-    "MissingError": "install, fetch or log in to what is missing, then {resume}",
-    "UsageError": "change what the message names, then {resume}",
-    "ConfigError": "change what the message names, then {resume}",
-    "RunFailed": "remove the cause that the message names, then {resume}",
-    "OSError": "see that the disk can be written, then {resume}",
+    "ServiceError": "check that the service answers (`rlkit doctor`), then {resume}",
+    "RolloutsFailed": "fix the environment, then {resume}: failed rollouts are repeated",
+    "EnvironmentFault": "fix the environment, its task source or the estimator, then {resume}",
+    "RewardError": "fix the return value of the environment, then {resume}",
+    "ServiceUnreachable": "check TINKER_BASE_URL or service.base_url, and that the service answers, then {resume}",
+    "MissingError": "install, download or log in as the message says, then {resume}",
+    "UsageError": "correct the setting in the message, then {resume}",
+    "ConfigError": "correct the setting in the message, then {resume}",
+    "RunFailed": "fix the cause in the message, then {resume}",
+    "OSError": "check that the disk is writable, then {resume}",
 }
-"""Remedies by the name of the error's class."""
+"""Fixes by the class name of the error."""
 
-_ELSEWHERE = frozenset(
+_ERRORS_WITHOUT_LOCATION = frozenset(
     ["ServiceError", "ServiceUnreachable", "RolloutsFailed", "MissingError", "UsageError", "ConfigError", "RunFailed"]
 )
-"""Errors whose cause is not at the line that raised them."""
+"""Errors whose cause is not in the line of code that raised them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """End of a run, or its state while it is running.
+    """Outcome of a run that ended, or its state while it is running.
 
     Args:
-        way: manner of the end; `killed` if run.json says running and no process holds the run.
+        status: `killed` if run.json says `running` but no process holds the run's lock.
         reason: one line; for a failed run the type and the message of its error.
-        place: line of code that raised the error, in the user's code if possible; may be empty.
-        action: remedy; empty if none is needed.
+        place: line of code that raised the error, in the user's code if possible; "" if unknown.
+        action: fix; "" if none is needed.
     """
 
-    way: Way
+    status: EndingStatus
     reason: str
     place: str = ""
     action: str = ""
@@ -55,7 +55,7 @@ class RunEnding:
 
 
 def read_run_ending(directory: Path) -> RunEnding | None:
-    """Return how the run in a directory ended, or that it is running; None if run.json has no status.
+    """Return the outcome of the run in a directory; None if run.json has no status.
 
     Raises:
         UsageError: run.json is damaged.
@@ -65,7 +65,7 @@ def read_run_ending(directory: Path) -> RunEnding | None:
     resume = f"`rlkit resume {directory.name}`"
     match status:
         case "completed":
-            ending = RunEnding("completed", reason or "it has taken all its steps")
+            ending = RunEnding("completed", reason or "all steps are done")
         case "budget":
             limit = reason.partition(":")[0]
             raised = f"`rlkit resume {directory.name} {limit}=…`" if limit else resume
@@ -76,23 +76,23 @@ def read_run_ending(directory: Path) -> RunEnding | None:
             error, place = str(about.get("error") or "it failed"), str(about.get("place") or "")
             user_place = place if about.get("place_is_own") is True else ""
             kind = error.partition(":")[0]
-            line = user_place if kind in _FAILURES else place  # for an unexpected error a line of rlkit helps, too
+            line = user_place if kind in _FAILURES else place  # for an unexpected error, a line of rlkit also helps
             ending = RunEnding("failed", error, line, _remedy(kind, user_place, resume))
         case "running" if (process := find_lock_holder(directory)) is not None:
-            ending = RunEnding("running", f"process {process} works on it")
+            ending = RunEnding("running", f"process {process} is running it")
         case "running":
-            reason = "it ended without a word, likely killed: by kill -9 or for want of memory"
-            look = "look whether the machine restarted or ran out of memory (`dmesg | grep -i oom`)"
-            ending = RunEnding("killed", reason, action=f"{look}, then {resume}: nothing that was finished is lost")
+            reason = "it ended without a record: probably killed (kill -9 or out of memory)"
+            check = "check whether the machine restarted or ran out of memory (`dmesg | grep -i oom`)"
+            ending = RunEnding("killed", reason, action=f"{check}, then {resume}: finished rollouts are not lost")
         case _:
             ending = None
     return ending
 
 
 def _remedy(kind: str, place: str, resume: str) -> str:
-    """Return the remedy for an error of the class `kind`, raised at a place in the user's code if not empty."""
-    if place and kind not in _ELSEWHERE:
-        return f"mend {place}, then {resume}"
+    """Return the fix for an error of class `kind`; `place` is the line of the user's code that raised it, or ""."""
+    if place and kind not in _ERRORS_WITHOUT_LOCATION:
+        return f"fix {place}, then {resume}"
     if kind in _FAILURES:
         return _FAILURES[kind].format(resume=resume)
-    return f"this may be a bug in rlkit: report it, with the bug-*.txt in the folder of runs; {resume} tries again"
+    return f"this may be a bug in rlkit: report it with the bug-*.txt in the folder of runs; {resume} retries"

@@ -1,6 +1,6 @@
-"""A new project: an environment, its configuration, a test that passes at once, and a README.
+"""Files of a new project: an environment, its configuration, a passing test, and a README.
 
-Invariant: nothing that exists is overwritten.
+Invariant: existing files are not overwritten.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
     """Write the files of a new project and return their paths.
 
     Args:
-        directory: folder to make, which must be empty if it exists.
-        name: name of the environment in the configuration; made from the directory's name by default.
+        directory: folder to create; it may exist if it is empty.
+        name: name of the environment in the configuration; derived from the directory's name by default.
 
     Raises:
-        UsageError: the directory holds something, or the name has characters other than letters, digits, `.`, `_`, `-`.
+        UsageError: the directory is not empty, or the name has characters other than letters, digits, `.`, `_`, `-`.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: name a folder that does not exist or is empty")
@@ -35,7 +35,9 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
         raise UsageError(f"{directory} is not empty: name a folder that does not exist or is empty")
     chosen = _default_name(directory) if name is None else name
     if not _NAME.fullmatch(chosen):
-        raise UsageError(f"--name: {chosen!r} must begin with a letter or digit and hold only those, '.', '_' and '-'")
+        raise UsageError(
+            f"--name: {chosen!r} must begin with a letter or digit and contain only letters, digits, '.', '_' and '-'"
+        )
     templates = files("rlkit.tools") / "templates" / "init"
     for file in FILES:
         text = Template((templates / f"{file}.tmpl").read_text(encoding="utf-8")).substitute(name=chosen)

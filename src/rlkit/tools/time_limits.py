@@ -1,7 +1,6 @@
 """Programs and calls with a time limit.
 
-Invariant: each program and each call has a limit. A program that exceeds it is killed with its process group, so that
-no process is left to print a traceback later.
+Invariant: a program that exceeds its limit is killed with its process group, so no process prints a traceback later.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PROGRESS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """Exit status of a program, None if it reached its limit, and its output without secrets."""
+    """Exit code of a program (None if it reached its limit), and its output without secrets."""
 
     code: int | None
     output: str
@@ -38,7 +37,7 @@ class ProgramResult:
 def run_program(
     command: Sequence[str], *, timeout_s: float, progress: Callable[[str, float], None] = lambda line, seconds: None
 ) -> ProgramResult:
-    """Run a program to its end, or to its limit.
+    """Run a program until it ends or reaches its limit.
 
     Args:
         progress: receives the last line of the output and the elapsed seconds, every `PROGRESS_S`.
@@ -47,7 +46,7 @@ def run_program(
         OSError: the program cannot be started.
     """
     started_s = time.monotonic()
-    with tempfile.TemporaryFile() as output:  # processes that the program leaves behind would hold a pipe open
+    with tempfile.TemporaryFile() as output:  # a pipe would stay open in processes that the program leaves behind
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -71,11 +70,11 @@ def run_program(
 def call_within[T](
     call: Callable[[], T], *, timeout_s: float, progress: Callable[[float], None] = lambda seconds: None
 ) -> T | str:
-    """Return the result of a call, or one line about its exception or its time limit.
+    """Return the result of a call, or one line about its exception or timeout.
 
     Args:
-        call: function that runs in a daemon thread, which is abandoned at the limit: the lookup of a host name or of a
-            folder on a network has no limit of its own.
+        call: function to run in a daemon thread, which is abandoned at the limit. Resolving a host name and reading a
+            network folder cannot be cancelled.
         progress: receives the elapsed seconds, every `PROGRESS_S`.
     """
     results = list[T | str]()

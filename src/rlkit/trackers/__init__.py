@@ -1,7 +1,7 @@
-"""Listeners of a run: the console, a service that shows runs, a file.
+"""Trackers: listeners of a run, such as the console or an experiment-tracking service.
 
-Invariant: a tracker only listens. Whatever it does or raises, and however long it takes, the run goes on. Its calls
-come one after the other and in order, from a thread of its own, and each once.
+Invariant: a tracker cannot stop or block its run. Its methods are called on a thread of its own, in order, one at a
+time, and once per event.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
     from rlkit.types import Checkpoint
 
 CALL_S = 0.5
-"""Seconds that a run waits for one call of a tracker before it goes on."""
+"""Seconds that a run waits for one call of a tracker before it continues."""
 
 MAX_WAITING_CALLS = 10_000
-"""Calls that wait for a slow tracker; more are dropped. Metrics of so many steps take some tens of megabytes."""
+"""Limit of queued calls of a slow tracker; further calls are dropped. A full queue takes tens of megabytes."""
 
 _LAST_S = 40.0
-"""Seconds that the end of a run waits for its trackers, all together; those of rlkit give up before."""
+"""Seconds that the end of a run waits for all its trackers; the built-in trackers give up earlier."""
 
 _BEHIND_S = 5.0
-"""The same for a tracker that is behind with earlier calls."""
+"""Seconds that the end of a run waits for a tracker with unfinished calls."""
 
 type Phase = Literal["preparing", "sampling", "training", "evaluating", "saving", "done"]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a run at this moment.
+    """The current state of a run.
 
     Args:
-        step: optimiser steps taken.
-        steps: optimiser steps of the whole run.
-        queued: rollouts of this step that wait to be played.
-        running: rollouts that are being played.
+        step: number of finished steps.
+        steps: number of steps of the whole run.
+        queued: rollouts of this step that are not running yet.
+        running: rollouts in progress.
         finished: finished rollouts of this step.
-        failed: failed episodes of this step, played again or not.
-        tokens: tokens sampled since the run started.
-        seconds: time since the run started, or was resumed.
-        first_step: steps taken before the run was resumed.
-        activity: counts of the work under way, as a phrase; "" for none.
+        failed: failed episodes of this step, retried or not.
+        tokens: tokens sampled since the process started.
+        seconds: time since the run was started or resumed.
+        first_step: number of steps that were finished before the run was resumed.
+        activity: counts of the work in progress, as a phrase; "" for none.
     """
 
     step: int = 0
@@ -68,17 +68,17 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """The remaining time at the pace so far; None before the first step is done."""
+        """The estimated remaining time, at the average speed so far; None before the first step is finished."""
         done = self.step - self.first_step
         return self.seconds / done * (self.steps - self.step) if done > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run that starts.
+    """Description of a run that starts.
 
     Args:
-        service: place where the model runs, as a phrase for people.
+        service: description of the service that runs the model.
         progress: returns the current `Progress`, from any thread.
     """
 
@@ -96,12 +96,12 @@ class RunResult:
 
     Args:
         status: `interrupted` and `budget` runs have saved a checkpoint, and can be resumed.
-        steps: optimiser steps taken.
+        steps: number of finished steps.
         metrics: metrics of the last step.
         checkpoint: last checkpoint, if any was saved.
-        reason: limit that a `budget` run reached; why a `completed` run took fewer steps than it might.
-        best_checkpoint: checkpoint with the best value of the metric that weights are compared by, if any has one.
-        spending: everything that the run used.
+        reason: limit that a `budget` run reached, or the reason why a `completed` run stopped early.
+        best_checkpoint: checkpoint with the best value of `best.metric`, if any has a value.
+        spending: tokens, money and time that the run used.
         estimate: the expectation of a dry run of the same configuration; None if there was none.
     """
 
@@ -120,36 +120,36 @@ class RunResult:
 class Tracker:
     """A listener of a run.
 
-    A subclass overrides the methods that it needs. They are called from one thread, which is the tracker's own; while
-    one takes its time, the next call waits. An exception is reported once, and the run goes on.
+    Override the methods that you need. They are called on a thread of the tracker's own, one at a time. An exception is
+    reported once, and the run continues.
     """
 
     def on_start(self, run: RunInfo) -> None:
-        """Hear that the run begins."""
+        """Handle the start of the run."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hear that a step is done; step 0 is the evaluation before the first one."""
+        """Handle a finished step; step 0 is the evaluation before the first step."""
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Hear that a checkpoint was saved."""
+        """Handle a saved checkpoint."""
 
     def on_note(self, message: str) -> None:
-        """Hear something that a person should read."""
+        """Handle a message for the user."""
 
     def on_finish(self, result: RunResult | None) -> None:
-        """Hear that the run is over; None when it failed."""
+        """Handle the end of the run; `result` is None if the run failed."""
 
 
 class Broadcast(Tracker):
-    """Several trackers as one that cannot fail, and that a slow one does not hold up.
+    """Forward each event to several trackers, without failing or waiting for a slow tracker.
 
-    An exception of one is told to the others, once, and dropped. A call that takes longer than `CALL_S` goes on behind
-    the caller's back, and so do those after it until the tracker has caught up.
+    The first exception of a tracker is reported to all trackers; later ones are dropped. A call that takes longer than
+    `CALL_S` continues in the background, and later calls of that tracker queue behind it.
     """
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
         self._listeners = [_Listener(tracker) for tracker in trackers]
-        self._complained: set[str] = set()
+        self._reported: set[str] = set()
 
     def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._call_each(lambda tracker: tracker.on_start(run))
@@ -164,27 +164,27 @@ class Broadcast(Tracker):
         self._call_each(lambda tracker: tracker.on_note(message))
 
     def on_finish(self, result: RunResult | None) -> None:
-        """End the run for all trackers at once, and wait for them for a limited time."""
+        """Tell all trackers concurrently that the run is over, and wait for them for a limited time."""
         limits_s = [_BEHIND_S if listener.is_behind else _LAST_S for listener in self._listeners]
         self._call_each(lambda tracker: tracker.on_finish(result), within_s=0)
         ended_s = time.monotonic()
         for listener, limit_s in zip(self._listeners, limits_s, strict=True):
-            self._complain(listener, listener.catch_up(ended_s + limit_s - time.monotonic()))
+            self._report_error(listener, listener.catch_up(ended_s + limit_s - time.monotonic()))
         for listener in self._listeners:
             listener.close()
 
     def _call_each(self, call: Callable[[Tracker], None], *, within_s: float | None = None) -> None:
         for listener in self._listeners:
-            self._complain(listener, listener.call(call, within_s=CALL_S if within_s is None else within_s))
+            self._report_error(listener, listener.call(call, within_s=CALL_S if within_s is None else within_s))
 
-    def _complain(self, listener: _Listener, error: BaseException | None) -> None:
-        if error is not None and listener.name not in self._complained:
-            self._complained.add(listener.name)
-            self.on_note(f"the tracker {listener.name} failed and will miss things: {type(error).__name__}: {error}")
+    def _report_error(self, listener: _Listener, error: BaseException | None) -> None:
+        if error is not None and listener.name not in self._reported:
+            self._reported.add(listener.name)
+            self.on_note(f"the tracker {listener.name} failed and may be incomplete: {type(error).__name__}: {error}")
 
 
 class TooSlow(Exception):
-    """A tracker takes longer than its run can wait."""
+    """A tracker is slower than its run can wait for."""
 
 
 class _Listener:
@@ -199,35 +199,35 @@ class _Listener:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a call is not finished."""
+        """True if a call is unfinished."""
         return bool(self._calls) and not self._calls[-1].done()
 
     def call(self, call: Callable[[Tracker], None], *, within_s: float) -> BaseException | None:
-        """Call the tracker in the caller's context, and wait unless it is behind.
+        """Call the tracker in the caller's context, and wait for the result unless the tracker is behind.
 
         Returns:
-            The exception of this call or of an earlier one, once.
+            The exception of this or an earlier call, if it was not returned before.
         """
         from rlkit._util.threads import DaemonThreadPool  # needs asyncio, which reading a configuration does not
 
         with self._lock:
-            waits = not self.is_behind
+            should_wait = not self.is_behind
             if len(self._calls) > MAX_WAITING_CALLS:
-                return TooSlow("it is so slow that it is told no more")
+                return TooSlow("it is too slow, so further events are dropped")
             self._thread = self._thread or DaemonThreadPool(1, name=f"rlkit-{self.name}")
             future = self._thread.submit(copy_context().run, call, self._tracker)
             self._calls.append(future)
-        if waits:
+        if should_wait:
             wait([future], within_s)
         return self._take_error()
 
     def catch_up(self, within_s: float) -> BaseException | None:
-        """Wait for all calls, for a limited time; return an exception as `call` does, or that time is over."""
-        _, late = wait(self._calls, max(within_s, 0.0))
-        return TooSlow("it had not taken everything when the run was over") if late else self._take_error()
+        """Wait for all calls, for a limited time; return TooSlow after a timeout, else an exception as `call` does."""
+        _, unfinished = wait(self._calls, max(within_s, 0.0))
+        return TooSlow("it had not finished when the run ended") if unfinished else self._take_error()
 
     def close(self) -> None:
-        """End the thread unless it is behind; a later call starts another one."""
+        """End the thread unless a call is unfinished; a later call starts a new thread."""
         if self._thread is not None and not self.is_behind:
             self._thread.shutdown()
             self._thread = None

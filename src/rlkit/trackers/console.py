@@ -1,7 +1,7 @@
-"""A run as plain lines or as JSON.
+"""Console output of a run, as plain lines or as JSON.
 
-Invariant: a step is one line, and no more than `QUIET_MAX_S` pass without one while a run lives, whatever the run waits
-for. Where the lines go is the caller's choice.
+Invariant: a step is one line. While a run is running, at most `QUIET_MAX_S` pass without a line. The caller decides
+where lines are printed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 KL = "optim/kl_sample_train_v1"
 
 QUIET_S = 15.0
-"""Silence after which a line is due: about what people wait before they wonder."""
+"""Seconds without output after which a progress line is printed."""
 
 QUIET_MAX_S = 60.0
-"""The longest silence. It doubles from `QUIET_S`, so that an hour's wait is not two hundred lines."""
+"""Longest time without output. The interval doubles from `QUIET_S`, so that a long wait prints few lines."""
 
 
 def collect_rewards(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean reward of each environment of a step, those of an evaluation as `eval <name>`."""
+    """Return the mean reward of each environment of a step; the key of an evaluation is `eval <name>`."""
     means = dict[str, float]()
     for prefix, label in (("env/", ""), ("eval/", "eval ")):
         for key, value in metrics.items():
@@ -39,7 +39,7 @@ def collect_rewards(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def collect_best_values(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the best value of each environment that searches, beside it the value that a scripted search reaches."""
+    """Return, for each `discovery` environment, the best value and the value that a scripted search reaches."""
     best = dict[str, str]()
     for key, value in metrics.items():
         name = key.removeprefix("env/").removesuffix("/tasks/best")
@@ -50,7 +50,7 @@ def collect_best_values(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
-    """Return `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, as far as metrics and sampled `tokens` tell."""
+    """Render a step, such as `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`; skip missing metrics."""
     parts = [
         f"step {step}/{steps}",
         *(f"{name} {render_number(value)}" for name, value in collect_rewards(metrics).items()),
@@ -69,7 +69,7 @@ def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: 
 
 
 def render_progress(progress: Progress) -> str:
-    """Return `step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 30, tokens in them: 1,204`."""
+    """Render `step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 30, tokens in them: 1,204`."""
     total = progress.queued + progress.running + progress.finished
     parts = [progress.phase, *([f"{progress.finished} of {total} rollouts done"] if total else [])]
     if progress.failed:
@@ -81,12 +81,12 @@ def render_progress(progress: Progress) -> str:
 
 
 def render_number(value: float) -> str:
-    """Return two decimals where they tell something, four digits otherwise."""
+    """Render two decimals for values from 0.1 to 1000, four significant digits otherwise."""
     return f"{value:.2f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
 
 
 def render_duration(seconds: float) -> str:
-    """Return `2.1 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Render `2.1 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -99,7 +99,7 @@ def render_duration(seconds: float) -> str:
 
 
 def render_estimate(estimate: Estimate) -> str:
-    """Return `58,000 to 98,000 tokens, $0.10 to $0.35, 2 h 5 min to 3 h 0 min`."""
+    """Render `58,000 to 98,000 tokens, $0.10 to $0.35, 2 h 5 min to 3 h 0 min`."""
     parts = [f"{render_band(estimate.tokens, '{:,.0f}'.format)} tokens"]
     if estimate.usd is not None:
         parts.append(render_band(estimate.usd, render_dollars))
@@ -109,34 +109,34 @@ def render_estimate(estimate: Estimate) -> str:
 
 
 def render_spending(spending: Spending) -> str:
-    """Return `71,512 tokens, $0.21, 2 h 11 min`."""
+    """Render `71,512 tokens, $0.21, 2 h 11 min`."""
     price = [] if spending.usd is None else [render_dollars(spending.usd)]
     return ", ".join([f"{spending.tokens:,} tokens", *price, render_duration(spending.seconds)])
 
 
 def render_dollars(value: float) -> str:
-    """Return dollars and cents, or two significant digits below ten cents."""
+    """Render dollars and cents, or two significant digits below ten cents."""
     return f"${value:,.2f}" if value >= 0.1 or not value else f"${value:.2g}"
 
 
 def render_band(band: Band, render: Callable[[float], str]) -> str:
-    """Return `2 to 3`, or `2` if both bounds read the same."""
+    """Render `2 to 3`, or `2` if both bounds are rendered alike."""
     low, high = render(band.low), render(band.high)
     return low if low == high else f"{low} to {high}"
 
 
 class Heartbeat:
-    """Says where a run stands whenever nothing else was said.
+    """Print the progress of a run whenever nothing was printed for a while.
 
     Args:
-        say: takes a line; called from a thread of its own.
-        quiet_s: seconds of silence before the first line; None for `QUIET_S`.
+        note: prints a line; called on the heartbeat's thread.
+        quiet_s: seconds without output before the first line; None for `QUIET_S`.
     """
 
     def __init__(
-        self, say: Callable[[str], None], *, quiet_s: float | None = None, quiet_max_s: float = QUIET_MAX_S
+        self, note: Callable[[str], None], *, quiet_s: float | None = None, quiet_max_s: float = QUIET_MAX_S
     ) -> None:
-        self._say = say
+        self._note = note
         self._quiet_s = QUIET_S if quiet_s is None else quiet_s
         self._quiet_max_s = quiet_max_s
         self._wake = threading.Event()
@@ -144,16 +144,16 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self, progress: Callable[[], Progress]) -> None:
-        """Begin to watch a run; `progress` may be called from any thread."""
+        """Start watching a run; `progress` is called on the heartbeat's thread."""
         self._thread = threading.Thread(target=self._run, args=(progress,), name="rlkit-heartbeat", daemon=True)
         self._thread.start()
 
     def postpone(self) -> None:
-        """Start the silence anew: a line was said."""
+        """Restart the interval, because a line was printed."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Say no more."""
+        """Stop printing, and wait for the thread to end."""
         self._stopped = True
         self._wake.set()
         if self._thread is not None:
@@ -168,21 +168,21 @@ class Heartbeat:
                 quiet_s = self._quiet_s
                 continue
             try:
-                self._say(render_progress(progress()))
-            except (OSError, ValueError):  # what it writes to is full, broken or closed: nobody reads its lines
+                self._note(render_progress(progress()))
+            except (OSError, ValueError):  # the stream is full, broken or closed
                 return
             quiet_s = min(2 * quiet_s, self._quiet_max_s)
 
 
 class ConsoleTracker(Tracker):
-    """One plain line a step, and lines about a step that takes long.
+    """Print one plain line per step, and progress lines during long steps.
 
     Args:
-        say: takes a line without its end; prints it on stderr by default.
+        note: prints a line, given without line break; by default on stderr.
     """
 
-    def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._print = say or _print_on_stderr
+    def __init__(self, note: Callable[[str], None] | None = None) -> None:
+        self._print = note or _print_on_stderr
         self._heartbeat = Heartbeat(self._print)
         self._progress: Callable[[], Progress] = Progress
         self._tokens = 0
@@ -206,7 +206,7 @@ class ConsoleTracker(Tracker):
         self._heartbeat.postpone()
 
     def on_finish(self, result: RunResult | None) -> None:  # noqa: D102  inherited
-        self._heartbeat.stop()  # the result is printed by whoever asked for the run
+        self._heartbeat.stop()  # the caller of the run prints the result
 
 
 def _print_on_stderr(line: str) -> None:
@@ -214,10 +214,10 @@ def _print_on_stderr(line: str) -> None:
 
 
 class JsonTracker(ConsoleTracker):
-    """One JSON object a step, with the keys of `metrics.jsonl`, given to `emit`; other lines go to `say`."""
+    """Pass one JSON object per step to `emit`, with the keys of `metrics.jsonl`, and other lines to `note`."""
 
-    def __init__(self, emit: Callable[[Mapping[str, float]], None], *, say: Callable[[str], None]) -> None:
-        super().__init__(say)
+    def __init__(self, emit: Callable[[Mapping[str, float]], None], *, note: Callable[[str], None]) -> None:
+        super().__init__(note)
         self._emit = emit
 
     def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
@@ -228,4 +228,4 @@ class JsonTracker(ConsoleTracker):
         self._heartbeat.postpone()
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Print nothing: the result names the last one."""
+        """Print nothing, because the result contains the last checkpoint."""

@@ -1,8 +1,8 @@
 # docent is optional and has no complete types.
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportMissingImports=false, reportUnknownParameterType=false
-"""Docent of Transluce: each rollout as a transcript, labelled with where it comes from.
+"""Docent of Transluce: each rollout as a transcript with metadata.
 
-Invariant: a transcript is what the model was given and said; the labels are what the run recorded of it.
+Invariant: transcripts and metadata contain only recorded data.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class DocentSettings(Section):
-    """Docent of Transluce: the rollouts themselves, to be read and searched."""
+    """Docent of Transluce: transcripts of rollouts, to read and search."""
 
     collection: str | None = None
-    """Name of the collection that is made for the run; null for the name of the run."""
+    """Name of the collection to create for the run; null for the name of the run."""
     rollouts: Annotated[int, Field(ge=0)] = 0
-    """Rollouts of each step that are sent, drawn at random; 0 for all of them."""
+    """Number of random rollouts of each step to send; 0 for all."""
     url: str | None = None
-    """Address of a Docent server of one's own; null for Transluce's."""
+    """Address of your own Docent server; null for Transluce's."""
 
 
 class DocentTracker(ServiceTracker[DocentSettings]):
-    """Sends a run's rollouts to a collection of its own."""
+    """Send a run's rollouts to a new collection."""
 
     name = "docent"
     settings_type = DocentSettings
@@ -60,7 +60,7 @@ class DocentTracker(ServiceTracker[DocentSettings]):
 
     def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  inherited
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of pydantic, about how docent is written
+            warnings.simplefilter("ignore", DeprecationWarning)  # pydantic warns about docent's code
             from docent import Docent
 
         url, self._run = self.settings.url, run
@@ -82,12 +82,12 @@ class DocentTracker(ServiceTracker[DocentSettings]):
         rollouts = step.sample_rollouts(self.settings.rollouts)
         runs = [agent_run(self._run, step.number, rollout) for rollout in rollouts if rollout.turns]
         if runs:
-            with redirect_stderr(io.StringIO()):  # its bar of progress
+            with redirect_stderr(io.StringIO()):  # hide the progress bar
                 self._client.add_agent_runs(self._collection, runs)
 
 
 def agent_run(run: RecordedRun, step: int, rollout: RecordedRollout) -> AgentRun:
-    """Return a rollout as Docent has it, labelled with where it comes from."""
+    """Convert a rollout to a Docent run with metadata."""
     from docent.data_models import AgentRun, Transcript
 
     last = rollout.turns[-1]
@@ -112,7 +112,7 @@ def agent_run(run: RecordedRun, step: int, rollout: RecordedRollout) -> AgentRun
 
 
 def _messages(rollout: RecordedRollout) -> list[ChatMessage]:
-    """Return the messages that the environment recorded, or else the turns as the model had them."""
+    """Return the messages recorded by the environment, or the turns as raw text if there are none."""
     recorded = rollout.info.get("messages")
     if isinstance(recorded, Sequence) and not isinstance(recorded, str) and recorded:
         return [_message(cast("Mapping[str, Any]", message)) for message in recorded]
@@ -138,7 +138,7 @@ def _message(message: Mapping[str, Any]) -> ChatMessage:
                 ToolCall(id=str(call["id"]), function=str(call["name"]), arguments=dict(call["arguments"]))
                 for call in message.get("tool_calls", [])
             ]
-            shown = f"<think>{thinking}</think>\n{text}" if thinking else text
-            return AssistantMessage(content=shown, tool_calls=calls or None)
+            content = f"<think>{thinking}</think>\n{text}" if thinking else text
+            return AssistantMessage(content=content, tool_calls=calls or None)
         case _:
             return UserMessage(content=text)

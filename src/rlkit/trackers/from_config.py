@@ -1,6 +1,6 @@
-"""Trackers of services, by the names that `track` and `rlkit sync --to` have for them.
+"""Create trackers (W&B and others) from the section `track`, or for `rlkit sync --to`.
 
-Invariant: what is missing for a service is known before a run begins.
+Invariant: missing packages and credentials are reported before a run starts.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from rlkit.trackers.service import ServiceTracker
 
 
 def make_trackers(track: Section) -> list[Tracker]:
-    """Return the trackers that a configuration names; MissingError without their packages or credentials."""
+    """Return the trackers of the section `track`; MissingError if a package or credential is missing."""
     return [_make_tracker(name, settings) for name, settings in track if settings is not None]
 
 
 def load_service(name: str, section: Mapping[str, object]) -> ServiceTracker[Any]:
-    """Return the tracker of the service that `rlkit sync --to` names, with the settings of its section.
+    """Return the tracker of this name, with the settings of `section`.
 
     Raises:
-        UsageError: there is no such service, or a setting is wrong.
-        MissingError: its package or its credential is missing.
+        UsageError: the tracker does not exist, or a setting is invalid.
+        MissingError: the tracker's package or credential is missing.
     """
     names = tracker_paths()
     if name not in names:
-        raise UsageError(f"--to: {name!r} is none of {', '.join(names)}.{did_you_mean(name, names)}")
+        raise UsageError(f"--to: {name!r} is not one of {', '.join(names)}.{did_you_mean(name, names)}")
     settings_type: type[Section] = load_tracker_class(name).settings_type
     try:
         return _make_tracker(name, settings_type.model_validate(section))

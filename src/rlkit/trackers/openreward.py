@@ -1,13 +1,13 @@
-"""Uploads of rollouts to OpenReward.
+"""Upload of rollouts to OpenReward.
 
     rlkit.train("config.yaml", trackers=[ConsoleTracker(), OpenRewardTracker()])
 
-Only episodes of OpenReward's environments are uploaded. They are read from the run's own tables, so that they are on
-this machine first, and a resumed run uploads what is missing.
+Only episodes of OpenReward environments are uploaded. They are read from the run's tables, so a resumed run uploads
+missing episodes.
 
-Invariant: the run never waits for an upload, nor fails for one; at its end it waits for `last_s` seconds at most. No
-more than one step is held in memory. What counts as uploaded was taken. The events of an episode have the same ids
-each time that they are made, so that what is sent twice can be told.
+Invariant: an upload never fails the run, and delays only its end, by at most `last_s` seconds. At most one step is held
+in memory. An episode counts as uploaded only after the service accepted it. The ids of an episode's events are
+deterministic, so the service can recognise duplicates.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PROGRESS = "openreward.json"
-"""The file of a run's folder that says how far the uploads have come."""
+"""File with the progress of uploads, in the run's folder."""
 
 SESSION = "openreward"
-"""The entry of an episode's info that says which environment, split and task of OpenReward it is of."""
+"""Key of an episode's info that holds its OpenReward environment, split and task."""
 
 _KEY = "OPENREWARD_API_KEY"
 _POLL_S = 0.5
@@ -46,33 +46,33 @@ _LAST_S = 30.0
 _REQUEST_S = 30.0
 _BATCH_EVENTS = 128
 _BATCH_BYTES = 1_000_000
-_UNFIT = frozenset({400, 413, 422})
+_PERMANENT_ERRORS = frozenset({400, 413, 422})
 
 type Event = dict[str, Any]
 
 
 class UploadFailed(RlkitError):
-    """OpenReward did not take a rollout, which is in the run's folder; if `unfit`, it never will take this one."""
+    """OpenReward did not accept a rollout; if `is_permanent`, retries are useless. The run's folder is complete."""
 
-    def __init__(self, message: str, *, unfit: bool = False) -> None:
+    def __init__(self, message: str, *, is_permanent: bool = False) -> None:
         super().__init__(message)
-        self.unfit = unfit
+        self.is_permanent = is_permanent
 
 
 class OpenRewardTracker(Tracker):
-    """Uploads each step's rollouts once their table is written.
+    """Upload the rollouts of each step after its table is written.
 
     Args:
-        run_name: name of the run on OpenReward; the run's own by default.
-        last_s: seconds that the end of the run waits for what is not uploaded yet.
+        run_name: name of the run on OpenReward; the rlkit run's name by default.
+        last_s: seconds that the end of the run waits for unfinished uploads.
 
     Raises:
-        MissingError: there is no key.
+        MissingError: OPENREWARD_API_KEY is not set.
     """
 
     def __init__(self, *, run_name: str | None = None, last_s: float = _LAST_S) -> None:
         if not os.environ.get(_KEY):
-            raise MissingError(f"{_KEY} is not set: uploads to OpenReward need it; set it, or leave them out")
+            raise MissingError(f"{_KEY} is not set: set it, or leave out the uploads to OpenReward")
         self._run_name = run_name
         self._last_s = last_s
         self._ending = threading.Event()
@@ -88,20 +88,22 @@ class OpenRewardTracker(Tracker):
         self._thread.start()
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Upload a step; UploadFailed if an earlier one could not be uploaded."""
+        """Start the upload of a step; UploadFailed if the upload of an earlier step failed."""
         self._newest = max(self._newest, step)
         self._stepped.set()
         if self._failure is not None:
             raise self._failure
 
     def on_finish(self, result: RunResult | None) -> None:
-        """Wait for what is left, for a limited time; UploadFailed if something could not be uploaded."""
+        """Wait for unfinished uploads, for a limited time; UploadFailed if a rollout could not be uploaded."""
         self._ending.set()
         self._stepped.set()
         if self._thread is not None:
             self._thread.join(self._last_s)
             if self._thread.is_alive() and self._failure is None:
-                raise UploadFailed("OpenReward was too slow for the last rollouts; a resumed run uploads them")
+                raise UploadFailed(
+                    "the upload of the last rollouts to OpenReward was too slow; resume the run to retry"
+                )
         if self._failure is not None:
             raise self._failure
 
@@ -113,7 +115,7 @@ class OpenRewardTracker(Tracker):
             ending = self._ending.is_set()
             before, uploaded = _read_progress(run.directory)
             table = table_path(run.directory, before + 1)
-            if before >= self._newest or not table.exists():  # tables are written behind the run's back
+            if before >= self._newest or not table.exists():  # tables are written in the background
                 if ending:
                     return
                 self._stepped.wait(_POLL_S)
@@ -122,10 +124,10 @@ class OpenRewardTracker(Tracker):
             try:
                 self._upload(run, name, table, step=before + 1, uploaded=uploaded)
                 pause_s = _FIRST_PAUSE_S
-            except Exception as error:  # whatever it is, the run goes on
+            except Exception as error:  # an upload must not end the run
                 self._failure = UploadFailed(
                     f"the rollouts of step {before + 1} could not be uploaded to OpenReward: "
-                    f"{str(error) or type(error).__name__}; it is tried again, also by a resumed run"
+                    f"{str(error) or type(error).__name__}; the upload is retried, also after the run is resumed"
                 )
                 if ending:
                     return
@@ -133,7 +135,7 @@ class OpenRewardTracker(Tracker):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _upload(self, run: RunInfo, name: str, table: Path, *, step: int, uploaded: int) -> None:
-        """Upload a step but for the rollouts that were uploaded before."""
+        """Upload the rollouts of a step, except the first `uploaded`."""
         rollouts = [rollout for rollout in read_rollouts(table) if SESSION in rollout.info]
         if len(rollouts) > uploaded:
             service = Service.connect()
@@ -142,15 +144,15 @@ class OpenRewardTracker(Tracker):
                     try:
                         service.upload(run, name, rollout, step=step)
                     except UploadFailed as error:
-                        if not error.unfit:
+                        if not error.is_permanent:
                             raise
-                        self._failure = UploadFailed(f"OpenReward did not take a rollout of step {step}: {error}")
+                        self._failure = UploadFailed(f"OpenReward rejected a rollout of step {step}: {error}")
                     _write_progress(run.directory, step - 1, number)
         _write_progress(run.directory, step, 0)
 
 
 def _read_progress(directory: Path) -> tuple[int, int]:
-    """Return the last step that was uploaded whole, 0 for none, and the number of rollouts uploaded of the next one."""
+    """Return the last completely uploaded step (0 for none), and the number of uploaded rollouts of the next step."""
     try:
         record = json.loads((directory / PROGRESS).read_text())
         return int(record["step"]), int(record["rollouts"])
@@ -164,9 +166,9 @@ def _write_progress(directory: Path, step: int, rollouts: int) -> None:
 
 @dataclass(slots=True)
 class Service:
-    """OpenReward's service for rollouts, through a connection of its own.
+    """Client of OpenReward's rollout service.
 
-    The SDK's client is not used to send: it does not tell whether a rollout was taken, and waits without a limit.
+    The SDK's client is not used to send, because it does not report failures and waits without a limit.
     """
 
     http: httpx.Client
@@ -174,7 +176,7 @@ class Service:
 
     @classmethod
     def connect(cls) -> Self:
-        """Connect with the address and the key that the SDK would use."""
+        """Connect with the SDK's address and key."""
         import httpx
 
         from rlkit.envs.openreward.connection import sdk
@@ -186,27 +188,28 @@ class Service:
         return cls(httpx.Client(base_url=client.base_url, headers={"x-api-key": client.api_key}, timeout=_REQUEST_S))
 
     def upload(self, run: RunInfo, name: str, rollout: RecordedRollout, *, step: int) -> None:
-        """Upload an episode of an OpenReward environment, by the `name` that the run has on OpenReward."""
+        """Upload an episode of an OpenReward environment; `name` is the run's name on OpenReward."""
         session = cast("Mapping[str, Any]", rollout.info[SESSION])
         environment_id = self._environment_id(session["target"]) if session["hosted"] else None
         started, *rest = _events(run, name, rollout, step=step, environment_id=environment_id)
-        self.send([started])  # by itself, as the SDK does it: the others name it
+        self.send([started])  # separately, as the SDK does: the other events refer to it
         self.send(rest)
 
     def send(self, events: Sequence[Event]) -> None:
-        """Send events, in their order; UploadFailed if they were not all taken."""
+        """Send events in order; UploadFailed if the service did not accept all of them."""
         import httpx
 
         for body in _batches(events):
             try:
                 answer = self.http.post("/v1/rollouts", content=body, headers={"content-type": "application/json"})
             except httpx.HTTPError as error:
-                raise UploadFailed(f"there was no answer ({type(error).__name__})") from error
+                raise UploadFailed(f"no response ({type(error).__name__})") from error
             if not answer.is_success:
-                raise UploadFailed(f"HTTP {answer.status_code}", unfit=answer.status_code in _UNFIT)
+                is_permanent = answer.status_code in _PERMANENT_ERRORS
+                raise UploadFailed(f"HTTP {answer.status_code}", is_permanent=is_permanent)
 
     def _environment_id(self, name: str) -> str | None:
-        """Return the platform's id of an environment; None if it gives none, which a rollout can do without."""
+        """Return OpenReward's id of an environment; None if the request fails, because the id is optional."""
         import httpx
 
         if name not in self._environment_ids:
@@ -218,7 +221,7 @@ class Service:
 
 
 def _batches(events: Sequence[Event]) -> Iterator[bytes]:
-    """Yield the bodies of requests: batches of at most so many events and bytes, or of one event that is larger."""
+    """Yield request bodies of at most `_BATCH_EVENTS` events and `_BATCH_BYTES` bytes; a larger event is sent alone."""
     batch = list[bytes]()
     for event in events:
         text = json.dumps(event, ensure_ascii=False).encode()
@@ -280,7 +283,7 @@ type _Kind = Literal["system_message", "user_message", "assistant_message", "rea
 
 
 def _items(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[_Kind, str, str | None, str | None]]:
-    """Yield kind, content, name and id of a call: calls and results of tools stand by themselves."""
+    """Yield kind, content, tool name and call id; tool calls and tool results are items of their own."""
     for message in messages:
         text = str(message["content"])
         match message["role"]:

@@ -1,6 +1,6 @@
-"""A run as a panel that is redrawn in place.
+"""Live panel of a run in a terminal.
 
-Invariant: it is never wider than the terminal, and no higher than `MAX_ROWS` environments need.
+Invariant: the panel is never wider than the terminal, and shows at most `MAX_ROWS` environments.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """Return a bar for each of the last `cells` values, the lowest bar for the lowest value."""
-    shown = list(values)[-cells:] if cells > 0 else []
-    if not shown:
+    """Render the last `cells` values as bars, scaled to their range."""
+    visible = list(values)[-cells:] if cells > 0 else []
+    if not visible:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(visible), max(visible)
     span = (high - low) or 1.0
-    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in visible)
 
 
 def render_panel(
@@ -51,38 +51,38 @@ def render_panel(
     width: int,
     unicode: bool = True,
 ) -> RenderableType:
-    """Return the panel at one moment.
+    """Render the panel for the current progress.
 
     Args:
-        history: the rewards so far, by label, the last one last.
-        tokens_per_s: rate of sampling; None where nothing was sampled yet.
-        width: width of the terminal, in characters.
-        unicode: the terminal can show bars.
+        history: rewards so far by label, in the order of steps.
+        tokens_per_s: rate of sampling; None if unknown.
+        width: width of the terminal in characters.
+        unicode: the terminal supports Unicode, so reward bars are drawn.
     """
     width = min(width, MAX_PANEL_CHARS)
     body = Table.grid(expand=True)
-    body.add_row(_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
-    body.add_row(_rollouts(progress))
+    body.add_row(_render_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
+    body.add_row(_render_rollouts(progress))
     if progress.activity:
         body.add_row(Text(progress.activity, style="dim", no_wrap=True, overflow="ellipsis"))
     names = list(dict.fromkeys([*run.envs, *history]))
-    shown = names if len(names) <= MAX_ROWS else names[: MAX_ROWS - 1]
-    body.add_row(_environments(shown, history, width=width - 4, unicode=unicode))
-    if len(shown) < len(names):
-        body.add_row(Text(f"and {len(names) - len(shown)} more", style="dim"))
+    visible_names = names if len(names) <= MAX_ROWS else names[: MAX_ROWS - 1]
+    body.add_row(_render_environments(visible_names, history, width=width - 4, unicode=unicode))
+    if len(visible_names) < len(names):
+        body.add_row(Text(f"and {len(names) - len(visible_names)} more", style="dim"))
     return Panel(
         body,
         box=ROUNDED,
         width=width,
-        title=_cut(run.name, width - 8),
+        title=_truncate(run.name, width - 8),
         title_align="left",
-        subtitle=_cut(f"{run.model} on {run.service}", width - 8),
+        subtitle=_truncate(f"{run.model} on {run.service}", width - 8),
         subtitle_align="left",
         border_style="dim",
     )
 
 
-def _head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> RenderableType:
+def _render_head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> RenderableType:
     step = Text(f"step {progress.step}/{progress.steps}", style="bold")
     phase = Text(progress.phase, style="cyan")
     remaining = progress.seconds_left
@@ -102,13 +102,13 @@ def _head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> Re
     return row
 
 
-def _rollouts(progress: Progress) -> Text:
+def _render_rollouts(progress: Progress) -> Text:
     failed = Text(f"{progress.failed} failed", style="red" if progress.failed else "")
     counts = f"{progress.running} live  {progress.queued} queued  {progress.finished} done  "
     return Text("rollouts  ", no_wrap=True, overflow="ellipsis").append(counts).append_text(failed)
 
 
-def _environments(
+def _render_environments(
     names: Sequence[str], history: Mapping[str, Sequence[float]], *, width: int, unicode: bool
 ) -> RenderableType:
     name_width = min(max(map(len, names), default=0), MAX_NAME_CHARS)
@@ -121,19 +121,23 @@ def _environments(
         values = history.get(name, ())
         bars = sparkline(values, width - name_width - number_width - 6) if unicode else ""
         last = Text(render_number(values[-1]) if values else "…" if unicode else "-", style="bold" if values else "dim")
-        rows.add_row(_cut(name, name_width), last, Text(bars, style="green"))
+        rows.add_row(_truncate(name, name_width), last, Text(bars, style="green"))
     return rows
 
 
-def _cut(text: str, cells: int) -> Text:
-    """Return `text` in one line of at most `cells` cells, without its end where it is longer."""
-    cut = Text(text, no_wrap=True, overflow="ellipsis")
-    cut.truncate(max(cells, 1), overflow="ellipsis")
-    return cut
+def _truncate(text: str, cells: int) -> Text:
+    """Truncate `text` to one line of at most `cells` cells."""
+    line = Text(text, no_wrap=True, overflow="ellipsis")
+    line.truncate(max(cells, 1), overflow="ellipsis")
+    return line
 
 
 class PanelTracker(Tracker):
-    """Draws the panel four times a second while a run lives; notes scroll by above it, after `clean`."""
+    """Draw the panel four times a second during a run, with notes above it.
+
+    Args:
+        clean: function applied to each note before it is printed.
+    """
 
     def __init__(self, console: Console, *, clean: Callable[[str], str] = str) -> None:
         self._console = console
@@ -145,8 +149,8 @@ class PanelTracker(Tracker):
 
     def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self.on_note(f"run {run.name} in {run.directory}")
-        drawn = partial(self._draw, run)
-        self._live = Live(console=self._console, get_renderable=drawn, refresh_per_second=REFRESHES_PER_SECOND)
+        draw = partial(self._draw, run)
+        self._live = Live(console=self._console, get_renderable=draw, refresh_per_second=REFRESHES_PER_SECOND)
         self._live.start(refresh=True)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
@@ -160,13 +164,13 @@ class PanelTracker(Tracker):
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was, with the last panel on it."""
+        """Stop redrawing, and leave the last panel on the terminal."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def _draw(self, run: RunInfo) -> RenderableType:
-        # The redrawing thread reads what the run is changing; a moment that cannot be read is not worth its life.
+        # The run may change its progress while this thread reads it: on an error, show the previous panel.
         with suppress(Exception):
             progress = run.progress()
             self._last = render_panel(
@@ -181,16 +185,16 @@ class PanelTracker(Tracker):
 
 
 class TokenRate:
-    """Tokens per second over the last `window_s`, by the run's own clock."""
+    """Rate of tokens per second over the last `window_s`, by the run's clock."""
 
     def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
         self._window_s = window_s
-        self._seen = deque[tuple[float, int]]()
+        self._points = deque[tuple[float, int]]()
 
     def update(self, seconds: float, tokens: int) -> float | None:
-        """Return the rate after `tokens` in all at `seconds`; None as long as there is none."""
-        self._seen.append((seconds, tokens))
-        while seconds - self._seen[0][0] > self._window_s:
-            self._seen.popleft()
-        since, before = self._seen[0]
+        """Return the rate, given the total number of tokens at a time; None if it is unknown or 0."""
+        self._points.append((seconds, tokens))
+        while seconds - self._points[0][0] > self._window_s:
+            self._points.popleft()
+        since, before = self._points[0]
         return (tokens - before) / (seconds - since) if tokens > before and seconds > since else None

@@ -1,9 +1,9 @@
 # pyarrow has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-"""A run as it stands in its folder, step by step, for whoever shows it elsewhere.
+"""Read a run from its folder, step by step, for trackers.
 
-Invariant: what is read is what was written down, in order and each step once; no text that leaves this module holds a
-credential that has a well-known shape or is in the environment under the name of a secret.
+Invariant: each recorded step is read once, in order. Texts are redacted: they contain no credential of a well-known
+shape and no value of a secret environment variable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run as a whole: its configuration has no secrets, and its status is `running` or how it ended."""
+    """A run: its configuration without secrets, and its status, which is `running` or how the run ended."""
 
     name: str
     directory: Path
@@ -39,17 +39,17 @@ class RecordedRun:
 
     @property
     def lora_rank(self) -> int:
-        """The rank of its adapter."""
+        """The rank of the adapter."""
         return cast("Mapping[str, int]", self.config["lora"])["rank"]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A completion of a rollout, as text.
+    """A turn of a rollout, as text.
 
     Args:
-        prompt: text that was added to the turn before.
-        version: optimiser steps of the weights that sampled the completion.
+        prompt: text after the previous turn's completion.
+        version: version of the weights that sampled the completion.
     """
 
     prompt: str
@@ -61,7 +61,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
-    """A rollout as it is shown: the last attempt at its place in its group."""
+    """A rollout, as trackers show it: the last attempt of a member of a group."""
 
     env: str
     task: str
@@ -77,7 +77,7 @@ class RecordedRollout:
 
     @property
     def text(self) -> str:
-        """All turns as one text, as the model had it."""
+        """All turns as one text, in the model's chat format."""
         return "".join(f"{turn.prompt}{turn.completion}" for turn in self.turns)
 
 
@@ -87,8 +87,8 @@ class RecordedStep:
 
     Args:
         number: 0 for the evaluation before the first step.
-        metrics: finite ones only.
-        table: file of its episodes, if there is one.
+        metrics: finite metrics.
+        table: Parquet file of the step's episodes, if it exists.
     """
 
     number: int
@@ -96,11 +96,11 @@ class RecordedStep:
     table: Path | None
 
     def rollouts(self) -> list[RecordedRollout]:
-        """Return the rollouts of the groups that were trained on, or were dropped; UsageError if damaged."""
+        """Return the rollouts of the step's groups, dropped groups included; UsageError if the table is damaged."""
         return [] if self.table is None else read_rollouts(self.table)
 
     def sample_rollouts(self, count: int) -> list[RecordedRollout]:
-        """Return `count` rollouts, drawn at random and always the same ones; 0 for all."""
+        """Return a random sample of `count` rollouts (0 for all), which is the same at each call."""
         rollouts = self.rollouts()
         return rollouts if not 0 < count < len(rollouts) else random.Random(self.number).sample(rollouts, count)
 
@@ -125,13 +125,13 @@ def read_run(directory: Path) -> RecordedRun:
     except (OSError, yaml.YAMLError) as error:
         raise UsageError(f"{directory / 'config.yaml'} is damaged: {error}") from error
     if not isinstance(config, dict):
-        raise UsageError(f"{directory / 'config.yaml'} is damaged: it is no mapping")
-    known = cast("Mapping[str, Json]", map_text(cast("Json", config), clean, keys=True))
-    return RecordedRun(directory.name, directory, known, str(about.get("status", "running")))
+        raise UsageError(f"{directory / 'config.yaml'} is damaged: it is not a mapping")
+    redacted = cast("Mapping[str, Json]", map_text(cast("Json", config), clean, keys=True))
+    return RecordedRun(directory.name, directory, redacted, str(about.get("status", "running")))
 
 
 class StepReader:
-    """The steps of a run after the step `after`, as they are written down; −1 for all of them."""
+    """Reader of the steps of a run after the step `after` (−1 for all), while they are written."""
 
     def __init__(self, directory: Path, *, after: int = -1) -> None:
         self._directory = directory
@@ -140,10 +140,10 @@ class StepReader:
         self._waiting = deque[tuple[int, dict[str, float]]]()
 
     def steps(self, *, has_ended: bool) -> Iterator[RecordedStep]:
-        """Yield the steps that are there by now and were not yielded yet.
+        """Yield the recorded steps that were not yielded before.
 
-        A step's table is written behind the run's back, a moment after its line of metrics, and waited for unless the
-        run has `ended`.
+        The table of a step is written in the background, after the step's metrics. Unless the run has ended, a step is
+        yielded only after its table is written.
         """
         from rlkit.store.history import table_path
 
@@ -175,7 +175,7 @@ _TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward"]
 
 
 def read_rollouts(path: Path) -> list[RecordedRollout]:
-    """Return the rollouts in a table of episodes, as text, without attempts that were played again."""
+    """Return the rollouts in a table of episodes, without attempts that were retried."""
     import pyarrow.parquet as pq
 
     columns = [*_COLUMNS, "info", *(f"turns.list.element.{name}" for name in _TURN_COLUMNS)]

@@ -1,8 +1,7 @@
-"""Services that show a run, each fed by `rlkit sync` from a process of its own.
+"""Trackers of experiment-tracking services, which run `rlkit sync` in a separate process.
 
-Invariant: a service is only ever given what is in the run's folder, so that what it missed can be sent again. The run
-waits for the process at its end only, for some seconds; the process takes neither the run's interpreter nor its
-console, and ends with the run, also when that is killed.
+Invariant: a service receives only data from the run's folder, so missing steps can be sent later. The run waits for the
+process only at its end, for a limited time. The process ends with the run, even if the run is killed.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ if TYPE_CHECKING:
     from rlkit.types import Json
 
 LAST_S = 30.0
-"""Seconds that the end of a run waits for a service that is behind."""
+"""Seconds that the end of a run waits for unsent steps."""
 
 _LAST_FAILED_S = 5.0
-"""The same for a run that failed or was stopped at once."""
+"""Seconds that the end of a run waits if it failed or was stopped immediately."""
 
 _LAST_BYTES = 20_000
-"""End of what the process wrote to its standard error, where its last line is."""
+"""Bytes read from the end of the process's stderr, to find its last line."""
 
 _END = b"."
 """Message to the process that the run is over."""
 
 
 class NotSent(RlkitError):
-    """A service misses a part of the run, which is in the run's folder."""
+    """A service did not receive all steps of the run; the run's folder is complete."""
 
 
 class ServiceTracker[S: Section](Tracker):
-    """A service that shows runs.
+    """Base class of trackers that send a run to a service.
 
-    A subclass is one module: its name, its section of `track`, and `open`, `show` and `close`, which `rlkit sync`
-    calls. It imports the service's package in these methods only. Whatever they raise is tried again, and then ends
-    the sending, never the run.
+    A subclass defines its name, its section of `track`, and `open`, `show` and `close`, which `rlkit sync` calls.
+    Import the service's package only in these methods. If a method raises, it is retried; repeated failures stop the
+    sending, but not the run.
 
     Args:
-        settings: the checked section.
-        last_s: seconds that the end of the run waits for what is not sent yet.
+        settings: the validated section.
+        last_s: seconds that the end of the run waits for unsent steps.
     """
 
     name: ClassVar[str]
@@ -64,20 +63,24 @@ class ServiceTracker[S: Section](Tracker):
         self._directory = Path()
 
     def require(self) -> None:
-        """Raise MissingError if the package or the credential of the service is missing, before a run begins."""
+        """Raise MissingError if the package or the credential of the service is missing; called before a run starts."""
 
     def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:
-        """Begin to show a run, or go on with it.
+        """Open the service's run, or continue it.
 
-        `state` is the result of an earlier `open` for this run, with whatever is needed to go on; empty for the first.
+        Args:
+            state: result of the previous `open` for this run; empty at the first.
+
+        Returns:
+            State that a later `open` needs to continue, such as the run's id at the service.
         """
         return {}
 
     def show(self, step: RecordedStep) -> None:
-        """Show a step. It may be shown twice, if the process dies in between."""
+        """Send a step. A step may be sent twice if the process is killed."""
 
     def close(self, status: str) -> None:
-        """End the sending for now, with the status of the run."""
+        """Finish sending; `status` is the status of the run."""
 
     def on_start(self, run: RunInfo) -> None:
         """Start the process."""
@@ -86,26 +89,26 @@ class ServiceTracker[S: Section](Tracker):
         command = [sys.executable, "-m", "rlkit", "sync", str(run.directory), "--to", self.name, "--follow"]
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # its end is the end of the run
+            stdin=subprocess.PIPE,  # closed at the end of the run
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the run, which says when to end
+            start_new_session=True,  # Ctrl-C reaches only the run
         )
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise NotSent if the process has given up; it reads the step from the run's folder."""
+        """Raise NotSent if the process has ended. The process reads the step from the run's folder."""
         if self._process is not None and self._process.poll() is not None:
-            raise self._failure()
+            raise self._make_error()
 
     def on_finish(self, result: RunResult | None) -> None:
-        """Wait for what is left, for a limited time; NotSent if not everything was sent."""
+        """Wait for unsent steps, for a limited time; raise NotSent if steps remain."""
         process = self._process
         if process is None:
             return
-        assert process.stdin is not None  # as asked for
-        with process.stdin, suppress(OSError):  # it is gone already
-            process.stdin.write(_END)  # a process that an environment forked may hold the pipe open
+        assert process.stdin is not None
+        with process.stdin, suppress(OSError):  # the process has already ended
+            process.stdin.write(_END)  # closing is not enough: a process forked by an environment may hold the pipe
         limit_s = self._last_s if result is not None else min(self._last_s, _LAST_FAILED_S)
         with self._stderr:
             try:
@@ -113,11 +116,11 @@ class ServiceTracker[S: Section](Tracker):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                raise self._failure(f"it had not taken everything {limit_s:g} s after the run's end") from None
+                raise self._make_error(f"sending was not finished {limit_s:g} s after the run's end") from None
             if returncode != 0:
-                raise self._failure()
+                raise self._make_error()
 
-    def _failure(self, reason: str = "") -> NotSent:
+    def _make_error(self, reason: str = "") -> NotSent:
         if not reason:
             self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
             lines = clean(self._stderr.read().decode(errors="replace")).strip().splitlines()

@@ -1,7 +1,7 @@
-"""Sending what a run's folder holds to a service that shows it.
+"""Send the recorded steps of a run's folder to an experiment-tracking service.
 
-Invariant: a step is written down as sent once the service has it, and not before; a second process does not send the
-same run to the same service at the same time.
+Invariant: a step is recorded as sent only after the service has accepted it. Two processes never send the same run to
+the same service at the same time.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _FIRST_PAUSE_S = 1.0
 _MAX_FAILURES = 4
-"""Failures in a row after which a service is given up; the pause between them doubles."""
+"""Consecutive failures after which sending stops; the pause between attempts doubles."""
 
 
 class SendingFailed(RlkitError):
-    """A service did not take a step. Everything is in the run's folder and can be sent again."""
+    """A service did not accept a step. The run's folder is complete, so sending can be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendProgress:
-    """Progress of sending a run to a service: the last step that was sent, and the result of the service's `open`."""
+    """Progress of sending a run to a service: the last step sent, and the state that the tracker's `open` returned."""
 
     step: int = -1
     state: Mapping[str, Json] = field(default_factory=dict["str", "Json"])
@@ -47,7 +47,7 @@ def _progress_path(directory: Path, name: str) -> Path:
 
 
 def read_progress(directory: Path, name: str) -> SendProgress:
-    """Return how far a run was sent to a service; nothing where the file is missing or damaged."""
+    """Return the progress of sending a run to a service; no progress if the file is missing or damaged."""
     try:
         record = json.loads(_progress_path(directory, name).read_text())
         return SendProgress(int(record["step"]), dict(record["state"]))
@@ -63,15 +63,15 @@ def send(
     has_ended: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Send what a service does not have yet; return the number of steps that were sent.
+    """Send the steps that the service does not have yet, and return their number.
 
     Args:
-        again: send everything, to a new run of the service.
-        has_ended: returns whether nothing more will be written; until then `send` waits for more.
+        again: send all steps, to a new run of the service.
+        has_ended: returns whether the run has ended; until then, `send` waits for further steps.
 
     Raises:
-        UsageError: another process sends the run, or its files are damaged.
-        SendingFailed: the service fails again and again.
+        UsageError: another process is sending the run, or its files are damaged.
+        SendingFailed: the service failed several times in a row.
     """
     name, path = tracker.name, _progress_path(directory, tracker.name)
     files.make_folder(path.parent)
@@ -82,18 +82,18 @@ def send(
     with lock:
         before = SendProgress() if again else read_progress(directory, name)
         attempt = partial(_attempt, directory, name, sleep)
-        state = attempt("a run could not be begun", lambda: tracker.open(read_run(directory), before.state))
+        state = attempt("opening a run failed", lambda: tracker.open(read_run(directory), before.state))
         _write_progress(path, before.step, state)
-        feed, count, over = StepReader(directory, after=before.step), 0, False
-        while not over:
-            over = has_ended()  # asked before what is there is read, so that nothing is written in between
-            for step in feed.steps(has_ended=over):
-                attempt(f"step {step.number} could not be shown", partial(tracker.show, step))
+        reader, count, is_over = StepReader(directory, after=before.step), 0, False
+        while not is_over:
+            is_over = has_ended()  # checked before reading, so that no step is written in between
+            for step in reader.steps(has_ended=is_over):
+                attempt(f"sending step {step.number} failed", partial(tracker.show, step))
                 _write_progress(path, step.number, state)
                 count += 1
-            if not over:
+            if not is_over:
                 sleep(_POLL_S)
-        attempt("the end could not be shown", lambda: tracker.close(read_run(directory).status))
+        attempt("closing the run failed", lambda: tracker.close(read_run(directory).status))
         return count
 
 
@@ -102,14 +102,14 @@ def _attempt[T](directory: Path, name: str, sleep: Callable[[float], object], fa
     while True:
         try:
             return call()
-        except RlkitError:  # of the run's own files: the service is not to blame
+        except RlkitError:  # an error of the run's own files, not of the service
             raise
-        except Exception as error:  # services raise anything
+        except Exception as error:  # a service's package may raise anything
             failures += 1
             if failures == _MAX_FAILURES:
                 text = clean(" ".join(f"{type(error).__name__}: {error}".split()))
                 command = f"`rlkit sync {directory.name} --to {name}`"
-                raise SendingFailed(f"{name}: {failure}: {text}; {command} tries again") from error
+                raise SendingFailed(f"{name}: {failure}: {text}; to retry: {command}") from error
             sleep(_FIRST_PAUSE_S * 2 ** (failures - 1))
 
 

@@ -1,12 +1,12 @@
-"""TensorBoard, without TensorBoard: its files of events are a few fields of protobuf in a simple frame.
+"""Writer of TensorBoard event files, without the packages of TensorBoard and TensorFlow.
 
     tensorboard --logdir RUN/tensorboard
 
-Invariant: a reader sees whole records only; a file that is there is never written to again. What a new file says of a
-step takes the place of what others have said of it and of later ones.
+Invariant: a reader sees only complete records, and existing files are never changed. The first step in a new file
+replaces that step and later ones in older files.
 
-The frame is TensorFlow's `TFRecord`: a length of eight bytes, its checksum, the record and its checksum, all of them
-little-endian; a checksum is a CRC-32C that is rotated by 15 bits and increased by a constant.
+An event is a protobuf message in a `TFRecord` frame: length (8 bytes), checksum of the length, record, checksum of the
+record, all little-endian. A checksum is a CRC-32C, rotated by 15 bits, plus a constant.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class TensorboardSettings(Section):
-    """TensorBoard: files of events, which `tensorboard --logdir` shows."""
+    """TensorBoard: event files, which `tensorboard --logdir` shows."""
 
     directory: str | None = None
-    """Where they are written; null for `tensorboard` in the run's folder."""
+    """Folder of the event files; null for `tensorboard` in the run's folder."""
 
 
 class TensorboardTracker(ServiceTracker[TensorboardSettings]):
-    """Writes a run's metrics as events."""
+    """Write a run's metrics as TensorBoard events."""
 
     name = "tensorboard"
     settings_type = TensorboardSettings
     _file: BinaryIO
-    _begun = False
+    _has_session_start = False
 
     def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  inherited
         directory = self.settings.directory
         folder = run.directory / "tensorboard" if directory is None else Path(directory).expanduser()
         files.make_folder(folder)
         now = time.time()
-        # TensorBoard reads the files of a folder in the order of their names, and each to its end.
+        # TensorBoard reads the files of a folder in the order of their names.
         self._file = (folder / f"events.out.tfevents.{now:.6f}.rlkit").open("xb", buffering=0)
         self._write(_field(_WALL_TIME, _FIXED64, struct.pack("<d", now)) + _text(_FILE_VERSION, b"brain.Event:2"))
         return {}
 
     def show(self, step: RecordedStep) -> None:  # noqa: D102  inherited
         at = _field(_WALL_TIME, _FIXED64, struct.pack("<d", time.time())) + _field(_STEP, _VARINT, _varint(step.number))
-        if not self._begun:  # a reader leaves out what other files have of this step and of later ones
+        if not self._has_session_start:  # makes readers drop this step and later ones of older files
             self._write(at + _text(_SESSION_LOG, _field(_STATUS, _VARINT, _varint(_START))))
-            self._begun = True
+            self._has_session_start = True
         self._write(at + _text(_SUMMARY, b"".join(_text(_VALUE, _value(*metric)) for metric in step.metrics.items())))
 
     def close(self, status: str) -> None:  # noqa: D102  inherited
@@ -105,7 +105,7 @@ def _checksum(data: bytes) -> bytes:
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C (Castagnoli) of some bytes; that of `b"123456789"` is 0xE3069283."""
+    """Return the CRC-32C (Castagnoli) of `data`, such as 0xE3069283 for `b"123456789"`."""
     crc, table = _UINT32, _table()
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8

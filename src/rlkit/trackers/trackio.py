@@ -1,8 +1,8 @@
 # trackio is optional and has no complete types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingImports=false, reportPrivateImportUsage=false, reportUnknownArgumentType=false
-"""Trackio: a database on this machine, which `trackio show` shows.
+"""Trackio: a local database, which `trackio show` shows.
 
-Invariant: nothing leaves the machine unless Trackio's own variables say so, such as TRACKIO_SPACE_ID.
+Invariant: no data leaves the machine unless a variable of Trackio's requests it, such as TRACKIO_SPACE_ID.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class TrackioSettings(Section):
-    """Trackio, which keeps runs in a database on this machine."""
+    """Trackio: a database of runs on this machine."""
 
     project: str = "rlkit"
-    """The project that the run is shown in."""
+    """Project of the run."""
     name: str | None = None
-    """The run's name there; null for the name of the run."""
+    """Name of the run in Trackio; null for the name of the rlkit run."""
 
 
 class TrackioTracker(ServiceTracker[TrackioSettings]):
-    """Shows a run's metrics in Trackio."""
+    """Send a run's metrics to Trackio."""
 
     name = "trackio"
     settings_type = TrackioSettings

@@ -2,8 +2,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
 """Weights & Biases.
 
-Invariant: nothing is sent but what the run's folder says: no code, no diff, no command line, no console and no list of
-packages, in all of which a secret might stand.
+Invariant: only data from the run's folder is sent. Code, diffs, the command line, console output and the list of
+packages are not, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 TABLE = "rollouts/table"
 PAGE = "rollouts/one"
 
-_SHOWN_CHARS = 20_000
-"""More of a conversation makes a table that no browser shows; the rest is in the run's folder."""
+_CONVERSATION_MAX_CHARS = 20_000
+"""Limit of a conversation in a table or page, because browsers cannot show larger tables."""
 
 _TAG_CHARS = 64
-"""The longest tag that Weights & Biases takes."""
+"""Maximum length of a tag at Weights & Biases."""
 
 _ID_BYTES = 4
 
 _FINISH_S = 20.0
-"""What the service may take at the end; what it has not got by then is on the disk, for `wandb sync`."""
+"""Time limit of the upload at the end of a run; `wandb sync` can send the rest from the disk."""
 
 _COLUMNS = ("step", "env", "task", "member", "reward", "status", "stop", "version", "turns", "seconds", "conversation")
 
@@ -49,22 +49,21 @@ class WandbSettings(Section):
     """Weights & Biases."""
 
     project: str = "rlkit"
-    """The project that the run is shown in."""
+    """Project of the run."""
     entity: str | None = None
-    """The team or user that the project belongs to; null for the account's default."""
+    """Team or user that owns the project; null for the account's default."""
     name: str | None = None
-    """The run's name there; null for the name of the run."""
+    """Name of the run at Weights & Biases; null for the name of the rlkit run."""
     tags: list[str] = Field(default_factory=list[str])
-    """Labels, besides `model:…` and `lora_rank:…`, which every run gets."""
+    """Additional tags; every run has the tags `model:…` and `lora_rank:…`."""
     mode: Literal["online", "offline"] = "online"
-    """`offline` writes files that `wandb sync` uploads later, and needs no account."""
+    """`offline` writes files that `wandb sync` can upload later, and needs no account."""
     rollouts: Annotated[int, Field(ge=0)] = 8
-    """Rollouts of each step that are shown in a table, drawn at random; one of them is shown as a page, too. 0 for
-    none."""
+    """Number of random rollouts of each step to show in a table, and the first of them as a page; 0 for none."""
 
 
 class WandbTracker(ServiceTracker[WandbSettings]):
-    """Shows a run at Weights & Biases, or writes the files that `wandb sync` uploads."""
+    """Send a run to Weights & Biases, or write files for `wandb sync`."""
 
     name = "wandb"
     settings_type = WandbSettings
@@ -73,7 +72,7 @@ class WandbTracker(ServiceTracker[WandbSettings]):
     def require(self) -> None:  # noqa: D102  inherited
         if self.settings.mode == "online" and not _has_login():
             raise MissingError(
-                "track.wandb: WANDB_API_KEY is not set, and nobody has logged in with `wandb login`: set it, or set "
+                "track.wandb: there is no login for Weights & Biases: set WANDB_API_KEY, run `wandb login`, or set "
                 "track.wandb.mode to offline"
             )
 
@@ -111,12 +110,12 @@ class WandbTracker(ServiceTracker[WandbSettings]):
     def show(self, step: RecordedStep) -> None:  # noqa: D102  inherited
         import wandb
 
-        shown: dict[str, object] = {**step.metrics, "step": step.number}
+        values: dict[str, object] = {**step.metrics, "step": step.number}
         if self.settings.rollouts and (rollouts := step.sample_rollouts(self.settings.rollouts)):
             rows: list[Any] = [_row(step.number, rollout) for rollout in rollouts]
-            shown[TABLE] = wandb.Table(columns=list(_COLUMNS), data=rows)
-            shown[PAGE] = wandb.Html(render_page(rollouts[0], step.number), inject=False)
-        self._run.log(shown, step=step.number)
+            values[TABLE] = wandb.Table(columns=list(_COLUMNS), data=rows)
+            values[PAGE] = wandb.Html(render_page(rollouts[0], step.number), inject=False)
+        self._run.log(values, step=step.number)
 
     def close(self, status: str) -> None:  # noqa: D102  inherited
         self._run.summary["status"] = status
@@ -124,7 +123,7 @@ class WandbTracker(ServiceTracker[WandbSettings]):
 
 
 def _has_login() -> bool:
-    """Return whether Weights & Biases will find a credential, or needs none."""
+    """Return whether Weights & Biases has a credential or does not need one."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
         return True
     try:
@@ -138,16 +137,16 @@ def _row(step: int, rollout: RecordedRollout) -> list[Any]:
     stop, version = (rollout.turns[-1].stop, rollout.turns[-1].version) if rollout.turns else ("", None)
     place = [step, rollout.env, rollout.task, rollout.member]
     end = [rollout.reward, rollout.status, stop, version, len(rollout.turns), rollout.seconds]
-    return [*place, *end, rollout.text[:_SHOWN_CHARS]]
+    return [*place, *end, rollout.text[:_CONVERSATION_MAX_CHARS]]
 
 
 def render_page(rollout: RecordedRollout, step: int) -> str:
-    """Return a rollout as a page of its own, what the model said set off from what it was given."""
+    """Render a rollout as an HTML page that highlights the model's completions."""
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
     head = f"step {step} · {rollout.env} · {rollout.task} · {rollout.status} · {reward}"
     turns = "".join(
-        f"<pre>{html.escape(turn.prompt[:_SHOWN_CHARS])}</pre>"
-        f'<pre class="said">{html.escape(turn.completion[:_SHOWN_CHARS])}</pre>'
+        f"<pre>{html.escape(turn.prompt[:_CONVERSATION_MAX_CHARS])}</pre>"
+        f'<pre class="said">{html.escape(turn.completion[:_CONVERSATION_MAX_CHARS])}</pre>'
         f"<p>{html.escape(turn.stop)}, weights {turn.version}"
         f"{'' if turn.reward is None else f', reward {turn.reward:g}'}</p>"
         for turn in rollout.turns

@@ -1,6 +1,7 @@
 """Registration of commands, with their error handling: an exception becomes one line and an exit code.
 
-Invariant: only `--debug` shows a traceback; an unexpected exception is reported as a bug, with its traceback in a file.
+Invariant: only `--debug` prints a traceback. The traceback of an unexpected exception is saved to a file, and the
+exception is reported as a bug.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MISSING = 3
 BUDGET_REACHED = 4
 INTERRUPTED = 130
 
-# Errors of the machine, which the system's own message explains.
+# Errors of the machine, explained by the operating system's message.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 _PATH_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG}
 
@@ -40,7 +41,7 @@ def add_command(
     dotenv: bool = True,
     json_help: str = "Print JSON on stdout.",
 ) -> None:
-    """Add a command, with the options `--json` and `--debug` besides its own.
+    """Add a command with its own options, `--json` and `--debug`.
 
     Args:
         body: function of the command. The first argument is an `Output`, the others are the command's arguments and
@@ -70,9 +71,9 @@ def add_command(
 def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output]:
     """Run the body of a command.
 
-    With `json`, stdout belongs to the results alone: whatever else prints there, such as a user's environment, goes to
-    stderr. With `dotenv`, the working directory's `.env` is part of the environment. An error that the body raises
-    becomes `typer.Exit` with its exit code.
+    With `json`, stdout carries only the results: other output, such as an environment's, is redirected to stderr. With
+    `dotenv`, the working directory's `.env` is exported first. An error of the body becomes `typer.Exit` with the
+    error's exit code.
     """
     output = Output(out=sys.stdout, err=sys.stderr, json=json)
     try:
@@ -97,7 +98,7 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
 
 
 def _unwrap(error: Exception) -> Exception:
-    """Return the only exception of a group of exceptions, or the group."""
+    """Return the exception inside a group of one, or the group if it has several."""
     if not isinstance(error, ExceptionGroup):
         return error
     group = cast("ExceptionGroup[Exception]", error)
@@ -129,5 +130,5 @@ def _save_traceback(error: Exception, output: Output) -> Path | str:
         write_text(path, redact(f"{versions}\n{' '.join(sys.argv)}\n\n{trace}"))
     except OSError as unwritable:
         output.note(trace.rstrip())
-        return f"the lines above ({path} could not be written: {unwritable.strerror})"
+        return f"the lines above ({path} cannot be written: {unwritable.strerror})"
     return path

@@ -1,6 +1,6 @@
 """Arguments and options shared by several commands.
 
-Invariant: one name means the same in every command.
+Invariant: an option has the same meaning in every command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 Configs = Annotated[
     list[str],
     typer.Argument(
-        metavar="CONFIG", help="YAML files, later ones override earlier ones, then single values such as steps=20."
+        metavar="CONFIG", help="YAML files, and single values such as steps=20. Later files override earlier ones."
     ),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run name, or run folder.")]
@@ -21,14 +21,14 @@ OptionalRun = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="Run name, or run folder.", show_default=False)
 ]
 RunOrState = Annotated[str, typer.Argument(metavar="RUN", help="Run name, run folder, or tinker://…/weights/… path.")]
-OfStep = Annotated[int | None, typer.Option(help="Step of the checkpoint; the newest by default.")]
+CheckpointStep = Annotated[int | None, typer.Option(help="Step of the checkpoint; the newest by default.")]
 Best = Annotated[bool, typer.Option("--best", help="Use the best checkpoint by best.metric.")]
 Merged = Annotated[
     bool, typer.Option("--merged", help="Export a merged model for transformers instead of a LoRA adapter for peft.")
 ]
 NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")]
-RedTeam = Annotated[bool, typer.Option("--redteam", help="Play the red team's cheats instead; none may earn a reward.")]
-NoPanel = Annotated[bool, typer.Option("--no-panel", help="Print plain lines on a terminal, too.")]
+RedTeam = Annotated[bool, typer.Option("--redteam", help="Try the red team's cheats instead; none may earn a reward.")]
+NoPanel = Annotated[bool, typer.Option("--no-panel", help="Print plain lines instead of the live panel.")]
 Uploads = Annotated[
     bool, typer.Option("--openreward", help="Upload rollouts of OpenReward environments; needs OPENREWARD_API_KEY.")
 ]

@@ -1,6 +1,6 @@
 """Output of a command.
 
-Invariant: results go to stdout and everything else to stderr; neither gets the value of a secret in the environment; a
+Invariant: results go to stdout, everything else to stderr. Neither shows the value of a secret environment variable. A
 closed pipe is not an error.
 """
 
@@ -21,29 +21,29 @@ type Data = bool | int | float | str | Sequence[Data] | Mapping[str, Data] | Non
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def printable(text: str) -> str:
-    """Return `text` without secrets, and with `?` in place of the control characters of a terminal."""
+def sanitise(text: str) -> str:
+    """Remove secrets from `text`, and replace terminal control characters by `?`."""
     return _CONTROL.sub("?", redact(text).replace("\r\n", "\n"))
 
 
 def to_json(value: Data) -> str:
-    """Return one line of strict JSON, without secrets and with null in place of nan and infinity."""
+    """Return one line of strict JSON: secrets are removed; NaN and infinities become null."""
     return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
 
 
-def redrawable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+def is_redrawable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether `stream` is a terminal that can be redrawn."""
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+def has_colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether `stream` is a terminal that accepts colours (no-color.org)."""
-    return redrawable(stream, environ) and not environ.get("NO_COLOR")
+    return is_redrawable(stream, environ) and not environ.get("NO_COLOR")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Streams of one command: `out` for results, as JSON if the user asked for `json`, and `err` for the rest."""
+    """Output streams of one command: `out` for results (as JSON if `json` is true), `err` for everything else."""
 
     out: TextIO
     err: TextIO
@@ -51,10 +51,10 @@ class Output:
 
     def line(self, text: str = "") -> None:
         """Print a line of a result."""
-        _write(self.out, printable(text))
+        _write(self.out, sanitise(text))
 
     def result(self, data: Data, text: str) -> None:
-        """Print the result as text, or as JSON if the user asked for it."""
+        """Print the result as text, or as JSON with `--json`."""
         if self.json:
             self.data(data)
         else:
@@ -66,21 +66,21 @@ class Output:
 
     def note(self, text: str) -> None:
         """Print a message for people."""
-        _write(self.err, printable(text))
+        _write(self.err, sanitise(text))
 
     def silent(self, text: str) -> None:
-        """Print nothing, in place of `note`."""
+        """Print nothing; replaces `note` with `--quiet`."""
 
     def failure(self, text: str, *, kind: str, exit_code: int) -> None:
-        """Print the error that ended the command, also as a record if the user asked for JSON."""
+        """Print the error that ended the command; with `--json`, also as a JSON object."""
         self.error(text)
         if self.json:
             self.data({"error": text, "type": kind, "exit_code": exit_code})
 
     def error(self, text: str) -> None:
         """Print an error."""
-        label = "\x1b[31merror:\x1b[0m" if coloured(self.err) else "error:"
-        _write(self.err, f"{label} {printable(text)}")
+        label = "\x1b[31merror:\x1b[0m" if has_colours(self.err) else "error:"
+        _write(self.err, f"{label} {sanitise(text)}")
 
 
 def _strict(value: Data) -> Data:
@@ -100,7 +100,7 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
-        # The reader is gone: drop later output, and the interpreter's own flush at exit.
+        # The pipe is closed: discard later output, including the interpreter's flush at exit.
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, stream.fileno())
         os.close(null_device)

@@ -24,4 +24,4 @@ def report_periodically(report: Callable[[], None]) -> Generator[None]:
         yield
     finally:
         stop.set()
-        thread.join()  # it may be writing a line
+        thread.join()  # the thread may be writing a line

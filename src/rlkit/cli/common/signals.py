@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: the first signal finishes the current work and saves, the second stops.
+"""Handling of Ctrl-C and SIGTERM: the first signal finishes the step and saves, the second stops immediately.
 
 Invariant: after the second signal the process ends, even if its clean-up hangs.
 """
@@ -16,14 +16,14 @@ from typing import Any, Never
 from rlkit.cli.common.guard import INTERRUPTED
 
 CLEAN_UP_S = 10.0
-"""Limit in seconds of the clean-up (containers, the engine) after the second signal."""
+"""Time limit in seconds of the clean-up (containers, engine) after the second signal."""
 
 
 class Interruptible:
     """Runner of a coroutine that a signal can cancel.
 
-    A signal cancels the main task alone. An exception raised inside it could separate a process that was just started
-    from the code that ends it. Cancelling all tasks, the event loop's own too, could leave that code waiting for ever.
+    A signal cancels only the main task. Raising an exception from the signal handler could orphan a process that was
+    just started. Cancelling all tasks, including the event loop's own, could make the clean-up wait forever.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Interruptible:
         self._cancelled = False
 
     def run[T](self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` by `rlkit._util.threads.run`. Raises KeyboardInterrupt if it was interrupted."""
-        import asyncio  # here, because `--help` needs none of it
+        """Run `main` with `rlkit._util.threads.run`. Raises KeyboardInterrupt if `interrupt` cancelled it."""
+        import asyncio  # imported late to keep `--help` fast
 
         from rlkit._util.threads import run
 
@@ -71,35 +71,35 @@ def run_terminable[T](main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def graceful(
-    request: Callable[[], None],
-    say: Callable[[str], None],
+def graceful_shutdown(
+    request_stop: Callable[[], None],
+    note: Callable[[str], None],
     *,
     message: str,
-    ready: Callable[[], bool] = lambda: True,
+    is_ready: Callable[[], bool] = lambda: True,
     clean_up_s: float = CLEAN_UP_S,
 ) -> Generator[Interruptible]:
-    """Call `request` at the first SIGINT or SIGTERM, and raise KeyboardInterrupt at the second.
+    """Call `request_stop` at the first SIGINT or SIGTERM, and raise KeyboardInterrupt at the second.
 
-    A clean-up that then takes longer than `clean_up_s`, or a third signal, ends the process with code 130. The second
-    signal cancels a coroutine that the yielded object runs.
+    The second signal also cancels the coroutine that the yielded object runs. A clean-up longer than `clean_up_s`, or a
+    third signal, ends the process with code 130.
 
     Args:
-        request: request to stop, called in the signal handler.
-        say: receiver of `message` at the first signal, called on another thread.
-        ready: predicate of a run that can stop gracefully; before, the first signal raises KeyboardInterrupt.
+        request_stop: called in the signal handler.
+        note: receives `message` at the first signal, on another thread.
+        is_ready: returns whether the run can stop gracefully; before that, the first signal raises KeyboardInterrupt.
     """
     received, interruptible = 0, Interruptible()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal received
         received += 1
-        if received == 1 and not ready():
+        if received == 1 and not is_ready():
             received = 2
         if received == 1:
-            request()
-            # Another thread, because this one may be inside a write to the same stream.
-            threading.Thread(target=say, args=(message,), daemon=True).start()
+            request_stop()
+            # On another thread, because this one may be writing to the same stream.
+            threading.Thread(target=note, args=(message,), daemon=True).start()
         elif received == 2:
             threading.Thread(target=_end_in, args=(clean_up_s,), daemon=True).start()
             interruptible.interrupt()
@@ -110,7 +110,7 @@ def graceful(
     try:
         yield interruptible
     finally:
-        if received < 2:  # after the second, Ctrl-C during the clean-up must still end the process
+        if received < 2:  # after the second signal, Ctrl-C during the clean-up must still end the process
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -121,7 +121,7 @@ def _end_in(seconds: float) -> None:
 
 
 def _end(message: str) -> Never:
-    """End the process regardless of locks, and show the cursor again that a panel may have hidden."""
+    """End the process regardless of locks, and show the terminal's cursor, which the panel may have hidden."""
     show_cursor = "\x1b[?25h" if os.isatty(2) else ""
     os.write(2, f"{show_cursor}{message}\n".encode())
     os._exit(INTERRUPTED)

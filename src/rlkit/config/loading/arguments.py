@@ -20,10 +20,10 @@ from rlkit.errors import ConfigError, did_you_mean
 
 
 class Load(Protocol):
-    """`load_object` with a folder to start from."""
+    """`load_object` with a fixed base folder."""
 
     def __call__(self, path: str, /, *, field: str) -> object:
-        """Return the object at that import path."""
+        """Return the object at an import path."""
 
 
 def bind(
@@ -34,12 +34,12 @@ def bind(
     defaults: Mapping[str, object],
     load: Load,
 ) -> dict[str, object]:
-    """Return the arguments to call `function` with: `values`, checked against its signature and converted.
+    """Return the keyword arguments of a call of `function`: `values`, checked against its signature and converted.
 
     Args:
-        defaults: arguments for parameters of these names that `values` lacks; a function is passed only to a parameter
-            that is annotated as callable.
-        load: returns the object that a string names, for a parameter that is annotated as callable.
+        defaults: values for parameters that are not in `values`. A function is passed only to a parameter annotated as
+            callable.
+        load: loads the object at an import path, for a parameter annotated as callable.
 
     Raises:
         ConfigError: an argument is unknown, missing or of the wrong type.
@@ -67,7 +67,7 @@ def bind(
     for name, parameter in parameters.items():
         is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if is_required and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
-            raise ConfigError(f"{field}.args.{name}: is missing and has no default")
+            raise ConfigError(f"{field}.args.{name}: is required")
     return {
         name: _convert(value, hints[name], field=f"{field}.args.{name}", load=load)
         if name in values and name in keywords and name in hints
@@ -77,10 +77,10 @@ def bind(
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of a function; None for one without a signature, as in extension modules."""
+    """Return the parameters of a function; None if it has no signature, as in extension modules."""
     if isinstance(function, type) and function.__new__ is object.__new__:
         initialiser: object = function.__init__
-        # a protocol stands in for the initialiser that a subclass of it lacks
+        # Subclasses of a protocol without an initialiser have a placeholder of this name.
         if initialiser is object.__init__ or getattr(initialiser, "__name__", "") == "_no_init_or_replace_init":
             return {}
     try:
@@ -104,13 +104,13 @@ def _convert(value: object, annotation: object, *, field: str, load: Load) -> ob
     if isinstance(value, str) and _takes_callable(annotation):
         function = load(value, field=field)
         if not callable(function):
-            raise ConfigError(f"{field}: expected the path of a function, found one of another object")
+            raise ConfigError(f"{field}: expected the import path of a function, found another object")
         return function
     try:
         adapter = TypeAdapter[object](annotation)  # pyright: ignore[reportArgumentType]  known only at run time
         text = json.dumps(value)
     except (PydanticUserError, TypeError, ValueError):
-        return value  # the user checks a type that pydantic does not know
+        return value  # pydantic does not know the type, so the user's code checks it
     try:
         return adapter.validate_json(text, strict=True)
     except ValidationError as strict:

@@ -1,7 +1,7 @@
 """Environment variables in a configuration: the file `.env`, and `${NAME}` in strings.
 
-Invariant: no value of the environment is ever shown. `.env` never replaces a variable that is set, and a node whose
-value came from a variable keeps the text as it was written.
+Invariant: the value of a variable is never printed. `.env` never replaces a variable that is already set. A node whose
+value contains a variable keeps its original text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dotenv.parser import parse_stream
 
-from rlkit.config.loading.nodes import Node, Steps, dotted, rewrite
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, rewrite
 from rlkit.errors import ConfigError, did_you_mean
 
 DOTENV = Path(".env")
@@ -23,19 +23,19 @@ _REFERENCE = re.compile(r"\$(?P<escaped>\$\{)|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]
 
 
 def read_dotenv(path: Path = DOTENV) -> dict[str, str]:
-    """Return the names and values of a file of `KEY=VALUE` lines; an empty mapping if there is no such file.
+    """Return the variables in a file of `KEY=VALUE` lines; an empty mapping if the file does not exist.
 
-    Values may stand in quotes (in double ones `\\n` is a line break). `export` before a name and comments are ignored.
+    Values may be quoted (in double quotes, `\\n` is a line break). Comments and `export` before a name are ignored.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is something else.
+        ConfigError: the file cannot be read, or a line is not of the form `KEY=VALUE`.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # a virtual environment may have this name, too
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # `.env` may also be a virtual environment
         return {}
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text; write KEY=VALUE lines") from None
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     values = dict[str, str]()
@@ -51,25 +51,25 @@ def read_dotenv(path: Path = DOTENV) -> dict[str, str]:
 
 
 def export_dotenv(path: Path = DOTENV, *, environ: MutableMapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Add the variables of `.env` that are not set to the environment, for libraries; return their names."""
+    """Add variables of `.env` to the environment unless they are already set; return the names of the added ones."""
     missing = {name: value for name, value in read_dotenv(path).items() if name not in environ}
     environ.update(missing)
     return tuple(missing)
 
 
 def interpolate(root: Node, environ: Mapping[str, str]) -> Node:
-    """Replace `${NAME}` in every string by the variable's value, and `${NAME:-default}` by it or the default.
+    """Replace `${NAME}` and `${NAME:-default}` in every string by the variable's value or the default.
 
-    `$${` stands for a plain `${`; any other `$` is itself. Keys are left alone.
+    `$${` is an escape for `${`; any other `$` is literal. Keys are not changed.
 
     Raises:
-        ConfigError: a variable is not set, or a `${` begins no reference.
+        ConfigError: a variable is not set, or a `${` does not begin a reference.
     """
 
-    def interpolate_node(steps: Steps, node: Node) -> Node:
+    def interpolate_node(keys: KeyPath, node: Node) -> Node:
         if not isinstance(node.value, str) or "${" not in node.value:
             return node
-        where = f"{node.origin}: {dotted(steps)}"
+        where = f"{node.origin}: {dotted(keys)}"
         value = _REFERENCE.sub(lambda reference: _resolve(reference, environ, where), node.value)
         return Node(value, node.origin, template=node.value)
 
@@ -81,7 +81,9 @@ def _resolve(reference: re.Match[str], environ: Mapping[str, str], where: str) -
     if reference["escaped"]:
         return reference["escaped"]
     if name is None:
-        raise ConfigError(f"{where}: '${{' begins no ${{NAME}} or ${{NAME:-default}}; write '$${{' for a plain one")
+        raise ConfigError(
+            f"{where}: '${{' must begin ${{NAME}} or ${{NAME:-default}}; write '$${{' for a literal '${{'"
+        )
     if default is not None and "${" in default:
         raise ConfigError(f"{where}: the default of ${{{name}}} cannot contain another reference")
     if default is not None:
@@ -89,7 +91,7 @@ def _resolve(reference: re.Match[str], environ: Mapping[str, str], where: str) -
     if name not in environ:
         raise ConfigError(
             f"{where}: the environment variable {name} is not set.{did_you_mean(name, environ)} "
-            f"Set it, here or in .env, or write ${{{name}:-default}}"
+            f"Set it in the environment or in .env, or write ${{{name}:-default}}"
         )
     return environ[name]
 

@@ -1,7 +1,7 @@
-"""Load a checked configuration from files and overrides.
+"""Load and validate a configuration from files and overrides.
 
-Invariant: later files override earlier ones, and the command line overrides all. All mistakes are reported in one
-`ConfigError`, a line each, before anything else happens.
+Invariant: later files override earlier files, and the command line overrides all files. One `ConfigError` reports all
+mistakes that the schema finds, one per line.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from rlkit.config.loading.environment_variables import interpolate, read_dotenv
 from rlkit.config.loading.messages import TYPE_ERRORS, explain
 from rlkit.config.loading.nodes import (
+    KeyPath,
     Node,
     Origin,
-    Steps,
     dotted,
     find,
     from_python,
@@ -47,7 +47,7 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     envs: Iterable[str] = (),
 ) -> Resolved:
-    """Load the configuration that files and overrides describe together.
+    """Load a configuration from files and overrides.
 
     ::
 
@@ -55,17 +55,17 @@ def load_config(
 
     Mappings are merged key by key; a list, a scalar or an empty mapping replaces the earlier value. A null in place of
     a section resets it to its defaults: `eval=null` and `eval={}` remove all evaluations of earlier files, and
-    `eval.envs.held_out=null` removes one environment. `${NAME}` and `${NAME:-default}` in a string take a value of the
-    environment or of `.env` in the working directory. A relative `file.py:name`, or a directory of a model, is searched
-    beside the file that names it, then in the working directory.
+    `eval.envs.held_out=null` removes one environment. `${NAME}` and `${NAME:-default}` in a string are replaced by the
+    environment variable, or by its value in `.env` in the working directory. A relative `file.py:name` or model
+    directory is searched in the folder of the configuration file, then in the working directory.
 
     Args:
         files: YAML files, merged in this order.
-        overrides: `path=value`, applied in this order on top of the files.
-        settings: Python values, as nested mappings or sections of the schema, merged on top of all. `${NAME}` in their
-            strings is literal.
+        overrides: `path=value`, applied to the files in this order.
+        settings: Python values, as nested mappings or sections of the schema, merged last. `${NAME}` in their strings
+            is literal.
         environ: variables of `${NAME}`; None for the process's environment and `.env`.
-        envs: names of environments to train on in addition, with their settings in the configuration if there are any.
+        envs: names of environments to train on; those that the configuration lacks are added with default settings.
 
     Raises:
         ConfigError: a file cannot be read, or a value is unknown, ill-typed, contradictory or a literal secret.
@@ -90,23 +90,23 @@ def load_config(
 
 
 def load_arguments(arguments: Sequence[str], *, name: str | None = None) -> Resolved:
-    """Load the configuration that arguments of the command line describe, for a run called `name` if there is one."""
+    """Load a configuration from arguments of the command line; `name` overrides the name of the run."""
     files, overrides = split_arguments(arguments)
     # As JSON, because a name such as 2024 would otherwise be read as a number.
     return load_config(files, overrides if name is None else [*overrides, f"name={json.dumps(name)}"])
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the files and the overrides among the arguments, each in order.
+    """Separate configuration files from overrides, each in order.
 
-    An argument with `=` in it is an override, unless a file has that very name.
+    An argument that contains `=` is an override, unless a file of that name exists.
     """
     overrides = [argument for argument in arguments if "=" in argument and not Path(argument).is_file()]
     return [Path(argument) for argument in arguments if argument not in overrides], overrides
 
 
 def _add_envs(root: Node, names: Iterable[str]) -> Node:
-    """Add an environment with its defaults for each of these names that is missing."""
+    """Add an environment with default settings for each missing name."""
     envs = find(root, ("envs",))
     present = envs.value if envs is not None and is_mapping(envs.value) else {}
     missing = {name: dict[str, object]() for name in names if name not in present}
@@ -114,27 +114,27 @@ def _add_envs(root: Node, names: Iterable[str]) -> Node:
 
 
 def _expand_names(root: Node) -> Node:
-    """Replace a bare `advantage: name` by the section that it is short for."""
+    """Expand a bare `advantage: name` to a section."""
     envs = find(root, ("envs",))
     env_paths = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
-    for steps in [("advantage",), *env_paths]:
-        node = find(root, steps)
+    for keys in [("advantage",), *env_paths]:
+        node = find(root, keys)
         if node is not None and isinstance(node.value, str):
             section = expand_advantage(node.value)
-            # only the text itself came from an environment variable, not the rest of the section
+            # Only the text may come from an environment variable, not the rest of the section.
             entries = {
                 key: Node(text, node.origin, node.template if text == node.value else None)
                 for key, text in section.items()
             }
-            root = replace(root, steps, Node(entries, node.origin))
+            root = replace(root, keys, Node(entries, node.origin))
     return root
 
 
 def _check(root: Node) -> tuple[Config, Node]:
-    """Validate the configuration; return it with its nodes, in which variables of other types than strings are
+    """Validate the configuration; return it with its nodes, in which variables of other types than string are
     parsed."""
     try:
-        # JSON mode is strict about types, yet accepts lists and mappings for the types of collections
+        # Strict JSON mode accepts lists and mappings for all collection types, unlike strict Python mode.
         return Config.model_validate_json(json.dumps(plain(root)), strict=True), root
     except ValidationError as error:
         reparsed = _retype(error, root)
@@ -144,35 +144,35 @@ def _check(root: Node) -> tuple[Config, Node]:
 
 
 def _retype(error: ValidationError, root: Node) -> Node | None:
-    """Parse `${NAME}` as YAML where a string is the wrong type; return None if that changes nothing."""
+    """Parse the value of `${NAME}` as YAML if a string has the wrong type; return None if nothing changes."""
     changed = False
     for details in error.errors(include_url=False, include_input=False, include_context=False):
-        steps = locate(details["loc"])[0]
-        node = find(root, steps)
+        keys = locate(details["loc"])[0]
+        node = find(root, keys)
         if details["type"] in TYPE_ERRORS and node and node.template is not None and isinstance(node.value, str):
             try:
                 value = scalar(node.value)
             except ValueError:
                 continue
             if not isinstance(value, str):
-                root, changed = replace(root, steps, Node(value, node.origin, node.template)), True
+                root, changed = replace(root, keys, Node(value, node.origin, node.template)), True
     return root if changed else None
 
 
-def _make_path_absolute(steps: Steps, node: Node) -> Node:
+def _make_path_absolute(keys: KeyPath, node: Node) -> Node:
     """Make the path of a user's file, or of a model's directory, absolute."""
     if not isinstance(node.value, str):
         return node
     folder = node.origin.folder
-    if steps == ("model",) and folder is not None and node.value:
+    if keys == ("model",) and folder is not None and node.value:
         path = folder / Path(node.value).expanduser()
         return Node(str(path.resolve()), node.origin, node.template) if path.is_dir() else node
     reference = FILE_OBJECT.fullmatch(node.value)
     if reference is None:
         return node
-    match steps:
+    match keys:
         case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
-            is_argument = True  # text like `file.py:name` may, but need not, name an object
+            is_argument = True  # a text of the form `file.py:name` need not be an import path
         case (*_, str()):
             is_argument = False
         case _:
@@ -184,4 +184,4 @@ def _make_path_absolute(steps: Steps, node: Node) -> Node:
     if is_argument:
         return node
     missing = missing_file(node.template or reference["file"], places, hidden=node.template is not None)
-    raise ConfigError(f"{node.origin}: {dotted(steps)}: {missing}")
+    raise ConfigError(f"{node.origin}: {dotted(keys)}: {missing}")

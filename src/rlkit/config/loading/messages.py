@@ -1,6 +1,7 @@
-"""Error messages of pydantic, in terms of the configuration that a person wrote.
+"""Error messages for invalid configurations, translated from pydantic's errors.
 
-Invariant: one line for each mistake, with its place, its field and the remedy, and no value of an environment variable.
+Invariant: each mistake is one line with its location, its field and a fix. No message shows the value of an environment
+variable.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlkit.config.loading.nodes import Node, Steps, dotted, find, is_list, is_mapping, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
 from rlkit.config.loading.outline import Shape, leaf_fields, locate
 from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
@@ -38,7 +39,7 @@ _BOUNDS = {
     "less_than": ("lt", "a value below"),
     "less_than_equal": ("le", "at most"),
 }
-_FIXED = {"string_too_short": "must not be empty", "too_short": "is empty: name at least one"}
+_FIXED = {"string_too_short": "must not be empty", "too_short": "must not be empty: add at least one entry"}
 _KINDS: dict[type, str] = {
     type(None): "null",
     bool: "true or false",
@@ -51,43 +52,43 @@ _TEXT_MAX_CHARS = 40
 
 
 def explain(error: ValidationError, root: Node) -> str:
-    """Return a line for each mistake that pydantic raised, about the configuration `root`."""
+    """Return a line for each mistake that pydantic found in the configuration `root`."""
     mistakes = error.errors(include_url=False, include_input=False)
-    # pydantic does not compute a default that depends on a wrong field.
+    # pydantic skips a default that depends on an invalid field.
     return "\n".join(_line(details, root) for details in mistakes if details["type"] != "default_factory_not_called")
 
 
 def _line(details: ErrorDetails, root: Node) -> str:
     union = details["type"].startswith("union_tag")
     key = str(details.get("ctx", {}).get("key", "name"))
-    steps, parent, tag = locate((*details["loc"], key) if union else details["loc"])
+    keys, parent, tag = locate((*details["loc"], key) if union else details["loc"])
     if details["type"] == "value_error":
-        return _validator_line(str(details.get("ctx", {})["error"]), steps, root)
-    problem = _describe_problem(details, steps, parent, tag, root)
-    return f"{_place(root, steps)}{dotted(steps)}: {problem}"
+        return _validator_line(str(details.get("ctx", {})["error"]), keys, root)
+    problem = _describe_problem(details, keys, parent, tag, root)
+    return f"{_place(root, keys)}{dotted(keys)}: {problem}"
 
 
-def _validator_line(message: str, steps: Steps, root: Node) -> str:
-    """Return the line for a message of the schema's validators, which may begin with its field."""
+def _validator_line(message: str, keys: KeyPath, root: Node) -> str:
+    """Return the line for a message of the schema's validators, which may begin with a field."""
     for _, node in scalars(root):
         if node.template is not None and isinstance(node.value, str) and node.value:
             for text in (node.value, repr(node.value)[1:-1]):
                 message = message.replace(text, node.template)
-    if not steps:
+    if not keys:
         subject = message.split(": ", 1)[0]
-        steps = next((path for path in _paths(root) if dotted(path) == subject), ())
-        return f"{_place(root, steps)}{message}"
-    return f"{_place(root, steps)}{dotted(steps)}: {message}"
+        keys = next((path for path in _paths(root) if dotted(path) == subject), ())
+        return f"{_place(root, keys)}{message}"
+    return f"{_place(root, keys)}{dotted(keys)}: {message}"
 
 
-def _describe_problem(details: ErrorDetails, steps: Steps, parent: Shape | None, tag: str, root: Node) -> str:
+def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None, tag: str, root: Node) -> str:
     kind = details["type"]
-    node = find(root, steps)
+    node = find(root, keys)
     actual = "nothing" if node is None else describe(node)
     if kind == "extra_forbidden":
-        return _unknown(steps, parent, tag)
+        return _unknown(keys, parent, tag)
     if kind == "missing":
-        hint = ": name the environments to train on, for instance envs: {arithmetic: {}}" if steps == ("envs",) else ""
+        hint = ": name the environments to train on, for instance envs: {arithmetic: {}}" if keys == ("envs",) else ""
         return f"is missing{hint}"
     if kind.startswith("union_tag"):
         choices = list(parent.choices) if parent else []
@@ -95,7 +96,7 @@ def _describe_problem(details: ErrorDetails, steps: Steps, parent: Shape | None,
         return f"expected {one_of(choices)}, found {actual}{'.' if near else ''}{near}"
     if kind == "string_pattern_mismatch":
         name = "the name" if details["loc"][-1] == "[key]" else actual
-        return f"{name} may contain only letters, digits and the signs . _ -, and must begin with a letter or digit"
+        return f"{name} may contain only letters, digits and . _ -, and must begin with a letter or digit"
     return _FIXED.get(kind) or f"expected {_expected(details)}, found {actual}"
 
 
@@ -108,13 +109,13 @@ def _expected(details: ErrorDetails) -> str:
     return details["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
-def _unknown(steps: Steps, parent: Shape | None, tag: str) -> str:
-    name = str(steps[-1])
+def _unknown(keys: KeyPath, parent: Shape | None, tag: str) -> str:
+    name = str(keys[-1])
     if tag:
-        union = locate(steps)[1]
+        union = locate(keys)[1]
         owners = [key for key, choice in union.choices.items() if name in choice.fields] if union else []
         belongs = f", it belongs to {' and '.join(owners)}" if owners else ""
-        return f"is no field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
+        return f"is not a field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
     near = did_you_mean(name, parent.fields if parent else ())
     if not near:
         paths = {path[-1]: ".".join(path) for path in leaf_fields() if len(path) > 1}
@@ -126,7 +127,7 @@ def _unknown(steps: Steps, parent: Shape | None, tag: str) -> str:
 
 
 def describe_type_error(error: ValidationError, value: object) -> str:
-    """Return the expected type of an argument and the type of its value, but not the value itself."""
+    """Return the expected type of an argument and the actual type, without the value."""
     details = error.errors(include_url=False, include_input=False)
     expected = one_of(list(dict.fromkeys(_expected(mistake) for mistake in details)))
     if all(mistake["type"] in _BOUNDS for mistake in details):
@@ -145,7 +146,7 @@ def one_of(words: Sequence[str]) -> str:
 
 
 def describe(node: Node) -> str:
-    """Return a value as a message shows it."""
+    """Render a value for a message."""
     if node.template is not None:
         return f"the value of {_short(node.template)}"
     if is_mapping(node.value):
@@ -162,15 +163,15 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= _TEXT_MAX_CHARS else f"{text[: _TEXT_MAX_CHARS - 3]}...")
 
 
-def _place(root: Node, steps: Steps) -> str:
-    """Return `file:line: ` of the deepest part of the path that a file or override contains."""
-    for length in range(len(steps), 0, -1):
-        node = find(root, steps[:length])
+def _place(root: Node, keys: KeyPath) -> str:
+    """Return `file:line: ` for the longest prefix of the key path that a file or override contains."""
+    for length in range(len(keys), 0, -1):
+        node = find(root, keys[:length])
         if node is not None:
             return f"{node.origin}: "
     return f"{root.origin.source}: " if root.origin.source else ""
 
 
-def _paths(root: Node, steps: Steps = ()) -> list[Steps]:
+def _paths(root: Node, keys: KeyPath = ()) -> list[KeyPath]:
     children = root.value.items() if is_mapping(root.value) else ()
-    return [steps, *(path for key, child in children for path in _paths(child, (*steps, key)))]
+    return [keys, *(path for key, child in children for path in _paths(child, (*keys, key)))]

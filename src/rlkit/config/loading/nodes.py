@@ -1,6 +1,6 @@
-"""A configuration before it is checked: JSON values with their origins.
+"""Tree of an unvalidated configuration: JSON values with their origins.
 
-Invariant: every node has its origin, and merging keeps the origin of the value that wins.
+Invariant: every node has an origin; merging keeps the origin of the value that takes effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlkit.types import Json
 
 type Scalar = bool | int | float | str | None
-type Steps = tuple[str | int, ...]
+type KeyPath = tuple[str | int, ...]
 """A path into a configuration: keys of mappings and indices of lists."""
 
 PLAIN_KEY = re.compile(r"[A-Za-z0-9_\-]+")
@@ -31,9 +31,9 @@ class Origin:
     """Origin of a value: a file and line, the command line, or Python.
 
     Args:
-        source: the file as the user named it, or `command line`.
-        line: line of the file, from 1; None without lines.
-        folder: base of relative paths in the value; None for the working directory.
+        source: path of the file as the user wrote it, `command line` or `python`.
+        line: line of the file, from 1; None if there are no lines.
+        folder: base folder of relative paths; None for the working directory.
     """
 
     source: str
@@ -50,9 +50,9 @@ class Node:
 
     Args:
         value: scalar, or a list or mapping of nodes.
-        origin: for an entry of a mapping, the place of its key.
-        template: text before interpolation; None if `value` contains no variable.
-        forgets: null that overrides another value.
+        origin: origin of the value; for an entry of a mapping, the location of its key.
+        template: text before interpolation; None if the value contains no variable.
+        forgets: the value is a null that overrides an earlier value.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
@@ -72,7 +72,7 @@ def is_list(value: object) -> TypeGuard[list[Node]]:
 
 
 def from_python(value: object) -> Node:
-    """Make a tree of plain Python values and pydantic models; unset fields of a model are left out."""
+    """Convert plain Python values and pydantic models to nodes; unset fields of a model are omitted."""
     origin = Origin("python")
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_unset=True)
@@ -85,13 +85,15 @@ def from_python(value: object) -> Node:
         return Node(str(value), origin)
     if value is None or isinstance(value, bool | int | float | str):
         return Node(value, origin)
-    raise ConfigError(f"a setting is a value of type {type(value).__name__}: give numbers, strings, lists or mappings")
+    raise ConfigError(
+        f"a setting has the type {type(value).__name__}: use null, booleans, numbers, strings, lists or mappings"
+    )
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Merge `over` into `base`: mappings key by key, while anything else replaces the earlier value.
+    """Merge `over` into `base`: mappings are merged key by key; other values replace the earlier value.
 
-    An empty mapping and a null under a key replace the earlier value, too.
+    An empty mapping or a null under a key also replaces the earlier value.
     """
     if not (is_mapping(base.value) and is_mapping(over.value)):
         return over
@@ -115,24 +117,24 @@ def plain(node: Node) -> Json:
     return cast("Scalar", node.value)
 
 
-def find(root: Node, steps: Steps) -> Node | None:
-    """Return the node at that path; None if there is none."""
+def find(root: Node, keys: KeyPath) -> Node | None:
+    """Return the node at a key path, or None."""
     node = root
-    for step in steps:
-        if is_mapping(node.value) and step in node.value:
-            node = node.value[str(step)]
-        elif is_list(node.value) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
+    for key in keys:
+        if is_mapping(node.value) and key in node.value:
+            node = node.value[str(key)]
+        elif is_list(node.value) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
         else:
             return None
     return node
 
 
-def replace(root: Node, steps: Steps, new: Node) -> Node:
-    """Return a copy of the tree with `new` at an existing path."""
-    if not steps:
+def replace(root: Node, keys: KeyPath, new: Node) -> Node:
+    """Return a copy of the tree with `new` at an existing key path."""
+    if not keys:
         return new
-    first, rest = steps[0], steps[1:]
+    first, rest = keys[0], keys[1:]
     if is_mapping(root.value):
         key = str(first)
         return Node({**root.value, key: replace(root.value[key], rest, new)}, root.origin)
@@ -141,36 +143,36 @@ def replace(root: Node, steps: Steps, new: Node) -> Node:
     return Node(items, root.origin)
 
 
-def scalars(root: Node, steps: Steps = ()) -> Iterator[tuple[Steps, Node]]:
-    """Every scalar under `root`, with its path."""
+def scalars(root: Node, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+    """Yield every scalar under `root` with its key path."""
     if is_mapping(root.value):
         for key, child in root.value.items():
-            yield from scalars(child, (*steps, key))
+            yield from scalars(child, (*keys, key))
     elif is_list(root.value):
         for index, child in enumerate(root.value):
-            yield from scalars(child, (*steps, index))
+            yield from scalars(child, (*keys, index))
     else:
-        yield steps, root
+        yield keys, root
 
 
-def rewrite(node: Node, change: Callable[[Steps, Node], Node], *, steps: Steps = ()) -> Node:
-    """Return a copy of the tree with every scalar replaced by the result of `change` for its path and node."""
+def rewrite(node: Node, change: Callable[[KeyPath, Node], Node], *, keys: KeyPath = ()) -> Node:
+    """Return a copy of the tree with `change(key_path, node)` in place of every scalar node."""
     if is_mapping(node.value):
-        entries = {key: rewrite(child, change, steps=(*steps, key)) for key, child in node.value.items()}
+        entries = {key: rewrite(child, change, keys=(*keys, key)) for key, child in node.value.items()}
         return Node(entries, node.origin)
     if is_list(node.value):
-        items = [rewrite(child, change, steps=(*steps, index)) for index, child in enumerate(node.value)]
+        items = [rewrite(child, change, keys=(*keys, index)) for index, child in enumerate(node.value)]
         return Node(items, node.origin)
-    return change(steps, node)
+    return change(keys, node)
 
 
-def dotted(steps: Steps) -> str:
-    """Return a path as overrides and messages write it: `envs."my.env".weight`."""
-    return ".".join(_quoted(step) for step in steps)
+def dotted(keys: KeyPath) -> str:
+    """Render a key path as in overrides and messages: `envs."my.env".weight`."""
+    return ".".join(_quote(key) for key in keys)
 
 
-def _quoted(step: str | int) -> str:
-    text = str(step)
+def _quote(key: str | int) -> str:
+    text = str(key)
     if PLAIN_KEY.fullmatch(text):
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())

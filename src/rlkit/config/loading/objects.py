@@ -1,7 +1,7 @@
-"""Objects of a configuration by import path: environments, estimators, losses, graders.
+"""Load objects of a configuration by import path: environments, estimators, losses, graders.
 
-Invariant: an error of the user's code becomes one line with the field and the user's file and line; the exception is
-its cause. A file is loaded once, as a module that pickle can import.
+Invariant: an error in the user's code becomes one line with the field, file and line, and the exception as its cause. A
+file is loaded once, as a module that pickle can import.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BUILT_IN = {
 """Built-in environments by name."""
 
 TASKS_MAX = 1_000_000
-"""Tasks beyond which an iterator counts as infinite."""
+"""Maximum number of tasks from an iterator; a longer iterator is an error, because it may be infinite."""
 
 FILE_OBJECT = re.compile(r"(?P<file>[^\n]+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _MODULE_OBJECT = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
@@ -59,7 +59,7 @@ def load_object(path: str, *, field: str, base: Path | None = None) -> object:
     """Return the object at an import path: `package.module:name` or `file.py:name`; the name may have dots.
 
     Raises:
-        ConfigError: the path has another form, there is no such object, or loading it fails.
+        ConfigError: the path is malformed, the object does not exist, or loading it fails.
     """
     base = (base or Path.cwd()).absolute()
     if named := FILE_OBJECT.fullmatch(path):
@@ -67,7 +67,7 @@ def load_object(path: str, *, field: str, base: Path | None = None) -> object:
     elif named := _MODULE_OBJECT.fullmatch(path):
         module = _load_module(named["module"], field=field, base=base)
     else:
-        hint = f": add what it defines, such as {path}:Name" if path.endswith(".py") else ""
+        hint = f": add the name of an object, such as {path}:Name" if path.endswith(".py") else ""
         raise ConfigError(f"{field}: {path!r} is not of the form {_FORMS}{hint}")
     value: object = module
     for name in named["name"].split("."):
@@ -94,14 +94,14 @@ def load_envs(
     """Return the tasks of one configured environment.
 
     Args:
-        name: name of the environment in the run; it names a built-in one where `spec.env` is null.
-        spec: environment and arguments. An environment with a parameter `seed` gets that of the run by default.
-        note: receives messages about the tasks, for an environment with a parameter of that name.
+        name: name of the environment in the run; a built-in environment of this name is used if `spec.env` is null.
+        spec: environment and arguments. A parameter `seed` of the environment defaults to the run's seed.
+        note: receives messages about the tasks, for an environment with a parameter `note`.
         recorded: maps the current source of the tasks to that at the start of the run, for an environment with such a
             parameter.
 
     Raises:
-        ConfigError: there is no such environment, its arguments are wrong, or its result is no tasks.
+        ConfigError: the environment does not exist, its arguments are invalid, or it does not return tasks.
     """
     target = spec.env or name
     where = f"{field}.env" if spec.env else field
@@ -118,7 +118,7 @@ def load_envs(
     factory = load_object(path, field=where, base=base)
     if not callable(factory):
         if spec.args:
-            raise ConfigError(f"{field}.args: {target} is no function or class, so it has no arguments")
+            raise ConfigError(f"{field}.args: {target} is not a function or class, so it takes no arguments")
         return _tasks(factory, target, field=where)
 
     def note_of_field(message: str) -> None:
@@ -131,10 +131,10 @@ def load_envs(
 
 
 def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
-    """Return the estimator of each environment: its override, or its own, or the run's.
+    """Return the estimator of each environment: an entry of `overrides`, its own `advantage`, or the run's.
 
     Raises:
-        ConfigError: there is no function at the path of an estimator, or the schedule does not support it.
+        ConfigError: the import path of an estimator is not a function, or the schedule does not support the estimator.
     """
     from rlkit.algorithms.advantages import as_estimator
 
@@ -154,7 +154,7 @@ def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> di
 
 
 def load_loss(loss: Loss) -> Loss:
-    """Return the loss of a run, with a user's function loaded from its path; ConfigError if there is none."""
+    """Return the loss of a run; load it if it is a user's function. ConfigError if loading fails."""
     if not isinstance(loss, CustomLoss):
         return loss
     function = load_object(loss.function, field="loss.function")
@@ -164,7 +164,7 @@ def load_loss(loss: Loss) -> Loss:
 
 
 def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> str:
-    """Return a message that a file is in none of `places`, with the nearest name unless the path is `hidden`."""
+    """Return a message that a file is in none of `places`, with a similar name unless the path is `hidden`."""
     message = f"there is no file {name!r}"
     if hidden:
         return message
@@ -178,11 +178,11 @@ def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> 
 
 
 def _tasks(result: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
-    from rlkit.env import TaskSource  # needs numpy, which reading a configuration does not
+    from rlkit.env import TaskSource  # imported late, because reading a configuration does not need numpy
 
-    rule = "it must be an Env, a collection of them or a subclass of rlkit.TaskSource"
+    rule = "it must return an Env, a collection of Envs or a TaskSource"
     if isinstance(result, type):
-        raise ConfigError(f"{field}: {target} gave the class {result.__name__} itself: {rule}; call the class")
+        raise ConfigError(f"{field}: {target} returned the class {result.__name__} itself: {rule}; call the class")
     if isinstance(result, TaskSource):
         return result
     if _is_env(result):
@@ -190,18 +190,18 @@ def _tasks(result: object, target: str, *, field: str) -> TaskSource | Sequence[
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise ConfigError(f"{field}: {target} is async: {rule}, returned by an ordinary function")
+        raise ConfigError(f"{field}: {target} is async: {rule}; use an ordinary function")
     kind = _kind(result)
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-        raise ConfigError(f"{field}: {target} gave {kind}: {rule}")
+        raise ConfigError(f"{field}: {target} returned {kind}: {rule}")
     tasks = list(islice(cast("Iterable[object]", result), None if isinstance(result, Sized) else TASKS_MAX + 1))
     if len(tasks) > TASKS_MAX and not isinstance(result, Sized):
-        raise ConfigError(f"{field}: {target} gave more than {TASKS_MAX} tasks: make a TaskSource of what never ends")
+        raise ConfigError(f"{field}: {target} returned more than {TASKS_MAX} tasks: return a TaskSource instead")
     if not tasks:
-        raise ConfigError(f"{field}: {target} gave no tasks: it must give at least one Env")
+        raise ConfigError(f"{field}: {target} returned no tasks: it must return at least one Env")
     for index, task in enumerate(tasks):
         if not _is_env(task):
-            raise ConfigError(f"{field}: item {index} of what {target} gave is {_kind(task)}: each must be an Env")
+            raise ConfigError(f"{field}: item {index} returned by {target} is {_kind(task)}: each must be an Env")
     return cast("list[Env]", tasks)
 
 
@@ -221,7 +221,7 @@ def _load_file(path: Path, *, label: str, field: str) -> ModuleType:
         about = path.stat()
     except OSError:
         raise ConfigError(f"{field}: {missing_file(label, [path])}") from None
-    # one name for one file, whatever else is called the same
+    # The hash makes the module name unique for the file.
     name = f"rlkit_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     stamp = (about.st_mtime_ns, about.st_size)
     if name in sys.modules and _loaded.get(path) == stamp:
@@ -247,7 +247,7 @@ def _load_file(path: Path, *, label: str, field: str) -> ModuleType:
 def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
-    importlib.invalidate_caches()  # the module may have been written a moment ago
+    importlib.invalidate_caches()  # the module may have been written just now
     with _importable(base):
         try:
             spec = importlib.util.find_spec(name)
@@ -259,7 +259,7 @@ def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
             raise _wrap_error(error, field, None) from error
         if spec is None:
             raise ConfigError(
-                f"{field}: there is no module {name!r}: install its package, or name a file as file.py:name"
+                f"{field}: there is no module {name!r}: install its package, or write file.py:name for a file"
             )
         with _wrap_errors(field, Path(spec.origin) if spec.origin else None):
             return importlib.import_module(name)
@@ -267,7 +267,7 @@ def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
 
 @contextmanager
 def _importable(folder: Path) -> Generator[None]:
-    """Let modules beside the user's file be imported: first while it loads, last from then on (for late imports)."""
+    """Put a folder first on `sys.path` inside, and last afterwards, for late imports of the user's code."""
     entry = str(folder)
     is_on_path = entry in sys.path
     sys.path.insert(0, entry)
@@ -281,7 +281,7 @@ def _importable(folder: Path) -> Generator[None]:
 
 @contextmanager
 def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> Generator[None]:
-    """Turn an exception of the user's code into one line, without the `hidden` texts."""
+    """Convert an exception of the user's code to a ConfigError of one line, without the `hidden` texts."""
     try:
         yield
     except UsageError as error:
@@ -295,7 +295,7 @@ def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ())
 
 
 def _wrap_error(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> RlkitError:
-    """Return `field: file:line: Exception: message`, at the deepest line of the user's file."""
+    """Return a ConfigError `field: file:line: Exception: message`, with the innermost line of the user's file."""
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return missing_extra(error.name)
     place = ""
@@ -318,7 +318,7 @@ def _source_file(value: object) -> Path | None:
 
 
 def _short(path: Path) -> str:
-    """Return the path relative to the working directory, if it lies inside."""
+    """Return the path, relative to the working directory if it is inside."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,7 +1,6 @@
-"""The shape of a configuration: its fields, and their types.
+"""Outline of the configuration: its fields and their types, for messages and the reference.
 
-Invariant: it follows from the schema, so nothing here changes when a field is added, or when an estimator, a loss or a
-schedule is registered.
+Invariant: the outline is derived from the schema, including registered estimators, losses and schedules.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
 from rlkit.algorithms.schedules import SCHEDULES
-from rlkit.config.loading.nodes import Node, Steps, is_mapping
+from rlkit.config.loading.nodes import KeyPath, Node, is_mapping
 from rlkit.config.schema import Config
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ class Shape:
     """Type of a value.
 
     Args:
-        type: description for people, as `integer ≥ 1`, `list of string`.
-        entries: shape of a mapping's values, if the user chooses the keys.
-        choices: sections of a tagged union, by the value of their first field.
-        nullable: null is a valid value.
+        type: readable name of the type, such as `integer ≥ 1`.
+        entries: shape of the values of a mapping whose keys the user chooses.
+        choices: sections of a tagged union, by the value of their first field (the tag).
+        nullable: null is valid.
     """
 
     type: str
@@ -47,18 +46,18 @@ class Shape:
 
     @property
     def has_named_sections(self) -> bool:
-        """True if the user names its sections, as in `envs`."""
+        """True for a mapping of sections that the user names, such as `envs`."""
         return self.entries is not None and self.entries.is_mapping
 
     @property
     def is_mapping(self) -> bool:
-        """True if it has keys of any kind."""
+        """True for a mapping: a section, a tagged union, or entries with keys of the user's choice."""
         return bool(self.fields or self.choices) or self.entries is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a section; a `required` one has no default."""
+    """A field of a section. A required field has no default."""
 
     shape: Shape
     description: str
@@ -72,7 +71,7 @@ def config_schema() -> Schema:
 
 
 def outline() -> Shape:
-    """Return the shape of a whole configuration."""
+    """Return the shape of the complete configuration."""
     return _outline(*ESTIMATORS, *LOSSES, *SCHEDULES)
 
 
@@ -86,14 +85,14 @@ def _outline(*_: str) -> Shape:
     return _shape(config_schema())
 
 
-def locate(location: Sequence[str | int]) -> tuple[Steps, Shape | None, str]:
+def locate(location: Sequence[str | int]) -> tuple[KeyPath, Shape | None, str]:
     """Translate the location of a pydantic error.
 
     Returns:
-        the path in the configuration (without the tag that pydantic puts after a tagged union), the shape of the value
-        that contains its last step, and the tag of that value if it is one of a union.
+        Key path in the configuration (without the tags that pydantic inserts for tagged unions), shape of the parent of
+        the last key, and tag of that parent ("" if it is not in a tagged union).
     """
-    steps, shape, tag = list[str | int](), outline(), ""
+    keys, shape, tag = list[str | int](), outline(), ""
     parent: Shape | None = None
     parent_tag = ""
     for part in location:
@@ -102,30 +101,30 @@ def locate(location: Sequence[str | int]) -> tuple[Steps, Shape | None, str]:
         if shape is not None and part in shape.choices:
             shape, tag = shape.choices[str(part)], str(part)
             continue
-        steps.append(part)
+        keys.append(part)
         parent, parent_tag = shape, tag
         shape, tag = (None if shape is None else _child(shape, part)), ""
-    return tuple(steps), parent, parent_tag
+    return tuple(keys), parent, parent_tag
 
 
-def find_shape(steps: Steps) -> Shape | None:
-    """Return the shape of the value at that path."""
+def find_shape(keys: KeyPath) -> Shape | None:
+    """Return the shape of the value at a key path; None if it is unknown."""
     shape: Shape | None = outline()
-    for step in steps:
-        shape = None if shape is None else _child(shape, step)
+    for key in keys:
+        shape = None if shape is None else _child(shape, key)
     return shape
 
 
 def leaf_fields() -> Iterator[tuple[str, ...]]:
-    """Yield the path of every field that is not under a name of the user's."""
+    """Yield the key path of every field, except under keys that the user chooses."""
     yield from _leaves(outline(), ())
 
 
 def without_nulls(node: Node, shape: Shape | None = None) -> Node:
-    """Replace a null in place of a section by that section's defaults.
+    """Replace a null in place of a section by the section's defaults.
 
-    `sampling: null` (or `sampling:` with nothing after it) is removed. `envs: {arithmetic: null}` is
-    the environment with its defaults; on top of an environment of that name it removes that environment.
+    `sampling: null` (or `sampling:` without a value) resets the section. `envs: {arithmetic: null}` is the environment
+    with default settings, or removes the environment if an earlier file defines it.
     """
     shape = shape or outline()
     if not is_mapping(node.value):
@@ -140,21 +139,21 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     return Node(entries, node.origin)
 
 
-def _child(shape: Shape, step: str | int) -> Shape | None:
-    if step in shape.fields:
-        return shape.fields[str(step)].shape
-    if isinstance(step, int):
+def _child(shape: Shape, key: str | int) -> Shape | None:
+    if key in shape.fields:
+        return shape.fields[str(key)].shape
+    if isinstance(key, int):
         return shape.items
-    return shape.entries or next((c.fields[step].shape for c in shape.choices.values() if step in c.fields), None)
+    return shape.entries or next((c.fields[key].shape for c in shape.choices.values() if key in c.fields), None)
 
 
-def _leaves(shape: Shape, steps: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _leaves(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for owner in (shape, *shape.choices.values()):
         for name, below in owner.fields.items():
             if below.shape.fields or below.shape.choices:
-                yield from _leaves(below.shape, (*steps, name))
+                yield from _leaves(below.shape, (*keys, name))
             else:
-                yield (*steps, name)
+                yield (*keys, name)
 
 
 def _shape(schema: Schema) -> Shape:
@@ -188,7 +187,7 @@ def _union(schema: Schema, description: str) -> Shape:
     others = [option for option in options if option.type != "null"]
     first = next(
         (option for option in others if option.is_mapping), others[0]
-    )  # the other option is a short form in text
+    )  # the other option is a short form, such as a name
     nullable = len(others) < len(options)
     return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
 
@@ -213,7 +212,7 @@ def _scalar_type(kind: str, schema: Schema) -> str:
         return f"`{schema['const']}`"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in cast("Sequence[str]", schema["enum"]))
-    # a bound at the end of the 64-bit range is the machine's, not the reader's
+    # Bounds of the 64-bit range are not interesting to readers.
     limits = {sign: cast("float", schema[key]) for key, sign in _BOUNDS.items() if key in schema}
     bounds = [f"{sign} {limit:g}" for sign, limit in limits.items() if limit < 2**53]
     return " ".join([_TYPES[kind], " and ".join(bounds)]).strip()

@@ -1,6 +1,6 @@
-"""Single values set from the command line: `sampling.stop=[a, b]`.
+"""Overrides of single values on the command line: `sampling.stop=[a, b]`.
 
-Invariant: an override changes only the value at its path; its value has the same meaning as in a file.
+Invariant: an override changes only the value at its path, and its value means the same as in a file.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from rlkit.config.loading.nodes import Node, Origin, Steps, dotted, is_list, is_mapping, merge
+from rlkit.config.loading.nodes import KeyPath, Node, Origin, dotted, is_list, is_mapping, merge
 from rlkit.config.loading.outline import find_shape
 from rlkit.config.loading.secrets import redact
 from rlkit.config.loading.yaml_text import DEEPEST_NESTING, parse
@@ -23,39 +23,37 @@ _SEGMENT = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|'([^']*)'|([^"'.=\s][^.=]*?)
 def apply(root: Node, override: str) -> Node:
     """Return the configuration with one value set by `path=value`.
 
-    A path is keys and list indices with dots between; a key that contains a dot is quoted. The value is YAML; a mapping
-    is merged into the earlier value, anything else replaces it, `{}` included. Null removes it.
+    A path joins keys and list indices by dots; quote a key that contains a dot. The value is YAML. A mapping is merged
+    into the earlier value; any other value, and `{}`, replaces it. Null removes it.
 
     Raises:
-        ConfigError: the override has another form, or its path leads through a scalar.
+        ConfigError: the override is not of the form `path=value`, or its path goes through a scalar.
     """
-    steps, text = split(override)
-    return _set(root, steps, _value(text, dotted(steps)), parents=())
+    keys, text = split(override)
+    return _set(root, keys, _value(text, dotted(keys)), parents=())
 
 
 def split(override: str) -> tuple[tuple[str, ...], str]:
-    """Return the path and the text of the value; ConfigError if it is not of the form `path=value`."""
-    steps, position = list[str](), 0
+    """Return the key path and the text of the value; ConfigError if the form is not `path=value`."""
+    keys, position = list[str](), 0
     while segment := _SEGMENT.match(override, position):
         double, single, bare, end = segment.groups()
-        steps.append(_unquoted(double) if double is not None else single if single is not None else bare)
+        keys.append(_parse_quoted_key(double) if double is not None else single if single is not None else bare)
         position = segment.end()
         if end == "=":
-            return tuple(steps), override[position:]
-        if len(steps) > DEEPEST_NESTING:
+            return tuple(keys), override[position:]
+        if len(keys) > DEEPEST_NESTING:
             break
     raise ConfigError(
         f"command line: {_shorten(override)!r} is not of the form path=value, for instance sampling.max_tokens=64"
     )
 
 
-def _unquoted(text: str) -> str:
+def _parse_quoted_key(text: str) -> str:
     try:
         return json.loads(text)
     except ValueError:
-        raise ConfigError(
-            f"command line: {_shorten(text)} is not a string in double quotes as JSON writes it"
-        ) from None
+        raise ConfigError(f"command line: the key {_shorten(text)} is not a valid JSON string") from None
 
 
 def _shorten(override: str) -> str:
@@ -72,42 +70,42 @@ def _value(text: str, path: str) -> Node:
     return Node(None, COMMAND_LINE) if node is None else node
 
 
-def _set(node: Node, steps: tuple[str, ...], value: Node, *, parents: Steps) -> Node:
-    if not steps:
+def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) -> Node:
+    if not keys:
         return merge(node, value)
-    step, rest = steps[0], steps[1:]
+    key, rest = keys[0], keys[1:]
     content = node.value
     shape = find_shape(parents)
     if content is None:
-        content = list[Node]() if _index(step) is not None and shape and shape.items else dict[str, Node]()
+        content = list[Node]() if _index(key) is not None and shape and shape.items else dict[str, Node]()
     if is_list(content):
-        return Node(_set_item(content, step, rest, value, parents=parents), node.origin)
+        return Node(_set_item(content, key, rest, value, parents=parents), node.origin)
     if not is_mapping(content):
         raise ConfigError(
-            f"{COMMAND_LINE}: {dotted((*parents, *steps))}: {dotted(parents)} is a single value (from {node.origin}), "
+            f"{COMMAND_LINE}: {dotted((*parents, *keys))}: {dotted(parents)} is a scalar (from {node.origin}), "
             "so it has no fields"
         )
     if not rest:
-        if value.value is None and step not in content and shape and shape.has_named_sections:
+        if value.value is None and key not in content and shape and shape.has_named_sections:
             raise ConfigError(
-                f"{COMMAND_LINE}: {dotted((*parents, step))}: there is none to remove.{did_you_mean(step, content)} "
-                f"{dotted((*parents, step))}={{}} adds one with its defaults"
+                f"{COMMAND_LINE}: {dotted((*parents, key))}: there is no such section to remove."
+                f"{did_you_mean(key, content)} Use {dotted((*parents, key))}={{}} to add it with default settings"
             )
-        return merge(Node(content, node.origin), Node({step: value}, node.origin))
-    child = content.get(step, Node(None, COMMAND_LINE))
-    return Node({**content, step: _set(child, rest, value, parents=(*parents, step))}, node.origin)
+        return merge(Node(content, node.origin), Node({key: value}, node.origin))
+    child = content.get(key, Node(None, COMMAND_LINE))
+    return Node({**content, key: _set(child, rest, value, parents=(*parents, key))}, node.origin)
 
 
-def _set_item(items: list[Node], step: str, rest: tuple[str, ...], value: Node, *, parents: Steps) -> list[Node]:
-    index = _index(step)
+def _set_item(items: list[Node], key: str, rest: tuple[str, ...], value: Node, *, parents: KeyPath) -> list[Node]:
+    index = _index(key)
     if index is None or index > len(items):
-        indices = f"an index from 0 to {len(items)}, which appends" if items else "the index 0, since it is empty"
+        indices = f"from 0 to {len(items)}; {len(items)} appends" if items else "0, because the list is empty"
         raise ConfigError(
-            f"{COMMAND_LINE}: {dotted((*parents, step, *rest))}: {dotted(parents)} is a list, it takes {indices}"
+            f"{COMMAND_LINE}: {dotted((*parents, key, *rest))}: {dotted(parents)} is a list: use an index {indices}"
         )
     old = items[index] if index < len(items) else Node(None, COMMAND_LINE)
     return [*items[:index], _set(old, rest, value, parents=(*parents, index)), *items[index + 1 :]]
 
 
-def _index(step: str) -> int | None:
-    return int(step) if _INDEX.fullmatch(step) else None
+def _index(key: str) -> int | None:
+    return int(key) if _INDEX.fullmatch(key) else None

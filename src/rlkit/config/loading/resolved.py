@@ -1,6 +1,6 @@
-"""A checked configuration with the origin of each value.
+"""A validated configuration with the origin of each value.
 
-Invariant: `tree` and `origins` contain no value of an environment variable and no credential.
+Invariant: `tree` and `origins` contain no values of environment variables and no credentials.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from rlkit._util.json_values import map_text
 from rlkit.config.loading.environment_variables import escape
-from rlkit.config.loading.nodes import Node, Steps, dotted, find, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, scalars
 from rlkit.config.loading.secrets import without_secrets
 from rlkit.config.loading.yaml_text import scalar
 from rlkit.config.schema import Config
@@ -30,11 +30,11 @@ _VALUE_MAX_CHARS = 56
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A checked configuration.
+    """A validated configuration.
 
     Args:
-        config: configuration for the run; it may contain values of environment variables, so show `tree` instead.
-        tree: complete configuration as JSON, defaults included, with `${NAME}` uninterpolated.
+        config: configuration for the run. It may contain values of environment variables, so print `tree` instead.
+        tree: complete configuration as JSON, including defaults, with `${NAME}` not interpolated.
         origins: origin of each value in `tree` by its dotted path: `file:line`, `command line`, `python` or `default`.
     """
 
@@ -44,7 +44,7 @@ class Resolved:
 
     @classmethod
     def from_python(cls, config: Config) -> Self:
-        """Resolve a configuration that was made in Python; `tree` has `[redacted]` in place of credentials."""
+        """Wrap a configuration made in Python; `tree` has `[redacted]` in place of credentials."""
         tree = cast("dict[str, Json]", without_secrets(map_text(config.model_dump(mode="json"), escape)))
         changed = {path for path, _ in leaves(config.model_dump(mode="json", exclude_unset=True))}
         origins = {dotted(path): PYTHON if path in changed else DEFAULT for path, _ in leaves(tree)}
@@ -52,7 +52,7 @@ class Resolved:
 
     @classmethod
     def from_nodes(cls, config: Config, root: Node) -> Self:
-        """Resolve a configuration with the origins of the nodes of `root`."""
+        """Wrap a configuration with the origins of the nodes of `root`."""
         tree = cast("dict[str, Json]", without_secrets(config.model_dump(mode="json")))
         for path, node in scalars(root):
             if node.template is not None:
@@ -64,8 +64,8 @@ class Resolved:
         return cls(config, tree, origins)
 
 
-def leaves(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, Json]]:
-    """Yield every scalar and every empty list or mapping, with its path."""
+def leaves(value: Json, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Json]]:
+    """Yield every scalar and every empty list or mapping with its key path."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key))
@@ -77,13 +77,13 @@ def leaves(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, Json]]:
 
 
 def show_lines(resolved: Resolved) -> list[str]:
-    """Return the configuration as lines of YAML, one value a line, with its origin in a comment."""
+    """Render the configuration as lines of YAML, one value per line, with its origin in a comment."""
     lines = list(_lines(resolved.tree, resolved.origins, ()))
     width = min(_VALUE_MAX_CHARS, max(len(text) for text, origin in lines if origin))
     return [f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines]
 
 
-def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: Steps) -> Iterator[tuple[str, str]]:
+def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: KeyPath) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for key, value in tree.items():
         head, child_path = f"{indent}{_text(key)}:", (*path, key)
@@ -96,7 +96,7 @@ def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: Steps) ->
 
 
 def _text(value: Json) -> str:
-    """Return a value as one line of YAML that every version of YAML reads alike."""
+    """Render a value as one line of YAML that YAML 1.1 and 1.2 parse alike."""
     if isinstance(value, str) and _PLAIN_TEXT.fullmatch(value) and scalar_is_text(value) and "${" not in value:
         return value
     if isinstance(value, float):
@@ -119,8 +119,8 @@ def scalar_is_text(text: str) -> bool:
         return False
 
 
-def _put(tree: dict[str, Json], path: Steps, value: str) -> None:
+def _put(tree: dict[str, Json], path: KeyPath, value: str) -> None:
     holder: object = tree
-    for step in path[:-1]:
-        holder = cast("dict[str | int, object]", holder)[step]
+    for key in path[:-1]:
+        holder = cast("dict[str | int, object]", holder)[key]
     cast("dict[str | int, object]", holder)[path[-1]] = value

@@ -1,6 +1,6 @@
-"""Literal credentials in a configuration.
+"""Detect and redact literal credentials in a configuration.
 
-Invariant: no message repeats a credential; it only names the field.
+Invariant: messages name the field of a credential, never the credential itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit._util.redaction import is_secret_name
-from rlkit.config.loading.nodes import Node, Steps, dotted, from_python, is_list, is_mapping, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, from_python, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CREDENTIAL_SHAPES = re.compile(
     r"""
       (?<![A-Za-z0-9]) (?:
           tml-[A-Za-z0-9_\-]{8,}                      # Tinker
-        | sk-[A-Za-z0-9_\-]{16,}                      # OpenAI, Anthropic and their like
+        | sk-[A-Za-z0-9_\-]{16,}                      # OpenAI, Anthropic and others
         | hf_[A-Za-z0-9]{16,}                         # Hugging Face
         | (?:AKIA|ASIA)[A-Z0-9]{16}                   # AWS
         | gh[pousr]_[A-Za-z0-9]{20,}                  # GitHub
@@ -31,8 +31,8 @@ CREDENTIAL_SHAPES = re.compile(
         | xox[abeoprs]-[A-Za-z0-9\-]{10,}             # Slack
         | AIza[A-Za-z0-9_\-]{30,}                     # Google
       )
-      # JSON web token. Each run of its letters is looked at from its start alone, or a text of many beginnings of one
-      # would take the square of its length; what stands before the token in its run goes with it.
+      # JSON web token. The search starts only at the beginning of a run of token characters, to avoid quadratic time;
+      # characters of the run before the token are redacted, too.
       | (?<![A-Za-z0-9_\-]) (?=[A-Za-z0-9_\-]++\.[A-Za-z0-9_\-]{8,}+\.)
         [A-Za-z0-9_\-]*? (?<![A-Za-z0-9]) eyJ[A-Za-z0-9_\-]{8,}+\.[A-Za-z0-9_\-]{8,}+\.[A-Za-z0-9_\-]*+
       | (?<=://) [^\s/:@]+ : [^\s/@]+ (?=@)           # the user and password of a URL
@@ -42,19 +42,19 @@ CREDENTIAL_SHAPES = re.compile(
 )
 
 ALWAYS_SECRET = frozenset({"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
-"""Words of a key under which a long literal is a secret, and a short one if it mixes letters and digits."""
+"""Words that mark a key: a long literal under it is a secret, and a short literal if it mixes letters and digits."""
 
 OFTEN_SECRET = frozenset({"key", "token"})
-"""Words of a key under which a long literal is a secret if it looks random. `max_tokens` has the word `tokens`."""
+"""Words that mark a key (`token`, not `tokens`): a long literal under it is a secret if it looks random."""
 
 PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$]{8,}")
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 SHORTEST_SECRET_CHARS = 6
-"""Minimum length of a secret; a shorter literal under such a key is a setting, such as `auth: basic`."""
+"""Minimum length of a secret; a shorter literal is a setting, such as `auth: basic`."""
 
 _OFTEN_TEXT = frozenset({"key", "keys", "token", "tokens"})
-"""Last words of keys of secrets only after a word of `_BEFORE_KEYS`: `api_key`, but not `answer_key`."""
+"""Last words that mark a key only after a word of `_BEFORE_KEYS`: `api_key`, but not `answer_key`."""
 
 _KEY_OR_TOKEN = re.compile("key|token")
 _BEFORE_KEYS = frozenset(
@@ -66,14 +66,14 @@ REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
 
 
 def redact(text: str, *, hidden: Iterable[str] = ()) -> str:
-    """Replace these secrets, and anything with the shape of a well-known credential, by `[redacted]`."""
+    """Replace the `hidden` texts, and texts with the shape of a well-known credential, by `[redacted]`."""
     for secret in sorted(hidden, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
     return CREDENTIAL_SHAPES.sub(REDACTED, text)
 
 
 def is_secret(key: str, text: str) -> bool:
-    """Return whether `text` under `key` is a credential; a reference to an environment variable is none."""
+    """Return whether `text` under `key` is a literal credential, rather than a reference to an environment variable."""
     literal = REFERENCE.sub(lambda reference: reference[1] or "", text)
     if CREDENTIAL_SHAPES.search(literal):
         return True
@@ -83,39 +83,39 @@ def is_secret(key: str, text: str) -> bool:
     return bool(words & OFTEN_SECRET) and RANDOM_LITERAL.fullmatch(literal) is not None
 
 
-def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
+def refuse_secrets(root: Node, keys: KeyPath = (), *, key: str = "") -> None:
     """Raise ConfigError if a configuration, before interpolation, contains a credential."""
     if is_mapping(root.value):
         for name, child in root.value.items():
             if is_secret("", name):
-                raise ConfigError(f"{child.origin}: a key under {dotted(steps) or 'the top'} looks like a secret")
-            refuse_secrets(child, (*steps, name), key=name)
+                raise ConfigError(f"{child.origin}: a key under {dotted(keys) or 'the top'} looks like a secret")
+            refuse_secrets(child, (*keys, name), key=name)
     elif is_list(root.value):
         for index, child in enumerate(root.value):
-            refuse_secrets(child, (*steps, index), key=key)
+            refuse_secrets(child, (*keys, index), key=key)
     elif isinstance(root.value, str) and is_secret(key, root.value):
         raise ConfigError(
-            f"{root.origin}: {dotted(steps)} contains a secret: write ${{NAME}} instead and set NAME in the "
+            f"{root.origin}: {dotted(keys)} contains a secret: write ${{NAME}} instead and set NAME in the "
             "environment or in .env"
         )
 
 
 def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
-    """Return a warning for each argument of an environment that is a literal secret by its name.
+    """Return a warning for each argument of an environment that is a literal secret, judged by its name.
 
-    Text with the shape of a credential was refused already; a password may be any word.
+    Texts with the shape of a credential are rejected earlier, but a password can be any word.
 
     Args:
         args: arguments before interpolation.
         field: dotted path of `args`.
     """
     warnings = list[str]()
-    for steps, node in scalars(from_python(args)):
-        key = next(step for step in reversed(steps) if isinstance(step, str))
+    for keys, node in scalars(from_python(args)):
+        key = next(key for key in reversed(keys) if isinstance(key, str))
         if isinstance(node.value, str) and _is_literal_secret(key, node.value):
             warnings.append(
-                f"{'.'.join([field, *map(str, steps)])} looks like a secret that is written out, and is recorded with "
-                "the run: write ${NAME} instead, and set NAME in the environment or in .env"
+                f"{'.'.join([field, *map(str, keys)])} looks like a literal secret, and is recorded with the run: "
+                "write ${NAME} instead, and set NAME in the environment or in .env"
             )
     return warnings
 
@@ -128,18 +128,18 @@ def _is_literal_secret(key: str, text: str) -> bool:
     if words and words[-1] in _OFTEN_TEXT:
         is_secret_key = bool(_BEFORE_KEYS.intersection(words[:-1]))
     else:
-        # `tokenizer` and `monkey` are no such words
+        # excludes `tokenizer` and `monkey`
         is_sure = bool(words) and not _KEY_OR_TOKEN.search(words[-1]) and is_secret_name(words[-1])
         is_secret_key = is_sure or bool(ALWAYS_SECRET.intersection(words[-1:]))
     return is_secret_key and len(literal) >= SHORTEST_SECRET_CHARS and not any(map(str.isspace, literal))
 
 
 def refuse_redacted(root: Node) -> None:
-    """Raise ConfigError for a `[redacted]` value, which would be a wrong password."""
-    for steps, node in scalars(root):
+    """Raise ConfigError for a `[redacted]` value, which is not a usable credential."""
+    for keys, node in scalars(root):
         if node.value == REDACTED:
             raise ConfigError(
-                f"{node.origin}: {dotted(steps)} was a secret and is not recorded: set it to ${{NAME}}, with "
+                f"{node.origin}: {dotted(keys)} was a secret and is not recorded: set it to ${{NAME}}, with "
                 "NAME in the environment or in .env"
             )
 

@@ -1,4 +1,4 @@
-"""Environments by one word: those of a configuration file, or one that is built in or in a file of one's own."""
+"""Load environments by name: a built-in environment, `file.py:Name`, or the environments of a configuration file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 def load_target(
     name: str, arguments: Sequence[str] = (), *, seed: int = 0, warn: Callable[[str], None] = lambda message: None
 ) -> dict[str, TaskSource | Sequence[Env]]:
-    """Make the environments that a word names.
+    """Return the environments of a target.
 
     Args:
-        arguments: `key=value`: fields of the file's configuration, or arguments of the environment.
-        warn: receives a line for each secret that is written out in the arguments of an environment.
+        name: built-in environment, `file.py:Name`, or configuration file.
+        arguments: `key=value`: fields of the configuration file, or arguments of the environment.
+        warn: receives a line for each literal secret in the arguments of an environment.
 
     Raises:
-        UsageError: it names nothing, or cannot be made with these arguments.
+        UsageError: the target does not exist, or its arguments are invalid.
     """
     is_file = Path(name).suffix in CONFIG_SUFFIXES
-    # One environment is a configuration of its own, so that values mean and errors say what they do everywhere else.
+    # A single environment is loaded as a configuration, so that values are parsed and errors reported alike.
     settings = [f"envs.target.env={json.dumps(name)}", *(f"envs.target.args.{argument}" for argument in arguments)]
     resolved = load_config([Path(name)], arguments) if is_file else load_config([], settings)
     for env, spec in cast("dict[str, dict[str, dict[str, Json]]]", resolved.tree["envs"]).items():

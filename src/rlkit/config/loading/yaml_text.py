@@ -1,7 +1,7 @@
-"""YAML 1.2 (core schema) to nodes that know their lines.
+"""Parse YAML 1.2 (core schema) to nodes with line numbers.
 
-Invariant: a document gives the same values in every YAML 1.2 reader, or an error: duplicate keys, several documents,
-tags and numbers that are not finite are refused, `on`, `yes` and `1:30` are strings and `1e-4` is a number.
+Invariant: a document has the same values as in every YAML 1.2 reader, or is rejected. Duplicate keys, several
+documents, tags and non-finite numbers are errors. `on`, `yes` and `1:30` are strings, and `1e-4` is a number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlkit.errors import ConfigError
 
 LARGEST_FILE_BYTES = 200_000
 NODES_MAX = 100_000
-"""Aliases can make a document of a few lines expand without end."""
+"""Limit for aliases, with which a short document can expand exponentially."""
 DEEPEST_NESTING = 100
 
 EXAMPLE = "for instance `envs: {arithmetic: {}}`"
@@ -45,7 +45,7 @@ _CONTAINER_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """PyYAML up to the node graph, without its YAML 1.1 guesses about what a plain scalar means."""
+    """PyYAML's loader up to the node graph, without its YAML 1.1 interpretation of plain scalars."""
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -55,7 +55,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
         BaseResolver.__init__(self)
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool] | bool) -> str:
-        """Keep plain scalars apart from quoted ones and from those tagged `!!str`."""
+        """Return the tag of a node; plain scalars get a tag of their own, unlike quoted or `!!str` scalars."""
         if kind is yaml.ScalarNode and isinstance(implicit, tuple) and implicit[0]:
             return _PLAIN_TAG
         return cast("str", super().resolve(kind, value, implicit))
@@ -65,7 +65,7 @@ def read_file(path: Path) -> Node:
     """Read a configuration file.
 
     Raises:
-        ConfigError: there is no such file, it is not YAML 1.2 or it is not a mapping.
+        ConfigError: the file does not exist, is not YAML 1.2, or is not a mapping.
     """
     try:
         with path.open("rb") as file:
@@ -75,15 +75,15 @@ def read_file(path: Path) -> Node:
     except IsADirectoryError:
         names = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
         hint = f" Did you mean '{path / names[0]}'?" if names else ""
-        raise ConfigError(f"{path}: is a directory, a configuration is a YAML file.{hint}") from None
+        raise ConfigError(f"{path}: is a directory; a configuration is a YAML file.{hint}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > LARGEST_FILE_BYTES:
-        raise ConfigError(f"{path}: is larger than {LARGEST_FILE_BYTES // 1000} kB, which is no configuration")
+        raise ConfigError(f"{path}: is larger than {LARGEST_FILE_BYTES // 1000} kB; check that it is a configuration")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text, a configuration is a YAML file") from None
+        raise ConfigError(f"{path}: is not UTF-8 text; a configuration is a YAML file") from None
     root = parse(text, source=str(path), folder=path.absolute().parent)
     if root is None or (root.value is None and not text.strip().strip("-~")):
         raise ConfigError(f"{path}: is empty: write a mapping, {EXAMPLE}")
@@ -93,16 +93,16 @@ def read_file(path: Path) -> Node:
 
 
 def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = True) -> Node | None:
-    """Return the nodes of one YAML document, None if there is none; ConfigError if it is not YAML 1.2.
+    """Parse one YAML document; return None if it is empty. ConfigError if it is not YAML 1.2.
 
     Args:
-        source: name of the document in messages and origins.
-        folder: start of relative paths in it.
+        source: name of the document, for messages and origins.
+        folder: base folder of relative paths in the document.
         lines: record line numbers.
     """
     builder = _Builder(source, folder, lines=lines)
     try:
-        # yaml's functions need a complete loader, but only the node graph is needed here
+        # yaml.compose would require a complete loader.
         node: yaml.Node | None = _Loader(text).get_single_node()
         return None if node is None else builder.build(node)
     except MarkedYAMLError as error:
@@ -112,13 +112,13 @@ def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = T
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         where = Origin(source, line if lines else None)
-        raise ConfigError(f"{where}: not a text file: it holds the character U+{error.character:04X}") from None
+        raise ConfigError(f"{where}: not a text file: it contains the character U+{error.character:04X}") from None
     except RecursionError:
         raise ConfigError(f"{source}: is nested too deeply") from None
 
 
 def scalar(text: str) -> Scalar:
-    """Return the value of a plain scalar; ValueError for a number that is not finite or far too long."""
+    """Return the value of a plain scalar; ValueError if a number is not finite or too long."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -136,7 +136,7 @@ def scalar(text: str) -> Scalar:
 
 
 class _Builder:
-    """Convert PyYAML's graph into nodes, and refuse values that JSON does not have."""
+    """Convert PyYAML's graph to nodes, and reject values that JSON does not support."""
 
     def __init__(self, source: str, folder: Path | None, *, lines: bool) -> None:
         self._source, self._folder, self._lines = source, folder, lines
@@ -153,7 +153,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return Node(self._scalar(node, origin), origin)
         if node.tag not in _CONTAINER_TAGS:
-            raise _meaningless(node.tag, origin)
+            raise _make_tag_error(node.tag, origin)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.build(item, depth=depth + 1) for item in node.value], origin)
         assert isinstance(node, yaml.MappingNode)
@@ -161,16 +161,16 @@ class _Builder:
         for key_node, value_node in node.value:
             key, place = self._key(key_node), self.origin(key_node.start_mark)
             if key in entries:
-                raise ConfigError(f"{place}: {key!r} is given twice, first at {entries[key].origin}")
+                raise ConfigError(f"{place}: {key!r} is a duplicate key, first at {entries[key].origin}")
             entries[key] = self.build(value_node, place, depth + 1)
         return Node(entries, origin)
 
     def _key(self, node: yaml.Node) -> str:
         place = self.origin(node.start_mark)
         if not isinstance(node, yaml.ScalarNode):
-            raise ConfigError(f"{place}: a key must be a word; put a value that begins with [ or {{ in quotes")
+            raise ConfigError(f"{place}: a key must be a scalar; put a value that begins with [ or {{ in quotes")
         if node.value == "<<" and node.style is None:
-            raise ConfigError(f"{place}: merge keys (<<) are not read: give several configuration files instead")
+            raise ConfigError(f"{place}: merge keys (<<) are not supported: use several configuration files instead")
         return self._text(node.value, place)
 
     def _scalar(self, node: yaml.ScalarNode, origin: Origin) -> Scalar:
@@ -178,7 +178,7 @@ class _Builder:
         if node.tag == _STRING_TAG:
             return text
         if node.tag != _PLAIN_TAG:
-            raise _meaningless(node.tag, origin)
+            raise _make_tag_error(node.tag, origin)
         try:
             return scalar(text)
         except ValueError as error:
@@ -187,24 +187,24 @@ class _Builder:
 
     def _text(self, text: str, place: Origin) -> str:
         try:
-            # JSON writes characters past U+FFFF as two escapes, which YAML readers leave apart
+            # JSON escapes characters above U+FFFF as a surrogate pair, which PyYAML does not combine.
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            raise ConfigError(f"{place}: holds half a character (a lone surrogate)") from None
+            raise ConfigError(f"{place}: contains a lone surrogate (half of a character)") from None
 
 
-def _meaningless(tag: str, place: Origin) -> ConfigError:
-    return ConfigError(f"{place}: the tag {tag.replace('tag:yaml.org,2002:', '!!')} means nothing here: remove it")
+def _make_tag_error(tag: str, place: Origin) -> ConfigError:
+    return ConfigError(f"{place}: the tag {tag.replace('tag:yaml.org,2002:', '!!')} is not supported: remove it")
 
 
 def _problem(error: MarkedYAMLError) -> str:
     if error.context and "expected a single document" in error.context:
-        return "it holds several documents: remove the `---` or split the file"
-    problem = error.problem or "it cannot be read"
+        return "it contains several documents: remove the `---` or split the file"
+    problem = error.problem or "it cannot be parsed"
     if "mapping values are not allowed" in problem:
         return "a second ': ' in one line: put the value in quotes"
     if "'\\t'" in problem:
-        return "a tab where YAML wants spaces"
+        return "a tab in place of spaces"
     if "cannot start any token" in problem:
         return f"{problem}: put the value in quotes"
     return problem.replace("'<stream end>'", "the end of the text")

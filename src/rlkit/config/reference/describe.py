@@ -1,6 +1,6 @@
-"""Reference of the configuration: a JSON schema for editors, tables for people.
+"""Reference of the configuration: a JSON schema for editors, and Markdown tables for the documentation.
 
-Invariant: both follow from the schema, so they describe exactly what is checked.
+Invariant: both are generated from the schema, so they agree with the validation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_json() -> str:
-    """Return the JSON schema of a configuration file, for completion and checks in an editor."""
+    """Return the JSON schema of a configuration file, for editors."""
     return json.dumps({"$schema": SCHEMA_DIALECT, **config_schema()}, indent=2, ensure_ascii=False)
 
 
 def reference_markdown() -> str:
-    """Return Markdown tables of every field: its key, type, default and a sentence."""
+    """Return Markdown tables of all fields: key, type, default and description."""
     return "\n".join(_section("", outline())).rstrip() + "\n"
 
 
@@ -57,7 +57,7 @@ def _pages(path: str, shape: Shape) -> Iterator[str]:
 
 
 def _has_page(name: str, shape: Shape) -> bool:
-    # where null stands for what is inherited, the same section has its page at the place that it is inherited from
+    # A section whose null means "inherited" is described where it is inherited from.
     inherited = shape.nullable and name in outline().fields
     return not inherited and bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
 
