@@ -167,7 +167,7 @@ class Value:
 
     Args:
         source: the option that the value comes from, or words where there was none.
-        kind: `said`, `default` or `not there`.
+        kind: `set`, `default` or `no option`.
         path: of the value here; None where there is none.
         value: here.
         note: what there is to say of it.
@@ -188,7 +188,7 @@ def tables() -> dict[str, list[Value]]:
             if (named := re.match(r"`examples/migrated/(\S+)`\n", section)) is None:
                 continue
             rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-            found[named[1]] = [row_value(*row) for row in rows if row[0] != "there"]
+            found[named[1]] = [row_value(*row) for row in rows if row[1] != "origin"]
     return found
 
 
@@ -231,7 +231,7 @@ def test_a_file_has_the_values_of_its_table_and_says_where_each_comes_from(path:
     beside = {row.path: (row.value, f"# {row.source}{', default' * (row.kind == 'default')}") for row in rows}
     assert len(beside) == len(rows), "a value has one row"
     assert written_values(path) == beside
-    assert {row.kind for row in TABLES[path.name]} <= {"said", "default", "not there"}
+    assert {row.kind for row in TABLES[path.name]} <= {"set", "default", "no option"}
 
 
 def number(text: object) -> float | None:
@@ -263,7 +263,7 @@ def cookbook_file(name: str) -> dict[str, Any]:
     whole = dict[str, Any]()
     for row in TABLES[name]:
         option, stated, value = row.source.partition("=")
-        if stated and row.kind == "said":
+        if stated and row.kind == "set":
             *sections, last = option.split(".")
             holder = whole
             for section in sections:
