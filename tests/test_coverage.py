@@ -28,7 +28,11 @@ def rows(text: str) -> list[list[str]]:
     """The cells of each row of the tables in a text, without their heads."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    return [row for row in cells if row[0] not in ("predecessor", "tinking", "tinking's page", "Terminal Bench Trainer", "cookbook")]
+    return [
+        row
+        for row in cells
+        if row[0] not in ("predecessor", "tinking", "tinking's page", "Terminal Bench Trainer", "cookbook")
+    ]
 
 
 def section(name: str) -> str:
