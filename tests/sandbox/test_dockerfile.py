@@ -11,7 +11,7 @@ from rlkit.sandbox.dockerfile import Copy, Folder, Recipe, Run, read
 def recipe(tmp_path: Path, text: str, **arguments: str) -> Recipe:
     path = tmp_path / "Dockerfile"
     path.write_text(text)
-    return read(path, arguments=arguments)
+    return read(path, build_args=arguments)
 
 
 def runs(made: Recipe) -> list[Run]:
@@ -51,7 +51,7 @@ CMD ["bash"]
     assert first.arguments[:2] == ("/bin/sh", "-c")
     assert first.arguments[2].split() == ["apt-get", "update", "&&", "apt-get", "install", "-y", "tmux", "curl"]
     assert (second.arguments, second.user, second.workdir) == (("echo", "$A"), "agent:staff", "/app/other")
-    assert first.place.endswith("Dockerfile:6")
+    assert first.location.endswith("Dockerfile:6")
     many, one = copies(made)
     assert (many.sources, many.target, many.owner, many.mode) == (("one.txt", "two.txt"), "/app/other/", "1:2", 0o644)
     assert (one.sources, one.target) == (("with space.txt",), "/x")
@@ -118,15 +118,15 @@ RUN echo $((1 << n)); cat <<< word
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("VOLUME /data", "does not know VOLUME"),
-        ('ENTRYPOINT ["x"]', "does not know ENTRYPOINT"),
+        ("VOLUME /data", "VOLUME is not supported"),
+        ('ENTRYPOINT ["x"]', "ENTRYPOINT is not supported"),
         ("WORKDRI /x", "Did you mean 'WORKDIR'"),
         ("FROM other", "second FROM"),
         ("COPY --from=base /a /b", "--from"),
         ("COPY --parents a b", "--parents is not supported"),
         ("COPY alone", "sources and a target"),
-        ("ADD https://example.org/x /x", "address or an archive"),
-        ("ADD x.tar.gz /x", "address or an archive"),
+        ("ADD https://example.org/x /x", "ADD of a URL or archive"),
+        ("ADD x.tar.gz /x", "ADD of a URL or archive"),
         ("COPY --chmod=u+x a b", "octal"),
         ("RUN --mount=type=secret,id=x true", "type=cache"),
         ("RUN --network=none true", "not supported"),
@@ -134,7 +134,7 @@ RUN echo $((1 << n)); cat <<< word
         ("ENV A", "has no value"),
         ("ENV A=1 B", "NAME=value"),
         ("SHELL bash", "JSON list"),
-        ("RUN", "says nothing"),
+        ("RUN", "RUN has no arguments"),
         ("COPY 'a b", "No closing quotation"),
     ],
 )
@@ -148,7 +148,7 @@ def test_what_is_not_understood_names_file_and_line(tmp_path: Path, line: str, s
 def test_what_has_no_from_is_no_image(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no FROM"):
         recipe(tmp_path, "ARG X=1\n")
-    with pytest.raises(UsageError, match=":1: RUN stands before FROM"):
+    with pytest.raises(UsageError, match=":1: RUN appears before FROM"):
         recipe(tmp_path, "RUN true\n")
     with pytest.raises(UsageError, match="cannot be read"):
         read(tmp_path / "nowhere")

@@ -158,7 +158,7 @@ def test_owners_and_users(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_a_root_file_system_if_it_looks_like_one(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no root file system"):
+    with pytest.raises(UsageError, match="is not a root file system"):
         image.base(str(tmp_path))
     rootfs = tmp_path / "rootfs"
     (rootfs / "bin").mkdir(parents=True)

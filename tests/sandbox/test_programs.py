@@ -460,13 +460,13 @@ def test_what_was_published_of_a_problem_cannot_be_read(server: ForkServer) -> N
 
 
 def test_a_package_is_left_out_of_the_folder_that_it_is_in(tmp_path: Path) -> None:
-    from rlkit.sandbox.inside.server import _without  # pyright: ignore[reportPrivateUsage]
+    from rlkit.sandbox.inside.server import _list_without  # pyright: ignore[reportPrivateUsage]
 
     for name in ("numpy/core.py", "deep/rlkit/secret.json", "deep/other.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     found = {
-        str(Path(path).relative_to(tmp_path)) for path in _without(str(tmp_path), str(tmp_path / "deep" / "rlkit"))
+        str(Path(path).relative_to(tmp_path)) for path in _list_without(str(tmp_path), str(tmp_path / "deep" / "rlkit"))
     }
     assert found == {"numpy", "deep/other.py"}
 

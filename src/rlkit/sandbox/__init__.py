@@ -1,6 +1,6 @@
 """Sandboxes for untrusted code, without a container engine.
 
-Invariant: nothing in a sandbox outlives its owner, and whatever a sandbox leaves on the disk is found and removed.
+Invariant: nothing in a sandbox outlives its owner, and all files that a sandbox leaves on the disk are removed.
 """
 
 from __future__ import annotations

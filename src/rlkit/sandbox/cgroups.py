@@ -1,7 +1,7 @@
 """Control groups: limits on a sandbox as a whole.
 
-Invariant: a group is made below or beside this process's own, so that this process's limits also limit its sandboxes;
-a group that cannot be made is left out, and reported.
+Invariant: a group is made below or beside this process's own group, so the limits of this process also apply to its
+sandboxes. A group that cannot be made is left out, and `Groups` reports which limits are enforced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlkit.sandbox.spec import Limits
 _MOUNTS = Path("/proc/self/mounts")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _PERIOD_US = 100_000
-_GONE_S = 2.0
+_REMOVE_TIMEOUT_S = 2.0
 _POLL_S = 0.005
 
 
@@ -34,7 +34,7 @@ class Groups:
 
 
 def make(name: str, limits: Limits) -> Groups:
-    """Make the groups that this process may make."""
+    """Make the control groups that this process is allowed to make."""
     own_groups = _find_own_groups()
     unified = _find_unified_parent(own_groups)
     if unified is not None:
@@ -53,7 +53,7 @@ def make(name: str, limits: Limits) -> Groups:
 
 def remove(folders: tuple[Path, ...]) -> None:
     """Kill the remaining processes of the groups, and remove the groups."""
-    end_s = time.monotonic() + _GONE_S
+    end_s = time.monotonic() + _REMOVE_TIMEOUT_S
     for folder in folders:
         while folder.exists() and time.monotonic() < end_s:
             try:
@@ -68,7 +68,7 @@ def remove(folders: tuple[Path, ...]) -> None:
 def _kill_processes(folder: Path) -> None:
     with suppress(OSError):
         for pid in (folder / "cgroup.procs").read_text().split():
-            if int(pid):  # 0 is a process outside this process's namespace
+            if int(pid):  # 0 stands for processes outside this process's namespace
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
 
@@ -106,7 +106,7 @@ def _files_v2(limits: Limits) -> dict[str, str]:
 
 
 def _find_own_groups() -> dict[str, Path]:
-    """Return this process's group by controller; by `` that of version 2."""
+    """Return this process's groups by controller; the group of version 2 has the key ``."""
     groups: dict[str, Path] = {}
     with suppress(OSError):
         mounts = [line.split()[1:4] for line in _MOUNTS.read_text().splitlines()]
@@ -114,14 +114,14 @@ def _find_own_groups() -> dict[str, Path]:
             _, controllers, path = line.split(":", 2)
             for mount, kind, options in mounts:
                 names = set(controllers.split(","))
-                fits = kind == "cgroup" and names <= set(options.split(",")) if controllers else kind == "cgroup2"
-                if fits and (folder := Path(mount) / path.lstrip("/")).is_dir():
+                is_mount = kind == "cgroup" and names <= set(options.split(",")) if controllers else kind == "cgroup2"
+                if is_mount and (folder := Path(mount) / path.lstrip("/")).is_dir():
                     groups |= dict.fromkeys(names, folder)
     return groups
 
 
 def _find_unified_parent(own_groups: dict[str, Path]) -> Path | None:
-    """Return the nearest group of version 2 whose children have the controllers; seldom this process's own."""
+    """Return this process's nearest group of version 2, usually an ancestor, whose children have the controllers."""
     folder = own_groups.get("")
     while folder is not None and (control := folder / "cgroup.subtree_control").is_file():
         with suppress(OSError):

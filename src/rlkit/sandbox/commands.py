@@ -1,6 +1,6 @@
-"""Commands in a sandbox, and files in and out of it.
+"""Commands in a sandbox, and copies of files into and out of it.
 
-Invariant: a command or a transfer whose caller is gone is ended, with all its descendants. Nothing here blocks the
+Invariant: a command or transfer is killed, with all its descendants, when its caller is gone. Nothing here blocks the
 event loop.
 """
 
@@ -39,12 +39,12 @@ _NO_REQUEST: Mapping[str, Json] = {
 
 
 class CommandTimeout(EnvironmentFault, RuntimeError):
-    """A command exceeded its time limit, and was ended."""
+    """A command exceeded its time limit, and was killed."""
 
 
 @dataclass(frozen=True)
 class CompletedCommand:
-    """A command that ended: its exit code is 128 plus the signal's number if one ended it, 126 if it did not start."""
+    """A finished command. The exit code is 128 plus the number of the signal that ended it, 126 if it did not start."""
 
     exit_code: int
     stdout: bytes
@@ -54,7 +54,7 @@ class CompletedCommand:
 
 
 class Commands:
-    """Commands and files of a sandbox or view, behind the socket of the process that starts commands there."""
+    """Commands and files of a sandbox or view; `channel` is the socket of the process that starts commands there."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -72,14 +72,14 @@ class Commands:
         output_bytes: int = _OUTPUT_BYTES,
         on_output: OnOutput | None = None,
     ) -> CompletedCommand:
-        """Run a command: a line for the shell (bash, or sh where there is none), or a program with its arguments.
+        """Run a command: a line for the shell (bash, or sh if bash is missing), or a program with its arguments.
 
-        Its background processes survive its end. At the time limit its process group and all its descendants are
-        killed; daemons, which are not its descendants, live on.
+        Background processes survive the end of the command. At the time limit its process group and all descendants
+        are killed; daemons, which are no longer descendants, survive.
 
         Args:
-            output_bytes: bytes to keep of each stream; the rest is read and dropped.
-            on_output: awaited with each piece of output.
+            output_bytes: maximum bytes kept of each stream; further output is read and dropped.
+            on_output: coroutine function, called with each piece of output.
 
         Raises:
             CommandTimeout: the time limit was reached.
@@ -104,9 +104,9 @@ class Commands:
             await out.finish()
             await err.finish()
         except TimeoutError:
-            raise CommandTimeout(f"a command took more than {timeout_s:g} s and was ended") from None
+            raise CommandTimeout(f"a command took more than {timeout_s:g} s and was killed") from None
         finally:
-            status.close()  # ends the command, if it is still running
+            status.close()  # ends the command if it is still running
             output, truncated = (bytes(out.content), bytes(err.content)), out.truncated or err.truncated
             self._keep_draining(out, err)
         if "failed" in message:
@@ -118,7 +118,7 @@ class Commands:
     async def put(self, source: Path, target: str) -> None:
         """Copy a file to a path in the sandbox, or the contents of a folder into a folder there."""
         if not await in_thread(source.exists):
-            raise UsageError(f"{source} does not exist, and cannot be copied into a sandbox")
+            raise UsageError(f"{source} cannot be copied into a sandbox: it does not exist")
         single = not await in_thread(source.is_dir)
         await self._put(lambda stream: files.pack(source, stream), target, single=single, name=str(source))
 
@@ -130,20 +130,20 @@ class Commands:
         reader, writer = os.pipe()
 
         def send() -> None:
-            with os.fdopen(writer, "wb") as stream, suppress(BrokenPipeError):  # the receiver's message has the reason
+            with os.fdopen(writer, "wb") as stream, suppress(BrokenPipeError):  # the receiver reports the reason
                 pack(stream)
 
         request: dict[str, Json] = {"put": _require_absolute(target), "single": single}
         await self._transfer(request, (reader, None), send, f"{name} could not be copied to {target}")
 
     async def get(self, source: str, target: Path, *, folder: bool, max_bytes: int = _FILES_BYTES) -> None:
-        """Copy a file of the sandbox to `target`, or the contents of a folder of it into the folder `target`.
+        """Copy a file of the sandbox to `target`, or the contents of a folder into the folder `target`.
 
-        Links that lead out of the folder, sockets, pipes and devices are left out.
+        Sockets, pipes, devices, and links that lead out of the folder are skipped.
 
         Raises:
             TransferTooLarge: the content is larger than `max_bytes`.
-            EnvironmentFault: the source is missing or of the other kind, or the sandbox has ended.
+            EnvironmentFault: the source is missing, is a folder (or is not, with `folder`), or the sandbox has ended.
         """
         request: dict[str, Json] = {"get": _require_absolute(source), "single": not folder}
         reader, writer = os.pipe()
@@ -179,12 +179,12 @@ class Commands:
         except TimeoutError:
             raise EnvironmentFault(f"{problem}: it took more than {_FILES_S:g} s") from None
         finally:
-            status.close()  # ends the other side, if it is still running, and with it the thread
+            status.close()  # ends the other side if it is still running, and so the thread
         if isinstance(error, files.TransferTooLarge):
             raise error
         failure = str(message.get("failed") or error or "") if message else "the sandbox ended"
         if failure or message.get("exit") != 0:
-            raise EnvironmentFault(f"{problem}: {failure or 'its helper was ended'}")
+            raise EnvironmentFault(f"{problem}: {failure or 'its helper process was killed'}")
 
     async def _request_view(self, request: dict[str, Json]) -> None:
         with _null() as null:
@@ -215,7 +215,7 @@ class Commands:
 
 
 async def receive_message(source: socket.socket) -> dict[str, Json]:
-    """Return the next message of a socket; an empty one at its end."""
+    """Return the next message of a socket; empty if the socket is closed."""
     try:
         data = await asyncio.get_running_loop().sock_recv(source, _MESSAGE_BYTES)
     except ConnectionError:
@@ -224,7 +224,7 @@ async def receive_message(source: socket.socket) -> dict[str, Json]:
 
 
 def make_message_file(content: bytes) -> BinaryIO:
-    """Return a message as an unnamed file: it may be longer than a socket takes."""
+    """Return a message as an unnamed file, because it may exceed the size limit of a socket message."""
     file = os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed by the caller
     file.write(content)
     file.flush()

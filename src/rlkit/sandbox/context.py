@@ -19,7 +19,7 @@ from rlkit.sandbox.dockerfile import Copy
 
 @dataclass(frozen=True)
 class Entry:
-    """A file, folder or link of the context, or a text, and its target name."""
+    """An item to copy: a file, folder or link of the context, or the content of a folder-document; and its target."""
 
     name: str
     path: Path | None
@@ -28,7 +28,7 @@ class Entry:
 
 
 def list_entries(step: Copy, context: Path) -> list[Entry]:
-    """List the entries of a COPY in order, or raise a UsageError if a source is not in the context."""
+    """List the entries of a COPY in order; raise a UsageError if a source is not in the context."""
     if step.text is not None:
         name = step.target + step.sources[0].lstrip("<-'\"").rstrip("'\"") if step.target.endswith("/") else step.target
         return [Entry(name.lstrip("/"), None, step.mode or 0o644, step.text)]
@@ -38,15 +38,15 @@ def list_entries(step: Copy, context: Path) -> list[Entry]:
     for source in step.sources:
         relative = os.path.normpath(source.lstrip("/") or ".")
         if relative.startswith(".."):
-            raise UsageError(f"{step.place}: {source} is outside the folder that is copied from")
+            raise UsageError(f"{step.location}: {source} is outside the build context")
         paths = sorted(root.glob(relative)) if any(mark in relative for mark in "*?[") else [root / relative]
-        paths = [path for path in paths if path.exists() and not ignored.leaves_out(os.path.relpath(path, root))]
+        paths = [path for path in paths if path.exists() and not ignored.excludes(os.path.relpath(path, root))]
         if not paths:
-            raise UsageError(f"{step.place}: {source} is not in {context}, or .dockerignore leaves it out")
+            raise UsageError(f"{step.location}: {source} is not in {context}, or .dockerignore excludes it")
         for path in paths:
             if not path.resolve().is_relative_to(root):
-                raise UsageError(f"{step.place}: {source} leads out of {context}")
-            entries += _list_below(path, root, step, ignored, many=len(paths) > 1)
+                raise UsageError(f"{step.location}: {source} leads out of {context}")
+            entries += _list_below(path, root, step, ignored, has_several_sources=len(paths) > 1)
     return entries
 
 
@@ -65,19 +65,21 @@ def hash_entries(entries: list[Entry]) -> str:
     return digest.hexdigest()
 
 
-def _list_below(path: Path, root: Path, step: Copy, ignored: _Ignored, *, many: bool) -> list[Entry]:
-    folder = step.target.endswith("/") or many
+def _list_below(path: Path, root: Path, step: Copy, ignored: _Ignored, *, has_several_sources: bool) -> list[Entry]:
+    is_target_folder = step.target.endswith("/") or has_several_sources
     if not path.is_dir():
-        name = f"{step.target.rstrip('/')}/{path.name}" if folder else step.target
+        name = f"{step.target.rstrip('/')}/{path.name}" if is_target_folder else step.target
         return [_make_entry(path.resolve(), name, step)]
     top = step.target.rstrip("/")
     entries = [Entry(top.lstrip("/"), path.resolve(), stat.S_IMODE(path.stat().st_mode))] if top else []
-    for here, folders, files in os.walk(path):
-        included = [name for name in folders if ignored.may_keep_below(str((Path(here) / name).relative_to(root)))]
-        folders[:] = sorted(name for name in included if not (Path(here) / name).is_symlink())
+    for folder, folders, files in os.walk(path):
+        included = [
+            name for name in folders if ignored.may_include_descendants(str((Path(folder) / name).relative_to(root)))
+        ]
+        folders[:] = sorted(name for name in included if not (Path(folder) / name).is_symlink())
         for name in sorted([*included, *files]):
-            inside = Path(here) / name
-            if not ignored.leaves_out(str(inside.relative_to(root))):
+            inside = Path(folder) / name
+            if not ignored.excludes(str(inside.relative_to(root))):
                 entries.append(_make_entry(inside, f"{top}/{inside.relative_to(path)}", step))
     return entries
 
@@ -88,28 +90,28 @@ def _make_entry(path: Path, name: str, step: Copy) -> Entry:
 
 
 class _Ignored:
-    """The patterns of a .dockerignore: the last one that matches a path, or a parent folder of it, decides."""
+    """The patterns of a .dockerignore: the last pattern that matches a path, or a parent folder of it, decides."""
 
     def __init__(self, path: Path) -> None:
         self._rules: list[tuple[bool, re.Pattern[str]]] = []
         for line in path.read_text().splitlines() if path.is_file() else []:
             text = line.strip()
             if text and not text.startswith("#"):
-                keeps, pattern = text.startswith("!"), text.lstrip("!").strip().strip("/")
-                self._rules.append((keeps, re.compile(_expression(os.path.normpath(pattern)))))
+                is_exception, pattern = text.startswith("!"), text.lstrip("!").strip().strip("/")
+                self._rules.append((is_exception, re.compile(_translate_glob(os.path.normpath(pattern)))))
 
-    def leaves_out(self, path: str) -> bool:
-        out = False
-        for keeps, pattern in self._rules:
+    def excludes(self, path: str) -> bool:
+        is_excluded = False
+        for is_exception, pattern in self._rules:
             if pattern.fullmatch(path):
-                out = not keeps
-        return out
+                is_excluded = not is_exception
+        return is_excluded
 
-    def may_keep_below(self, folder: str) -> bool:
-        return not self.leaves_out(folder) or any(keeps for keeps, _ in self._rules)
+    def may_include_descendants(self, folder: str) -> bool:
+        return not self.excludes(folder) or any(is_exception for is_exception, _ in self._rules)
 
 
-def _expression(pattern: str) -> str:
+def _translate_glob(pattern: str) -> str:
     wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = ""
     for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", pattern):

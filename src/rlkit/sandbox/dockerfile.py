@@ -1,7 +1,7 @@
 """Parser for the Dockerfile instructions that tasks use.
 
-Invariant: an unsupported instruction, flag or form is an error that names file and line. None is ignored, except
-those without effect on an image's content: CMD, EXPOSE, LABEL, MAINTAINER and STOPSIGNAL.
+Invariant: unsupported instructions, flags and forms raise an error with file and line. Only CMD, EXPOSE, LABEL,
+MAINTAINER and STOPSIGNAL are ignored: they do not affect an image's files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlkit.errors import UsageError, did_you_mean
 
 _SUPPORTED = ("FROM", "RUN", "COPY", "ADD", "ENV", "WORKDIR", "USER", "ARG", "SHELL")
 _WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
-_HEREDOC = re.compile(r"(?<!\S)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1(?!\S)")  # as a word of its own: 1<<n is none
+_HEREDOC = re.compile(r"(?<!\S)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1(?!\S)")  # only as a separate word, so not `1<<n`
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])((?:[^{}]|\{[^{}]*\})*))?\})", re.DOTALL)
 _FLAG = re.compile(r"--([a-z]+)(?:=(\S*))?(?:\s+|$)")
 _SHELL = ("/bin/sh", "-c")
@@ -26,11 +26,11 @@ _SHELL = ("/bin/sh", "-c")
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction as it is written: continuation lines joined, and the here-documents that follow it."""
+    """An instruction with its continuation lines joined, and its here-documents as (mark, content)."""
 
     name: str
     text: str
-    place: str
+    location: str
     documents: tuple[tuple[str, str], ...] = ()
 
 
@@ -42,19 +42,19 @@ class Run:
     env: Mapping[str, str]
     workdir: str
     user: str | None
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy files of the context, or a text; `target` is absolute, and ends in a slash where it is a folder."""
+    """Copy files of the context, or a here-document; `target` is absolute, and ends in a slash if it is a folder."""
 
     sources: tuple[str, ...]
     target: str
     owner: str | None
     mode: int | None
     text: str | None
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Folder:
 
 @dataclass
 class Recipe:
-    """The steps of an image, and the settings of commands in it."""
+    """The steps that build an image, and the settings of commands in it."""
 
     image: str
     steps: list[Run | Copy | Folder] = field(default_factory=list[Run | Copy | Folder])
@@ -75,13 +75,13 @@ class Recipe:
     user: str | None = None
 
 
-def read(path: Path, *, arguments: Mapping[str, str] | None = None) -> Recipe:
-    """Read a Dockerfile, with values for its ARG instructions, or raise a UsageError with file and line."""
+def read(path: Path, *, build_args: Mapping[str, str] | None = None) -> Recipe:
+    """Read a Dockerfile, with values for its ARG instructions; raise a UsageError with file and line."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    return _Reader(arguments or {}).read_recipe(list(read_instructions(text, name=str(path))), str(path))
+    return _Reader(build_args or {}).read_recipe(list(read_instructions(text, name=str(path))), str(path))
 
 
 def read_instructions(text: str, *, name: str) -> Iterator[Instruction]:
@@ -90,22 +90,22 @@ def read_instructions(text: str, *, name: str) -> Iterator[Instruction]:
     for number, first in lines:
         start = first.strip()
         if re.match(r"#\s*escape\s*=\s*`", start):
-            raise UsageError(f"{name}:{number}: another escape character than the backslash is not supported")
+            raise UsageError(f"{name}:{number}: escape character other than the backslash is not supported")
         if not start or start.startswith("#"):
             continue
         parts = [first.rstrip()]
         while parts[-1].endswith("\\"):
             parts[-1] = parts[-1][:-1]
             parts.append(next((line.rstrip() for _, line in lines if line.strip() and line.lstrip()[0] != "#"), ""))
-        whole = "".join(parts).strip()
-        word, _, rest = whole.partition(" ") if " " in whole else whole.partition("\t")
-        place = f"{name}:{number}"
+        instruction = "".join(parts).strip()
+        word, _, rest = instruction.partition(" ") if " " in instruction else instruction.partition("\t")
+        location = f"{name}:{number}"
         marks = _HEREDOC.finditer(rest) if word.upper() in ("RUN", "COPY", "ADD") else ()
-        documents = tuple((mark[2], _document(lines, mark, place)) for mark in marks)
-        yield Instruction(word.upper(), rest.strip(), place, documents)
+        documents = tuple((mark[2], _document(lines, mark, location)) for mark in marks)
+        yield Instruction(word.upper(), rest.strip(), location, documents)
 
 
-def _document(lines: Iterator[tuple[int, str]], mark: re.Match[str], place: str) -> str:
+def _document(lines: Iterator[tuple[int, str]], mark: re.Match[str], location: str) -> str:
     document: list[str] = []
     strips_tabs = "<<-" in mark[0]
     for _, raw_line in lines:
@@ -113,13 +113,13 @@ def _document(lines: Iterator[tuple[int, str]], mark: re.Match[str], place: str)
         if line == mark[2]:
             return "".join(f"{text}\n" for text in document)
         document.append(line)
-    raise UsageError(f"{place}: the here-document <<{mark[2]} has no end")
+    raise UsageError(f"{location}: the here-document <<{mark[2]} has no end")
 
 
 class _Reader:
-    def __init__(self, arguments: Mapping[str, str]) -> None:
-        self._arguments = arguments
-        self._args: dict[str, str] = {}
+    def __init__(self, build_args: Mapping[str, str]) -> None:
+        self._build_args = build_args
+        self._stage_args: dict[str, str] = {}
         self._global_args: dict[str, str] = {}
         self._shell = _SHELL
         self._recipe: Recipe | None = None
@@ -132,43 +132,45 @@ class _Reader:
                 near = did_you_mean(instruction.name, _SUPPORTED)
                 supported = ", ".join((*_SUPPORTED, *_WITHOUT_EFFECT))
                 raise UsageError(
-                    f"{instruction.place}: the local sandbox does not know {instruction.name}.{near} It knows "
-                    f"{supported}; use a container engine for this task"
+                    f"{instruction.location}: {instruction.name} is not supported by the local sandbox.{near} "
+                    f"Use a container engine for this task. Supported: {supported}"
                 )
             if not instruction.text:
-                raise UsageError(f"{instruction.place}: {instruction.name} says nothing")
+                raise UsageError(f"{instruction.location}: {instruction.name} has no arguments")
             if instruction.name == "FROM":
                 self._from(instruction)
             elif instruction.name == "ARG":
                 self._arg(instruction)
             elif self._recipe is None:
-                raise UsageError(f"{instruction.place}: {instruction.name} stands before FROM")
+                raise UsageError(f"{instruction.location}: {instruction.name} appears before FROM")
             else:
                 self._step(self._recipe, instruction)
         if self._recipe is None:
-            raise UsageError(f"{name}: there is no FROM in it")
+            raise UsageError(f"{name} has no FROM instruction")
         return self._recipe
 
     def _from(self, instruction: Instruction) -> None:
         if self._recipe is not None:
-            raise UsageError(f"{instruction.place}: the local sandbox builds one stage only, and this is a second FROM")
+            raise UsageError(f"{instruction.location}: second FROM: the local sandbox does not support several stages")
         flags, rest = _split_flags(instruction, {"platform"})
-        words = self._substitute(rest, self._args).split()
+        words = self._substitute(rest, self._stage_args).split()
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            raise UsageError(f"{instruction.place}: FROM takes an image, perhaps with AS and a name, not {rest!r}")
+            raise UsageError(f"{instruction.location}: expected FROM image [AS name], not {rest!r}")
         if not flags.get("platform", "linux").startswith(("linux", "$")):
-            raise UsageError(f"{instruction.place}: the local sandbox has no platform {flags['platform']!r}")
+            raise UsageError(
+                f"{instruction.location}: platform {flags['platform']!r} is not supported by the local sandbox"
+            )
         self._recipe = Recipe(words[0])
-        self._global_args, self._args = self._args, {}
+        self._global_args, self._stage_args = self._stage_args, {}
 
     def _arg(self, instruction: Instruction) -> None:
         for word in self._words(instruction, instruction.text):
             name, has_default, default = word.partition("=")
-            value = self._arguments.get(name, self._global_args.get(name) if not has_default else None)
+            value = self._build_args.get(name, self._global_args.get(name) if not has_default else None)
             if value is None and has_default:
                 value = self._substitute(default, self._variables())
             if value is not None:
-                self._args[name] = value
+                self._stage_args[name] = value
 
     def _step(self, recipe: Recipe, instruction: Instruction) -> None:
         text = instruction.text
@@ -187,7 +189,7 @@ class _Reader:
             case _:
                 words = _json_words(text)
                 if not words:
-                    raise UsageError(f"{instruction.place}: SHELL takes a JSON list of words, not {text!r}")
+                    raise UsageError(f"{instruction.location}: SHELL must be a JSON list of words, not {text!r}")
                 self._shell = tuple(words)
 
     def _run(self, recipe: Recipe, instruction: Instruction) -> Run:
@@ -195,67 +197,69 @@ class _Reader:
         if not set(re.findall(r"type=(\w+)", flags.get("mount", ""))) <= {"cache", "tmpfs"} or (
             "mount" in flags and "type=" not in flags["mount"]
         ):
-            raise UsageError(f"{instruction.place}: RUN --mount is supported for type=cache and type=tmpfs only")
+            raise UsageError(f"{instruction.location}: RUN --mount is only supported with type=cache and type=tmpfs")
         if flags.get("network", "default") != "default" or "security" in flags:
-            raise UsageError(f"{instruction.place}: RUN --network and --security are not supported")
+            raise UsageError(f"{instruction.location}: RUN --network and --security are not supported")
         arguments = tuple(_json_words(text))
         if not arguments:
             documents = instruction.documents
             if len(documents) == 1 and _HEREDOC.fullmatch(text):
                 text = documents[0][1]
                 if text.startswith("#!"):
-                    raise UsageError(f"{instruction.place}: a here-document with an interpreter of its own (#!)")
+                    raise UsageError(f"{instruction.location}: here-documents with a #! line are not supported")
             else:
                 text += "".join(f"\n{body}{mark}" for mark, body in documents)
             arguments = (*self._shell, text)
-        return Run(arguments, {**self._args, **recipe.env}, recipe.workdir, recipe.user, instruction.place)
+        return Run(arguments, {**self._stage_args, **recipe.env}, recipe.workdir, recipe.user, instruction.location)
 
     def _copy(self, recipe: Recipe, instruction: Instruction) -> Copy:
         flags, text = _split_flags(instruction, {"chown", "chmod", "link", "from"})
         if "from" in flags:
-            raise UsageError(f"{instruction.place}: {instruction.name} --from needs other stages or images")
+            raise UsageError(f"{instruction.location}: {instruction.name} --from is not supported by the local sandbox")
         words = _json_words(text) or self._words(instruction, text)
         words = [self._substitute(word, self._variables()) for word in words]
         if len(words) < 2:
-            raise UsageError(f"{instruction.place}: {instruction.name} takes sources and a target, not {text!r}")
+            raise UsageError(f"{instruction.location}: {instruction.name} needs sources and a target, not {text!r}")
         *sources, target = words
         if instruction.name == "ADD":
             for source in sources:
                 if "://" in source or source.startswith("git@") or re.search(r"\.(tar|tgz|tbz2?|txz)(\.\w+)?$", source):
-                    raise UsageError(f"{instruction.place}: ADD of an address or an archive; use RUN with curl or tar")
+                    raise UsageError(f"{instruction.location}: ADD of a URL or archive: use RUN with curl or tar")
         if instruction.documents and (len(sources) != 1 or len(instruction.documents) != 1):
-            raise UsageError(f"{instruction.place}: a here-document stands for one source")
+            raise UsageError(
+                f"{instruction.location}: {instruction.name} with a here-document takes exactly one source"
+            )
         mode = flags.get("chmod")
         if mode is not None and not re.fullmatch("[0-7]{3,4}", mode):
-            raise UsageError(f"{instruction.place}: --chmod takes an octal number, not {mode!r}")
-        whole = _join_path(recipe.workdir, target)
+            raise UsageError(f"{instruction.location}: --chmod must be an octal number, not {mode!r}")
+        joined_path = _join_path(recipe.workdir, target)
         is_folder = target.endswith(("/", "/.")) or target in (".", "..") or len(sources) > 1
         return Copy(
             tuple(sources),
-            whole.rstrip("/") + "/" if is_folder else whole,
+            joined_path.rstrip("/") + "/" if is_folder else joined_path,
             self._substitute(flags["chown"], self._variables()) if "chown" in flags else None,
             int(mode, 8) if mode else None,
             instruction.documents[0][1] if instruction.documents else None,
-            instruction.place,
+            instruction.location,
         )
 
     def _env(self, instruction: Instruction) -> dict[str, str]:
         first = instruction.text.split(None, 1)
         if "=" not in first[0]:
             if len(first) == 1:
-                raise UsageError(f"{instruction.place}: ENV {first[0]} has no value")
+                raise UsageError(f"{instruction.location}: ENV {first[0]} has no value")
             return {first[0]: self._substitute(_unquote(first[1]), self._variables())}
         variables = self._variables()
         pairs: dict[str, str] = {}
         for word in _raw_words(instruction.text):
             name, equals, value = word.partition("=")
             if not equals:
-                raise UsageError(f"{instruction.place}: ENV takes NAME=value, not {word!r}")
+                raise UsageError(f"{instruction.location}: expected ENV NAME=value, not {word!r}")
             pairs[name] = self._value(value, variables)
         return pairs
 
     def _value(self, text: str, variables: Mapping[str, str]) -> str:
-        """Return a value without its quotes; nothing is substituted between single ones."""
+        """Return a value without its quotes; variables in single quotes are not substituted."""
         pieces = re.findall(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?:\\.|[^'\"\\])+|.", text, re.DOTALL)
         return "".join(
             _unquote(piece) if piece.startswith("'") else self._substitute(_unquote(piece), variables)
@@ -263,7 +267,7 @@ class _Reader:
         )
 
     def _variables(self) -> dict[str, str]:
-        return {**self._args, **(self._recipe.env if self._recipe else {})}
+        return {**self._stage_args, **(self._recipe.env if self._recipe else {})}
 
     def _substitute(self, text: str, variables: Mapping[str, str]) -> str:
         def value(match: re.Match[str]) -> str:
@@ -284,7 +288,7 @@ class _Reader:
         try:
             return shlex.split(text, posix=True)
         except ValueError as error:
-            raise UsageError(f"{instruction.place}: {error}") from error
+            raise UsageError(f"{instruction.location}: {error}") from error
 
 
 def _split_flags(instruction: Instruction, supported: set[str]) -> tuple[dict[str, str], str]:
@@ -292,14 +296,14 @@ def _split_flags(instruction: Instruction, supported: set[str]) -> tuple[dict[st
     text = instruction.text
     while match := _FLAG.match(text):
         if match[1] not in supported:
-            raise UsageError(f"{instruction.place}: {instruction.name} --{match[1]} is not supported")
+            raise UsageError(f"{instruction.location}: {instruction.name} --{match[1]} is not supported")
         flags[match[1]] = f"{flags[match[1]]} {match[2]}" if match[1] in flags else match[2] or ""
         text = text[match.end() :]
     return flags, text
 
 
 def _json_words(text: str) -> list[str]:
-    """Return the words of an instruction in exec form; none for other forms."""
+    """Return the words of an instruction in exec form (a JSON list); an empty list for other forms."""
     if not text.startswith("["):
         return []
     try:

@@ -1,7 +1,7 @@
 """Files copied into and out of a sandbox.
 
-Invariant: files from a sandbox are written below the target folder and nowhere else, whatever their names and links
-say: no link is followed, none leads out of the folder, and no file keeps a set-user-id bit.
+Invariant: files from a sandbox are written only below the target folder, whatever their names and links are. No link
+is followed, no copied link leads out of the folder, and no file keeps a set-user-id bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlkit.sandbox.context import Entry
 _CHUNK_BYTES = 1 << 20
 
 _MAX_ENTRIES = 200_000
-"""Maximum number of files and folders copied out of a sandbox at one time: each takes an inode and memory."""
+"""Maximum number of files and folders in one copy out of a sandbox: each takes an inode and memory."""
 
 
 class TransferTooLarge(EnvironmentFault):
@@ -68,15 +68,15 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, *, mode: int | None = 
     if not stat.S_ISREG(kind):
         archive.addfile(member)
         return
-    # a hard link is written as a file: the reader of a stream cannot seek back to the first one
+    # a hard link is written as a file: the reader of a stream cannot seek back to the link's target
     member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.stat().st_size
     with path.open("rb") as file:
         archive.addfile(member, file)
 
 
 def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> None:
-    """Write files from a sandbox below `target`, or to it as a single file; raise TransferTooLarge beyond a limit."""
-    left = max_bytes
+    """Write files from a sandbox below `target`, or a single file to `target`; raise TransferTooLarge over a limit."""
+    left_bytes = max_bytes
     links: list[tuple[PurePosixPath, str]] = []
     top = os.open(target.parent if single else target, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -90,8 +90,8 @@ def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> N
                 if member.isdir():
                     os.close(_open_folder(top, name))
                 elif member.isreg():
-                    left -= member.size
-                    if left < 0:
+                    left_bytes -= member.size
+                    if left_bytes < 0:
                         raise TransferTooLarge(f"the copy out of the sandbox has more than {max_bytes} bytes")
                     content = archive.extractfile(member)
                     if content is not None:
@@ -105,9 +105,9 @@ def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> N
 
 
 def _stays_inside(name: PurePosixPath, link_target: str) -> bool:
-    """Return whether a link cannot lead out: all `..` come first, and are fewer than the link's parent folders.
+    """Return whether a link cannot lead out: all `..` come first, and are fewer than the link's path components.
 
-    A `..` after another part could follow a second link to a less deep place.
+    A `..` after another component is rejected, because that component could be a link to a folder higher up.
     """
     parts = PurePosixPath(link_target).parts
     up = sum(1 for part in parts if part == "..")
@@ -115,14 +115,14 @@ def _stays_inside(name: PurePosixPath, link_target: str) -> bool:
 
 
 def _open_folder(top: int, name: PurePosixPath) -> int:
-    """Open a folder below `top`; make missing folders, and replace what is not a folder."""
+    """Open a folder below `top`; make missing folders, and replace anything on the path that is not a folder."""
     here = os.dup(top)
     for part in name.parts:
         with suppress(FileExistsError):
             os.mkdir(part, dir_fd=here)
         try:
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-        except NotADirectoryError:  # also for a link
+        except NotADirectoryError:  # also raised for a link
             os.unlink(part, dir_fd=here)
             os.mkdir(part, dir_fd=here)
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
@@ -153,6 +153,6 @@ def _link(top: int, name: PurePosixPath, link_target: str) -> None:
             os.unlink(name.name, dir_fd=folder)
         os.symlink(link_target, name.name, dir_fd=folder)
     except (IsADirectoryError, FileExistsError):
-        pass  # a folder of that name is there already
+        pass  # a folder of that name exists
     finally:
         os.close(folder)

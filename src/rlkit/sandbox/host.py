@@ -1,7 +1,7 @@
-"""A root file system made from the host's.
+"""Root file system made from the host's.
 
-Invariant: the visible part of the host is a list of what is included, not of what is excluded: programs and libraries,
-settings that every user may read and that hold no secret, and the data of package managers. No home, credential, data.
+Invariant: only listed parts of the host are visible: programs and libraries, world-readable settings without secrets,
+and the data of package managers. Homes, credentials and data are not.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _HIDDEN = frozenset({
     "sudoers", "sudoers.d", "vault", "wireguard", "wpa_supplicant",
 })
 # fmt: on
-"""Hidden names directly in /etc, some of them readable by every user: they are about this machine and its accounts, not
-about its programs."""
+"""Hidden entries of /etc. Some are world-readable, but they describe this machine and its accounts, not its
+programs."""
 
 _SECRET = (".key", ".pem.key", ".p12", ".pfx", ".keytab", ".kdbx", ".gpg-secret", "credentials", ".netrc", ".pgpass")
 
 
 def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
-    """Return a name for the visible part of the host, and its overlays, `folders` included.
+    """Return a name for the visible part of the host, and its overlays, including `folders`.
 
     The name changes with the settings in /etc and with the list of folders.
     """
@@ -57,12 +57,12 @@ def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
     return digest, (Layers(target="/", lower=(str(base.relative_to(sandbox_folders.store())),)), *overlays)
 
 
-_making = threading.Lock()
+_base_lock = threading.Lock()
 
 
 def _reset_lock_after_fork() -> None:
-    global _making  # noqa: PLW0603  there is one
-    _making = threading.Lock()  # a thread that the child lacks may hold the old lock
+    global _base_lock  # noqa: PLW0603  one lock per process
+    _base_lock = threading.Lock()  # the old lock may be held by a thread that does not exist in the child
 
 
 os.register_at_fork(after_in_child=_reset_lock_after_fork)
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_reset_lock_after_fork)
 
 @cache
 def _make_base(store: Path) -> tuple[str, Path]:
-    """Return the folder with the settings and the empty folders; make it unless it exists."""
+    """Return the name and path of the folder with settings and empty folders; make it unless it exists."""
     visible = sorted(_list_visible(Path("/etc"), top=True))
     digest = hashlib.sha256()
     for path in visible:
@@ -78,14 +78,14 @@ def _make_base(store: Path) -> tuple[str, Path]:
         digest.update(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     name = f"host-{digest.hexdigest()[:16]}"
     base = store / "base" / name
-    with _making:  # only one thread makes it
+    with _base_lock:
         if not base.is_dir():
             _fill_base(base, visible)
     return name, base
 
 
 def _list_visible(folder: Path, *, top: bool = False) -> list[Path]:
-    """List the entries of a folder that every user may read, and that are no secret by their names."""
+    """List the world-readable entries of a folder whose names do not suggest a secret."""
     visible: list[Path] = []
     with suppress(OSError):
         for entry in os.scandir(folder):
@@ -112,12 +112,12 @@ def _fill_base(base: Path, visible: list[Path]) -> None:
     (temporary / "var/run").symlink_to("/run")
     for path in visible:
         target = temporary / path.relative_to("/")
-        with suppress(FileNotFoundError, PermissionError):  # removed meanwhile, or not readable for this user
+        with suppress(FileNotFoundError, PermissionError):  # removed in the meantime, or not readable by this user
             if path.is_dir() and not path.is_symlink():
                 target.mkdir(exist_ok=True)
             else:
                 shutil.copy2(path, target, follow_symlinks=False)
     try:
         temporary.rename(base)
-    except OSError:  # another process was faster
+    except OSError:  # another process has made it
         sandbox_folders.remove_folder(temporary)

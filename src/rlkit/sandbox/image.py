@@ -1,7 +1,7 @@
 """Images: a root file system, and the layers of a Dockerfile on it.
 
-Invariant: the name of a layer is a hash of its inputs, so that equal steps on equal layers run once; it exists whole
-or not at all, and concurrent builds of it build it once.
+Invariant: the name of a layer is a hash of its inputs, so equal steps on equal layers run once, also in concurrent
+builds. A layer appears in the cache only when it is complete.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlkit.sandbox.spec import Layers, Limits, Spec
 from rlkit.sandbox.threads import in_thread
 
 HOST = "host"
-"""Name of the root file system that is made from the host's."""
+"""Name of the root file system made from the host's."""
 
 _POLL_S = 0.05
 _TAIL_CHARACTERS = 800
 _CACHE_BYTES = 20 << 30
-_YOUNG_S = 3600.0  # longer than from looking for a layer to starting a sandbox with it
+_YOUNG_S = 3600.0  # more than the time between looking up a layer and starting a sandbox with it
 _VERSION = 1
 _CHOWN_AT_ONCE = 500
 _BUILD_S = 3600.0
@@ -43,7 +43,7 @@ _rebuilt_layers = set[Path]()
 
 @dataclass(frozen=True)
 class Image:
-    """An image: overlays of a root file system, names of cached layers from the bottom, and folders to make."""
+    """An image: overlays of a root file system, names of cached layers (the bottom first), and folders to make."""
 
     name: str
     trees: tuple[Layers, ...]
@@ -55,13 +55,13 @@ class Image:
 
 
 def base(rootfs: str, *, folders: tuple[str, ...] = ()) -> Image:
-    """Return the image of a root file system: a folder, or `host`; raise a UsageError where it is none."""
+    """Return the image of a root file system, a folder or `host`; raise a UsageError if the folder is not one."""
     if rootfs == HOST:
         name, trees = host.trees(folders)
         return Image(name, trees)
     path = Path(rootfs).expanduser().resolve()
     if not (path / "usr").is_dir() and not (path / "bin").is_dir():
-        raise UsageError(f"{path} is no root file system: it has neither usr nor bin")
+        raise UsageError(f"{path} is not a root file system: it has neither usr nor bin")
     return Image(f"{path}@{path.stat().st_mtime_ns}", (Layers(target="/", lower=(str(path),)),))
 
 
@@ -84,13 +84,13 @@ async def build(
     rebuild: bool = False,
     timeout_s: float = _BUILD_S,
 ) -> Image:
-    """Run the steps of a Dockerfile that are not cached, each within a time limit.
+    """Build an image: run each step of a Dockerfile that is not cached, within a time limit per step.
 
-    RUN has the host's network, as in a container engine: it is the task's code, not a model's. With `rebuild`, each
-    step runs again, once in this process, whose other sandboxes may use the result.
+    RUN has the host's network, as in a container engine, because it is the task's code and not a model's. With
+    `rebuild`, each cached step runs again, once per process.
 
     Raises:
-        EnvironmentFault: a RUN failed; with file, line and the end of its output.
+        EnvironmentFault: a RUN failed; the message has file, line and the end of its output.
     """
     name, layers, folders = base_image.name, list(base_image.layers), list(base_image.folders)
     has_new_layers = False
@@ -117,15 +117,15 @@ async def build(
 
 
 def prune(max_bytes: int = _CACHE_BYTES) -> int:
-    """Remove the least recently used layers beyond `max_bytes`, and return their number.
+    """Remove the least recently used layers beyond `max_bytes`; return the number of removed layers.
 
-    Layers that were used within the hour, or that a sandbox uses, stay.
+    Layers used within the last hour, or by a sandbox, are kept.
     """
     used, total_bytes, removed = sandbox_folders.list_layers_in_use(), 0, 0
     layers = sorted((sandbox_folders.store() / "layers").glob("*/size"), key=_last_use_s, reverse=True)
     for size in layers:
         path = size.parent
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(FileNotFoundError):  # another process has removed it
             total_bytes += int(size.read_text())
             if total_bytes > max_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
                 sandbox_folders.remove_folder(path.rename(sandbox_folders.make_temporary_path()))
@@ -136,14 +136,14 @@ def prune(max_bytes: int = _CACHE_BYTES) -> int:
 def _last_use_s(size: Path) -> float:
     try:
         return size.parent.stat().st_mtime
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # another process has removed it
         return 0.0
 
 
 async def _run_step(
     step: Run | Copy, entries: list[context.Entry], image: Image, *, limits: Limits, timeout_s: float
 ) -> Path:
-    """Run a step in a sandbox of its own, and return the folder with the files that it wrote."""
+    """Run a step in a new sandbox, and return the folder with the written files."""
     spec = Spec(
         trees=trees(image),
         network=isinstance(step, Run),
@@ -174,7 +174,7 @@ def _store_layer(layer: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():  # a rebuild
         old = path.rename(sandbox_folders.make_temporary_path())
-        if path.name not in sandbox_folders.list_layers_in_use():  # else it is removed with this process
+        if path.name not in sandbox_folders.list_layers_in_use():  # otherwise it is removed when this process ends
             sandbox_folders.remove_folder(old)
     layer.rename(path)
 
@@ -185,10 +185,10 @@ async def _run(sandbox: Sandbox, step: Run, timeout_s: float) -> None:
             step.arguments, user=step.user, cwd=step.workdir, env=step.env, timeout_s=timeout_s
         )
     except CommandTimeout as error:
-        raise EnvironmentFault(f"{step.place}: RUN took more than {timeout_s:g} s") from error
+        raise EnvironmentFault(f"{step.location}: RUN took more than {timeout_s:g} s") from error
     if completed.exit_code != 0:
         output = (completed.stdout + completed.stderr).decode(errors="replace").strip()[-_TAIL_CHARACTERS:]
-        raise EnvironmentFault(f"{step.place}: RUN failed with exit code {completed.exit_code}: {output}")
+        raise EnvironmentFault(f"{step.location}: RUN failed with exit code {completed.exit_code}: {output}")
 
 
 async def _chown(sandbox: Sandbox, step: Copy, entries: list[context.Entry]) -> None:
@@ -197,7 +197,7 @@ async def _chown(sandbox: Sandbox, step: Copy, entries: list[context.Entry]) -> 
         owner = step.owner or ""
         done = await sandbox.run(["chown", "-h", owner, "--", *names[start : start + _CHOWN_AT_ONCE]])
         if done.exit_code != 0:
-            raise UsageError(f"{step.place}: --chown={owner}: {done.stderr.decode(errors='replace').strip()}")
+            raise UsageError(f"{step.location}: --chown={owner}: {done.stderr.decode(errors='replace').strip()}")
 
 
 def _hash_step(previous_name: str, step: Run | Copy, entries_hash: str) -> str:

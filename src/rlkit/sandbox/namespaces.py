@@ -1,7 +1,7 @@
-"""Sandboxes from the outside: start, views, stop.
+"""Start and stop of sandboxes, and views of them.
 
-Invariant: a sandbox lives as long as this object holds its socket, so that a moment after its owner's death, however it
-dies, it has no process and no mount; after `stop` it has no file either. Nothing here blocks the event loop.
+Invariant: a sandbox lives as long as its owner holds its socket. Shortly after the owner's death, however it dies, the
+sandbox has no process and no mount; after `stop` it has no file either. Nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from rlkit.types import Json
 
 _INSIDE = Path(__file__).parent
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first_process import main; main()"
-_START_S = 300.0  # against hangs only: a start is slow on a busy machine
+_START_S = 300.0  # only to detect hangs: a start is slow on a busy machine
 _END_S = 10.0
 
 OWNED_SOCKETS = WeakSet[socket.socket]()
-"""Sockets whose other end lives as long as this process holds them."""
+"""Sockets to processes that live as long as this process holds the socket."""
 
 
 class View(Commands):
     """A view of a sandbox: the same files and processes, and folders that no process of the sandbox can reach.
 
-    What runs in it sees the sandbox's processes and can signal them; those can neither trace nor signal it (the latter
-    from version 6 of Landlock on). It ends with the sandbox, and when another view is opened.
+    Commands in the view see the sandbox's processes and can signal them. Processes of the sandbox cannot trace the
+    view's commands, nor signal them from version 6 of Landlock on. A view ends with its sandbox, and when another view
+    is opened.
     """
 
     async def close(self) -> None:
-        """End all that runs in the view."""
+        """End all processes in the view."""
         await self._request_view({"close_view": True})
 
 
 class Sandbox(Commands):
-    """A running sandbox; `await Sandbox.start(spec)` makes one."""
+    """A running sandbox, from `await Sandbox.start(spec)`."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Sandbox(Commands):
         self.limit_descriptions: tuple[str, ...] = ()
         """Limits in force, in words."""
         self.seal_problem = ""
-        """Reason why this kernel cannot keep the sandbox's processes out of a view; empty where it can."""
+        """Reason why this kernel cannot keep the sandbox's processes out of a view; empty if it can."""
 
     @staticmethod
     async def start(spec: Spec) -> Sandbox:
@@ -78,7 +79,7 @@ class Sandbox(Commands):
         try:
             sandbox, groups = await asyncio.shield(launching)
         except asyncio.CancelledError:
-            await (await launching)[0].stop()  # else it has no owner
+            await (await launching)[0].stop()  # otherwise it would have no owner
             raise
         try:
             async with asyncio.timeout(_START_S):
@@ -101,15 +102,15 @@ class Sandbox(Commands):
         return sandbox
 
     async def open_view(self, *, private: Sequence[str], shared: Sequence[str] | None = None) -> View:
-        """Open a view of the sandbox as it is now.
+        """Open a view of the sandbox in its current state.
 
         Args:
-            private: folders of the view alone, empty at first and owned by root.
-            shared: folders of the sandbox that the view shows; the rest is the original image. None for all of the
+            private: folders that exist only in the view, initially empty and owned by root.
+            shared: folders of the sandbox that the view shows; all else is from the original image. None for the whole
                 sandbox.
 
         Raises:
-            MissingError: the kernel cannot keep the sandbox's processes out of it.
+            MissingError: the kernel cannot keep the sandbox's processes out of the view.
             UsageError: a shared path is not absolute, has a `..`, or overlaps a private folder.
             EnvironmentFault: the view could not be opened, or the sandbox has ended.
         """
@@ -125,9 +126,9 @@ class Sandbox(Commands):
         """End all processes of the sandbox, and remove it; may be called more than once.
 
         Args:
-            keep: destination of the written files, a folder for each tree; on the file system of rlkit's cache.
+            keep: destination of the written files, one folder per tree; must be on the file system of rlkit's cache.
         """
-        self._views.close()  # first, so that its process knows why its jobs end
+        self._views.close()  # first: the view's process then knows why its jobs end
         self._channel.close()
         if not await _has_ended(self._process, _END_S):
             self._process.kill()
@@ -150,7 +151,7 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
         with remote_owner, remote_views:
             numbers = (remote_owner.fileno(), remote_views.fileno())
             arguments = [sys.executable, "-I", "-S", "-c", _START, str(_INSIDE), *map(str, numbers)]
-            # Its environment is readable in the sandbox; its working directory must not block the removal of a folder.
+            # The sandbox can read this environment; a working directory elsewhere would block the folder's removal.
             process = subprocess.Popen(
                 arguments,
                 env=loader_environment(),
@@ -159,7 +160,7 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for its owner, which still needs it until the end of a step
+                start_new_session=True,  # Ctrl-C must reach the owner only, which needs the sandbox until a step ends
             )
         folder.add_resources((process.pid,))
         with make_message_file(json.dumps(plan).encode()) as text:
@@ -191,12 +192,12 @@ async def _has_ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool
 
 
 def loader_environment() -> dict[str, str]:
-    """Return the variables that this interpreter may need to start."""
+    """Return the environment variables that this interpreter may need to start."""
     return {name: value for name in ("LD_LIBRARY_PATH",) if (value := os.environ.get(name))}
 
 
 def _close_owned_sockets() -> None:
-    """Close the sockets in a forked process, which would keep sandboxes alive beyond its parent's death."""
+    """Close the sockets in a forked process: open copies would keep sandboxes alive after the parent's death."""
     for owner in list(OWNED_SOCKETS):
         owner.close()
 

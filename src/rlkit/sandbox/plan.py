@@ -1,6 +1,6 @@
-"""Plan of a sandbox for its first process, and errors from its answer.
+"""Plan of a sandbox, sent to its first process, and errors of a failed start.
 
-Invariant: the plan lists every part of the host that the sandbox can see; anything else is out of reach.
+Invariant: the sandbox can access only the host paths in the plan.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _OVERLAY_FOLDERS = ("upper", "work", "stage")
 _OPTIONS_BYTES = 4000  # the kernel reads a page of mount options
 
 _HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
-_REFUSED = (
-    "this kernel refuses the namespaces that a sandbox needs ({reason}): run as root with CAP_SYS_ADMIN (a container "
+_NAMESPACES_DENIED = (
+    "the kernel does not allow the namespaces of a sandbox ({reason}): run as root with CAP_SYS_ADMIN (a container "
     "needs --privileged), allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
     "kernel.apparmor_restrict_unprivileged_userns=0), or use a container engine or a cloud environment instead"
 )
 
 
 def make_plan(spec: Spec, folder: sandbox_folders.SandboxFolder, groups: cgroups.Groups) -> dict[str, Json]:
-    """Make the folders of a sandbox and return its plan; raise a UsageError for layers that no kernel accepts."""
-    live = folder.path.relative_to(sandbox_folders.store())
+    """Make the folders of a sandbox and return its plan; raise a UsageError if its layers cannot be mounted."""
+    run_path = folder.path.relative_to(sandbox_folders.store())
     trees: list[Json] = []
     for number, layers in enumerate(spec.trees):
         for name in _OVERLAY_FOLDERS:
             (folder.path / name / str(number)).mkdir(parents=True)
-        overlay = {name: f"{live}/{name}/{number}" for name in _OVERLAY_FOLDERS}
+        overlay = {name: f"{run_path}/{name}/{number}" for name in _OVERLAY_FOLDERS}
         trees.append({"target": layers.target, "lower": list(layers.lower), **overlay})
         text = ":".join(layers.lower)
         if any(mark in path for path in layers.lower for mark in ",:\\"):
-            raise UsageError(f"a path under a sandbox holds a comma, a colon or a backslash: {text}")
+            raise UsageError(f"the path of an overlay layer contains a comma, colon or backslash: {text}")
         if len(text) > _OPTIONS_BYTES:
-            raise UsageError(f"a sandbox has too many layers, {len(layers.lower)}: join RUN instructions with &&")
+            raise UsageError(f"a sandbox has too many layers ({len(layers.lower)}): join RUN instructions with &&")
     texts: dict[str, Json] = {
         "/etc/hosts": _HOSTS.format(hostname=spec.hostname),
         "/etc/hostname": f"{spec.hostname}\n",
@@ -50,7 +50,7 @@ def make_plan(spec: Spec, folder: sandbox_folders.SandboxFolder, groups: cgroups
     as_root = os.geteuid() == 0
     return {
         "store": str(sandbox_folders.store()),
-        "live": str(live),
+        "run_path": str(run_path),
         "hostname": spec.hostname[:63],
         "network": spec.network,
         "user": None if as_root else [os.geteuid(), os.getegid()],
@@ -95,10 +95,10 @@ def make_start_error(message: dict[str, Json]) -> EnvironmentFault | MissingErro
     """Return the error of a sandbox that did not start."""
     reason = str(message.get("error", "its first process ended"))
     if message.get("errno") in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.ENOSYS):
-        return MissingError(_REFUSED.format(reason=reason))
+        return MissingError(_NAMESPACES_DENIED.format(reason=reason))
     if "overlay" in reason:
         return MissingError(
-            f"the kernel refuses an overlay ({reason}): set RLKIT_CACHE_DIR to a folder on a local disk, which "
+            f"the kernel cannot mount an overlay ({reason}): set RLKIT_CACHE_DIR to a folder on a local disk that "
             "is not itself an overlay"
         )
     return EnvironmentFault(f"a sandbox did not start: {reason}")

@@ -1,10 +1,11 @@
-"""Folders of sandboxes, their owners, and removal of those that killed processes have left.
+"""Folders of sandboxes and their owners; removal of sandboxes left by killed processes.
 
-Invariant: the folder of a sandbox is made before anything else of it, and removed last; a folder whose owner has died
-is removed with all its resources when the next owner appears. The sandboxes of a living owner are never touched.
+Invariant: the folder of a sandbox is made before all its other resources, and removed last. When a process makes its
+first sandbox, it removes the sandboxes of dead owners with all their resources. Sandboxes of a living owner are never
+touched.
 
-An owner holds a lock that the kernel releases at its death, so that a process id that is used again, or one of another
-container, causes no mistake.
+An owner holds a lock that the kernel releases at its death, so reused process ids, and ids of other containers, are
+not confused with it.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def store() -> Path:
 
 @dataclass(frozen=True)
 class Process:
-    """A process identified by id and start time, since an id can be used again."""
+    """A process identified by id and start time, because ids are reused."""
 
     pid: int
     start_time: str
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Return the process with an id, if there is one."""
+        """Return the process with this id; None if there is none."""
         try:
             text = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
@@ -55,7 +56,7 @@ class Process:
         return cls(pid, text.rpartition(")")[2].split()[19])
 
     def kill(self) -> None:
-        """Kill the process, unless its id now belongs to another."""
+        """Kill the process, unless its id now belongs to another process."""
         if Process.of(self.pid) == self:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -66,9 +67,9 @@ class SandboxFolder:
 
     def __init__(self, uses: tuple[str, ...]) -> None:
         self.name = f"rlkit-{os.getpid()}-{secrets.token_hex(5)}"
-        with _making:  # one folder for the whole process, also with concurrent threads
-            home = _claim_owner_folder(store())
-        self.path = home / self.name
+        with _owner_lock:  # concurrent threads of a process share one owner folder
+            owner_folder = _claim_owner_folder(store())
+        self.path = owner_folder / self.name
         self._uses = uses
         self._processes: tuple[Process, ...] = ()
         self._groups: tuple[Path, ...] = ()
@@ -92,18 +93,18 @@ class SandboxFolder:
             "uses": self._uses,
         }
         temporary = self.path / f"{_RECORD}.new"
-        temporary.write_text(json.dumps(record))  # not flushed: after a power cut the folder is enough
+        temporary.write_text(json.dumps(record))  # not flushed: after a power cut only the folder is left to remove
         temporary.replace(self.path / _RECORD)
 
 
 def make_temporary_path() -> Path:
-    """Return a path for a folder before its move to the store, or before its removal; removed with this process."""
-    with _making:
+    """Return a temporary path for a folder before its move to the store or its removal; removed with this process."""
+    with _owner_lock:
         return _claim_owner_folder(store()) / f"new-{secrets.token_hex(5)}"
 
 
 def sweep() -> int:
-    """Remove the sandboxes of dead owners, and return their number."""
+    """Remove the sandboxes of dead owners; return the number of removed sandboxes."""
     removed = 0
     for owner in sorted(store().glob("live/*")):
         if not _is_released(owner / _LOCK):
@@ -130,7 +131,7 @@ def _remove(path: Path, processes: Iterable[Process], groups: tuple[Path, ...]) 
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder that a sandbox has written, of any depth and with any permissions.
+    """Remove a folder written by a sandbox, of any depth and with any permissions.
 
     Uses the system's `rm`: Python's `rmtree` fails beyond its recursion limit.
     """
@@ -148,34 +149,34 @@ class _Record(TypedDict, total=False):
 def _read_record(path: Path) -> _Record:
     try:
         return json.loads((path / _RECORD).read_text())
-    except (OSError, ValueError):  # its owner was killed before it wrote the record
+    except (OSError, ValueError):  # the owner was killed before it wrote the record
         return {}
 
 
 @cache
-def _claim_owner_folder(home: Path) -> Path:
+def _claim_owner_folder(store_path: Path) -> Path:
     """Make the folder of this process's sandboxes, lock it, and sweep the sandboxes of dead owners."""
     name = f"{os.getpid()}-{secrets.token_hex(4)}"
-    unlocked = home / f"new-{name}"
+    unlocked = store_path / f"new-{name}"
     try:
-        (home / "live").mkdir(parents=True, exist_ok=True)
-        home.chmod(0o700)
+        (store_path / "live").mkdir(parents=True, exist_ok=True)
+        store_path.chmod(0o700)
         unlocked.mkdir()
         lock = os.open(unlocked / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        unlocked.rename(home / "live" / name)  # so that it is never visible without its lock
+        unlocked.rename(store_path / "live" / name)  # last, so that it is never visible without its lock
     except OSError as error:
         raise MissingError(
-            f"cannot write to {home} ({error.strerror}), where sandboxes are kept: set RLKIT_CACHE_DIR to a folder"
+            f"cannot write to the folder of sandboxes, {store_path} ({error.strerror}): set RLKIT_CACHE_DIR to a folder"
         ) from error
-    _locks.append(lock)  # open for as long as the process lives
-    atexit.register(_remove_if_empty, home / "live" / name)
+    _locks.append(lock)  # stays open for the life of the process
+    atexit.register(_remove_if_empty, store_path / "live" / name)
     sweep()
-    return home / "live" / name
+    return store_path / "live" / name
 
 
 def _remove_if_empty(folder: Path) -> None:
-    if _locks and not list(folder.glob("rlkit-*")):  # the next owner removes remaining sandboxes
+    if _locks and not list(folder.glob("rlkit-*")):  # otherwise the next owner removes the remaining sandboxes
         remove_folder(folder)
 
 
@@ -192,14 +193,14 @@ def _is_released(lock: Path) -> bool:
 
 def _release_after_fork() -> None:
     """Release the parent's locks in a forked process, which owns no sandboxes."""
-    global _making  # noqa: PLW0603  a thread that this process lacks may hold it
-    _making = threading.Lock()
+    global _owner_lock  # noqa: PLW0603  the old lock may be held by a thread that does not exist here
+    _owner_lock = threading.Lock()
     for lock in _locks:
         os.close(lock)
     _locks.clear()
     _claim_owner_folder.cache_clear()
 
 
-_making = threading.Lock()
+_owner_lock = threading.Lock()
 _locks: list[int] = []
 os.register_at_fork(after_in_child=_release_after_fork)

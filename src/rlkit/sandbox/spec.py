@@ -1,7 +1,7 @@
 """Specification of a sandbox.
 
-Invariant: a limit always holds, by a control group where one can be made and by the kernel's limits on a process where
-not; a sandbox says which.
+Invariant: every limit is enforced, by a control group if possible and otherwise by the kernel's limits on a process;
+`Sandbox.limit_descriptions` reports which.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Limits:
 
     Args:
         memory_bytes: memory of all its processes; without a control group, data of each one.
-        processes: processes and threads at one time; not limited as root without a control group.
-        cpus: processor seconds in a second, None for all; needs a control group.
+        processes: maximum number of processes and threads; not limited as root without a control group.
+        cpus: processor seconds per second; None for all processors. Needs a control group.
         cpu_s: processor seconds of a single process.
         file_bytes: size of a single file.
         open_files: open files of a single process.
@@ -58,10 +58,10 @@ class Spec:
     """A sandbox to start.
 
     Args:
-        trees: its file system; the first is seen at `/`.
+        trees: overlays of its file system; the first is mounted at `/`.
         network: share the host's network; otherwise only a private loopback.
-        folders: modes by path of folders to make unless they exist.
-        uses: names of cached layers to keep while it lives.
+        folders: folders to make unless they exist, as modes by path.
+        uses: names of cached layers to keep while the sandbox lives.
     """
 
     trees: tuple[Layers, ...]
@@ -74,10 +74,10 @@ class Spec:
 
 
 def shared_paths(paths: Sequence[str], *, private: Sequence[str]) -> tuple[str, ...]:
-    """Return the absolute folders of a sandbox that a view shows, without those inside another.
+    """Return the absolute folders of a sandbox that a view shows, without folders inside another of them.
 
     Raises:
-        UsageError: a path is not absolute, has a `..`, or holds or lies in a folder of the view's own.
+        UsageError: a path is not absolute, has a `..`, or overlaps a private folder of the view.
     """
     folders: list[PurePosixPath] = []
     for path in paths:
@@ -86,7 +86,7 @@ def shared_paths(paths: Sequence[str], *, private: Sequence[str]) -> tuple[str, 
             raise UsageError(f"a path in a sandbox must be absolute and without '..', not {path!r}")
         for place in private:
             if folder.is_relative_to(place) or PurePosixPath(place).is_relative_to(folder):
-                raise UsageError(f"{path} cannot be shared with a view, which has {place} to itself")
+                raise UsageError(f"{path} cannot be shared with a view: {place} is private to the view")
         folders.append(folder)
     return tuple(
         str(folder)

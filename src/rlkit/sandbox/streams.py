@@ -1,7 +1,7 @@
 """Output of a command in a sandbox.
 
-Invariant: all output of a command before its end is read, and kept up to a size; the rest is dropped, at a pace that
-leaves the event loop to others. Neither the command nor its background processes fail for want of a reader.
+Invariant: all output of a command before its end is read, and kept up to a size limit. Output beyond the limit is
+dropped, with pauses that keep the event loop responsive. No process of the command blocks or fails on a full pipe.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Literal
 type OnOutput = Callable[[bytes, Literal["stdout", "stderr"]], Awaitable[None]]
 
 _PIPE_BYTES = 1 << 20
-"""Size of a pipe; a sandbox lacks the capability to make it larger."""
+"""Size of a pipe; processes of the sandbox lack the capability to enlarge it."""
 
 _PAUSE_S = 0.01
-"""Pause between reads of dropped output: 100 MB/s, which hardly loads an event loop."""
+"""Pause between reads of dropped output: at 100 MB/s these hardly load the event loop."""
 
 
 class Stream:
-    """An output stream of a command, kept up to a size."""
+    """An output stream of a command, kept up to a size limit."""
 
     def __init__(self, name: str, max_bytes: int, on_output: OnOutput | None) -> None:
         self.content = bytearray()
@@ -39,25 +39,25 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """True while a process may still write to it."""
+        """True while a process may still write to the stream."""
         return self._read_end >= 0
 
     def begin(self) -> None:
-        """Start to read."""
+        """Start reading."""
         os.close(self.write_end)
         self.write_end = -1
         self._listen()
 
     async def finish(self) -> None:
-        """Read all output from before the command's end."""
-        left = _PIPE_BYTES  # and no more: a background process may write without end
-        while left > 0 and (read := self._read()):
-            left -= read
+        """Read all output that the command wrote before its end."""
+        left_bytes = _PIPE_BYTES  # the pipe holds no more; a background process may write forever
+        while left_bytes > 0 and (read_bytes := self._read()):
+            left_bytes -= read_bytes
         for callback in self._callbacks:
             await callback
 
     def drop_output(self) -> None:
-        """Drop further output, of background processes of the command."""
+        """Drop all further output, which only background processes of the command can write."""
         self._max_bytes, self._on_output = 0, None
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Threads for blocking calls of sandboxes.
 
-Invariant: they are neither the journal's nor the event loop's own, so that a sandbox delays nothing but sandboxes.
+Invariant: the threads are separate from the journal's and the event loop's, so sandboxes delay only sandboxes.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_tasks_that_are_broken_or_solved_or_cannot_be_solved_are_told(cache: Pat
     assert found["unsolvable"].detail == "its solution: does not get the full reward"
     assert "a number that is too large" in found["endless"].detail
     assert found["silent"].detail.startswith("its solution: RewardFileNotFoundError")
-    assert "Dockerfile:2: the local sandbox does not know VOLUME" in found["odd"].detail
+    assert "Dockerfile:2: VOLUME is not supported by the local sandbox" in found["odd"].detail
     assert "task.toml" in found["torn"].detail or "TOML" in found["torn"].detail
     assert found["open"].ok
     assert not found["silent"].ok

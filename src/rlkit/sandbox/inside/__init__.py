@@ -1,5 +1,5 @@
-"""Code of the first process of a sandbox, which starts without rlkit, from this folder alone.
+"""Code of processes inside a sandbox; the first process loads this folder only, without the rest of rlkit.
 
-Invariant: nothing here imports from outside the standard library and this folder, nor anything once the host's file
-system is out of reach.
+Invariant: modules here import only the standard library and each other, and import nothing after the host's file
+system is unmounted.
 """

@@ -1,7 +1,7 @@
-"""The first process of a sandbox: it builds the file system, starts what it is asked to start, and reaps.
+"""The first process of a sandbox: it builds the file system, starts the requested jobs and reaps them.
 
-Invariant: it lives as long as its owner holds the other end of its socket, and everything in the sandbox dies with it.
-No process in the sandbox can signal or inspect it.
+Invariant: the process lives as long as its owner holds the other end of its socket, and every process in the sandbox
+dies with it. No process in the sandbox can signal or inspect it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEVER_KILLED = "-1000"
 
 
 def main() -> None:
-    """Become a sandbox; the arguments are the descriptors of the sockets for its jobs and for those of its view."""
+    """Become a sandbox; the arguments are descriptors of two sockets: for jobs, and for jobs in a view."""
     owner, views = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     try:
         plan: root.Plan = json.loads(receive(owner)[0])
@@ -61,26 +61,26 @@ def _enter(plan: root.Plan) -> None:
     if user:
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user[0]} 1"), ("gid_map", f"0 {user[1]} 1")):
             write(f"/proc/self/{name}", text)
-    # What the host unmounts goes here, too; nothing that is mounted here is seen there.
+    # Unmounts on the host also apply here; mounts made here are not visible on the host.
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE)
 
 
 def _prepare(plan: root.Plan, namespaces: socket.socket) -> str:
-    """Build the sandbox around this process; why no view of it can be sealed, or an empty text."""
+    """Build the sandbox around this process; return the reason why views cannot be sealed, or an empty text."""
     kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.umask(0o022)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one signal that Python would let a process in here end it with
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's handler would let a process in the sandbox end it
     for path in plan["cgroups"]:
         write(path, "0")
-    with suppress(OSError):  # a user may not; then what it starts only goes before it
+    with suppress(OSError):  # needs root; otherwise jobs are only killed before this process
         write("/proc/self/oom_score_adj", _NEVER_KILLED)
     socket.sethostname(plan["hostname"])
     if not plan["network"]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as interface:
             request = struct.pack("16sH14x", b"lo", _UP_AND_RUNNING)
             fcntl.ioctl(interface, _SIOCSIFFLAGS, request)
-    os.unshare(os.CLONE_NEWNS)  # the view's process goes on to see the host
+    os.unshare(os.CLONE_NEWNS)  # the view's process keeps the host's mounts
     with namespaces:
         send_namespace(namespaces)
     root.build(plan)
@@ -90,4 +90,4 @@ def _prepare(plan: root.Plan, namespaces: socket.socket) -> str:
     return seal_problem
 
 
-_ = array  # socket.recv_fds imports it when it is called, which is too late
+_ = array  # loaded early: socket.recv_fds imports it at its first call, when the host's files are unmounted

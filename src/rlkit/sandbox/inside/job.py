@@ -1,7 +1,7 @@
-"""Jobs that the first process forks: a command, or a transfer of files.
+"""Jobs in a sandbox: commands and file transfers, each in a forked process.
 
-Invariant: before any foreign code runs, a job has no capability beyond those of the sandbox, cannot gain any, and holds
-only the three standard descriptors.
+Invariant: before untrusted code runs, a job has only the capabilities of the sandbox, cannot gain any, and holds only
+the three standard descriptors.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from . import kernel, sandbox_filter
 CANNOT_START = 126
 
 _filter: bytes | None = None
-_as_user = False
+_is_rootless = False
 
 
 class View(TypedDict):
-    """A view of a sandbox to open: folders that are its own and empty, and those of the sandbox that it shows.
+    """A view of a sandbox to open.
 
-    `shared` is None for all of the sandbox; else the view shows the image as it was, with these folders.
+    private: empty folders that exist only in the view. shared: folders of the sandbox that it shows on the original
+    image; None for the whole sandbox.
     """
 
     private: list[str]
@@ -36,9 +37,10 @@ class View(TypedDict):
 
 
 class Request(TypedDict):
-    """A request: `command` holds programs to try in turn, `put` and `get` a path, `view` a view to open.
+    """A request for a job.
 
-    `close_view` ends the open view, with all its processes.
+    command: programs to try in turn. put, get: path to extract a tar stream to, or to archive from. single: transfer
+    one file. limits: by name of `resource`. view: a view to open. close_view: end the open view and its processes.
     """
 
     command: list[list[str]]
@@ -53,15 +55,15 @@ class Request(TypedDict):
     close_view: bool
 
 
-def prepare(as_user: bool) -> bool:
-    """Prepare jobs while the host's files are in reach, and return whether there is a filter of system calls."""
-    global _filter, _as_user
-    _filter, _as_user = sandbox_filter.program(), as_user
+def prepare(is_rootless: bool) -> bool:
+    """Load the seccomp filter before the host's files are unmounted; return True if this processor has a filter."""
+    global _filter, _is_rootless
+    _filter, _is_rootless = sandbox_filter.program(), is_rootless
     return _filter is not None
 
 
-def become(request: Request, status: socket.socket, streams: list[int], enter: Callable[[], None]) -> NoReturn:
-    """Turn this forked process into what was asked for, after it has gone where that runs."""
+def run_request(request: Request, status: socket.socket, streams: list[int], enter: Callable[[], None]) -> NoReturn:
+    """Run a request in this forked process and exit; `enter` joins its namespaces and control groups."""
     try:
         enter()
         os.setsid()
@@ -70,18 +72,18 @@ def become(request: Request, status: socket.socket, streams: list[int], enter: C
             signal.signal(number, signal.SIG_DFL)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
-        _limit(request["limits"])
+        _apply_limits(request["limits"])
         home = _become_user(request["user"])
         if request["put"] is not None:
-            _restrict()
+            _drop_privileges()
             _unpack(request["put"], single=request["single"])
         elif request["get"] is not None:
-            _restrict()
+            _drop_privileges()
             _pack(request["get"], single=request["single"])
             sys.stdout.buffer.flush()
         else:
             os.chdir(request["cwd"] or "/")
-            _restrict()
+            _drop_privileges()
             _execute(request["command"], {"HOME": home, **request["env"]})
         os._exit(0)
     except BaseException as error:
@@ -91,7 +93,7 @@ def become(request: Request, status: socket.socket, streams: list[int], enter: C
     os._exit(CANNOT_START)
 
 
-def _limit(limits: dict[str, int]) -> None:
+def _apply_limits(limits: dict[str, int]) -> None:
     for name, value in limits.items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
@@ -99,7 +101,7 @@ def _limit(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (limit, limit))
 
 
-def _restrict() -> None:
+def _drop_privileges() -> None:
     kernel.keep_capabilities(kernel.ROOT_CAPABILITIES if os.geteuid() == 0 else frozenset())
     kernel.control(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if _filter is not None:
@@ -118,33 +120,33 @@ def _execute(programs: list[list[str]], env: dict[str, str]) -> NoReturn:
 
 
 def _become_user(user: str | None) -> str:
-    """Take on the user's ids; the home folder."""
+    """Take on the ids of a user and group, and return the home folder."""
     name, _, group = (user or "0").partition(":")
-    account = next((fields for fields in _table("/etc/passwd", 7) if name in (fields[0], fields[2])), None)
+    account = next((fields for fields in _read_table("/etc/passwd", 7) if name in (fields[0], fields[2])), None)
     if account is None and name == "root":
-        name = "0"  # a root file system may have no table of users
+        name = "0"  # a root file system may have no /etc/passwd
     if account is None and not name.isdigit():
         raise ValueError(f"there is no user {name!r} in the sandbox")
     uid = int(account[2] if account else name)
     gid = int(account[3]) if account else uid
     if group:
-        entry = next((fields for fields in _table("/etc/group", 4) if group in (fields[0], fields[2])), None)
+        entry = next((fields for fields in _read_table("/etc/group", 4) if group in (fields[0], fields[2])), None)
         if entry is None and not group.isdigit():
             raise ValueError(f"there is no group {group!r} in the sandbox")
         gid = int(entry[2] if entry else group)
-    if _as_user and (uid, gid) != (0, 0):
-        raise ValueError(f"user {user!r} needs rlkit to run as root: here the sandbox's root is the only user")
-    if not _as_user:
-        member = {
-            int(fields[2]) for fields in _table("/etc/group", 4) if account and account[0] in fields[3].split(",")
+    if _is_rootless and (uid, gid) != (0, 0):
+        raise ValueError(f"user {user!r} needs rlkit to run as root: otherwise root is the sandbox's only user")
+    if not _is_rootless:
+        gids = {
+            int(fields[2]) for fields in _read_table("/etc/group", 4) if account and account[0] in fields[3].split(",")
         }
-        os.setgroups([gid] if group else sorted({gid, *member}))
+        os.setgroups([gid] if group else sorted({gid, *gids}))
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     return account[5] if account and account[5] else "/"
 
 
-def _table(path: str, fields: int) -> list[list[str]]:
+def _read_table(path: str, fields: int) -> list[list[str]]:
     try:
         with open(path, errors="replace") as file:
             lines = [line.rstrip("\n").split(":") for line in file]
@@ -154,14 +156,14 @@ def _table(path: str, fields: int) -> list[list[str]]:
 
 
 def _unpack(target: str, *, single: bool) -> None:
-    """Write what comes as a tar stream below `target`, in the place of what is there and no folder.
+    """Extract the tar stream on stdin below `target`; replace existing files, but not folders.
 
-    A single file is written to `target` itself, unless that is a folder.
+    A single file is written to `target` itself, unless `target` is a folder.
     """
-    whole = single and not os.path.isdir(target)
+    is_file_target = single and not os.path.isdir(target)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
         for member in archive:
-            path = os.path.normpath(target if whole else os.path.join(target, member.name))
+            path = os.path.normpath(target if is_file_target else os.path.join(target, member.name))
             _make_folder(os.path.dirname(path))
             if member.isdir():
                 if not os.path.isdir(path):
@@ -177,24 +179,24 @@ def _unpack(target: str, *, single: bool) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder and those that it is in; what lies there and is none, such as a link to nowhere, makes way."""
+    """Make a folder and its parents; replace anything on the path that is not a folder, such as a dangling link."""
     try:
         os.makedirs(path, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        here = "/"
+        ancestor = "/"
         for part in path.strip("/").split("/"):
-            here = os.path.join(here, part)
-            if os.path.lexists(here) and not os.path.isdir(here):
-                os.unlink(here)
+            ancestor = os.path.join(ancestor, part)
+            if os.path.lexists(ancestor) and not os.path.isdir(ancestor):
+                os.unlink(ancestor)
         os.makedirs(path, exist_ok=True)
 
 
 def _pack(source: str, *, single: bool) -> None:
-    """Write a file, or all that is in a folder, as a tar stream; what is neither file, folder nor link is left out."""
+    """Write a file, or the contents of a folder, as a tar stream to stdout; skip sockets, pipes and devices."""
     if not os.path.exists(source):
-        raise FileNotFoundError(f"there is no {source}")
+        raise FileNotFoundError(f"{source} does not exist")
     if os.path.isdir(source) == single:
-        raise ValueError(f"{source} is {'a' if single else 'no'} folder")
+        raise ValueError(f"{source} is {'a' if single else 'not a'} folder")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         if single:
             _add(archive, source, "")
@@ -210,13 +212,13 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
-    about = os.lstat(path) if name else os.stat(path)
-    if stat.S_ISREG(about.st_mode):
+    status = os.lstat(path) if name else os.stat(path)
+    if stat.S_ISREG(status.st_mode):
         with open(path, "rb") as file:
-            about, member = os.fstat(file.fileno()), tarfile.TarInfo(name)
-            member.size, member.mode, member.mtime = about.st_size, stat.S_IMODE(about.st_mode), int(about.st_mtime)
+            status, member = os.fstat(file.fileno()), tarfile.TarInfo(name)
+            member.size, member.mode, member.mtime = status.st_size, stat.S_IMODE(status.st_mode), int(status.st_mtime)
             archive.addfile(member, file)
-    elif stat.S_ISDIR(about.st_mode) or stat.S_ISLNK(about.st_mode):
+    elif stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode):
         archive.addfile(archive.gettarinfo(path, name))
     elif not name:
         raise ValueError(f"{path} is neither a file nor a folder")

@@ -1,7 +1,7 @@
-"""A process that starts jobs for the owner of a sandbox, and reaps them.
+"""Server that starts jobs for the owner of a sandbox, and reaps them.
 
-Invariant: each job that was asked for is answered once, on its own socket: how it ended, or why it could not start. A
-job whose socket closes is ended with all that descends from it.
+Invariant: each request gets one answer on its own socket: the job's exit code, or the reason why it did not start. A
+job whose socket closes is killed with all its descendants.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from . import job, kernel
 
 _MESSAGE_BYTES = 64 << 20
 KILLED_FIRST = "500"
-"""For the kernel's score of what it kills where memory is short."""
+"""Value of `oom_score_adj` that makes the kernel kill a process early if memory is short."""
 _SWEEPS = 64
-"""The most passes over the processes of a job that is ended, before it is taken to fork without end."""
+"""Maximum number of passes over the processes of a killed job: a job may fork forever."""
 
 
 class JobServer:
-    """Serve the requests that arrive on a socket, until its other end closes."""
+    """Server of the requests that arrive on a socket, until its other end closes."""
 
     def __init__(self, owner: socket.socket) -> None:
         self.owner = owner
@@ -31,40 +31,40 @@ class JobServer:
         self._poll = select.poll()
 
     def enter(self) -> None:
-        """Go where this server's jobs run; called in the process that becomes the job."""
+        """Join the namespaces in which this server's jobs run; called in the job's process."""
 
     def handle(self, request: job.Request, status: socket.socket) -> bool:
-        """Answer a request that needs no job of its own; return whether it was such a one."""
+        """Answer a request that needs no process of its own; return True if it was answered."""
         return False
 
     def is_ending(self) -> bool:
-        """Return whether jobs end because the sandbox does, so that how they ended says nothing."""
+        """Return whether the sandbox is ending; the exit codes of its jobs are then not reported."""
         return False
 
     def close(self) -> None:
-        """End, since the owner is gone."""
+        """End this process, because the owner is gone."""
         os._exit(0)
 
     def note_end(self, pid: int, status: int) -> None:
-        """Take note of the end of a child that is no job."""
+        """Handle the end of a child process that is not a job."""
 
     def serve(self) -> None:
-        """Serve; does not return."""
-        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Serve requests; never returns."""
+        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, note_signal)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         owner = self.owner.fileno()
-        for descriptor in (wake, owner):
+        for descriptor in (wake_reader, owner):
             self._poll.register(descriptor, select.POLLIN)
-        self._reap()  # a child may have ended before its signal was listened for
+        self._reap()  # a child may have ended before the signal handler was set
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
-            if wake in ready:
-                os.read(wake, 4096)
+            if wake_reader in ready:
+                os.read(wake_reader, 4096)
             self._reap()
             for pid, status in list(self._jobs.items()):
                 if status.fileno() in ready and pid in self._jobs:
-                    self._poll.unregister(status)  # whether it asks to end the command, or is gone
+                    self._poll.unregister(status)  # the caller asks to end the command, or is gone
                     _kill(pid)
             if owner in ready:
                 self._receive()
@@ -87,7 +87,7 @@ class JobServer:
     def _start(self, request: job.Request, status: socket.socket, streams: list[int]) -> None:
         try:
             pid = os.fork()
-        except OSError as error:  # the limit on processes, or on memory
+        except OSError as error:  # the limit on processes or memory is reached
             send_message(status, {"failed": f"no process can be started: {error.strerror}"})
             status.close()
             return
@@ -95,13 +95,13 @@ class JobServer:
             self.owner.close()
             for other in self._jobs.values():
                 other.close()
-            job.become(request, status, streams, self._prepare_job)
+            job.run_request(request, status, streams, self._prepare_job)
         self._jobs[pid] = status
         self._poll.register(status, select.POLLIN)
 
     def _prepare_job(self) -> None:
         with suppress(OSError):
-            kernel.control(kernel.PR_SET_DUMPABLE, 1)  # or a user could not write the next line
+            kernel.control(kernel.PR_SET_DUMPABLE, 1)  # needed by users other than root to write the file
             write("/proc/self/oom_score_adj", KILLED_FIRST)
         kernel.control(kernel.PR_SET_DUMPABLE, 0)
         self.enter()
@@ -127,7 +127,7 @@ class JobServer:
 
 
 def receive(source: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the text in the file whose descriptor came first, and the other descriptors; nothing from a dead owner."""
+    """Return the text of the file sent as the first descriptor, and the other descriptors; empty if the owner died."""
     try:
         _, descriptors, _, _ = socket.recv_fds(source, 1, 8)
     except ConnectionError:
@@ -142,37 +142,37 @@ def receive(source: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def send_message(target: socket.socket, message: dict[str, object]) -> None:
-    """Send a message, unless nobody listens any more."""
+    """Send a message, unless the receiver is gone."""
     with suppress(OSError):
         target.sendall(json.dumps(message).encode() + b"\n")
 
 
 def write(path: str, text: str) -> None:
-    """Write a file of the kernel's."""
+    """Write a file of the kernel, such as one in `/proc`."""
     with open(path, "w") as file:
         file.write(text)
 
 
 def describe(error: OSError) -> str:
-    """Return an error in words, with the file that it is about."""
+    """Return the text of an error, with its file."""
     return error.strerror + (f": {error.filename}" if error.filename else "") if error.strerror else str(error)
 
 
 def note_signal(number: int, frame: object) -> None:
-    """Do nothing: only a signal with a handler interrupts a wait."""
+    """Do nothing: only signals with a handler interrupt a wait."""
 
 
 def _kill(leader: int) -> None:
-    """End a command: its process group, and all that descend from it. What has made itself a daemon lives on."""
+    """Kill a command: its process group and all its descendants. Daemons, which are no descendants, survive."""
     stopped: set[int] = set()
     for _ in range(_SWEEPS):
-        family = _descendants(leader) - stopped
-        if not family:
+        processes = _find_descendants(leader) - stopped
+        if not processes:
             break
-        for pid in family:
+        for pid in processes:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)  # so that it starts nothing while the others are looked for
-        stopped |= family
+                os.kill(pid, signal.SIGSTOP)  # so that it starts no process during the search for the others
+        stopped |= processes
     for pid in stopped | {leader}:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -180,12 +180,12 @@ def _kill(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _descendants(leader: int) -> set[int]:
+def _find_descendants(leader: int) -> set[int]:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         with suppress(OSError, ValueError, IndexError), open(f"/proc/{int(name)}/stat", "rb") as file:
             parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    family = {leader}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    return family
+    processes = {leader}
+    while children := {pid for pid, parent in parents.items() if parent in processes} - processes:
+        processes |= children
+    return processes

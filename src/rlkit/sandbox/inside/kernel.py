@@ -1,6 +1,6 @@
-"""The system calls that Python does not wrap.
+"""System calls that Python does not wrap.
 
-Invariant: a call that the kernel refuses is an OSError that names the call and what it was about.
+Invariant: a failed call raises an OSError that names the call and its target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 
 CAP_SETPCAP = 8
 ROOT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10})
-"""chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service: what installing a package takes."""
+"""chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service: needed to install packages."""
 
 _CAPABILITIES = 64
 _MOUNT_SETATTR = 442  # the same on every architecture
@@ -28,71 +28,71 @@ _CLONE_TREE, _CLOSE_ON_EXEC, _FROM_DESCRIPTOR = 1, os.O_CLOEXEC, 0x4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, description: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{description}: {os.strerror(number)}")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Mount a file system: mount(2)."""
     fields = (source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None)
-    _checked(_libc.mount(*fields), f"mount {kind or 'of ' + source} on {target}")
+    _check_result(_libc.mount(*fields), f"mount {kind or 'of ' + source} on {target}")
 
 
 def restrict_mount(target: str, flags: int) -> None:
-    """Add flags to a mount and to all that lies below it."""
+    """Add flags to a mount and all mounts below it."""
     attributes = struct.pack("=QQQQ", flags, 0, 0, 0)
     path = (ctypes.c_int(_AT_FDCWD), target.encode(), ctypes.c_uint(_AT_RECURSIVE))
-    done = _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), *path, attributes, ctypes.c_size_t(len(attributes)))
-    _checked(done, f"mount_setattr of {target}")
+    result = _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), *path, attributes, ctypes.c_size_t(len(attributes)))
+    _check_result(result, f"mount_setattr of {target}")
 
 
 def clone_tree(path: str) -> int:
-    """Return a descriptor of an unattached copy of the mounts at and below a path; a link at its end is kept."""
+    """Return a descriptor of an unattached copy of the mounts at and below a path; a final link is not followed."""
     flags = _CLONE_TREE | _CLOSE_ON_EXEC | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW
     tree = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
-    _checked(min(tree, 0), f"open_tree of {path}")
+    _check_result(min(tree, 0), f"open_tree of {path}")
     return tree
 
 
 def attach_tree(tree: int, target: str) -> None:
-    """Mount what `clone_tree` has copied."""
+    """Mount a copy made by `clone_tree`."""
     source = (ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target))
-    _checked(
+    _check_result(
         _libc.syscall(ctypes.c_long(_MOVE_MOUNT), *source, ctypes.c_uint(_FROM_DESCRIPTOR)), f"move_mount to {target}"
     )
 
 
 def unmount(target: str) -> None:
-    """Take a mount, and what lies below it, out of sight; it ends when nothing uses it."""
-    _checked(_libc.umount2(target.encode(), MNT_DETACH), f"umount of {target}")
+    """Detach a mount and all mounts below it; they end when nothing uses them."""
+    _check_result(_libc.umount2(target.encode(), MNT_DETACH), f"umount of {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
-    """pivot_root(2), which the C library does not wrap under every name."""
-    _checked(_libc.pivot_root(new.encode(), old.encode()), f"pivot_root to {new}")
+    """Change the root file system: pivot_root(2)."""
+    _check_result(_libc.pivot_root(new.encode(), old.encode()), f"pivot_root to {new}")
 
 
 def control(option: int, value: int = 0) -> None:
-    """prctl(2) with a number."""
-    _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+    """Set an option of this process: prctl(2) with a number."""
+    _check_result(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
 def install_filter(program: bytes) -> None:
-    """Have every system call of this process and its children go through a seccomp filter."""
+    """Install a seccomp filter for all system calls of this process and its children."""
     instructions = ctypes.create_string_buffer(program, len(program))
     sock_fprog = struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
-    _checked(_libc.prctl(22, 2, sock_fprog, 0, 0), "seccomp")  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    _check_result(_libc.prctl(22, 2, sock_fprog, 0, 0), "seccomp")  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def keep_capabilities(capabilities: frozenset[int]) -> None:
-    """Give up all other capabilities for good: they leave the bounding set, too."""
+    """Drop all other capabilities permanently: they are removed from the bounding set, too."""
     for number in range(_CAPABILITIES):
         if number not in capabilities and _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
-            break  # past the last one that this kernel knows
+            break  # beyond the last capability of this kernel
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     bits = sum(1 << number for number in capabilities)
     low, high = bits & 0xFFFFFFFF, bits >> 32
     header = struct.pack("=Ii", 0x20080522, 0)
-    _checked(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")
+    _check_result(_libc.capset(header, struct.pack("=6I", low, low, 0, high, high, 0)), "capset")

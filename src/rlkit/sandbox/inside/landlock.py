@@ -1,7 +1,7 @@
-"""Landlock: restriction of the files that a process, and all that it starts, can reach.
+"""Landlock: restrict the files that a process and its descendants can access.
 
-Invariant: what is not named cannot be opened, whoever it belongs to; nothing can be executed or made, and no TCP port
-bound or connected to where the kernel knows that.
+Invariant: after `restrict`, paths that are not listed cannot be opened, whoever owns them. Nothing can be executed or
+created, and no TCP port can be bound or connected to if the kernel supports this rule.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every architecture
 _VERSION, _BENEATH = 1, 1
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-"""On files, by the version of the interface that brought them."""
-_NETWORK_FROM, _NETWORK = 4, 0b11
-_SCOPES_FROM, _SCOPES = 6, 0b11  # abstract sockets, and signals
+"""Access rights on files, by the first version of the interface that has them."""
+_NETWORK_VERSION, _NETWORK = 4, 0b11
+_SCOPES_VERSION, _SCOPES = 6, 0b11  # abstract sockets, and signals
 _SIGNALS = 0b10
-_MOVE_FROM = 2
-"""The version that can permit moving a file to another folder: a domain refuses that unless a rule permits it."""
+_MOVE_VERSION = 2
+"""First version with a right to move files to another folder; a domain forbids such moves without that right."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Return the version of the kernel's interface; 0 without one."""
+    """Return the version of the kernel's Landlock interface; 0 if it has none."""
     number = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
     return max(number, 0)
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[str] = ()) -> None:
-    """Leave this process nothing but to read these folders and files, and to write to those.
+    """Restrict this process to reading `readable` paths, and reading and writing `writable` ones.
 
-    It must have `no_new_privs`. What is not there is left out. Of the folders in `listed`, names can be read, but no
-    file in them.
+    The process must have `no_new_privs`. Missing paths are skipped. The folders in `listed` can be listed, but files in
+    them cannot be read.
     """
-    with _enforced(version(), _NETWORK, _SCOPES) as ruleset:
+    with _enforce_ruleset(version(), _NETWORK, _SCOPES) as ruleset:
         for path in readable:
             _allow(ruleset, path, _READ_FILE | _READ_DIR)
         for path in listed:
@@ -49,36 +49,38 @@ def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[
 
 
 def confinement_problem() -> str:
-    """Return the reason why `confine` does not work on this kernel; an empty text where it does."""
+    """Return the reason why `confine` does not work on this kernel; empty if it does."""
     abi = version()
-    if abi < _MOVE_FROM:
-        return f"the kernel has Landlock {abi}, and {_MOVE_FROM} is needed" if abi else "the kernel has no Landlock"
+    if abi < _MOVE_VERSION:
+        return f"the kernel has Landlock {abi}, {_MOVE_VERSION} is needed" if abi else "the kernel has no Landlock"
     return ""
 
 
 def confine() -> str:
-    """Put this process, and all that it starts, into a domain that permits everything but reaching out of it.
+    """Put this process and its descendants into a domain that permits everything except access to outside processes.
 
-    A process in a domain can neither trace a process outside of it nor follow the links in that one's `/proc` folder,
-    whatever its user and capabilities; from version 6 on it cannot signal it, either. Only what lies below this
-    process's root can be opened: a folder of another root is of no use to it, though it may be given a descriptor of
-    that. Needs CAP_SYS_ADMIN. The text is the reason where this kernel cannot do it, else empty.
+    A process in a domain cannot trace a process outside the domain or follow links in that process's `/proc` folder,
+    whatever its user and capabilities. From version 6 on it cannot signal that process, either. Only paths below this
+    process's root can be opened, even with a descriptor of a folder of another root. Needs CAP_SYS_ADMIN.
+
+    Returns:
+        The reason why this kernel cannot do it; empty if it can.
     """
     if problem := confinement_problem():
         return problem
     abi = version()
-    with _enforced(abi, 0, _SIGNALS) as ruleset:
-        _allow(ruleset, "/", _rights(abi))
+    with _enforce_ruleset(abi, 0, _SIGNALS) as ruleset:
+        _allow(ruleset, "/", _list_rights(abi))
         _allow_descriptor(ruleset, 0, _READ_FILE | _WRITE_FILE)  # the host's null device, which commands read
     return ""
 
 
 @contextmanager
-def _enforced(abi: int, network: int, scopes: int) -> Generator[int]:
-    """Enforce a new ruleset, with the rules that are added to it inside, as far as this version knows its parts."""
-    network, scopes = network if abi >= _NETWORK_FROM else 0, scopes if abi >= _SCOPES_FROM else 0
-    attributes = struct.pack("=QQQ", _rights(abi), network, scopes)
-    size = 24 if abi >= _SCOPES_FROM else 16 if abi >= _NETWORK_FROM else 8
+def _enforce_ruleset(abi: int, network: int, scopes: int) -> Generator[int]:
+    """Enforce a new ruleset with the rules added inside the context; skip parts that this version does not support."""
+    network, scopes = network if abi >= _NETWORK_VERSION else 0, scopes if abi >= _SCOPES_VERSION else 0
+    attributes = struct.pack("=QQQ", _list_rights(abi), network, scopes)
+    size = 24 if abi >= _SCOPES_VERSION else 16 if abi >= _NETWORK_VERSION else 8
     ruleset = _call(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
     try:
         yield ruleset
@@ -87,7 +89,7 @@ def _enforced(abi: int, network: int, scopes: int) -> Generator[int]:
         os.close(ruleset)
 
 
-def _rights(abi: int) -> int:
+def _list_rights(abi: int) -> int:
     return sum(bits for since, bits in _RIGHTS.items() if since <= abi)
 
 

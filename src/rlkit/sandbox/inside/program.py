@@ -1,7 +1,7 @@
 """A program of a model in a forked process.
 
-Invariant: before the program's first line, all layers that the server was told to use hold, or the process ends; what
-comes back is a number of float64 or a piece of text, and is only ever read as that.
+Invariant: all requested isolation layers are in force before the program's first line; otherwise the process ends. The
+result is an array of float64 or a text, and is never read as anything else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NoReturn, TypedDict, cast
 from . import kernel, landlock, program_filter
 
 HEADER = struct.Struct("<4sBB2x4Q")
-"""Of a result: a mark, what it is, its dimensions and their sizes; then come the numbers, or the text."""
+"""Header of a result: a mark, its kind, number of dimensions and their sizes; the numbers or the text follow."""
 MARK = b"RLK1"
 VALUE, ERROR, MEMORY = range(3)
 
@@ -33,13 +33,13 @@ _TEXT_BYTES = 4000
 _FRAMES = 6
 _FILE = "<program>"
 _OPEN_FILES = 256
-_RESULT, _BROKEN = 3, 4
+_RESULT, _FAILURE = 3, 4
 
 type Array = Mapping[str, object]
 
 
 class Request(TypedDict):
-    """A program, as the server is asked to run it."""
+    """A request to run a program."""
 
     source: str
     entry: str
@@ -51,7 +51,7 @@ class Request(TypedDict):
     memory_bytes: int
 
 
-class Walls(TypedDict):
+class IsolationSetup(TypedDict):
     """Isolation of a program from the machine: names of layers, and accessible paths."""
 
     layers: list[str]
@@ -61,43 +61,45 @@ class Walls(TypedDict):
     base_bytes: int
 
 
-def become(request: Request, data: bytes, walls: Walls, streams: tuple[int, int, int], broken: int) -> NoReturn:
-    """Run the program behind walls in this process, which ends with it.
+def run_program(
+    request: Request, data: bytes, setup: IsolationSetup, streams: tuple[int, int, int], failure: int
+) -> NoReturn:
+    """Run the program isolated in this process, and exit.
 
     Args:
-        data: the numbers of its arrays, one array after the other.
-        streams: descriptors of its input, its output and its result.
-        broken: descriptor for the reason why a wall cannot be put up; closed before the program's first line, which
-            could otherwise have its failure taken for ours.
+        data: the numbers of its arrays, concatenated.
+        streams: descriptors of its input, output and result.
+        failure: descriptor for the reason why a layer cannot be applied; closed before the program's first line, which
+            could otherwise write to it.
     """
     try:
-        _only_streams(streams, broken)
-        enclose(walls, cpu_s=request["cpu_s"], memory_bytes=request["memory_bytes"])
+        _keep_only_streams(streams, failure)
+        isolate(setup, cpu_s=request["cpu_s"], memory_bytes=request["memory_bytes"])
     except BaseException as error:
-        os.write(_BROKEN, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
+        os.write(_FAILURE, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
         os._exit(1)
-    os.close(_BROKEN)
+    os.close(_FAILURE)
     try:
-        # What this process was forked from had no output, so these would still take it for a file.
+        # The parent process had no output, so its `sys.stdout` would be buffered like a file.
         output = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         sys.stdout = sys.stderr = output
         _run(request, data)
     except MemoryError:
-        _say(MEMORY, "MemoryError")
+        _send_text(MEMORY, "MemoryError")
     except SystemExit as error:
-        _say(ERROR, f"the program called sys.exit({error.code!r})")
+        _send_text(ERROR, f"the program called sys.exit({error.code!r})")
     except BaseException as error:
-        _say(ERROR, _traceback_of(error))
-    with suppress(BaseException):  # the program may have put anything in its place
+        _send_text(ERROR, _format_traceback(error))
+    with suppress(BaseException):  # the program may have replaced sys.stdout
         sys.stdout.flush()
     os._exit(0)
 
 
-def enclose(walls: Walls, *, cpu_s: int, memory_bytes: int) -> None:
-    """Put up the walls around this process, or raise an OSError where one does not stand."""
-    layers = walls["layers"]
+def isolate(setup: IsolationSetup, *, cpu_s: int, memory_bytes: int) -> None:
+    """Apply the isolation layers to this process; raise an OSError if one cannot be applied."""
+    layers = setup["layers"]
     if "limits" in layers:
-        _limit(cpu_s, walls["base_bytes"] + memory_bytes)
+        _apply_limits(cpu_s, setup["base_bytes"] + memory_bytes)
     if sys.platform == "linux":
         if "capabilities" in layers:
             kernel.keep_capabilities(frozenset())
@@ -105,28 +107,28 @@ def enclose(walls: Walls, *, cpu_s: int, memory_bytes: int) -> None:
             kernel.control(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if "landlock" in layers:
-            landlock.restrict(walls["readable"], walls["writable"], walls["listed"])
+            landlock.restrict(setup["readable"], setup["writable"], setup["listed"])
         if "seccomp" in layers and (program := program_filter.program()) is not None:
             kernel.install_filter(program)
 
 
-def _only_streams(streams: tuple[int, int, int], broken: int) -> None:
-    with suppress(PermissionError):  # the first process of a namespace of its own is its leader already
+def _keep_only_streams(streams: tuple[int, int, int], failure: int) -> None:
+    with suppress(PermissionError):  # the first process of a PID namespace is a session leader already
         os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # Away from the numbers that they are to have.
-    copies = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, _BROKEN + 1) for descriptor in (*streams, broken))
-    stdin, stdout, result, fault = copies
+    # Move the descriptors away from their final numbers, so that none is overwritten.
+    copies = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FAILURE + 1) for descriptor in (*streams, failure))
+    stdin, stdout, result, failure_copy = copies
     os.dup2(stdin, 0)
     os.dup2(stdout, 1)
     os.dup2(stdout, 2)
     os.dup2(result, _RESULT)
-    os.dup2(fault, _BROKEN)
-    os.closerange(_BROKEN + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.dup2(failure_copy, _FAILURE)
+    os.closerange(_FAILURE + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _limit(cpu_s: int, memory_bytes: int) -> None:
+def _apply_limits(cpu_s: int, memory_bytes: int) -> None:
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
@@ -160,7 +162,7 @@ def _run(request: Request, data: bytes) -> None:
     entry = names.get(request["entry"])
     if not callable(entry):
         raise NameError(f"the program defines no function {request['entry']}")
-    value = entry(**_accepted(entry, request["arguments"]))
+    value = entry(**_select_arguments(entry, request["arguments"]))
     if isinstance(value, tuple) and value:
         value = cast("tuple[object, ...]", value)[0]
     array = np.asarray(cast("object", value))
@@ -171,8 +173,8 @@ def _run(request: Request, data: bytes) -> None:
     _send(VALUE, np.ascontiguousarray(array, "<f8").tobytes(), array.shape)
 
 
-def _accepted(entry: Callable[..., object], arguments: Mapping[str, float]) -> dict[str, float]:
-    """Return the arguments that a function takes."""
+def _select_arguments(entry: Callable[..., object], arguments: Mapping[str, float]) -> dict[str, float]:
+    """Return the arguments that a function accepts."""
     try:
         parameters = inspect.signature(entry).parameters.values()
     except (TypeError, ValueError):
@@ -184,21 +186,21 @@ def _accepted(entry: Callable[..., object], arguments: Mapping[str, float]) -> d
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def _traceback_of(error: BaseException) -> str:
-    """Return the end of a traceback, from the program's own first frame on."""
+def _format_traceback(error: BaseException) -> str:
+    """Return the end of a traceback, beginning at the program's first frame."""
     frames = traceback.extract_tb(error.__traceback__)
     start = next((index for index, frame in enumerate(frames) if frame.filename == _FILE), len(frames))
     lines = traceback.format_list(frames[start:][-_FRAMES:])
     return "".join([*lines, *traceback.format_exception_only(error)]).strip()
 
 
-def _say(kind: int, text: str) -> None:
+def _send_text(kind: int, text: str) -> None:
     with suppress(OSError, ValueError):
         _send(kind, text.encode(errors="backslashreplace")[-_TEXT_BYTES:], ())
 
 
 def _send(kind: int, data: bytes, shape: tuple[int, ...]) -> None:
     sizes = [*shape, *[0] * (_DIMENSIONS - len(shape))]
-    left = memoryview(HEADER.pack(MARK, kind, len(shape), *sizes) + data)
-    while left:
-        left = left[os.write(_RESULT, left) :]
+    remaining = memoryview(HEADER.pack(MARK, kind, len(shape), *sizes) + data)
+    while remaining:
+        remaining = remaining[os.write(_RESULT, remaining) :]

@@ -1,8 +1,8 @@
-"""The system calls that a model's program may not make, besides those that no sandbox allows.
+"""Seccomp filter of a model's program: system calls forbidden in addition to those of `sandbox_filter`.
 
-Invariant: what is left computes, reads what it may read and writes to what it was given. No process is started,
-signalled, slowed or moved, nothing is said to any other process, and nothing about a file is changed: Landlock keeps a
-program from what files hold, but not from their owners, modes, times and attributes.
+Invariant: a program can compute, read permitted files and write to its open descriptors. It cannot start, signal, slow
+down or migrate a process, or communicate with another process. It cannot change owners, modes, times or attributes of
+files: Landlock protects allow_only the contents of files.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import sandbox_filter
-from .sandbox_filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, only, step
+from .sandbox_filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, allow_only, step
 
 _THREAD = 0x10000  # CLONE_THREAD
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_CONTROLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what a library asks of its own descriptors."""
-_TELLING = (8, 10, 15, 1024, 1026)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX, which have a descriptor signal any process, and F_SETLEASE, F_NOTIFY."""
+_ALLOWED_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: used by libraries on their own descriptors."""
+_FORBIDDEN_FCNTLS = (8, 10, 15, 1024, 1026)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX, which let a descriptor signal any process; F_SETLEASE and F_NOTIFY."""
 
-_SAME = (424, 434, 438, 440, 447, 448, 452, 463, 466, 469)
+_COMMON_CALLS = (424, 434, 438, 440, 447, 448, 452, 463, 466, 469)
 """pidfd_send_signal, pidfd_open, pidfd_getfd, process_madvise, memfd_secret, process_mrelease, fchmodat2, setxattrat,
-removexattrat, file_setattr: the same everywhere."""
+removexattrat, file_setattr: the numbers are the same on all processors."""
 
 
 class _Numbers(NamedTuple):
-    """Numbers of the calls of one kind of processor."""
+    """Numbers of system calls on one kind of processor."""
 
     forbidden: tuple[int, ...]
-    own: tuple[int, ...]  # whose first argument must be 0, this process
+    self_only: tuple[int, ...]  # the first argument must be 0, this process
     clone: int  # only for threads
     tgkill: int  # only to this process
-    prctl: int  # but for the signal at the death of the parent
-    ioctl: int  # only for _CONTROLS
-    fcntl: int  # but for _TELLING
+    prctl: int  # except for the signal at the death of the parent
+    ioctl: int  # only for _ALLOWED_IOCTLS
+    fcntl: int  # except for _FORBIDDEN_FCNTLS
 
 
 _PROCESSORS: dict[str, _Numbers] = {
     # Forbidden: execve, execveat, socket, socketpair, connect, bind, listen, accept (two), ptrace, process_vm (two),
     # kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, shared memory (three), semaphores (three), messages (four),
-    # mq_open, memfd_create; chmod (three), chown (four), times (four) and extended attributes (six) as far as there are
-    # such; inotify (three) and fanotify_init; sync, syncfs, setpriority, ioprio_set, migrate_pages, move_pages, kcmp,
+    # mq_open, memfd_create; chmod (three), chown (four), times (four) and extended attributes (six) as far as they
+    # exist; inotify (three) and fanotify_init; sync, syncfs, setpriority, ioprio_set, migrate_pages, move_pages, kcmp,
     # personality, and on x86 modify_ldt, fork and vfork.
-    # Own: sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr.
+    # Self allow_only: sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr.
     "x86_64": _Numbers(
         (59, 322, 41, 53, 42, 49, 50, 43, 288, 101, 310, 311, 62, 200, 129, 297, 29, 30, 31, 64, 65, 66, 68, 69, 70, 71,
          240, 319, 90, 91, 268, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 253, 254, 294, 300,
@@ -61,22 +61,22 @@ _PROCESSORS: dict[str, _Numbers] = {
 
 
 def program() -> bytes | None:
-    """Return the filter for this process, as the kernel reads it; None if there is none for its processor."""
+    """Return the filter for this process in the kernel's format; None if its processor is not supported."""
     numbers = _PROCESSORS.get(os.uname().machine)
     if numbers is None:
         return None
-    steps = sandbox_filter.refused((*numbers.forbidden, *_SAME))
-    steps += only(numbers.clone, ANY_BIT, [_THREAD])
-    steps += only(numbers.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
-    for number in numbers.own:
-        steps += only(number, EQUAL, [0])
-    steps += _but(numbers.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
-    steps += only(numbers.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
-    steps += _but(numbers.fcntl, _TELLING, argument=SECOND_ARGUMENT)
+    steps = sandbox_filter.refuse_calls((*numbers.forbidden, *_COMMON_CALLS))
+    steps += allow_only(numbers.clone, ANY_BIT, [_THREAD])
+    steps += allow_only(numbers.tgkill, EQUAL, [os.getpid()])  # its own threads: abort() uses it
+    for number in numbers.self_only:
+        steps += allow_only(number, EQUAL, [0])
+    steps += _refuse_values(numbers.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
+    steps += allow_only(numbers.ioctl, EQUAL, _ALLOWED_IOCTLS, argument=SECOND_ARGUMENT)
+    steps += _refuse_values(numbers.fcntl, _FORBIDDEN_FCNTLS, argument=SECOND_ARGUMENT)
     return sandbox_filter.program(steps)
 
 
-def _but(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:
+def _refuse_values(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:
     """Return steps that refuse a call if one of its arguments is one of the values."""
     tests = [part for value in values for part in (step(EQUAL, value, unless=1), REFUSE)]
     return [step(EQUAL, number, unless=len(tests) + 2), step(LOAD, argument), *tests, step(LOAD, 0)]

@@ -1,7 +1,7 @@
-"""The file system that a sandbox sees.
+"""Root file system of a sandbox.
 
-Invariant: once it stands, nothing of the host's is in reach but what the plan names; every path of the plan's that is
-made or mounted on is resolved inside, so that a link there leads nowhere else.
+Invariant: after `build`, the sandbox can access only the host paths in the plan. Target paths of the plan are resolved
+inside the sandbox, so a link there cannot lead out of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tree(TypedDict):
 
 
 class Bind(TypedDict):
-    """A file or folder of the host's that is seen inside."""
+    """A file or folder of the host that is mounted in the sandbox."""
 
     source: str
     target: str
@@ -41,10 +41,10 @@ class Bind(TypedDict):
 
 
 class Plan(TypedDict):
-    """The plan of a sandbox from the host's side. Relative paths are relative to `store`."""
+    """Plan of a sandbox, from its owner. Relative paths are relative to `store`."""
 
     store: str
-    live: str
+    run_path: str
     hostname: str
     network: bool
     user: list[int] | None
@@ -57,43 +57,43 @@ class Plan(TypedDict):
 
 
 def build(plan: Plan, finish: Callable[[], None] = lambda: None) -> None:
-    """Mount it all, and make it the root; `finish` is called while relative paths are still the host's."""
+    """Mount the file system and make it the root; `finish` is called while relative paths are still the host's."""
     kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.chdir(plan["store"])
     for tree in plan["trees"]:
-        _overlay(tree, as_user=plan["user"] is not None)
+        _mount_overlay(tree, is_rootless=plan["user"] is not None)
     host = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     os.chdir(plan["trees"][0]["stage"])
     kernel.pivot_root(".", ".")
-    # Until the old root is unmounted, relative paths from it are the host's, and absolute ones the sandbox's.
+    # Until the old root is unmounted, relative paths from `host` are the host's, and absolute paths the sandbox's.
     for tree in plan["trees"][1:]:
         os.makedirs(tree["target"], exist_ok=True)
         os.fchdir(host)
         os.chdir(plan["store"].lstrip("/"))
         kernel.mount(tree["stage"], tree["target"], "", MS_MOVE)
     os.fchdir(host)
-    _devices(plan)
-    _processes()
+    _make_devices(plan)
+    _mount_proc()
     for bind in plan["binds"]:
-        _bind(bind)
-    _fill(plan)
+        _mount_bind(bind)
+    _write_files(plan)
     finish()
     kernel.unmount(".")
     os.close(host)
     os.chdir("/")
 
 
-def _overlay(tree: Tree, *, as_user: bool) -> None:
+def _mount_overlay(tree: Tree, *, is_rootless: bool) -> None:
     options = [f"lowerdir={':'.join(tree['lower'])}", f"upperdir={tree['upper']}", f"workdir={tree['work']}"]
-    options += ["userxattr"] if as_user else []
+    options += ["userxattr"] if is_rootless else []
     kernel.mount("overlay", tree["stage"], "overlay", MS_NOSUID | MS_NODEV, ",".join(options))
 
 
-def _devices(plan: Plan) -> None:
+def _make_devices(plan: Plan) -> None:
     os.makedirs("/dev", exist_ok=True)
     kernel.mount("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=65536k,nr_inodes=4096")
     for name, number in _DEVICES.items():
-        if plan["user"]:  # who may not make devices, but whose sandbox may not change the host's, either
+        if plan["user"]:  # users cannot make devices; a sandbox without root cannot change the host's
             _touch(f"/dev/{name}")
             kernel.mount(f"dev/{name}", f"/dev/{name}", "", MS_BIND)
         else:
@@ -108,7 +108,7 @@ def _devices(plan: Plan) -> None:
         os.symlink(target, f"/dev/{name}")
 
 
-def _processes() -> None:
+def _mount_proc() -> None:
     os.makedirs("/proc", exist_ok=True)
     kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for path in filter(os.path.exists, _READ_ONLY):
@@ -120,7 +120,7 @@ def _processes() -> None:
         kernel.mount("tmpfs", path, "tmpfs", MS_RDONLY, "size=0")
 
 
-def _bind(bind: Bind) -> None:
+def _mount_bind(bind: Bind) -> None:
     source, target = bind["source"].lstrip("/"), bind["target"]
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
@@ -131,7 +131,7 @@ def _bind(bind: Bind) -> None:
     kernel.restrict_mount(target, MS_NOSUID | MS_NODEV | (MS_RDONLY if bind["read_only"] else 0))
 
 
-def _fill(plan: Plan) -> None:
+def _write_files(plan: Plan) -> None:
     for path, mode in plan["folders"].items():
         if not os.path.isdir(path):
             os.makedirs(path)
@@ -141,7 +141,7 @@ def _fill(plan: Plan) -> None:
     for path, text in plan["files"].items():
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with suppress(FileNotFoundError):
-            os.unlink(path)  # it may be a link, or a file that layers share
+            os.unlink(path)  # it may be a link, or a file shared by layers
         with open(path, "w") as file:
             file.write(text)
 

@@ -1,7 +1,7 @@
-"""The system calls that no process of a sandbox may make.
+"""Seccomp filter of a sandbox: system calls that no process in it may make.
 
-Invariant: what is forbidden fails with an error number, as on a kernel without it; it kills nothing. On a processor
-that the table does not know there is no filter, and the sandbox says so.
+Invariant: a forbidden call fails with an error number, as on a kernel without it; the process is not killed. On a
+processor that is not in the table there is no filter, and the sandbox reports this.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Sequence
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 FIRST_ARGUMENT, SECOND_ARGUMENT = 16, 24
-"""Where their lower halves stand in what a filter sees of a call; the call's number stands at 0."""
+"""Offsets of the lower halves of arguments in the data that a filter gets; the call's number is at offset 0."""
 
-_NEW_NAMESPACES = 0x7E020080  # each CLONE_NEW… but time's, which clone cannot ask for
-_CLONE3 = 435  # its flags are in memory, where a filter cannot look; without it the C library uses clone
+_NEW_NAMESPACES = 0x7E020080  # each CLONE_NEW… except time's, which clone does not support
+_CLONE3 = 435  # its flags are in memory, which a filter cannot read; without it the C library uses clone
 _FAMILIES = (1, 2, 10, 16)
-"""Of sockets: Unix, IPv4, IPv6, netlink. Others are in no network namespace, such as those to the host of a virtual
-machine (vsock), or lead deep into the kernel for no task's sake."""
+"""Allowed families of sockets: Unix, IPv4, IPv6, netlink. Others are not confined by network namespaces, such as vsock
+(sockets to the host of a virtual machine), or expose parts of the kernel that no task needs."""
 
-_SAME = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442)  # io_uring, and the newer calls that mount
+_COMMON_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442)  # io_uring, and the newer mount calls
 
 _PROCESSORS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
-    # the processor's number, those of clone, socket and prlimit64, and mount, umount2, pivot_root, unshare, setns,
+    # numbers of the processor, of clone, socket and prlimit64, and of mount, umount2, pivot_root, unshare, setns,
     # add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec (two), modules (three)
     "x86_64": (0xC000003E, 56, 41, 302,
                (165, 166, 155, 272, 308, 248, 249, 250, 321, 298, 323, 304, 246, 320, 175, 313, 176)),
@@ -34,10 +34,10 @@ _PROCESSORS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def program(also: Sequence[bytes] = ()) -> bytes | None:
-    """Return the filter for this processor, as the kernel reads it; None if there is none.
+def program(extra_steps: Sequence[bytes] = ()) -> bytes | None:
+    """Return the filter for this processor in the kernel's format; None if the processor is not supported.
 
-    Each further step in `also` finds the number of the call loaded, and leaves it so.
+    When `extra_steps` begin, the number of the call is loaded; it must be loaded again at their end.
     """
     numbers = _PROCESSORS.get(os.uname().machine)
     if numbers is None:
@@ -45,9 +45,9 @@ def program(also: Sequence[bytes] = ()) -> bytes | None:
     processor, clone, socket, prlimit, forbidden = numbers
     steps = [step(LOAD, 4), step(EQUAL, processor, when=1), ABSENT]  # 32-bit programs have other numbers
     steps += [step(LOAD, 0), step(_AT_LEAST, 0x40000000, unless=1), ABSENT]
-    steps += refused((*forbidden, *_SAME))
-    steps += only(prlimit, EQUAL, [0])  # its own limits, and not those of a verifier
-    steps += [step(EQUAL, _CLONE3, unless=1), ABSENT, *also]
+    steps += refuse_calls((*forbidden, *_COMMON_CALLS))
+    steps += allow_only(prlimit, EQUAL, [0])  # its own limits, not those of a verifier
+    steps += [step(EQUAL, _CLONE3, unless=1), ABSENT, *extra_steps]
     steps += [
         step(EQUAL, clone, unless=3),
         step(LOAD, FIRST_ARGUMENT),
@@ -59,12 +59,12 @@ def program(also: Sequence[bytes] = ()) -> bytes | None:
     return b"".join([*steps, _UNSUPPORTED, step(_RETURN, _ALLOW)])
 
 
-def refused(calls: Sequence[int]) -> list[bytes]:
+def refuse_calls(calls: Sequence[int]) -> list[bytes]:
     """Return steps that refuse calls of these numbers."""
     return [part for number in calls for part in (step(EQUAL, number, unless=1), REFUSE)]
 
 
-def only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
+def allow_only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
     """Return steps that refuse a call unless one of its arguments passes a test against one of the values."""
     count = len(values)
     tests = [step(test, value, when=count - place) for place, value in enumerate(values)]

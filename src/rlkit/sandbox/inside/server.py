@@ -1,7 +1,7 @@
-"""A process that has loaded the libraries of programs, and forks for each program that it is given.
+"""Server with preloaded libraries that forks a process for each program.
 
-Invariant: it lives as long as its owner holds the other end of its socket, and so does all that it has started. Each
-program has a keeper, which ends it and its descendants at its time limit, or as soon as nobody waits for it any more.
+Invariant: the server and all its processes live as long as the owner holds the other end of the server's socket. Each
+program has a keeper process, which kills it and its descendants at its time limit, or when its caller is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NoReturn, TypedDict
 
 from . import kernel, landlock, program_filter
 from .job_server import KILLED_FIRST, note_signal, receive, send_message, write
-from .program import Request, Walls, become, enclose
+from .program import IsolationSetup, Request, isolate, run_program
 
 _LINUX = sys.platform == "linux"
 _POLL_S = 0.01
@@ -34,11 +34,11 @@ _SYSTEM = (
 _LENGTH = struct.Struct("<Q")
 _REASON_BYTES = 4096
 _NICE = 5
-"""A trainer's own work comes before that of its programs."""
+"""Increment of the nice value, so that the trainer's own work has priority over programs."""
 
 
 class Plan(TypedDict):
-    """Request of the owner."""
+    """Setup of the server, sent by its owner."""
 
     layers: list[str]
     preload: list[str]
@@ -46,7 +46,7 @@ class Plan(TypedDict):
 
 
 def main() -> None:
-    """Serve; the first argument is the descriptor of the owner's socket."""
+    """Serve programs; the first argument is the descriptor of the owner's socket."""
     owner = socket.socket(fileno=int(sys.argv[1]))
     plan: Plan = json.loads(receive(owner)[0])
     notes: dict[str, str] = {}
@@ -55,7 +55,7 @@ def main() -> None:
     if _LINUX:
         with suppress(OSError):
             write("/proc/self/oom_score_adj", KILLED_FIRST)
-    in_namespaces = "namespaces" in plan["layers"] and _LINUX and _separated(notes)
+    in_namespaces = "namespaces" in plan["layers"] and _LINUX and _enter_namespaces(notes)
     if in_namespaces and (pid := os.fork()):
         owner.close()
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
@@ -65,50 +65,50 @@ def main() -> None:
     for name in plan["preload"]:
         with suppress(ImportError):
             importlib.import_module(name)
-    walls: Walls = {
+    setup: IsolationSetup = {
         "layers": plan["layers"],
-        "readable": _libraries(plan["package"]),
-        "listed": _folders(),
+        "readable": _list_readable_paths(plan["package"]),
+        "listed": _list_python_folders(),
         "writable": ["/dev/null"],
-        "base_bytes": _mapped_bytes(),
+        "base_bytes": _measure_mapped_bytes(),
     }
     if in_namespaces:
         _hide_processes()
-    walls["layers"] = _standing(walls, notes, in_namespaces=in_namespaces)
-    send_message(owner, {"notes": notes, "layers": walls["layers"]})
+    setup["layers"] = _find_working_layers(setup, notes, in_namespaces=in_namespaces)
+    send_message(owner, {"notes": notes, "layers": setup["layers"]})
     gc.collect()
     gc.disable()
     gc.freeze()
-    _serve(owner, walls, in_namespaces=in_namespaces)
+    _serve(owner, setup, in_namespaces=in_namespaces)
 
 
-def _separated(notes: dict[str, str]) -> bool:
-    """Have this process's children in namespaces of their own; whether that is permitted."""
+def _enter_namespaces(notes: dict[str, str]) -> bool:
+    """Put this process's children into new namespaces; return whether the kernel permits it."""
     flags = os.CLONE_NEWNS | os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET
     uid, gid = os.geteuid(), os.getegid()
-    for more in (0, os.CLONE_NEWUSER) if uid == 0 else (os.CLONE_NEWUSER,):
+    for extra_flags in (0, os.CLONE_NEWUSER) if uid == 0 else (os.CLONE_NEWUSER,):
         try:
-            os.unshare(flags | more)
-            if more:
+            os.unshare(flags | extra_flags)
+            if extra_flags:
                 for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
                     write(f"/proc/self/{name}", text)
         except OSError as error:
-            notes["namespaces"] = f"refused by the kernel: {error.strerror}"
+            notes["namespaces"] = f"denied by the kernel: {error.strerror}"
             continue
-        notes["namespaces"] = "processes, network, mounts, IPC" + (", users" if more else "")
+        notes["namespaces"] = "processes, network, mounts, IPC" + (", users" if extra_flags else "")
         return True
     return False
 
 
 def _hide_processes() -> None:
-    """No process is seen from here on, not even in `/proc`."""
+    """Hide all processes: mount an empty `/proc`."""
     with suppress(OSError):
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("tmpfs", "/proc", "tmpfs", kernel.MS_RDONLY, "size=0")
 
 
-def _folders() -> list[str]:
-    """Return the folders of Python's own library and of what is installed."""
+def _list_python_folders() -> list[str]:
+    """Return the folders of Python's standard library and of installed packages."""
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return sorted(
@@ -116,33 +116,33 @@ def _folders() -> list[str]:
     )
 
 
-def _libraries(package: str) -> list[str]:
-    """Return the readable paths: libraries of the system and of Python, and installed packages except `package`.
+def _list_readable_paths(package: str) -> list[str]:
+    """Return the readable paths: libraries of the system and of Python, and installed packages, without `package`.
 
-    `package` holds published solutions of the problems that programs solve; the modules that they need are loaded.
+    `package` (rlkit) has published solutions of the problems that programs solve. Their helper modules are preloaded.
     """
     paths: list[str] = []
-    for folder in (*_SYSTEM, *_folders()):
+    for folder in (*_SYSTEM, *_list_python_folders()):
         if os.path.realpath(package).startswith(os.path.realpath(folder) + os.sep):
-            paths += _without(folder, os.path.realpath(package))
+            paths += _list_without(folder, os.path.realpath(package))
         else:
             paths.append(folder)
     return paths
 
 
-def _without(folder: str, left_out: str) -> list[str]:
-    """Return the entries of a folder, and of the folders on the way to `left_out`, without `left_out`."""
+def _list_without(folder: str, excluded: str) -> list[str]:
+    """Return the entries of a folder; replace each ancestor of `excluded` by its entries, and omit `excluded`."""
     entries: list[str] = []
     for entry in os.scandir(folder):
         path = os.path.realpath(entry.path)
-        if left_out.startswith(path + os.sep):
-            entries += _without(path, left_out)
-        elif path != left_out:
+        if excluded.startswith(path + os.sep):
+            entries += _list_without(path, excluded)
+        elif path != excluded:
             entries.append(entry.path)
     return entries
 
 
-def _mapped_bytes() -> int:
+def _measure_mapped_bytes() -> int:
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -150,26 +150,26 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def _standing(walls: Walls, notes: dict[str, str], *, in_namespaces: bool) -> list[str]:
-    """Return the layers that can be put up, each tried in a process of its own."""
-    standing: list[str] = []
-    for layer in walls["layers"]:
+def _find_working_layers(setup: IsolationSetup, notes: dict[str, str], *, in_namespaces: bool) -> list[str]:
+    """Return the layers that work here, each tried in a separate process."""
+    layers: list[str] = []
+    for layer in setup["layers"]:
         if layer == "namespaces":
             if in_namespaces:
-                standing.append(layer)
+                layers.append(layer)
         elif layer in ("environment", "session"):
-            standing.append(layer)  # as this process was started
-        elif (why := _refused(layer, walls)) is None:
-            standing.append(layer)
+            layers.append(layer)  # applied when this process was started
+        elif (problem := _find_layer_problem(layer, setup)) is None:
+            layers.append(layer)
         else:
-            notes[layer] = why
-    if "landlock" in standing:
+            notes[layer] = problem
+    if "landlock" in layers:
         notes["landlock"] = f"version {landlock.version()}"
-    return standing
+    return layers
 
 
-def _refused(layer: str, walls: Walls) -> str | None:
-    """Return the reason why a layer cannot be put up, if any."""
+def _find_layer_problem(layer: str, setup: IsolationSetup) -> str | None:
+    """Return the reason why a layer cannot be applied; None if it can."""
     if layer != "limits" and not _LINUX:
         return f"not on {sys.platform}"
     if layer == "landlock" and not landlock.version():
@@ -181,20 +181,20 @@ def _refused(layer: str, walls: Walls) -> str | None:
     if pid == 0:
         try:
             needed = ["no_new_privs"] if layer in ("landlock", "seccomp") else []
-            layer_walls: Walls = {**walls, "layers": [*needed, layer]}
-            enclose(layer_walls, cpu_s=60, memory_bytes=1 << 30)
+            layer_setup: IsolationSetup = {**setup, "layers": [*needed, layer]}
+            isolate(layer_setup, cpu_s=60, memory_bytes=1 << 30)
         except BaseException as error:
             os.write(writer, (str(error) or type(error).__name__).encode()[:1000])
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
-        why = stream.read().decode(errors="replace")
+        problem = stream.read().decode(errors="replace")
     os.waitpid(pid, 0)
-    return why or None
+    return problem or None
 
 
-def _serve(owner: socket.socket, walls: Walls, *, in_namespaces: bool) -> NoReturn:
-    signal.signal(signal.SIGCHLD, note_signal)  # so that waiting is interrupted, and keepers are reaped
+def _serve(owner: socket.socket, setup: IsolationSetup, *, in_namespaces: bool) -> NoReturn:
+    signal.signal(signal.SIGCHLD, note_signal)  # interrupts the wait, so that keepers are reaped
     while True:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -212,11 +212,11 @@ def _serve(owner: socket.socket, walls: Walls, *, in_namespaces: bool) -> NoRetu
             pid = -1
         if pid == 0:
             owner.close()
-            _keep(
+            _run_keeper(
                 text,
                 status_socket,
                 (descriptors[1], descriptors[2], descriptors[3]),
-                walls,
+                setup,
                 in_namespaces=in_namespaces,
             )
         status_socket.close()
@@ -224,10 +224,15 @@ def _serve(owner: socket.socket, walls: Walls, *, in_namespaces: bool) -> NoRetu
             os.close(descriptor)
 
 
-def _keep(
-    text: bytes, status_socket: socket.socket, streams: tuple[int, int, int], walls: Walls, *, in_namespaces: bool
+def _run_keeper(
+    text: bytes,
+    status_socket: socket.socket,
+    streams: tuple[int, int, int],
+    setup: IsolationSetup,
+    *,
+    in_namespaces: bool,
 ) -> NoReturn:
-    """Start a program, wait for it, end it when its time is over, and say how it went."""
+    """Start a program, wait for it, kill it at its time limit, and send its outcome."""
     try:
         length = _LENGTH.unpack_from(text)[0]
         request: Request = json.loads(text[_LENGTH.size : _LENGTH.size + length])
@@ -239,15 +244,15 @@ def _keep(
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            become(request, text[_LENGTH.size + length :], walls, streams, writer)
+            run_program(request, text[_LENGTH.size + length :], setup, streams, writer)
         for descriptor in (*streams, writer):
             os.close(descriptor)
-        late, status, used_s = _waited(pid, status_socket, request["timeout_s"])
+        late, status, used_s = _wait_for_end(pid, status_socket, request["timeout_s"])
         code = os.waitstatus_to_exitcode(status)
         os.set_blocking(reader, False)
         with suppress(BlockingIOError):
-            if broken := os.read(reader, _REASON_BYTES):
-                raise OSError(f"its isolation could not be set up: {broken.decode(errors='replace')}")
+            if failure := os.read(reader, _REASON_BYTES):
+                raise OSError(f"its isolation could not be set up: {failure.decode(errors='replace')}")
         send_message(
             status_socket, {"exit": code, "late": late, "seconds": time.monotonic() - started, "cpu_s": used_s}
         )
@@ -256,8 +261,8 @@ def _keep(
     os._exit(0)
 
 
-def _waited(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[bool, int, float]:
-    """Return whether a process ran into its time limit, its status, and the processor seconds that it took."""
+def _wait_for_end(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[bool, int, float]:
+    """Wait for a process; return whether it reached its time limit, its status, and its processor seconds."""
     end_s = time.monotonic() + timeout_s
     watched: list[int | socket.socket] = [status_socket]
     exit_fd = -1
@@ -267,7 +272,7 @@ def _waited(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[b
     late = False
     while (left_s := end_s - time.monotonic()) > 0:
         ready = select.select(watched, [], [], left_s if _LINUX else min(_POLL_S, left_s))[0]
-        if ready:  # it has ended, or nobody waits any more
+        if ready:  # it has ended, or its caller is gone
             break
         ended_pid, status, used = os.wait4(pid, os.WNOHANG) if not _LINUX else (0, 0, None)
         if ended_pid and used is not None:
@@ -278,7 +283,7 @@ def _waited(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[b
     if late or exit_fd not in select.select(watched, [], [], 0)[0]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _end_group(pid)  # before it is waited for, so that its number is still its own
+    _end_group(pid)  # before the wait: afterwards its id could be reused
     _, status, used = os.wait4(pid, 0)
     return late, status, used.ru_utime + used.ru_stime
 
@@ -288,6 +293,6 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-_ = array  # socket.recv_fds imports it when it is called, which would be too late
+_ = array  # loaded early: socket.recv_fds imports it at its first call
 if __name__ == "__main__":
     main()

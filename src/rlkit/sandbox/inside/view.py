@@ -1,8 +1,8 @@
-"""The process that stays outside of a sandbox, and starts jobs in a view of it.
+"""Server outside of a sandbox that starts jobs in a view of it.
 
-Invariant: no process of the sandbox can see, trace or signal this one, nor trace or signal what it starts, nor reach
-the folders that are a view's own: those processes have a mount namespace of their own and are in no Landlock domain,
-while all that the first process starts is in one.
+Invariant: no process of the sandbox can see, trace or signal this server, trace or signal its jobs, or access a view's
+private folders. The server and its jobs have another mount namespace and are in no Landlock domain; all processes that
+the first process starts are in one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _REASON_BYTES = 4000
 
 
 class ViewServer(JobServer):
-    """Open views of a sandbox, and start jobs in the one that was opened last.
+    """Server of views of a sandbox, which starts jobs in the open view.
 
-    `first` is the number of the sandbox's first process on the host, which sends a descriptor of its mount namespace.
+    Args:
+        first: id of the sandbox's first process on the host.
+        namespaces: socket on which the first process sends a descriptor of its mount namespace.
     """
 
     def __init__(self, owner: socket.socket, plan: root.Plan, *, first: int, namespaces: socket.socket) -> None:
@@ -38,16 +40,16 @@ class ViewServer(JobServer):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def enter(self) -> None:
-        """Join the limits and the mount namespace of the view."""
+        """Join the control groups and the mount namespace of the view."""
         if self._namespace < 0:
-            raise OSError("no view of this sandbox was opened")
+            raise OSError("this sandbox has no open view")
         os.umask(0o022)
         for path in self._plan["cgroups"]:
             write(path, "0")
         os.setns(self._namespace, os.CLONE_NEWNS)
 
     def handle(self, request: job.Request, status: socket.socket) -> bool:
-        """Open a view or close it, if that is asked for."""
+        """Open or close a view, if requested."""
         view = request["view"]
         if view is None and not request["close_view"]:
             return False
@@ -62,16 +64,16 @@ class ViewServer(JobServer):
         return True
 
     def is_ending(self) -> bool:
-        """Return whether the owner is gone: the kernel then ends the jobs here before the first process has ended."""
+        """Return whether the owner is gone: the kernel then kills the jobs here before the first process ends."""
         if not self._is_ending and select.select([self.owner], [], [], 0)[0]:
             self._is_ending = not self.owner.recv(1, socket.MSG_PEEK)
         return self._is_ending
 
     def close(self) -> None:
-        """Wait for the first process, whose owner is this one's."""
+        """Do nothing: `note_end` ends this process with the first process, which has the same owner."""
 
     def note_end(self, pid: int, status: int) -> None:
-        """End with the first process."""
+        """End this process with the first process."""
         if pid == self._first:
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -88,35 +90,35 @@ class ViewServer(JobServer):
             reason, descriptors, _, _ = socket.recv_fds(own_end, _REASON_BYTES, 1)
             os.waitpid(pid, 0)
         if not descriptors:
-            raise OSError(reason.decode(errors="replace") or "its process was ended")
+            raise OSError(reason.decode(errors="replace") or "its process was killed")
         os.set_inheritable(descriptors[0], False)
         return descriptors[0]
 
     def _end_view(self) -> None:
-        """End all that runs in the view: it is in no Landlock domain, and could reach the next one."""
+        """Kill all processes in the view: they are in no Landlock domain, and could access the next view."""
         if self._namespace < 0:
             return
-        thaw, thawed = os.pipe()
-        frozen, freeze = os.pipe()
+        thaw_reader, thaw_writer = os.pipe()
+        frozen_reader, frozen_writer = os.pipe()
         pid = os.fork()
-        if pid == 0:  # in the sandbox, where -1 is every process but this one and the first
-            os.close(thawed)
+        if pid == 0:  # in the sandbox, where -1 stands for all processes except this one and the first
+            os.close(thaw_writer)
             with suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGSTOP)  # at once, so that nothing starts another process meanwhile
-            os.write(freeze, b"!")
-            os.read(thaw, 1)
+                os.kill(-1, signal.SIGSTOP)  # all at once, so that none starts another process
+            os.write(frozen_writer, b"!")
+            os.read(thaw_reader, 1)
             with suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGCONT)
             os._exit(0)
-        os.read(frozen, 1)
+        os.read(frozen_reader, 1)
         namespace = os.fstat(self._namespace)
         for number in filter(str.isdigit, os.listdir("/proc")):
             if int(number) != pid and _is_in(number, namespace):
                 with suppress(ProcessLookupError):
                     os.kill(int(number), signal.SIGKILL)
-        os.close(thawed)
+        os.close(thaw_writer)
         os.waitpid(pid, 0)
-        for descriptor in (thaw, frozen, freeze, self._namespace):
+        for descriptor in (thaw_reader, frozen_reader, frozen_writer, self._namespace):
             os.close(descriptor)
         self._namespace = -1
 
@@ -133,7 +135,7 @@ class ViewServer(JobServer):
 
 
 def _is_in(number: str, namespace: os.stat_result) -> bool:
-    """Return whether a thread of a process is in a mount namespace; the first may have ended before the others."""
+    """Return whether any thread of a process is in a mount namespace; the main thread may have ended."""
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{number}/task"):
             with suppress(OSError):
@@ -144,14 +146,14 @@ def _is_in(number: str, namespace: os.stat_result) -> bool:
 
 
 def send_namespace(target: socket.socket) -> None:
-    """Send a descriptor of this process's mount namespace: by its number another may not be permitted to open it."""
+    """Send a descriptor of this process's mount namespace, which other processes may not be allowed to open."""
     namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     socket.send_fds(target, [b"namespace"], [namespace])
     os.close(namespace)
 
 
 def _receive_namespace(source: socket.socket) -> int:
-    """Return the received descriptor; -1 if the other side has ended."""
+    """Return the received descriptor; -1 if the sender has ended."""
     _, descriptors, _, _ = socket.recv_fds(source, 16, 1)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

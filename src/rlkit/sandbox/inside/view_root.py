@@ -1,8 +1,7 @@
-"""The file system that a view of a sandbox shows.
+"""Root file system of a view of a sandbox.
 
-Invariant: the root of a view, and each folder that is its own, are out of reach of every process of the sandbox; what
-the view shares with the sandbox is mounted into it, so that nothing that is moved, removed or linked in the sandbox
-changes where a path of the view leads.
+Invariant: no process of the sandbox can access the root of a view or its private folders. Shared folders are mounted
+into the view, so moves, removals and links in the sandbox do not change where a path of the view leads.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from . import job, kernel, root
 from .kernel import MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_REC
 
 _MOST_ENTRIES = 512
-"""The most entries of a folder that are shown: each is a mount. A sandbox with more of them must not fail its tests."""
+"""Maximum number of shared entries of a folder; each is a mount. A sandbox with more must not fail its tests."""
 _SYSTEM = frozenset(
     "app bin boot dev etc home lib lib32 lib64 opt proc root run sbin srv sys tmp usr var".split()  # noqa: SIM905
 )
 _LOGS = "/logs"
 
 
-class _Shared(NamedTuple):
-    """A place that the view shares with the sandbox: a copied mount, the target of a link, or an empty folder."""
+class _SharedEntry(NamedTuple):
+    """A path that the view shares with the sandbox: a copied mount, the target of a link, or an empty folder."""
 
     path: str
     tree: int | None = None
@@ -37,61 +36,61 @@ def build(plan: root.Plan, view: job.View, *, sandbox: int, number: int) -> None
 
     Args:
         sandbox: a descriptor of the sandbox's mount namespace.
-        number: a number that no view of this sandbox had before.
+        number: number of the view, unique in this sandbox.
     """
-    here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    host_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     os.setns(sandbox, os.CLONE_NEWNS)
     private = view["private"]
-    shared = _entries("/", private) if view["shared"] is None else _list_shared(view["shared"], private)
-    os.setns(here, os.CLONE_NEWNS)
-    os.close(here)
+    shared = _list_entries("/", private) if view["shared"] is None else _list_shared(view["shared"], private)
+    os.setns(host_namespace, os.CLONE_NEWNS)
+    os.close(host_namespace)
     os.unshare(os.CLONE_NEWNS)
-    folder = f"{plan['live']}/view/{number}"
+    folder = f"{plan['run_path']}/view/{number}"
     if view["shared"] is None:
         _build_shared(plan, folder, shared, private)
     else:
         _build_pristine(plan, folder, shared, private)
 
 
-def _entries(folder: str, private: list[str]) -> list[_Shared]:
-    """Everything in a folder of the sandbox but what is the view's own; of very many entries, the system's first."""
-    shared: list[_Shared] = []
+def _list_entries(folder: str, private: list[str]) -> list[_SharedEntry]:
+    """List the entries of a folder of the sandbox without private ones; at the limit, system folders come first."""
+    shared: list[_SharedEntry] = []
     for name in sorted(os.listdir(folder), key=lambda name: (name not in _SYSTEM, name))[:_MOST_ENTRIES]:
         path = os.path.join(folder, name)
         if path in private:
             continue
         if any(place.startswith(f"{path}/") for place in private):
             if stat.S_ISDIR(os.lstat(path).st_mode):
-                shared += _entries(path, private)
-        elif (place := _copied(path)) is not None:
+                shared += _list_entries(path, private)
+        elif (place := _copy_entry(path)) is not None:
             shared.append(place)
     return shared
 
 
-def _list_shared(paths: list[str], private: list[str]) -> list[_Shared]:
-    """Return the named folders of the sandbox, and its folders of logs; a missing one is an empty folder."""
-    logs = _entries(_LOGS, private) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
-    named: list[_Shared] = []
+def _list_shared(paths: list[str], private: list[str]) -> list[_SharedEntry]:
+    """List the named folders of the sandbox, and its folders of logs; a missing folder is shown as an empty one."""
+    logs = _list_entries(_LOGS, private) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
+    named: list[_SharedEntry] = []
     for path in paths:
-        place = _copied(os.path.realpath(path))
-        named.append(_Shared(path) if place is None or place.tree is None else place._replace(path=path))
+        place = _copy_entry(os.path.realpath(path))
+        named.append(_SharedEntry(path) if place is None or place.tree is None else place._replace(path=path))
     return logs + named
 
 
-def _copied(path: str) -> _Shared | None:
+def _copy_entry(path: str) -> _SharedEntry | None:
     try:
         mode = os.lstat(path).st_mode
         if stat.S_ISLNK(mode):
-            return _Shared(path, link=os.readlink(path))
+            return _SharedEntry(path, link=os.readlink(path))
         if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
             tree = kernel.clone_tree(path)
-            return _Shared(path, tree=tree, is_folder=stat.S_ISDIR(os.fstat(tree).st_mode))
-    except FileNotFoundError:  # it went meanwhile
+            return _SharedEntry(path, tree=tree, is_folder=stat.S_ISDIR(os.fstat(tree).st_mode))
+    except FileNotFoundError:  # removed in the meantime
         return None
     return None
 
 
-def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], private: list[str]) -> None:
+def _build_shared(plan: root.Plan, folder: str, shared: list[_SharedEntry], private: list[str]) -> None:
     """Build a new root on which all entries of the sandbox's root are mounted."""
     kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.chdir(plan["store"])
@@ -108,7 +107,7 @@ def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], private: 
     os.chdir("/")
 
 
-def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], private: list[str]) -> None:
+def _build_pristine(plan: root.Plan, folder: str, shared: list[_SharedEntry], private: list[str]) -> None:
     """Build the original image, on which the shared folders are mounted."""
     trees: list[root.Tree] = []
     os.chdir(plan["store"])
@@ -120,8 +119,8 @@ def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], private
     root.build({**plan, "trees": trees}, lambda: _attach(shared, private))
 
 
-def _attach(shared: list[_Shared], private: list[str]) -> None:
-    # Where a path leads is found before anything of the sandbox's is there, which could have links in it.
+def _attach(shared: list[_SharedEntry], private: list[str]) -> None:
+    # Resolve all paths before anything of the sandbox is mounted, because its folders could have links.
     targets = {place.path: os.path.realpath(place.path) for place in shared}
     for place in shared:
         target = targets[place.path]
@@ -134,14 +133,14 @@ def _attach(shared: list[_Shared], private: list[str]) -> None:
         os.makedirs(path)
 
 
-def _attach_place(place: _Shared, target: str) -> None:
+def _attach_place(place: _SharedEntry, target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if place.link is not None:
         if not os.path.lexists(target):
             os.symlink(place.link, target)
         return
     if os.path.lexists(target) and os.path.isdir(target) != place.is_folder:
-        _remove(target)  # the image has a folder, and the agent has put a file in its place, or the other way round
+        _remove(target)  # the agent has replaced a folder of the image by a file, or a file by a folder
     if place.is_folder:
         os.makedirs(target, exist_ok=True)
     elif not os.path.lexists(target):

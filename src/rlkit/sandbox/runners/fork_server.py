@@ -1,7 +1,7 @@
-"""Programs on this machine: a server that has loaded their libraries forks for each.
+"""Programs on this machine: a server with preloaded libraries forks for each program.
 
-Invariant: no program outlives its time limit, the call that waits for it, or the process that asked for it; and none
-runs with less between it and the machine than `min_isolation` says.
+Invariant: no program outlives its time limit, the call that waits for it, or the calling process, and no program runs
+with weaker isolation than `min_isolation`.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from rlkit.sandbox.runners.programs import (
 from rlkit.types import Json
 
 PRELOADED = ("numpy", "scipy", "scipy.optimize", "scipy.linalg", "scipy.signal", "scipy.sparse", "scipy.sparse.linalg")
-"""Modules that most programs import, so that they need not wait for them."""
+"""Modules that most programs import; preloading saves each program the import."""
 
 STDOUT_CHARS = 500
-"""Characters to keep of the end of a program's output."""
+"""Number of characters kept from the end of a program's output."""
 
 _START_S = 120.0
-_GRACE_S = 10.0  # past its time limit, a keeper that says nothing is taken for broken
+_GRACE_S = 10.0  # time after a program's limit in which its keeper must answer
 _END_S = 5.0
-_REST_S = 1.0  # for what an ended program has left in its pipes
+_REST_S = 1.0  # to read the pipes of an ended program
 _TEXT_BYTES = 1 << 16
 _KEPT_BYTES = 4 * STDOUT_CHARS
 _CHUNK_BYTES = 1 << 20
@@ -62,22 +62,22 @@ _START = "import sys; sys.path.append(sys.argv.pop(1)); from rlkit.sandbox.insid
 
 
 def default_level() -> Level:
-    """Return the default level: `os` on Linux, and elsewhere `limits`."""
+    """Return the default level: `os` on Linux, `limits` elsewhere."""
     return "os" if sys.platform == "linux" else "limits"
 
 
 class ForkServer:
     """A `CodeRunner` on this machine.
 
-    The server is started with the first program, and anew if it dies. It may be used from several event loops and
-    threads at once.
+    The server starts with the first program, and is restarted if it dies. Several event loops and threads may use it
+    concurrently.
 
     Args:
-        workers: programs at once; by default one for each processor, divided by those that each takes.
+        workers: maximum number of concurrent programs; by default the number of processors divided by `cpus`.
         cpus: processors for each program.
-        min_isolation: level below which no program runs; by default `os` on Linux and `limits` elsewhere.
-        layers: layers of isolation to use where the kernel permits them.
-        preload: modules loaded before programs start; those that are not installed are left out.
+        min_isolation: required isolation level; by default `os` on Linux and `limits` elsewhere.
+        layers: isolation layers to use if the kernel permits them.
+        preload: modules loaded before programs start; modules that are not installed are skipped.
     """
 
     def __init__(
@@ -93,46 +93,46 @@ class ForkServer:
         self._min_isolation: Level = min_isolation or default_level()
         self._layers = tuple(layers)
         self._preload = tuple(preload)
-        self._threads = DaemonThreadPool(workers or max(1, _processors() // cpus), name="rlkit-programs")
+        self._threads = DaemonThreadPool(workers or max(1, _count_processors() // cpus), name="rlkit-programs")
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._owner = os.getpid()
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server, if it runs."""
+        """Process id of the server; None if it is not running."""
         server = self._server
         return None if server is None else server.process.pid
 
     async def isolation(self) -> Isolation:
         """Return the isolation of programs; see `CodeRunner`."""
-        return (await asyncio.get_running_loop().run_in_executor(self._threads, self._started)).isolation
+        return (await asyncio.get_running_loop().run_in_executor(self._threads, self._ensure_server)).isolation
 
     def start(self) -> Isolation:
-        """Return `isolation` outside of an event loop."""
-        return self._started().isolation
+        """Start the server and return the isolation of programs, outside of an event loop."""
+        return self._ensure_server().isolation
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
-        """Run a program to its end, once there is room; see `CodeRunner`."""
-        waiting = _Waiting()
+        """Run a program to its end, when a slot is free; see `CodeRunner`."""
+        call = _PendingCall()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program, limits, waiting)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program, limits, call)
         except asyncio.CancelledError:
-            waiting.give_up()
+            call.cancel()
             raise
 
     def close(self) -> None:
-        """End the server, and with it all programs; another is started with the next."""
+        """End the server and all its programs; the next program starts a new server."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
             server.close()
 
-    def _started(self) -> _Server:
+    def _ensure_server(self) -> _Server:
         with self._lock:
-            if self._owner != os.getpid():  # a fork shares the server's socket, and must not
+            if self._owner != os.getpid():  # a forked process must not use its parent's server
                 self._server, self._owner = None, os.getpid()
-            if self._server is not None and self._server.dead:
+            if self._server is not None and self._server.has_ended:
                 self._server.close()
                 self._server = None
             if self._server is None:
@@ -141,22 +141,22 @@ class ForkServer:
         server.isolation.require(self._min_isolation)
         return server
 
-    def _run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> ProgramResult:
+    def _run(self, program: Program, limits: ProgramLimits, call: _PendingCall) -> ProgramResult:
         for _ in range(2):  # the server may have died since the last program
             with suppress(ConnectionError):
-                return self._started().run(program, limits, waiting)
-        raise EnvironmentFault("the server that runs programs ends as soon as it is asked for something")
+                return self._ensure_server().run(program, limits, call)
+        raise EnvironmentFault("the server that runs programs ends at every request")
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A caller that waits for a program, and may give up."""
+class _PendingCall:
+    """A call that waits for a program, and can be cancelled from another thread."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     status: socket.socket | None = None
     is_cancelled: bool = False
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self.lock:
             self.is_cancelled = True
             if self.status is not None:
@@ -179,7 +179,7 @@ class _Server:
         with child_end:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _START, str(package.parent), str(child_end.fileno())],
-                env=_environment(cpus) if "environment" in layers else None,
+                env=_make_environment(cpus) if "environment" in layers else None,
                 cwd="/",
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -191,7 +191,7 @@ class _Server:
             with make_message_file(json.dumps(plan).encode()) as text:
                 socket.send_fds(own_end, [b"?"], [text.fileno()])
             own_end.settimeout(_START_S)
-            answer = json.loads(_line(own_end))
+            answer = json.loads(_read_line(own_end))
         except (OSError, ValueError) as error:
             process.kill()
             process.wait()
@@ -202,7 +202,7 @@ class _Server:
         return cls(process, own_end, Isolation.of(tuple(answer["layers"]), answer["notes"]))
 
     @property
-    def dead(self) -> bool:
+    def has_ended(self) -> bool:
         return self.process.poll() is not None
 
     def close(self) -> None:
@@ -213,14 +213,14 @@ class _Server:
             self.process.kill()
             self.process.wait()
 
-    def run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> ProgramResult:
+    def run(self, program: Program, limits: ProgramLimits, call: _PendingCall) -> ProgramResult:
         own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ends: list[int] = []
         try:
-            with waiting.lock:
-                if waiting.is_cancelled:
-                    return ProgramResult("killed", None, "its caller gave up", "", 0.0, 0.0)
-                waiting.status = own_end
+            with call.lock:
+                if call.is_cancelled:
+                    return ProgramResult("killed", None, "its call was cancelled", "", 0.0, 0.0)
+                call.status = own_end
             for _ in range(2):
                 ends += os.pipe()
             stdout, stdout_writer, result, result_writer = ends
@@ -238,16 +238,16 @@ class _Server:
                 ends.remove(end)
             return _read_result(own_end, stdout, result, limits)
         finally:
-            with waiting.lock:
-                waiting.status = None
+            with call.lock:
+                call.status = None
             for end in ends:
                 os.close(end)
             child_end.close()
-            own_end.close()  # ends the program, if it is still running
+            own_end.close()  # ends the program if it is still running
 
 
-def _environment(cpus: int) -> dict[str, str]:
-    """Return the environment variables of programs: none of the trainer's."""
+def _make_environment(cpus: int) -> dict[str, str]:
+    """Return the environment variables of programs, which have none of the trainer's."""
     variables = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
     return {**loader_environment(), **dict.fromkeys(_THREADS, str(cpus)), **variables}
 
@@ -276,9 +276,9 @@ def _read_result(status: socket.socket, stdout: int, result: int, limits: Progra
     buffers: dict[int, bytearray] = {status.fileno(): answer, stdout: printed, result: returned}
     too_large = False
     while buffers:
-        has_ended = status.fileno() not in buffers  # the pipes hold all output; a daemon may keep them open
+        has_ended = status.fileno() not in buffers  # all output is in the pipes, which a daemon may keep open
         left_s = end_s - time.monotonic()
-        ready = _poll(list(buffers), 0 if has_ended else left_s) if left_s > 0 else []
+        ready = _poll_readable(list(buffers), 0 if has_ended else left_s) if left_s > 0 else []
         if not ready and has_ended:
             break
         if not ready:
@@ -291,7 +291,7 @@ def _read_result(status: socket.socket, stdout: int, result: int, limits: Progra
                 if descriptor == status.fileno():
                     end_s = min(end_s, time.monotonic() + _REST_S)
             elif buffer is returned and len(buffer) + len(data) > max_bytes:
-                too_large = True  # read on, else the program blocks
+                too_large = True  # continue to read, so that the program does not block
             else:
                 buffer += data
                 if buffer is printed:
@@ -317,7 +317,7 @@ def _make_result(
         return fail("timeout", f"the program took longer than {limits.timeout_s:g} s and was ended")
     if too_large:
         return fail("too large", f"the result is larger than {limits.result_bytes} bytes")
-    parsed = _parse(returned)
+    parsed = _parse_result(returned)
     if parsed is None:
         code = int(str(message["exit"]))
         end = f"was ended by signal {-code}" if code < 0 else f"ended with code {code} and without a result"
@@ -330,7 +330,7 @@ def _make_result(
     return ProgramResult("value", value, "", stdout, seconds, cpu_s)
 
 
-def _parse(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, str] | None:
+def _parse_result(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, str] | None:
     """Return the kind of a result, its numbers and its text; None for malformed data."""
     if len(returned) < HEADER.size:
         return None
@@ -345,18 +345,18 @@ def _parse(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[n
         return None
     try:
         return kind, np.frombuffer(body, "<f8").reshape(shape).astype(np.float64), ""
-    except ValueError:  # no numbers in a shape that no array has
+    except ValueError:  # the shape is invalid
         return None
 
 
-def _poll(descriptors: list[int], timeout_s: float) -> list[int]:
+def _poll_readable(descriptors: list[int], timeout_s: float) -> list[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
 
 
-def _line(source: socket.socket) -> bytes:
+def _read_line(source: socket.socket) -> bytes:
     line = bytearray()
     while not line.endswith(b"\n"):
         data = source.recv(_TEXT_BYTES)
@@ -366,5 +366,5 @@ def _line(source: socket.socket) -> bytes:
     return bytes(line)
 
 
-def _processors() -> int:
+def _count_processors() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Protocol of runners for a model's programs, with programs, limits and results.
+"""Protocol of runners for a model's programs; data types for programs, limits and results.
 
 Invariant: the result of a program is numbers and text. It is never unpickled, evaluated, or trusted.
 """
@@ -16,13 +16,13 @@ from rlkit.errors import MissingError
 from rlkit.sandbox.spec import MIB
 
 type Level = Literal["none", "limits", "os"]
-"""Isolation of a program from the machine: none; limits on resources; protection by the kernel."""
+"""Isolation of a program from the machine: none, resource limits, or protection by the kernel."""
 
 type Layer = Literal[
     "environment", "session", "namespaces", "limits", "capabilities", "no_new_privs", "landlock", "seccomp"
 ]
 LAYERS: tuple[Layer, ...] = get_args(Layer.__value__)
-"""All layers, in the order in which they are put up."""
+"""All isolation layers, in the order in which they are applied."""
 
 LEVELS: tuple[Level, ...] = get_args(Level.__value__)
 _LIMITS_LAYERS = frozenset({"environment", "session", "limits"})
@@ -36,11 +36,11 @@ class Program:
     """A program to run.
 
     Args:
-        source: Python.
+        source: Python source code.
         entry: name of the function to call; its return value is the result, or the first of a tuple of results.
-        arguments: keyword arguments of the function; those that it does not take are dropped.
-        arrays: global variables of the program.
-        helpers: global variables that are functions, each as `module:function` of an installed module.
+        arguments: keyword arguments for the function; arguments that it does not accept are dropped.
+        arrays: arrays that the program can read as global variables.
+        helpers: functions that the program can call as global variables, as `module:function` of installed modules.
     """
 
     source: str
@@ -55,9 +55,9 @@ class ProgramLimits:
     """Limits of one program.
 
     Args:
-        timeout_s: wall-clock seconds from its start.
-        memory_bytes: address space on top of that of the loaded libraries.
-        cpus: threads of its linear algebra.
+        timeout_s: wall-clock seconds since its start.
+        memory_bytes: address space in addition to that of the loaded libraries.
+        cpus: processors that it may use; its processor time is limited to `timeout_s · cpus`.
         result_bytes: size of the returned numbers.
     """
 
@@ -68,7 +68,7 @@ class ProgramLimits:
 
 
 type ProgramOutcome = Literal["value", "error", "timeout", "memory", "killed", "too large"]
-"""End of a program: numbers, an exception, its time limit, no more memory, a signal, or too many numbers."""
+"""Outcome of a program: numbers, an exception, its time limit, out of memory, a signal, or too many numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +77,8 @@ class ProgramResult:
 
     Args:
         value: the returned numbers, if the outcome is `value`.
-        error: otherwise the end of the traceback, or the reason in a line.
-        stdout: the end of its output.
+        error: end of the traceback, or a one-line reason; empty if the outcome is `value`.
+        stdout: end of its output.
     """
 
     outcome: ProgramOutcome
@@ -93,7 +93,7 @@ class ProgramResult:
 class Isolation:
     """Isolation of programs from the machine: a level, the layers in force, and notes by layer.
 
-    A note is the version of a layer, or the reason why it is not in force.
+    A note is the version of a layer, or the reason why the layer is not in force.
     """
 
     level: Level
@@ -102,16 +102,17 @@ class Isolation:
 
     @classmethod
     def of(cls, layers: tuple[str, ...], notes: Mapping[str, str]) -> Isolation:
-        """Return the isolation by these layers."""
+        """Return the isolation that these layers provide."""
         names = frozenset(layers)
         return cls("os" if names >= _OS_LAYERS else "limits" if names >= _LIMITS_LAYERS else "none", layers, notes)
 
     def require(self, level: Level) -> None:
-        """Raise a MissingError below a level."""
+        """Raise a MissingError if the isolation is below a level."""
         if LEVELS.index(self.level) < LEVELS.index(level):
             raise MissingError(
                 f"programs would run with isolation {self.level!r}, below min_isolation {level!r} ({self}): use Linux "
-                "5.13 or later with Landlock and seccomp, a runner elsewhere, or lower min_isolation if you trust them"
+                "5.13 or later with Landlock and seccomp, run programs on another machine, or lower min_isolation if "
+                "you trust them"
             )
 
     def __str__(self) -> str:
@@ -123,7 +124,7 @@ class Isolation:
 
 
 class CodeRunner(Protocol):
-    """A runner of programs, with a limit on concurrent programs.
+    """Runner of programs, with a limit on concurrent programs.
 
     ::
 
@@ -133,15 +134,15 @@ class CodeRunner(Protocol):
     """
 
     async def isolation(self) -> Isolation:
-        """Return the isolation of programs; start the runner if need be.
+        """Return the isolation of programs; start the runner if necessary.
 
         Raises:
-            MissingError: it is below the required level.
+            MissingError: the isolation is below the required level.
         """
         ...
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
-        """Run a program to its end, once there is room; its own errors are in the result.
+        """Run a program to its end, when a slot is free; errors of the program are in the result.
 
         Raises:
             MissingError: the isolation is below the required level.
@@ -150,5 +151,5 @@ class CodeRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """End everything that runs."""
+        """End all running programs."""
         ...

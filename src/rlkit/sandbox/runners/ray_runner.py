@@ -1,7 +1,7 @@
-"""Programs on the machines of a Ray cluster, each behind the same layers as on this one.
+"""Programs on the machines of a Ray cluster, with the same isolation layers as on this machine.
 
-Invariant: a program runs in a fork of a server of its own machine, never in a Ray worker. Ray says where and when; what
-it carries is what the worker has read of a program's result, which is numbers and text.
+Invariant: a program runs in a fork of its machine's server, never in a Ray worker. Ray only schedules programs and
+transfers their parsed results, which are numbers and text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ type _Setting = tuple[int, Level | None, tuple[str, ...]]
 type _ResultFields = tuple[ProgramOutcome, NDArray[np.float64] | None, str, str, float, float]
 
 _NO_CLUSTER = (
-    "there is no Ray cluster to connect to ({error}): start one with `ray start --head`, set RAY_ADDRESS, or call "
+    "cannot connect to a Ray cluster ({error}): start a cluster with `ray start --head`, set RAY_ADDRESS, or call "
     "ray.init() first"
 )
 
@@ -41,16 +41,16 @@ class _Remote(Protocol):
 
 
 class RayRunner:
-    """A `CodeRunner` on a Ray cluster, which must have rlkit installed on each machine.
+    """A `CodeRunner` on a Ray cluster; rlkit must be installed on each machine.
 
     Args:
-        cpus: processors for each program, which Ray reserves.
-        workers: programs at once; None for as many as Ray finds room for.
-        min_isolation: level below which no program runs, on any machine.
+        cpus: processors that Ray reserves for each program.
+        workers: maximum number of concurrent programs; None for as many as Ray can schedule.
+        min_isolation: minimum isolation level, required on every machine.
         preload: modules loaded before programs start.
 
     Raises:
-        MissingError: Ray is not installed, or there is no cluster.
+        MissingError: Ray is not installed, or no cluster was found.
     """
 
     def __init__(
@@ -62,35 +62,35 @@ class RayRunner:
         preload: Sequence[str] = PRELOADED,
     ) -> None:
         self._ray = _connect()
-        self._setting: _Setting = (cpus, min_isolation, tuple(preload))
+        self._settings: _Setting = (cpus, min_isolation, tuple(preload))
         self._slots = workers
-        self._free: asyncio.Semaphore | None = None
+        self._semaphore: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def isolation(self) -> Isolation:
-        """Return what is between programs and the machine that answers first; see `CodeRunner`."""
-        layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._call(_isolation, self._setting))
+        """Return the isolation on the machine that answers first; see `CodeRunner`."""
+        layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._call(_isolation, self._settings))
         return Isolation.of(layers, notes)
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
-        """Run a program to its end on one of the machines, once there is room; see `CodeRunner`."""
+        """Run a program to its end on one of the machines, when a slot is free; see `CodeRunner`."""
         arrays = {name: np.asarray(array, np.float64) for name, array in program.arrays.items()}
         fields = (program.source, program.entry, dict(program.arguments), arrays, dict(program.helpers))
-        async with self._room():
-            result = await self._call(_run, self._setting, fields, limits)
+        async with self._concurrency_limit():
+            result = await self._call(_run, self._settings, fields, limits)
         return ProgramResult(*cast("_ResultFields", result))
 
     def close(self) -> None:
-        """Do nothing: the cluster is not this runner's, and each program ends with the call that waits for it."""
+        """Do nothing: the cluster is shared, and each program ends with the call that waits for it."""
 
-    def _room(self) -> asyncio.Semaphore:
+    def _concurrency_limit(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
-        if self._free is None or self._loop is not loop:
-            self._free, self._loop = asyncio.Semaphore(self._slots or 1 << 20), loop
-        return self._free
+        if self._semaphore is None or self._loop is not loop:
+            self._semaphore, self._loop = asyncio.Semaphore(self._slots or 1 << 20), loop
+        return self._semaphore
 
     async def _call(self, function: Callable[..., object], *arguments: object) -> object:
-        remote = cast("_Remote", self._ray.remote(function)).options(num_cpus=self._setting[0], max_retries=0)
+        remote = cast("_Remote", self._ray.remote(function)).options(num_cpus=self._settings[0], max_retries=0)
         reference = remote.remote(*arguments)
         try:
             return await reference
@@ -105,8 +105,8 @@ class RayRunner:
 
 
 def _connect() -> ModuleType:
-    # Under `uv run` Ray would start each worker with `uv run` again, in a copy of the working directory: this takes
-    # minutes, and at times hangs. rlkit must be installed there anyway.
+    # Under `uv run`, Ray would start each worker with `uv run` in a copy of the working directory. This takes minutes
+    # and sometimes hangs; rlkit must be installed there anyway.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         module = importlib.import_module("ray")
@@ -122,7 +122,7 @@ def _connect() -> ModuleType:
 
 @cache
 def _server(setting: _Setting) -> ForkServer:
-    """Return the server of this Ray worker, which gets one program at a time."""
+    """Return the server of this Ray worker, which runs one program at a time."""
     cpus, min_isolation, preload = setting
     return ForkServer(workers=1, cpus=cpus, min_isolation=min_isolation, preload=preload)
 
