@@ -47,7 +47,7 @@ def test_a_sampling_client_has_no_weights_that_were_saved_later_under_its_name(
     trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
     trainer.optim_step(types.AdamParams(learning_rate=0.05)).result()
     assert trainer.save_weights_for_sampler("a").result().path == path
-    with pytest.raises(tinker.NotFoundError, match="others saved under their name"):
+    with pytest.raises(tinker.NotFoundError, match="others saved under the name"):
         old.compute_logprobs(prompt(*TEXT)).result()
     new = client.create_sampling_client(path).result()
     assert new.compute_logprobs(prompt(*TEXT)).result() != before

@@ -65,7 +65,7 @@ def test_what_is_saved_is_loaded(store: CheckpointStore, config: ModelConfig, ad
 
 def test_a_name_is_taken_unless_it_may_be_overwritten(store: CheckpointStore, adapter: Adapter) -> None:
     path = store.save(MODEL, "weights", "a", INFO, adapter)
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         store.save(MODEL, "weights", "a", INFO, adapter)
     store.save(MODEL, "weights", "a", replace(INFO, steps=9), adapter, overwrite=True)
     assert store.get(path).info.steps == 9

@@ -131,7 +131,7 @@ def test_a_saved_state_has_a_path_a_time_to_live_and_one_owner_of_its_name(
     trainer = new_trainer(client)
     path = trainer.save_state("s", ttl_seconds=7200).result().path
     assert path == f"tinker://{trainer.model_id}/weights/s"
-    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+    with pytest.raises(tinker.RequestFailedError, match="already exists"):
         trainer.save_state("s").result()
     (listed,) = rest.list_checkpoints(trainer.model_id).result().checkpoints
     assert listed.tinker_path == path

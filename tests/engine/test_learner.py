@@ -349,7 +349,7 @@ def test_no_step_is_taken_with_the_gradient_of_a_call_that_failed_half_way(
         patch.setattr(Learner, "_micro_batch", failing)
         learner.forward_backward(examples, loss)
     learner.forward_backward(examples[:1], loss)
-    with pytest.raises(UsageError, match="forward_backward before it failed half-way"):
+    with pytest.raises(UsageError, match="a forward_backward of this step failed"):
         learner.step(adam)
     assert torch.equal(learner.adapter.flat, before)
     for one in (expected, learner):

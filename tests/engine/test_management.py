@@ -79,7 +79,7 @@ def test_lists_come_in_pages_newest_first(trainer: tinker.TrainingClient, rest: 
     runs = rest.list_training_runs(limit=1).result()
     assert [run.training_run_id for run in runs.training_runs] == [trainer.model_id]
     assert rest.list_training_runs(limit=10, offset=runs.cursor.total_count).result().training_runs == []
-    with pytest.raises(tinker.BadRequestError, match="limit must be a number"):
+    with pytest.raises(tinker.BadRequestError, match="limit must be a whole number"):
         rest.list_user_checkpoints(limit=-1).result()
 
 

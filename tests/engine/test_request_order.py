@@ -24,16 +24,16 @@ def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
     client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = new_trainer(client)
-    monkeypatch.setattr(request_order, "_AHEAD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(request_order, "_MAX_EARLY_BYTES", 100_000)
     data = [ce_datum([1, 2, 3])] * 4000  # sent in four parts, the first of them last
-    with pytest.raises(tinker.RequestFailedError, match="send less in one call"):
+    with pytest.raises(tinker.RequestFailedError, match="send less per call"):
         trainer.forward(data, "cross_entropy").result(timeout=HANG_S)
     assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result(timeout=HANG_S).metrics["loss:sum"] > 0
 
 
 def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     model_id = open_model(server, open_session(server))
-    monkeypatch.setattr(request_order, "_QUEUED_BYTES_MAX", 2 * len(train_request(model_id, 1)))
+    monkeypatch.setattr(request_order, "_MAX_QUEUED_BYTES", 2 * len(train_request(model_id, 1)))
 
     def send(seq_id: int) -> None:
         body = train_request(model_id, seq_id)

@@ -351,7 +351,7 @@ def test_a_request_that_is_sent_twice_runs_once(server: EngineServer, client: ti
 def test_named_sampler_weights_cannot_be_replaced(client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     trainer.save_weights_for_sampler("one").result()
-    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+    with pytest.raises(tinker.RequestFailedError, match="already exists"):
         trainer.save_weights_for_sampler("one").result()
     state = trainer.save_state("one").result().path
     with pytest.raises(tinker.BadRequestError, match="save_weights_for_sampler"):

@@ -518,7 +518,7 @@ def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
             types.ForwardBackwardRequest(forward_backward_input=data, model_id=one, seq_id=1)
         ).data
     )
-    monkeypatch.setattr(request_order, "_AHEAD_BYTES_MAX", 3 * size_bytes)
+    monkeypatch.setattr(request_order, "_MAX_EARLY_BYTES", 3 * size_bytes)
     assert {send(*early) for early in ((one, 2), (one, 3), (other, 2), (one, 4), (one, 3), (one, 4))} == {200}
     assert send(one, 1) == 200  # its turn has come, and so has that of those behind it
     assert send(one, 6) == 200
@@ -549,7 +549,7 @@ def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
         stranger.create_lora_training_client("llama", rank=2, seed=0).result()
     answers = [answer(seq_id) for seq_id in range(1, 6)]
     assert ["error" in text for text in answers] == [False, False, True, True, True]
-    assert "fetch the finished ones first" in answers[-1]
+    assert "fetch the finished answers first" in answers[-1]
     step(6)
     assert "error" not in answer(6)
 

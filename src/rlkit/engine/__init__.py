@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineServer"]
 
-# Torch's threads spin while they wait for each other, by default for so long that another program on the same cores
+# Torch's threads spin while they wait for each other. With the default spin time, another program on the same cores
 # makes the engine twenty times slower: 8 tokens a second instead of 150. On idle cores a short spin costs nothing. Both
-# settings have an effect only before torch, or the Tinker SDK, which loads torch, is imported.
+# settings must be set before torch is imported, directly or by the Tinker SDK.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # With large pages torch has fewer page faults: each micro-batch uses new memory, with a fault for every page.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -1,11 +1,11 @@
-"""Continuous batching: all requests to one set of weights are decoded together, a token a step.
+"""Continuous batching: decode all requests to one set of weights together, one token per step.
 
-Invariant: the tokens and log-probabilities of a sample depend on the weights, the prompt, the settings, the seed and
-the sample's index only, bit for bit (in float32 on the CPU); never on what else is in the batch, when it arrived, or
-how many threads there are.
+Invariant: in float32 on the CPU, the tokens and log-probabilities of a sample depend only on the weights, the prompt,
+the settings, the seed and the sample's index, bit for bit. They do not depend on other samples, the time of arrival or
+the number of threads.
 
-Memory is reserved for the tokens of a row and one bucket more, not for all that it may draw. When keys and values
-outgrow their limit, the newest rows go back into the queue, and draw the same tokens again later.
+Memory is reserved for the current tokens of a row and one more bucket, not for its maximum length. If keys and values
+exceed their limit, the newest rows are requeued, and later draw the same tokens again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.weights import Weights
 from rlkit.errors import UsageError
 
-# Likeliest tokens in an answer: 8 bytes each, several times over while it is encoded.
+# Maximum number of likeliest tokens in an answer; each takes 8 bytes, several times during encoding.
 _TOP_VALUES_MAX = 16 << 20
 
 
 class Decoder:
-    """Decode requests to one set of weights, made by `rlkit.engine.model.lora.make_sampling_weights`.
+    """Decoder of requests to one set of weights, made by `rlkit.engine.model.lora.make_sampling_weights`.
 
     Call `submit` for each request and `step` while `busy`.
 
     Args:
-        limits: by default those of the weights' device. Decoders that name each other in `step` share `kv_bytes`.
+        limits: batch sizes; by default those of the weights' device. Decoders passed as `others` share `kv_bytes`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Decoder:
 
     @property
     def drawn_tokens(self) -> int:
-        """Number of tokens in these samples so far."""
+        """Number of tokens drawn so far in the samples of the batch."""
         return sum(len(row.tokens) for row in self._batch.rows)
 
     @property
@@ -89,7 +89,7 @@ class Decoder:
         """Admit rows that fit, then decode one token of every row.
 
         Args:
-            others: the busy decoders that share the memory for keys and values.
+            others: busy decoders that share the memory for keys and values.
         """
         self._make_room(others)
         new_rows = self._prefill(self._admit(others))
@@ -100,7 +100,7 @@ class Decoder:
                 ticket.on_result(SampleResult(samples, ticket.prompt_scores))
 
     def _make_room(self, others: Sequence[Decoder]) -> None:
-        """Put rows back while all decoders exceed the memory; a single row may exceed it."""
+        """Requeue rows while all decoders together exceed the memory; a single row may exceed it."""
         together = (self, *others)
         while sum(decoder._used_bytes() for decoder in together) > self._limits.kv_bytes:
             if sum(decoder.running_count for decoder in together) < 2:
@@ -108,13 +108,13 @@ class Decoder:
             max(together, key=Decoder._used_bytes)._requeue_newest()
 
     def _requeue_newest(self) -> None:
-        """Put the newest row back into the queue, to start again once its present size fits."""
+        """Put the newest row back into the queue; it restarts when its present size fits."""
         newest = max(self._batch.rows, key=lambda row: row.arrival)
         self._batch.drop(lambda row: row is newest)
         self._waiting.appendleft(Row(newest.ticket, newest.index, newest.arrival, _reserved_positions(newest)))
 
     def _admit(self, others: Sequence[Decoder]) -> list[Row]:
-        """Admit waiting rows while limits allow; of decoders that lack memory, the one with the least goes first."""
+        """Admit waiting rows within the limits; of decoders that lack memory, the smallest admits rows first."""
         room = min(self._limits.rows - self.running_count, len(self._waiting))
         admitted: list[Row] = []
         self._lacks_memory = False
@@ -141,7 +141,7 @@ class Decoder:
         return kv_bytes(self._weights.config, _reserved_positions(row), self._weights.embedding.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, PrefilledPrompt]]:
-        """Run the prompts of new rows through the model, equal prompts once."""
+        """Run the prompts of new rows through the model; equal prompts run once."""
         groups: dict[bytes, list[Row]] = {}
         for row in admitted:
             groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
@@ -171,13 +171,13 @@ def _advance(batch: RunningBatch, new_rows: Sequence[tuple[Row, PrefilledPrompt]
 
 
 def _reserved_positions(row: Row) -> int:
-    """Return the positions to reserve for a row: its bucket and the next, or as many as before, up to its limit."""
+    """Return the positions to reserve for a row: its bucket and the next, or those reserved before, up to its limit."""
     maximum = len(row.ticket.request.prompt) + row.ticket.limit
     return min(max(row.reserved_positions, bucket_size(bucket_size(row.length) + 1)), maximum)
 
 
 def _split_into_passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
-    """Group neighbours into about equal passes for the lanes, each of at most `tokens` or of one prompt."""
+    """Group consecutive prompts into about equal passes for the lanes, each of at most `tokens` or of one prompt."""
     maximum = min(-(-sum(lengths) // lanes), tokens)
     passes: list[list[int]] = []
     room = 0
@@ -191,28 +191,28 @@ def _split_into_passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[
 
 
 def _check_request(request: SampleRequest, weights: Weights) -> int:
-    """Refuse an invalid request; return the largest number of tokens to sample."""
+    """Raise `UsageError` for an invalid request; return the maximum number of tokens to sample."""
     window, vocab = weights.config.max_positions, weights.config.vocab_size
     if not len(request.prompt):
         raise UsageError("sample: the prompt is empty")
     if request.prompt.min() < 0 or request.prompt.max() >= vocab:
-        raise UsageError(f"sample: the prompt holds a token outside 0 … {vocab - 1}")
+        raise UsageError(f"sample: the prompt has a token outside 0 … {vocab - 1}")
     # The model's own end tokens are exempt; a client's stop token outside of the vocabulary is a mistake.
     bad_tokens = [token for token in request.stop.tokens - weights.config.eos if not 0 <= token < vocab]
     if bad_tokens:
         raise UsageError(f"sample: the stop token {min(bad_tokens)} is outside 0 … {vocab - 1}")
     targets = request.targets
     if targets is not None and (len(targets) != len(request.prompt) - 1 or targets.min(initial=-1) < -1):
-        raise UsageError("sample: target_prompt_logprobs needs a row for each prompt token but the first")
+        raise UsageError("sample: target_prompt_logprobs needs a row for each prompt token except the first")
     if targets is not None and targets.max(initial=-1) >= vocab:
-        raise UsageError(f"sample: target_prompt_logprobs holds a token outside 0 … {vocab - 1}")
+        raise UsageError(f"sample: target_prompt_logprobs has a token outside 0 … {vocab - 1}")
     limit = _token_limit(request, window)
     values = request.num_samples * limit * request.top + len(request.prompt) * request.prompt_top
     if values > _TOP_VALUES_MAX:
         raise UsageError(
             f"sample: topk_sample_logprobs {request.top} for {request.num_samples} samples of up to {limit} tokens and "
-            f"topk_prompt_logprobs {request.prompt_top} for {len(request.prompt)} tokens may come to {values} values, "
-            f"and an answer holds at most {_TOP_VALUES_MAX}: lower max_tokens, num_samples or how many are reported"
+            f"topk_prompt_logprobs {request.prompt_top} for {len(request.prompt)} tokens may give {values} values, "
+            f"and an answer may have at most {_TOP_VALUES_MAX}: lower max_tokens, num_samples or the reported number"
         )
     return limit
 

@@ -1,8 +1,8 @@
-"""The key/value cache of the sequences that are being decoded.
+"""Key/value cache of running sequences.
 
-Invariant: a row attends over its own positions, where there are kernels, and otherwise over its own bucket, which
-depends on its own length only: its numbers never depend on how long its neighbours are. Unused positions of a bucket
-are finite and masked, and so contribute exactly nothing.
+Invariant: with kernels a row attends over its own positions, and otherwise over its own bucket, which depends only on
+its own length. Its results do not depend on the length of other rows. Unused positions of a bucket are finite and
+masked, so they contribute exactly zero.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from rlkit.engine.model.ops import split_heads
 _SHORT_STEP_TOKENS = 32
 _LONG_STEP_TOKENS = 256
 _SHORT_TOKENS = 256
-# A block grows by 1/8 more than it must, and shrinks once more than 1/5 of it is empty.
+# A block grows by 1/8 more than needed, and shrinks when more than 1/5 of it is empty.
 _SPARE_DIVISOR, _UNUSED_DIVISOR = 8, 4
-# Chunks of memory for all layers: each large enough for the system's large pages.
+# Number of memory chunks for all layers; each is large enough for the system's large pages.
 _CHUNKS = 16
-# New memory costs a page fault for every 4 kB, which takes as long as computing with it: large arrays get large pages.
+# Large arrays use large pages: a page fault for every 4 kB of new memory takes as long as computing with it.
 _LARGE_BYTES = 4 << 20
 
 
 def make_zeros(count: int) -> NDArray[np.float32]:
-    """Return `count` zeros, in pages as large as the system has."""
+    """Return `count` zeros, in the system's large pages if possible."""
     size = 4 * count
     if size < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.float32)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without large pages
+    with suppress(OSError):  # the system has no large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.float32)
 
@@ -58,12 +58,12 @@ def kv_bytes(config: ModelConfig, tokens: int, item_bytes: int) -> int:
 class KvBlock[Row]:
     """The rows of one bucket: for each layer, keys and values [capacity, K, bucket, D].
 
-    `rows[i]` is the caller's record of row i; rows that leave change the places of others. The capacity is little more
-    than the rows need, and memory grows, shrinks or moves a few layers at a time: there is no room for two copies.
+    `rows[i]` is the caller's record of row i; removing a row changes the indices of others. The capacity is slightly
+    larger than needed. Memory grows, shrinks or moves a few layers at a time, because two copies may not fit.
 
     Args:
-        template: a tensor with the device and type of keys and values.
-        threads: number of threads that move them.
+        template: tensor with the device and type of keys and values.
+        threads: number of threads that move keys and values.
     """
 
     def __init__(self, config: ModelConfig, tokens: int, template: Tensor, threads: int = 1) -> None:
@@ -106,7 +106,7 @@ class KvBlock[Row]:
         self.lengths += [length] * len(rows)
 
     def remove(self, indices: Sequence[int], *, into: KvBlock[Row] | None = None) -> None:
-        """Drop rows, or move them into a block of an equal or a longer bucket."""
+        """Drop rows, or move them into a block with an equal or longer bucket."""
         remaining, removed = len(self.rows) - len(indices), set(indices)
         holes = [index for index in indices if index < remaining]
         moved = [index for index in range(remaining, len(self.rows)) if index not in removed]
@@ -176,7 +176,7 @@ class KvBlock[Row]:
         return self._step
 
     def _capacity_with(self, count: int) -> int:
-        """Return the capacity for `count` more rows: the present one, or a little more than needed."""
+        """Return the capacity for `count` more rows: the present capacity, or slightly more than needed."""
         needed = len(self.rows) + count
         return self.capacity if needed <= self.capacity else needed + needed // _SPARE_DIVISOR
 
@@ -203,7 +203,7 @@ class KvBlock[Row]:
 
 
 def _runs(indices: Sequence[int]) -> list[range]:
-    """Return runs of successive numbers, in order: each is copied without temporary memory."""
+    """Return runs of consecutive numbers, in order: each run is copied without temporary memory."""
     runs: list[range] = []
     for index in indices:
         if runs and runs[-1].stop == index:

@@ -1,6 +1,6 @@
-"""Prefill: prompts through the model, for their keys and values, the logits after them, and their scores.
+"""Prefill: run prompts through the model, for their keys and values, next-token logits, and scores.
 
-Invariant: a prompt's results do not depend on the prompts beside it, bit for bit.
+Invariant: a prompt's results do not depend on other prompts in the pass, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PrefilledPrompt:
 
 
 def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list[PrefilledPrompt]:
-    """Run the prompt that the requests of each group share, and compute the scores that each asks for."""
+    """Run the common prompt of each group of requests, and compute the scores that each request needs."""
     config = weights.config
     prompts = [group[0].prompt for group in groups]
     lengths = [len(prompt) for prompt in prompts]
@@ -59,7 +59,7 @@ def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list
 
 
 def compute_logits(weights: Weights, hidden: Tensor) -> Tensor:
-    """Return logits [n, V] float32 of `hidden [n, E]`, by weights made for sampling."""
+    """Return logits [n, V] float32 of `hidden [n, E]`, with weights made for sampling."""
     return matmul(pad_rows(hidden), weights.output)[: len(hidden)].float()
 
 
@@ -78,12 +78,12 @@ def _score_prompt(weights: Weights, hidden: Tensor, request: SampleRequest) -> P
     random = np.random.Generator(np.random.Philox(key=np.array([request.seed % 2**64, 2**64 - 1], dtype=np.uint64)))
     for start in range(first, length, _HEAD_ROWS):
         end = min(start + _HEAD_ROWS, length)
-        # The token at a position is predicted by the one before it.
+        # The token at a position is predicted by the position before it.
         logits = compute_logits(weights, hidden[start - 1 : end - 1])
         _score_rows(scores, request, torch.log_softmax(logits, -1), start)
         if scores.alternatives is not None:
             for k in range(request.alternatives):
-                # Temperature alone shapes these draws: they are alternatives to the prompt, not continuations of it.
+                # Only the temperature applies: these draws are alternatives to the prompt, not continuations of it.
                 settings = [replace(request.settings, top_k=-1, top_p=1.0)] * len(logits)
                 uniforms = torch.from_numpy(random.random(len(logits))).to(logits.device)
                 ids, logprobs = draw_tokens(logits, settings, uniforms)

@@ -1,7 +1,7 @@
 """Sampling requests, stop rules and results.
 
-Invariant: a sample ends with the first token that is a stop token or completes a stop string, and that token is kept.
-Every log-probability is of the model's own distribution, before temperature, top-k and top-p.
+Invariant: a sample ends with the first token that is a stop token or completes a stop string, and includes that token.
+All log-probabilities are those of the model's distribution before temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlkit.engine.decode.token_sampling import DrawSettings
 
-# A tokeniser may decode the first tokens differently: it strips a space, or holds back a character.
+# A tokeniser may decode the first tokens of a part differently: it may strip a space, or omit a partial character.
 _MARGIN_TOKENS = 8
 
 
@@ -28,7 +28,7 @@ class StopRule:
     _reach: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # A token is at least one byte, so that a string reaches back at most as many tokens as it has bytes.
+        # A token has at least one byte, so a string spans at most as many tokens as it has bytes.
         reach = max((len(string.encode()) for string in self.strings), default=0) + _MARGIN_TOKENS
         object.__setattr__(self, "_reach", reach)
 
@@ -44,7 +44,7 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """A prompt, how many completions to sample from it, and which scores to report."""
+    """A prompt, the number of completions to sample, and the scores to report."""
 
     prompt: NDArray[np.int64]  # [P] int64, not empty
     num_samples: int
@@ -53,7 +53,7 @@ class SampleRequest:
     settings: DrawSettings
     stop: StopRule
     top: int = 0  # number of likeliest tokens to report at every sampled token
-    prompt_logprobs: bool = False  # whether to score the prompt
+    prompt_logprobs: bool = False  # True to score the prompt
     prompt_top: int = 0  # number of likeliest tokens to report at each token of the prompt
     # tokens at the end of the prompt that `prompt_logprobs` and `prompt_top` report on; None for all
     last_tokens: int | None = None
@@ -76,7 +76,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprobs:
-    """Tokens and their log-probabilities, each [n, k]; −1 and NaN where there is none."""
+    """Tokens and their log-probabilities, each [n, k]; −1 and NaN for missing entries."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -84,7 +84,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One completion: `tokens [C] int32`, the stop token or string included, `logprobs [C] float32`, `top [C, k]`."""
+    """One completion: `tokens [C] int32` with the stop token or string, `logprobs [C] float32`, `top [C, k]`."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -94,7 +94,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """The scores of a prompt of P tokens; None for those that were not requested."""
+    """Scores of a prompt of P tokens; None for scores that were not requested."""
 
     logprobs: NDArray[np.float32] | None = None  # [P] float32, NaN where none was requested
     top: TokenLogprobs | None = None  # [P, k]
@@ -127,15 +127,15 @@ class Row:
 
     ticket: Ticket
     index: int
-    arrival: int  # greater for rows that arrived later
-    reserved_positions: int = 0  # before it was put back into the queue; 0 if it never was
+    arrival: int  # increases with the time of arrival
+    reserved_positions: int = 0  # before the row was requeued; 0 if it was not
     random: np.random.Generator = field(init=False)
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     top: TokenLogprobs | None = None
 
     def __post_init__(self) -> None:
-        # Sample i of seed s is sample 0 of seed s + i: a request can be split, and several can be joined.
+        # Sample i of seed s is sample 0 of seed s + i, so requests can be split and joined.
         self.random = np.random.Generator(np.random.Philox(key=(self.ticket.request.seed + self.index) % 2**64))
 
     @property
@@ -146,7 +146,7 @@ class Row:
     def record_top(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
         """Record the likeliest tokens [k] and their log-probabilities for the next draw."""
         if self.top is None:
-            # For the longest sample: untouched memory costs nothing.
+            # Allocate for the longest sample, because untouched memory costs nothing.
             shape = (self.ticket.limit, len(ids))
             self.top = TokenLogprobs(np.empty(shape, np.int32), np.empty(shape, np.float32))
         self.top.ids[len(self.tokens)], self.top.logprobs[len(self.tokens)] = ids, logprobs

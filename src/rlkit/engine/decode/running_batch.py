@@ -1,8 +1,8 @@
-"""The samples that are being decoded together, a token a step, and the decoding step itself.
+"""Batch of samples that are decoded together, one token per step, and the decoding step.
 
-Invariant: the tokens and log-probabilities of a row depend on the weights, its tokens, its settings and its random
-numbers only, bit for bit (in float32 on the CPU), and not on how many threads share a step. Attention runs over a row's
-own positions or bucket, every matrix product over a multiple of `ROWS` rows.
+Invariant: in float32 on the CPU, the tokens and log-probabilities of a row depend only on the weights, its tokens, its
+settings and its random numbers, bit for bit, and not on the number of threads. Attention runs over a row's own
+positions or bucket, and every matrix product over a multiple of `ROWS` rows.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rlkit.engine.model.ops import ROWS, PackedMatrix, Rope, apply_rope, matmul,
 from rlkit.engine.model.transformer import add_attention, compute_rope, mlp, project_qkv
 from rlkit.engine.model.weights import Weights
 
-# Numbers in a cache line.
+# Float32 numbers in a cache line.
 _CACHE_LINE = 16
 
 
 class RunningBatch:
-    """Rows that are being decoded, with their keys and values; `weights` come from `make_sampling_weights`."""
+    """Running rows with their keys and values; `weights` come from `make_sampling_weights`."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
@@ -53,21 +53,21 @@ class RunningBatch:
         return [row for block in self._blocks.values() for row in block.rows]
 
     def start(self, rows: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
-        """Draw the first token of new rows, keep those that continue, and return the tickets of the others."""
+        """Draw the first token of new rows, keep unfinished rows, and return the tickets of finished rows."""
         if not rows:
             return []
         logits = torch.stack([prefilled.logits for _, prefilled in rows])
         continues = self._draw_next([row for row, _ in rows], logits)
-        surviving = [pair for pair, goes_on in zip(rows, continues, strict=True) if goes_on]
+        surviving = [pair for pair, is_running in zip(rows, continues, strict=True) if is_running]
         for bucket, count in Counter(bucket_size(prefilled.keys.shape[2] + 1) for _, prefilled in surviving).items():
             self._block(bucket).reserve(count)
         for prefilled, pairs in groupby(surviving, key=lambda pair: pair[1]):
             group = [row for row, _ in pairs]
             self._block(prefilled.keys.shape[2] + 1).append(group, prefilled.keys, prefilled.values)
-        return [row.ticket for (row, _), goes_on in zip(rows, continues, strict=True) if not goes_on]
+        return [row.ticket for (row, _), is_running in zip(rows, continues, strict=True) if not is_running]
 
     def decode(self) -> list[Ticket]:
-        """Run every row's last token through the model and draw the next; return the tickets of finished rows."""
+        """Run every row's last token through the model and draw the next token; return tickets of finished rows."""
         blocks = self._regroup()
         rows = [row for block in blocks for row in block.rows]
         if not rows:
@@ -79,15 +79,15 @@ class RunningBatch:
         start = 0
         for block in blocks:
             end = start + len(block.rows)
-            finished_indices = [index for index, goes_on in enumerate(continues[start:end]) if not goes_on]
+            finished_indices = [index for index, is_running in enumerate(continues[start:end]) if not is_running]
             start = end
             if finished_indices:
                 block.remove(finished_indices)
         self._drop_empty_blocks()
-        return [row.ticket for row, goes_on in zip(rows, continues, strict=True) if not goes_on]
+        return [row.ticket for row, is_running in zip(rows, continues, strict=True) if not is_running]
 
     def drop(self, is_unwanted: Callable[[Row], bool]) -> None:
-        """Drop some rows."""
+        """Drop the unwanted rows."""
         for block in self._blocks.values():
             indices = [index for index, row in enumerate(block.rows) if is_unwanted(row)]
             if indices:
@@ -126,7 +126,7 @@ class RunningBatch:
 
 def _record_top_tokens(rows: Sequence[Row], logits: Tensor) -> None:
     """Record the likeliest tokens of `logits [n, V]` in the rows that report them."""
-    # One k at a time: where log-probabilities are equal, their order and the last of them depend on k.
+    # One k at a time: the order of equal log-probabilities, and which of them is last, depends on k.
     for k in {row.ticket.request.top for row in rows} - {0}:
         indices = [index for index, row in enumerate(rows) if row.ticket.request.top == k]
         ids, logprobs = top_tokens(torch.log_softmax(logits[indices], -1), k)
@@ -135,19 +135,19 @@ def _record_top_tokens(rows: Sequence[Row], logits: Tensor) -> None:
 
 
 class StepRunner:
-    """Run decoding steps of `weights` made for sampling."""
+    """Runner of decoding steps, for `weights` made for sampling."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
         self._model = _compiled_model(weights)
-        # With fewer panels in a product than threads, some threads would only wait.
+        # Threads beyond the number of panels in a product would only wait.
         self._threads = min(threads, -(-weights.config.hidden_size // COLUMNS))
         self._scratch = make_zeros(0)
 
     def run[Row](self, tokens: Sequence[int], blocks: Sequence[KvBlock[Row]]) -> Tensor:
-        """Return logits [n, V] float32 after `tokens`, the newest of the rows of `blocks`, in their order.
+        """Return logits [n, V] float32 after `tokens`, the newest token of each row of `blocks`, in their order.
 
-        The next call overwrites them.
+        The next call overwrites the logits.
         """
         padding = [0] * (-len(tokens) % ROWS)
         embedding, config = self._weights.embedding, self._weights.config
@@ -225,7 +225,7 @@ class StepRunner:
         return torch.from_numpy(logits)
 
     def _scratch_arrays(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
-        """Return arrays in memory that all steps reuse, each in cache lines of its own."""
+        """Return arrays in memory that all steps reuse; no two share a cache line."""
         sizes = [-(-math.prod(shape) // _CACHE_LINE) * _CACHE_LINE for shape in shapes]
         if len(self._scratch) < sum(sizes):
             scratch = make_zeros(sum(sizes) + _CACHE_LINE)
@@ -238,7 +238,7 @@ class StepRunner:
 
 
 def _balance_rows(positions: Sequence[int], members: int) -> NDArray[np.int64]:
-    """Return the edges of the rows of each of `members`, [members + 1], which attend to about as many positions."""
+    """Return the edges of each member's rows, [members + 1], so that all attend to about as many positions."""
     cumulative = list(accumulate(1 + last for last in positions))
     edges = [bisect(cumulative, cumulative[-1] * member / members) for member in range(1, members)]
     return np.array([0, *edges, len(positions)])
@@ -261,7 +261,7 @@ def _address(weight: Tensor | PackedMatrix | None) -> int:
     if weight is None:
         return 0
     numbers = weight.panels if isinstance(weight, PackedMatrix) else weight.numpy()
-    # The kernels get addresses and assume this layout.
+    # The kernels use addresses and assume this layout.
     if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
         raise ValueError(f"a weight is {numbers.dtype} with strides {numbers.strides}, not contiguous float32")
     return numbers.ctypes.data

@@ -1,10 +1,10 @@
-"""Draws of tokens from logits.
+"""Draw tokens from logits.
 
-Invariant: a row's token depends on its own logits, settings and uniform number only, bit for bit.
+Invariant: a row's token depends only on its own logits, settings and uniform number, bit for bit.
 
 A token is drawn by inverting the cumulative distribution with one uniform number: first over blocks of 64 tokens, then
-inside the block, so that no cumulative sum over the whole vocabulary is needed. The reported log-probability is of the
-model's own distribution, before temperature, top-k and top-p, as the trainer computes it for that token.
+inside the block, so no cumulative sum over the whole vocabulary is needed. The reported log-probability is that of the
+model's distribution before temperature, top-k and top-p, as the trainer computes it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rlkit.engine.kernels import cpu_kernels
 from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.ops import has_kernels
 
-# At this temperature only the likeliest token is drawn; float32 has no numbers that are much smaller.
+# At this temperature only the likeliest token is drawn; much smaller numbers do not exist in float32.
 _LOWEST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
-    """Sampling parameters: temperature 0 takes the likeliest token; `top_k` < 1 and `top_p` ≥ 1 keep every token."""
+    """Sampling parameters: temperature 0 selects the likeliest token; `top_k` < 1 and `top_p` ≥ 1 keep all tokens."""
 
     temperature: float = 1.0
     top_k: int = -1
@@ -70,7 +70,7 @@ def _apply_settings(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
 
 
 def _sample(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Tensor, Tensor]:
-    """Draw a token [n] for each row of `logits [n, V]`; return also the log of its summed exponentials, [n] float64."""
+    """Draw a token [n] for each row of `logits [n, V]`; also return the log of its summed exponentials, [n] float64."""
     if has_kernels(logits):
         tokens = torch.empty(len(logits), dtype=torch.int64)
         normalisers = torch.empty(len(logits), dtype=torch.float64)
@@ -84,7 +84,7 @@ def _sample(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Tens
     peak = logits.amax(-1, keepdim=True)
     sums, blocks = _block_sums(torch.exp(logits - peak))
     normalisers = peak[:, 0].double() + sums.sum(-1).log()
-    # Weights that are not finite give no distribution, but the result must be a token of the vocabulary.
+    # Weights that are not finite define no distribution, but the result must still be a token of the vocabulary.
     return _invert(sums, blocks, uniforms).clamp_(max=logits.shape[1] - 1), normalisers
 
 
@@ -97,7 +97,7 @@ def _block_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the token at which the cumulative weight passes `uniforms` times the total; never one of weight 0."""
+    """Return the token at which the cumulative weight exceeds `uniforms` · total; never a token of weight 0."""
     cumulative = sums.cumsum(-1)
     target = uniforms * cumulative[:, -1]
     block = _first_above(cumulative, target, sums)
@@ -108,7 +108,7 @@ def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, target: Tensor, weights: Tensor) -> Tensor:
-    """Return the first index whose cumulative weight exceeds `target`, or else the last of positive weight."""
+    """Return the first index whose cumulative weight exceeds `target`, or the last index of positive weight."""
     index = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
     width = weights.shape[1]
     last = width - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)

@@ -1,16 +1,16 @@
-"""Causal attention inside packed sequences, and its gradient, compiled for this processor.
+"""Causal attention inside packed sequences and its gradient, compiled for this processor.
 
-Invariant: a sequence's result depends on its own rows only, bit for bit. Among them a later one that is not finite may
-reach earlier ones, because hidden positions are multiplied by zero.
+Invariant: a sequence's result depends only on its own rows, bit for bit. A later row that is not finite may affect
+earlier rows, because hidden positions are multiplied by zero.
 
-Each block of queries of a head is scored against all keys up to its last query. The backward pass computes scores and
-weights again from the largest score and the sum of weights of each query (Dao et al. 2022, with whole rows in place of
-the online softmax). Factors are copied into buffers of whole tiles, so that products need no code for edges. Behind a
-sequence's last row a buffer still holds rows of another sequence: they only reach rows and columns that nobody reads.
+Each block of queries of a head is scored against all keys up to its last query. The backward pass recomputes scores and
+weights from the largest score and the sum of weights of each query (Dao et al. 2022, with whole rows instead of the
+online softmax). Factors are copied into buffers of whole tiles, so products need no code for edges. After a sequence's
+last row, a buffer may hold rows of another sequence; they only affect rows and columns that are never read.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
-# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+# (numba and llvmlite have no types, and an intrinsic is called without its first argument)
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import numpy as np
 from numba import njit
 
 from rlkit.engine.kernels.cpu_kernels import Floats, Integers, exponential, row_max
-from rlkit.engine.kernels.jit_cache import FAST, jit_kernel
+from rlkit.engine.kernels.jit_cache import FASTMATH_FLAGS, jit_kernel
 from rlkit.engine.kernels.llvm import LANES, SMALL_COLUMNS, SMALL_ROWS, add_small_tile, small_tile
 
-# Queries in a block, a multiple of `SMALL_ROWS` on every processor: few below `_LONG_TOKENS`, where much of a block
-# would be hidden, and more where keys and values do not fit the cache.
+# Queries in a block, a multiple of `SMALL_ROWS` on every processor. Blocks are short below `_LONG_TOKENS`, where much
+# of a block would be hidden, and longer above it, where keys and values do not fit the cache.
 _SHORT_BLOCK, _BLOCK, _LONG_TOKENS = 32, 64, 1024
-_STEPS = 128  # rows of a factor that stay in the first cache
+_STEPS = 128  # rows of a factor that stay in the first-level cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -80,11 +80,11 @@ def attention_gradient(  # noqa: PLR0917  compiled
     grad_out: Floats,
     grad_rows: Floats,
 ) -> None:
-    """Compute the gradient at the `rows` of `attention` from that at its `out`, `grad_out [N, H, D]`.
+    """Compute the gradient at the `rows` of `attention` from the gradient at its `out`, `grad_out [N, H, D]`.
 
     Args:
-        rows: the arguments of `attention`, as all up to `last`; `out` and `stats` are its results.
-        grad_rows: [N, H + 2K, D], the result; rows of no span stay unchanged. A prefix precedes its followers.
+        rows: as all arguments up to `last`, the argument of `attention`; `out` and `stats` are its results.
+        grad_rows: [N, H + 2K, D], the result; rows of no span stay unchanged. A prefix precedes its continuations.
     """
     size = rows.shape[2]
     heads = rows.shape[1] - 2 * kv_heads
@@ -146,7 +146,7 @@ def _zeros(rows: int, columns: int) -> Floats:
 
 @njit
 def _gather(rows: Floats, head: int, span: Integers, buffer: Floats) -> None:
-    """Copy one head of a sequence's prefix, and then of the sequence."""
+    """Copy one head of a sequence's prefix, followed by that of the sequence."""
     start, length, before, prefix = span
     _read_rows(rows, head, before, prefix, buffer, 0)
     _read_rows(rows, head, start, length, buffer, prefix)
@@ -205,7 +205,7 @@ def _transpose(buffer: Floats, count: int, transposed: Floats) -> None:
 
 @njit
 def _multiply(x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
-    """Compute as `_add_product`, but overwrite `out`."""
+    """Overwrite `out` with the product of `_add_product`."""
     _multiply_tiles(x, transposed, right, steps, out, rows, columns, False)
 
 
@@ -241,12 +241,12 @@ def _multiply_tiles(  # noqa: PLR0917  compiled
 
 @njit
 def _find_peaks(scores: Floats, before: int, stats: Floats) -> None:
-    """Find the largest score of each query, the first of which sees `before` positions and itself."""
+    """Find the largest score of each query; the first query attends to `before` positions and itself."""
     for i in range(len(stats)):
         stats[i, 0] = row_max(scores[i, : before + i + 1])
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FASTMATH_FLAGS)
 def _exponentiate(scores: Floats, before: int, scale: np.float32, stats: Floats) -> None:
     """Replace scores by their exponentials, and hidden ones by 0, to the end of the last tile."""
     for i in range(len(stats)):
@@ -265,7 +265,7 @@ def _exponentiate(scores: Floats, before: int, scale: np.float32, stats: Floats)
             hidden[j] = 0
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FASTMATH_FLAGS)
 def _score_gradient(  # noqa: PLR0917  compiled
     weights: Floats,
     grad_weights: Floats,
@@ -275,7 +275,7 @@ def _score_gradient(  # noqa: PLR0917  compiled
     count: int,
     columns: int,
 ) -> None:
-    """Replace weights by the gradient at the scores: each times its own gradient less their weighted mean."""
+    """Replace each weight w by the gradient at its score, w · (∂w − mean of ∂w weighted by w) · scale."""
     for i in range(count):
         out_row, grad_row, mean = mixed[i], grad_mixed[i], _ZERO
         for j in range(len(out_row)):
@@ -285,7 +285,7 @@ def _score_gradient(  # noqa: PLR0917  compiled
             weight[j] *= (grad_weight[j] - mean) * scale
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FASTMATH_FLAGS)
 def _sum_weights(weights: Floats, columns: int, stats: Floats) -> None:
     for i in range(len(stats)):
         row, total = weights[i, :columns], _ZERO
@@ -294,7 +294,7 @@ def _sum_weights(weights: Floats, columns: int, stats: Floats) -> None:
         stats[i, 1] = total
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FASTMATH_FLAGS)
 def _divide_by_sums(weights: Floats, columns: int, stats: Floats) -> None:
     for i in range(len(stats)):
         row, factor = weights[i, :columns], _ONE / stats[i, 1]

@@ -1,18 +1,18 @@
-"""The CPU kernels of a layer: packed products, norms, the gate, rotary embedding, softmax, drawing tokens.
+"""CPU kernels of a layer: packed products, norms, the gate, rotary embedding, softmax, drawing tokens.
 
-Invariant: a row's result depends on that row only, bit for bit; an element of a product is one chain of multiply-adds
+Invariant: a row's result depends only on that row, bit for bit; an element of a product is one chain of multiply-adds
 over the inner dimension, in its order.
 
-The product serves weights that are only read, and a few dozen rows, where libraries wait for memory and reach half of
-the processor's speed. Weights lie in panels of as many columns as stay in registers for a few rows; all rows use a
-panel while the next one is fetched (Goto and van de Geijn 2008, with the small factor inside).
+The product is for read-only weights and a few dozen rows, where libraries wait for memory and reach half of the
+processor's speed. Weights are stored in panels, whose columns stay in registers for a few rows. All rows use a panel
+while the next panel is prefetched (Goto and van de Geijn 2008, with the small factor inside).
 
-Loops run over a slice, from 0: the compiler must assume that a computed index can be negative, and then does not
+Loops run over a slice, from 0. With a computed index the compiler must assume that it can be negative, and does not
 vectorise.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
-# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+# (numba and llvmlite have no types, and an intrinsic is called without its first argument)
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ type Integers = NDArray[np.int64]
 BLOCK = 64
 """Numbers in a partial sum: of the squares in a norm, and of the weights when a token is drawn."""
 
-# Rows of the left factor that stay in the cache while every panel passes by.
+# Rows of the left factor that stay in the cache for all panels.
 _ROWS_AT_ONCE = 256
 
 
@@ -46,7 +46,7 @@ def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: in
         x: N a multiple of `TILE_ROWS`.
         panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
         first: the first panel whose columns are written, up to `last`, exclusive.
-        next_address: the memory that this thread reads afterwards, to prefetch it; any address will do.
+        next_address: memory that this thread reads next, to prefetch it; any address is allowed.
     """
     count, inner = x.shape
     columns = out.shape[1]
@@ -78,7 +78,7 @@ def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: in
 _ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)
 _HALF = np.float32(0.5)
 _LOG2_E = np.float32(1.44269504)
-# −ln 2 in two parts, of which the first times a small integer is exact.
+# −ln 2 in two parts; the product of the first part and a small integer is exact.
 _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 _LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.0)
 # 1/7! … 1/2!, adjusted to minimise the error over ±(ln 2)/2.
@@ -89,7 +89,7 @@ _EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 
 @intrinsic
 def _fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
-    """Compute `a · b + c`, rounded once where the processor can."""
+    """Compute `a · b + c`, rounded once if the processor supports it."""
 
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return Emitter(builder).fma(*arguments)
@@ -121,7 +121,7 @@ def exponential(x: np.float32) -> np.float32:
         return _ZERO
     if x > _HIGHEST:
         return _INFINITE
-    return power if x == x else x  # noqa: PLR0124  not a number stays so
+    return power if x == x else x  # noqa: PLR0124  NaN stays NaN
 
 
 @jit_kernel()
@@ -147,7 +147,7 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
 
 @jit_kernel(fast=True)
 def rms_norm_gradient(x: Floats, weight: Floats, eps: np.float32, grad_out: Floats, grad_x: Floats) -> None:
-    """Compute the gradient at the `x [N, E]` of `rms_norm` from that at its result, `grad_out [N, E]`."""
+    """Compute the gradient at the `x [N, E]` of `rms_norm` from the gradient at its result, `grad_out [N, E]`."""
     width = x.shape[1]
     for i in range(x.shape[0]):
         row, grad_row, result = x[i], grad_out[i], grad_x[i]
@@ -176,7 +176,7 @@ def swiglu(both: Floats, out: Floats, first: int, last: int) -> None:
 
 @jit_kernel(fast=True)
 def swiglu_gradient(both: Floats, grad_out: Floats, grad_both: Floats) -> None:
-    """Compute the gradient at the `both` of `swiglu` from that at its result, and the result again.
+    """Compute the gradient at the `both` of `swiglu` from the gradient at its result, and recompute the result.
 
     Args:
         grad_out: [N, I], overwritten with the result.
@@ -199,7 +199,7 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, direction: np.flo
 
     Args:
         rows: [N, at least `heads`, D].
-        cos: [N, D], and `sin` too.
+        cos: [N, D], as `sin`.
         direction: 1, or −1 for the inverse.
     """
     half = rows.shape[2] // 2
@@ -221,7 +221,7 @@ def row_max(row: Floats) -> np.float32:
 
 @intrinsic
 def _reduce_max(_context: Any, _numbers: Any, _count: Any) -> Any:
-    """Emit the maximum of `count` numbers at an address; the compiler would compare one at a time."""
+    """Emit a vectorised maximum of `count` numbers at an address; the compiler would compare one at a time."""
 
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         numbers, count = arguments
@@ -250,7 +250,7 @@ def _reduce_max(_context: Any, _numbers: Any, _count: Any) -> Any:
 
 @jit_kernel(fast=True)
 def exponentiate_rows(rows: Floats, peaks: Floats, sums: Floats) -> None:
-    """Replace `rows [N, V]` by the exponentials of their differences from the row's largest number.
+    """Replace `rows [N, V]` by the exponentials of their differences to the row's largest number.
 
     Args:
         peaks: [N], a result: the largest number of each row.
@@ -295,7 +295,7 @@ def draw_tokens(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers
                 weight += exponential(block[j] - peak)
             sums[b] = weight
             total += sums[b]
-        # Rounding may leave nothing above the target: then the last token of positive weight is drawn.
+        # If rounding leaves no cumulative weight above the target, the last token of positive weight is drawn.
         target = uniforms[i] * total
         block, before, cumulative = 0, 0.0, 0.0
         for b in range(blocks):

@@ -1,13 +1,13 @@
-"""Attention of one new position to those before it, compiled for this processor.
+"""Attention of one new position to all positions up to it, compiled for this processor.
 
-Invariant: the result depends on the row's own positions and its own bucket only, bit for bit; what lies in a bucket
-behind the last position has no effect.
+Invariant: the result depends only on the row's own positions and bucket, bit for bit; data in the bucket after the last
+position has no effect.
 
-It takes as long as reading the keys and values. Prefetch instructions were measured, and gained nothing.
+It takes as long as reading the keys and values. Measurements showed no gain from prefetch instructions.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
-# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+# (numba and llvmlite have no types, and an intrinsic is called without its first argument)
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ _mix_several, _mix_one = _make_mix(_VECTORS), _make_mix(1)
 
 @jit_kernel(fast=True)
 def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Floats, out: Floats) -> None:  # noqa: PLR0917  compiled
-    """Write the keys and values of a row's new position and attend over all up to it.
+    """Write the keys and values of a row's new position, and attend over all positions up to it.
 
     Args:
         row: [H + 2K, D], queries, keys and values of the new position.
-        keys: [K, T, D], and `values` too; T a multiple of 4.
+        keys: [K, T, D], as `values`; T is a multiple of 4.
         scores: [T], scratch memory.
         out: [H · D], the result.
     """
@@ -155,7 +155,7 @@ def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Flo
 
 @njit(inline="always")
 def _apply_softmax(scores: Floats, scale: np.float32) -> None:
-    """Replace scores by the softmax of their multiples by a positive number."""
+    """Replace scores by the softmax of `scale · scores`; `scale` is positive."""
     peak = row_max(scores)
     total = np.float32(0)
     for j in range(len(scores)):

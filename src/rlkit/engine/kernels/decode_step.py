@@ -1,15 +1,15 @@
-"""A decoding step through all layers and the output layer, in one compiled call for each thread of a team.
+"""Decoding step through all layers and the output layer, in one compiled call per thread of a team.
 
-Invariant: a row's result depends on that row only, bit for bit, and not on how many threads there are.
+Invariant: a row's result depends only on that row, bit for bit, and not on the number of threads.
 
-The threads split every product by its columns, so that each weight is read by one of them, for all rows: reading
-weights is what a step of a few dozen rows waits for. They split attention by its rows. Each repeats the operations
-between for itself, because memory that another core has written is slow to read. They wait for each other five or six
-times a layer; nothing returns to Python before the logits are there.
+The threads split every product by columns, so each weight is read by one thread, for all rows; reading weights limits
+the speed of a step of a few dozen rows. They split attention by rows. Each thread repeats all operations in between,
+because memory that another core has written is slow to read. The threads wait for each other five or six times per
+layer, and return to Python only with the logits.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
-# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+# (numba and llvmlite have no types, and an intrinsic is called without its first argument)
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class Model(NamedTuple):
     """The weights of a model of L layers, for compiled code."""
 
     layers: Integers  # [L, 10] addresses, in the order of `ADDRESSES`; 0 for a weight that the layer lacks
-    rotary: Any  # [L], whether a layer rotates its queries and keys
+    rotary: Any  # [L], True if a layer rotates its queries and keys
     norm: Floats  # [E], the final norm
     head: Floats  # the output layer, packed
     eps: np.float32  # of the norms
 
 
 class Step(NamedTuple):
-    """Memory shared by the threads of a step over N rows, of which the last may be padding."""
+    """Memory shared by the threads of a step over N rows; the last rows may be padding."""
 
-    counter: Integers  # [8], of which the barrier counts in the first
+    counter: Integers  # [8]; the first is the barrier's counter
     x: Floats  # [N, E], the embeddings
     streams: Floats  # [M, N, E], the residual stream of each of M threads
     normed: Floats  # [M, N, E], the residual stream after a norm
     qkv: Floats  # [N, H + 2K, D], queries, keys and values
-    mixed: Floats  # [N, H · D], attention's output; zero where there is padding
+    mixed: Floats  # [N, H · D], attention's output; zero in padding rows
     residual_update: Floats  # [N, E], the term to add to the residual stream
     gate_up_out: Floats  # [N, 2I], gate and up
     mlp_inner: Floats  # [N, I], gate times up
@@ -61,7 +61,7 @@ class Step(NamedTuple):
     caches: Integers  # [B, L, 2], addresses of the keys and values [·, K, T, D] of each of B blocks
     tokens: Integers  # [B], their T
     rows: Integers  # [n, 3], block, place in the block and new position of each row without padding
-    shares: Integers  # [M + 1], edges of the rows that each thread attends for
+    shares: Integers  # [M + 1], edges of each thread's rows in attention
     scores: Floats  # [M, at least the largest T], scratch memory of attention
 
 
@@ -75,7 +75,7 @@ def _pointer(_context: Any, _address: Any) -> Any:
 
 @jit_kernel()
 def decode(model: Model, step: Step, members: int, member: int) -> None:
-    """Run the part of thread `member`; all `members` must run theirs at the same time, each on its own thread."""
+    """Run the part of thread `member`; all `members` parts must run concurrently, each on its own thread."""
     x, normed, width = step.streams[member], step.normed[member], step.x.shape[1]
     qkv = step.qkv.reshape(len(x), step.qkv.shape[1] * step.qkv.shape[2])
     q_first, q_last = _split(_count_panels(qkv.shape[1]), member, members)
@@ -83,7 +83,7 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
     g_first, _ = _split(_count_panels(step.mlp_inner.shape[1]), member, members)
     h_first, h_last = _split(len(model.head), member, members)
     counter, arrivals = step.counter.ctypes.data, 0
-    # A residual stream for each thread: memory that another core changes is slow to read and to write.
+    # One residual stream per thread: memory that another core changes is slow to read and write.
     for i in range(len(x)):
         _copy(step.x[i], x[i])
     for index in range(len(model.layers)):
@@ -118,7 +118,7 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
 def _feed_forward(  # noqa: PLR0917  compiled
     model: Model, step: Step, index: int, members: int, member: int, arrivals: int, next_address: int
 ) -> int:
-    """Compute the feed-forward's term; return the barrier's arrivals so far."""
+    """Compute the feed-forward's term; return the updated count of arrivals at the barrier."""
     layer, counter = model.layers[index], step.counter.ctypes.data
     normed, gate_up_out, mlp_inner = step.normed[member], step.gate_up_out, step.mlp_inner
     width, inner = normed.shape[1], mlp_inner.shape[1]
@@ -133,7 +133,7 @@ def _feed_forward(  # noqa: PLR0917  compiled
         arrivals += members
         wait_at_barrier(counter, arrivals)
     else:
-        # A thread has the same columns of gate and up: no need to wait.
+        # A thread computes the same columns of gate and up, so it need not wait.
         half = len(gate_up) // 2
         multiply_packed(normed, gate_up, gate_up_out, i_first, i_last, _address(gate_up, half + i_first))
         multiply_packed(normed, gate_up, gate_up_out, half + i_first, half + i_last, next_panel)
@@ -160,7 +160,7 @@ def _add(source: Floats, target: Floats) -> None:
 
 @njit(inline="always")
 def _vector(address: int, count: int) -> Floats:
-    """Return the vector at an address, empty at address 0."""
+    """Return the vector at an address; empty at address 0."""
     return carray(_pointer(address), (count if address else 0,))
 
 
@@ -182,7 +182,7 @@ def _address(panels: Floats, index: int) -> int:
 
 @njit(inline="always")
 def _split(count: int, member: int, members: int) -> tuple[int, int]:
-    """Return the first and last index, exclusive, of one member's part."""
+    """Return the first index of a member's part and the index after its last."""
     return count * member // members, count * (member + 1) // members
 
 

@@ -1,4 +1,4 @@
-"""The device that computes models, and the batch sizes that suit it.
+"""Device that computes models, and its batch sizes.
 
 Invariant: on the CPU everything is float32 and reproducible bit for bit; on a GPU weights and activations are bfloat16,
 adapters, their gradients and log-probabilities float32.
@@ -17,7 +17,7 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of what is computed at a time."""
+    """Limits of one pass or decoding step."""
 
     rows: int  # samples of one set of weights in a decoding step
     kv_bytes: int  # memory for keys and values of all samples
@@ -34,12 +34,12 @@ def batch_limits(device: torch.device) -> BatchLimits:
 
 
 def has_gpu() -> bool:
-    """Return whether there is a GPU, which models then use by default."""
+    """Return whether torch finds a GPU, the default device of models."""
     return torch.cuda.is_available()
 
 
 def select_device(name: str | None) -> torch.device:
-    """Return the device called `name`; by default the GPU if there is one."""
+    """Return the device called `name`; by default the GPU if torch finds one."""
     if name is None:
         return torch.device("cuda" if has_gpu() else "cpu")
     if name not in DEVICES:

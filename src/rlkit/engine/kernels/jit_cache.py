@@ -1,12 +1,12 @@
-"""Compilation of functions for this processor, with a cache on the disk for the next process.
+"""Just-in-time compilation with numba, and a cache of compiled functions on the disk.
 
-Invariant: a cached function is used only with the sources that it was compiled from; where the cache cannot be written
-or read, the function is compiled again without a message. Where compiling is disabled, importing this raises a
+Invariant: a cached function is used only with the sources that it was compiled from. If the cache cannot be written or
+read, the function is compiled again, without a message. If compilation is disabled, importing this module raises a
 `UsageError`.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false, reportUntypedBaseClass=false
-# (numba brings no types, and its cache is made to be extended from within)
+# (numba has no types, and its cache can only be extended through private methods)
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from rlkit.errors import UsageError
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
     raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
-# Allows sums to be split over the lanes of a vector; infinities and NaN keep their meaning.
-FAST = {"reassoc", "contract", "nsz", "arcp"}
+# LLVM fast-math flags that allow vectorised sums, but keep the semantics of infinity and NaN.
+FASTMATH_FLAGS = {"reassoc", "contract", "nsz", "arcp"}
 
 
 def jit_kernel[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Compile a function at its first call; it releases the interpreter's lock while it runs.
+    """Compile a function at its first call; the function releases the interpreter's lock while it runs.
 
     Args:
-        fast: allow sums in another order. Not for a function that is also called from larger ones: its bits would
-            depend on where the compiler inlines it.
+        fast: allow reordered floating-point sums. Do not use it for functions that other kernels call: the rounding
+            would depend on inlining.
     """
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
-        dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=FAST if fast else False)(function)
+        dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=FASTMATH_FLAGS if fast else False)(function)
         try:
             dispatcher._cache = _SourceCheckedCache(function)
         except RuntimeError:  # neither the source's folder nor the user's cache is writable
@@ -49,7 +49,7 @@ def jit_kernel[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Call
 
 
 class _SourceCheckedCache(FunctionCache):
-    """numba's cache, checked against all sources of this folder; a full disk fails no call."""
+    """numba's cache, checked against all sources of this folder; calls work even if the disk is full."""
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         return (*super()._index_key(sig, codegen), _hash_sources())
@@ -57,17 +57,17 @@ class _SourceCheckedCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # a truncated file can fail in any way
+        except Exception:  # a truncated file can raise any error
             with suppress(OSError):
                 self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError):  # a full disk
+        with suppress(OSError):  # the disk is full
             super().save_overload(sig, data)
 
 
 @cache
 def _hash_sources() -> str:
-    """Hash all modules that compiled functions come from."""
+    """Hash the sources of all compiled functions."""
     return sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()

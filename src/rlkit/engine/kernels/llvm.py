@@ -1,10 +1,10 @@
-"""LLVM code for the vectors of this processor, and with it the innermost loops of matrix products.
+"""LLVM code with this processor's vectors, and the innermost loops of matrix products.
 
-Invariant: an element of a product is one chain of multiply-adds over the inner dimension, in its order, each of them
-fused where the processor can.
+Invariant: an element of a product is one chain of multiply-adds over the inner dimension, in its order; each of them is
+fused if the processor supports it.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (numba and llvmlite bring no types)
+# (numba and llvmlite have no types)
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ADDRESS = ir.IntType(8).as_pointer()
 
 
 class Emitter:
-    """Instructions that several loops need; addresses are integers."""
+    """Emitter of instructions used by several loops; addresses are integers."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -53,7 +53,7 @@ class Emitter:
         return ir.Constant(INDEX, number)
 
     def at(self, base: Any, offset: Any) -> Any:
-        """Compute the address `offset` bytes behind `base`."""
+        """Compute the address `offset` bytes after `base`."""
         return self.builder.add(base, offset)
 
     def load(self, address: Any) -> Any:
@@ -63,7 +63,7 @@ class Emitter:
         return vector
 
     def load_some(self, address: Any, count: Any, others: Any) -> Any:
-        """Load the first `count` numbers of a vector, possibly none; the rest is that of `others`."""
+        """Load the first `count` numbers of a vector (may be 0); the remaining numbers are those of `others`."""
         places = ir.Constant(WORDS, list(range(LANES)))
         mask = self.builder.icmp_signed("<", places, self.fill(self.builder.trunc(count, WORD)))
         kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), WORD, mask.type, VECTOR])
@@ -87,14 +87,14 @@ class Emitter:
         return self.builder.shuffle_vector(first, undefined, ir.Constant(WORDS, [0] * LANES))
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        """Compute `a · b + c`, rounded once where the processor can."""
+        """Compute `a · b + c`, rounded once if the processor supports it."""
         kind = a.type
         name = "llvm.fmuladd.f32" if kind == NUMBER else f"llvm.fmuladd.v{kind.count}f32"
         function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return self.builder.call(function, [a, b, c])
 
     def prefetch(self, address: Any) -> None:
-        """Prefetch a line of memory into the second cache; any address will do."""
+        """Prefetch a line of memory into the second-level cache; any address is allowed."""
         kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, WORD, WORD, WORD])
         prefetch = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         to_read, into_second_cache, as_data = WORD(0), WORD(2), WORD(1)
@@ -102,7 +102,7 @@ class Emitter:
         self.builder.call(prefetch, [place, to_read, into_second_cache, as_data])
 
     def maximum(self, a: Any, b: Any) -> Any:
-        """Compute the larger number in each place; that of `b` where `a` is NaN."""
+        """Compute the larger number in each place; the number of `b` if that of `a` is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def reduce_max(self, vector: Any) -> Any:
@@ -112,7 +112,7 @@ class Emitter:
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [vector])
 
     def sum_each(self, vectors: Sequence[Any], width: int) -> Any:
-        """Sum each of `width` vectors, a power of two up to `LANES`, into one number, in order."""
+        """Sum the numbers of each of `width` vectors, a power of two up to `LANES`; return the sums in order."""
         count, parts = LANES, list(vectors)
         while len(parts) > 1:
             parts = [self._add_neighbours(a, b, count) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -123,17 +123,17 @@ class Emitter:
         return sums
 
     def _add_neighbours(self, a: Any, b: Any, count: int) -> Any:
-        """Add each two neighbours in `a` and then `b`, `count` sums."""
+        """Add adjacent pairs in `a` and then `b`: `count` sums."""
         even, odd = (ir.Constant(ir.VectorType(WORD, count), list(range(i, 2 * count, 2))) for i in (0, 1))
         return self.builder.fadd(self.builder.shuffle_vector(a, b, even), self.builder.shuffle_vector(a, b, odd))
 
 
-# Sums that stay in the registers, of which only the widest vectors have 32.
+# Number of sums kept in registers; only processors with the widest vectors have 32 registers.
 TILE_ROWS, _VECTORS = {16: (8, 3), 8: (4, 3), 4: (4, 4)}[LANES]
 COLUMNS = _VECTORS * LANES
 PANEL_ROW_BYTES = 4 * COLUMNS
 
-# A smaller tile for products of a few dozen rows and columns, where a large one would mostly compute padding.
+# A smaller tile for products of a few dozen rows and columns; a large tile would mostly compute padding.
 SMALL_ROWS, _SMALL_VECTORS = {16: (8, 2), 8: (4, 2), 4: (4, 2)}[LANES]
 SMALL_COLUMNS = _SMALL_VECTORS * LANES
 

@@ -1,11 +1,14 @@
-"""Threads of the engine: lanes that run whole tasks, teams that share one, and the barrier where a team waits.
+"""Threads of the engine: lanes that run whole tasks, teams that share one task, and the barrier of a team.
 
-Invariant: no result depends on how many threads there are.
+Invariant: no result depends on the number of threads.
 
-Prompts and micro-batches run in lanes: two lanes of one thread each are faster than one computation spread over two
-threads, because the small operations between the matrix products are shared out too, nothing waits at the end of every
-product, and a lane that loses its core to another program does not hold up the other until the work is done. Decoding
-steps, which take as long as reading the weights, are shared by a team (`rlkit.engine.kernels.decode_step`).
+Prompts and micro-batches run in lanes. Two lanes of one thread each are faster than one computation on two threads:
+
+- The small operations between the matrix products also run in parallel.
+- No thread waits at the end of every product.
+- A lane that loses its core to another program does not delay the other lane.
+
+A decoding step takes as long as reading the weights, so a team shares it (`rlkit.engine.kernels.decode_step`).
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -42,7 +45,7 @@ class Lanes:
     """A fixed number of threads that run torch.
 
     Args:
-        threads: number of cores that all lanes share, by default all of the machine.
+        threads: total number of cores of all lanes; by default all of the machine.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -55,9 +58,9 @@ class Lanes:
         )
 
     def run[T](self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the tasks, one at a time on each lane, and return their results.
+        """Run tasks, one at a time on each lane, and return their results.
 
-        When a task raises, the error is raised once all others have ended, so that nothing runs unseen.
+        If a task raises an error, it is raised after all other tasks have ended.
         """
 
         def run_task(task: Callable[[], T]) -> T:
@@ -70,7 +73,7 @@ class Lanes:
         return [future.result() for future in futures]
 
     def raise_if_halted(self) -> None:
-        """Raise `StoppedError` once `halt` was called; long tasks call this now and then."""
+        """Raise `StoppedError` after a call of `halt`; long tasks call this method regularly."""
         if self._halted:
             raise StoppedError("the engine was stopped")
 
@@ -89,12 +92,12 @@ _THREADS_MAX = 4096
 def parallel_for(
     task: Callable[[int, int], None], count: int, *, min_per_thread: int, threads: int | None = None
 ) -> None:
-    """Call `task(first, last)` for ranges that cover 0 … `count`, on several threads if there is enough.
+    """Call `task(first, last)` for ranges that cover 0 … `count`, on several threads if there are enough items.
 
     Args:
-        task: releases the interpreter's lock while it computes; ranges do not overlap.
-        min_per_thread: the least number of items that is worth a thread.
-        threads: the largest number of threads, by default as many as torch would use here.
+        task: function that releases the interpreter's lock while it computes; ranges do not overlap.
+        min_per_thread: minimum number of items per thread.
+        threads: maximum number of threads; by default the number that torch uses on this thread.
     """
     threads = min(threads or torch.get_num_threads(), count // max(min_per_thread, 1))
     if threads < 2:
@@ -105,11 +108,11 @@ def parallel_for(
 
 
 def run_team(task: Callable[[int], None], members: int, *, on_failure: Callable[[], None] | None = None) -> None:
-    """Call `task(0)` … `task(members − 1)` at the same time, each on a thread of its own.
+    """Call `task(0)` … `task(members − 1)` concurrently, each on its own thread.
 
     Args:
-        task: releases the interpreter's lock while it computes.
-        on_failure: called when a member cannot start or raises, so that none of the others waits for it.
+        task: function that releases the interpreter's lock while it computes.
+        on_failure: called if a member cannot start or raises an error, so that the others do not wait for it.
     """
 
     changed, running, is_closed = Condition(), 0, False
@@ -136,14 +139,14 @@ def run_team(task: Callable[[int], None], members: int, *, on_failure: Callable[
         others.extend(_pool().submit(run, member) for member in range(1, members))
         task(0)
     except BaseException:
-        # A task without a thread stays in the pool's queue all the same: it must not start any more.
+        # A task without a thread stays in the pool's queue, but must not start later.
         with changed:
             is_closed = True
         if on_failure is not None:
             on_failure()
         raise
     finally:
-        wait(others)  # nothing runs unseen
+        wait(others)
         with changed:
             changed.wait_for(lambda: not running)
     for other in others:
@@ -152,7 +155,7 @@ def run_team(task: Callable[[int], None], members: int, *, on_failure: Callable[
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # Several teams may run, and the members of each wait for each other: every member needs a thread.
+    # Several teams may run, and the members of a team wait for each other, so every member needs a thread.
     return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="rlkit-engine-team")
 
 
@@ -160,9 +163,9 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 OPEN_BARRIER = 1 << 60
-"""Value of a barrier's counter at which nobody waits any more."""
+"""Value of a barrier's counter that releases all waiting threads."""
 
-# About a tenth of a millisecond: a thread that arrives later has lost its core.
+# About a tenth of a millisecond; a thread that arrives later has probably lost its core.
 _SPINS = 2000
 _RELAX = {"x86_64": ("llvm.x86.sse2.pause",), "aarch64": ("llvm.aarch64.hint", 1), "arm64": ("llvm.aarch64.hint", 1)}
 _WORD = ir.IntType(64)
@@ -187,7 +190,7 @@ def _atomic_load(_context: Any, _address: Any) -> Any:
 
 @intrinsic
 def _pause(_context: Any) -> Any:
-    """Emit the instruction that tells the processor of a spinning loop."""
+    """Emit the processor's instruction for spin loops."""
 
     def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if platform.machine() in _RELAX:
@@ -213,14 +216,14 @@ def _yield_core(_context: Any) -> Any:
 
 @njit(nogil=True)
 def wait_at_barrier(counter: int, expected: int) -> None:
-    """Wait until `expected` threads have arrived since the counter was 0; then each sees what the others wrote.
+    """Wait until `expected` threads have arrived since the counter was 0; the writes of each are then visible to all.
 
-    Threads meet more than a hundred times in a decoding step, too often to sleep and be woken: they spin, and after a
-    while yield their core.
+    Threads meet more than a hundred times in a decoding step, too often to sleep and be woken. They spin, and after a
+    time yield their core.
 
     Args:
-        counter: the address of an aligned int64.
-        expected: the number of threads times the number of barriers so far, this one included.
+        counter: address of an aligned int64.
+        expected: number of threads times the number of barriers so far, including this barrier.
     """
     if _atomic_add(counter, 1) >= expected - 1:
         return

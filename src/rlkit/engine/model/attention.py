@@ -1,9 +1,8 @@
-"""Packed sequences, and causal attention inside them, rotary embedding included.
+"""Packed sequences, and causal attention inside them, with rotary embedding.
 
-Invariant: every token of a sequence is in exactly one span, and a span attends to itself, causally, and to all of its
-prefix, so that sequences that begin alike share the rows of what they have in common. On the CPU in float32 attention
-is a compiled kernel, and a sequence's result depends on its own rows only, bit for bit; elsewhere it is torch's, of the
-same formula.
+Invariant: every token of a sequence is in exactly one span. A span attends causally to itself and to its whole prefix,
+so sequences with a common prefix share its rows. On the CPU in float32, attention is a compiled kernel, and a
+sequence's result depends only on its own rows, bit for bit. Otherwise torch computes the same formula.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from rlkit.engine.kernels import causal_attention
 from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.ops import Rope, apply_rope, apply_rope_in_place, has_kernels, split_heads
 
-# Less than about a tenth of a millisecond of work is not worth a thread.
+# Minimum work of a thread, about a tenth of a millisecond.
 _SHARED_OPERATIONS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Successive rows: a whole sequence, or its tokens after a `prefix` that other sequences may share."""
+    """Successive rows: a whole sequence, or the tokens after a `prefix` that other sequences may share."""
 
     start: int
     length: int
@@ -49,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanGroup:
-    """Neighbouring spans of one length and prefix: `count` times `length` rows from `start`."""
+    """Adjacent spans with the same length and prefix: `count` times `length` rows from `start`."""
 
     start: int
     count: int
@@ -63,7 +62,7 @@ class SpanGroup:
 
 
 def lay_out(lengths: Sequence[int]) -> list[Span]:
-    """Return the spans of whole sequences, one behind the other."""
+    """Return the spans of whole, consecutive sequences."""
     spans: list[Span] = []
     start = 0
     for length in lengths:
@@ -81,19 +80,19 @@ def positions(spans: Sequence[Span], rows: int) -> Tensor:
 
 
 def group_spans(spans: Sequence[Span]) -> Iterator[SpanGroup]:
-    """Group neighbours for which one call computes attention."""
+    """Group adjacent spans for which one call can compute attention."""
     for (length, prefix), neighbours in groupby(spans, key=lambda span: (span.length, span.prefix)):
         members = list(neighbours)
         yield SpanGroup(members[0].start, len(members), length, prefix)
 
 
 class Attention:
-    """Attention inside the sequences of one batch, for every layer; a prefix precedes the spans that follow it."""
+    """Attention inside the sequences of one batch, for every layer; a prefix comes before its continuations."""
 
     def __init__(self, spans: Sequence[Span], rope: Rope, kv_heads: int) -> None:
         self.kv_heads = kv_heads
         self.end = max((span.rows.stop for span in spans), default=0)
-        """First row behind all sequences."""
+        """First row after all sequences."""
         self._spans = spans
         self._rope = rope
         places = [(s.start, s.length, *((s.prefix.start, s.prefix.length) if s.prefix else (0, 0))) for s in spans]
@@ -138,7 +137,7 @@ class _AttentionFunction(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, attention: Attention, rotary: bool) -> Tensor:
         if rotary:
             attention.rotate(rows)
-            increment_version(rows)  # so that autograd refuses a stale copy of them
+            increment_version(rows)  # so that autograd detects a stale copy of them
         count, all_heads, size = rows.shape
         heads = all_heads - 2 * attention.kv_heads
         out, stats = torch.empty(count, heads, size), torch.empty(count, heads, 2)

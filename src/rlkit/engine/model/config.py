@@ -1,7 +1,7 @@
-"""The architecture of a model, read from its directory.
+"""Architecture of a model, read from its directory.
 
-Invariant: a `ModelConfig` describes a model that `rlkit.engine.model.transformer` computes exactly; anything else is
-refused by name before a weight is read.
+Invariant: a `ModelConfig` describes a model that `rlkit.engine.model.transformer` computes exactly. Other models raise
+an error that names the unsupported option, before any weight is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 
 from rlkit.errors import UsageError, did_you_mean
 
-_SIZE_MAX = 2**24  # far above any size of a dense model: a larger one is a mistake
+_SIZE_MAX = 2**24  # far above every size of a dense model
 _SLIDING = "sliding_attention"
 _SCALINGS = ("default", "linear", "llama3", "yarn")
 
@@ -63,7 +63,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3's stretching of the rotary wavelengths (Meta, Llama 3.1 model card and reference code)."""
+    """Llama 3's scaling of the rotary wavelengths (Meta, Llama 3.1 model card and reference code)."""
 
     factor: float
     low_frequency_factor: float
@@ -71,7 +71,7 @@ class Llama3Scaling:
     original_positions: int
 
     def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies: slow ones divided by `factor`, quick ones unchanged, a blend between."""
+        """Scale frequencies: divide low ones by `factor`, keep high ones, and blend in between."""
         spread = self.high_frequency_factor - self.low_frequency_factor
         turns = [self.original_positions * frequency / (2 * math.pi) for frequency in frequencies]
         blends = [min(max((turn - self.low_frequency_factor) / spread, 0.0), 1.0) for turn in turns]
@@ -80,12 +80,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023, section 3): slow frequencies divided by `factor`, quick ones kept, a ramp between."""
+    """YaRN (Peng et al. 2023, section 3): low frequencies divided by `factor`, high ones kept, a ramp in between."""
 
     factor: float
-    low: float  # index of the first frequency on the ramp; it may lie between two
-    high: float  # index of the last one
-    amplitude: float  # factor of cosines and sines
+    low: float  # index of the first frequency on the ramp; may be fractional
+    high: float  # index of the last frequency on the ramp
+    amplitude: float  # factor of the cosines and sines
 
     def apply(self, frequencies: list[float]) -> list[float]:
         """Scale frequencies, in radians per position."""
@@ -113,7 +113,7 @@ class ModelConfig:
     qk_norm: bool
     qkv_bias: bool
     o_bias: bool  # the output projection of the attention has a bias
-    fused: bool  # the files store query, key and value as one matrix, and gate and up as another
+    fused: bool  # the files store query, key and value as one matrix, and gate and up as one matrix
     unrotated: frozenset[int]  # layers without rotary embedding
     max_positions: int
     eos: frozenset[int]  # tokens that end a generation, from config.json and generation_config.json together
@@ -130,25 +130,25 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the configuration in `directory`; raise `UsageError` for a model that the engine does not compute."""
+    """Read the configuration in `directory`; raise `UsageError` for a model that the engine cannot compute."""
     path = directory / "config.json"
     raw = _Fields(path, _read_json(path))
     architecture = next((str(name) for name in _as_list(raw.raw.get("architectures"))), "none")
     family = _FAMILIES.get(architecture)
     if family is None:
         raise UsageError(
-            f"{path}: the embedded engine cannot run the architecture {architecture!r}; it runs "
+            f"{path}: the embedded engine cannot run the architecture {architecture!r}; it supports "
             f"{', '.join(ARCHITECTURES)}.{did_you_mean(architecture, ARCHITECTURES)} "
             "Use a Tinker service (set TINKER_BASE_URL) for other models."
         )
-    _refuse_variants(raw)
+    _check_variants(raw)
     layers, max_positions = raw.integer("num_hidden_layers"), raw.integer("max_position_embeddings")
-    _refuse_sliding_window(raw, family, max_positions)
+    _check_sliding_window(raw, family, max_positions)
     heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
     kv_heads = raw.integer("num_key_value_heads", None if family.grouped else heads)
     head_dim = raw.integer("head_dim", family.head_dim or hidden // heads)
     if heads % kv_heads:
-        raise UsageError(f"{path}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise UsageError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if head_dim % 2:
         raise UsageError(f"{path}: head_dim {head_dim} is odd, so its dimensions cannot be rotated in pairs")
     rope = raw.section("rope_parameters") or raw.section("rope_scaling") or _Fields(path, {})
@@ -182,12 +182,12 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def find_weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files in `directory`: those that its index names, or `model.safetensors`, or all."""
+    """Return the safetensors files in `directory`: the files of its index, or `model.safetensors`, or all."""
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if not index.exists():
         files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
         if not files:
-            raise UsageError(f"{directory} holds no .safetensors file: the embedded engine reads no other format")
+            raise UsageError(f"{directory} has no .safetensors file: the embedded engine reads no other format")
         return files
     weight_map = _Fields(index, _read_json(index)).section("weight_map")
     names = sorted({str(name) for name in weight_map.raw.values()}) if weight_map else []
@@ -195,13 +195,13 @@ def find_weight_files(directory: Path) -> list[Path]:
         raise UsageError(f"{index}: weight_map must give a file of this directory for each tensor")
     for name in names:
         if not (directory / name).is_file():
-            raise UsageError(f"{directory} lacks {name}, which {index.name} names: fetch the model again")
+            raise UsageError(f"{directory} lacks {name}, which {index.name} lists: download the model again")
     return [directory / name for name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """A JSON object whose missing or ill-typed fields are errors that name the file."""
+    """A JSON object; reading a missing or ill-typed field raises an error that names the file."""
 
     path: Path
     raw: Mapping[str, object]
@@ -232,15 +232,15 @@ class _Fields:
         return _Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
 
 
-def _refuse_variants(config: _Fields) -> None:
-    """Refuse options that the engine does not compute."""
+def _check_variants(config: _Fields) -> None:
+    """Raise `UsageError` for options that the engine does not support."""
     raw = config.raw
     quantisation = config.section("quantization_config")
     if quantisation is not None:
         method = quantisation.raw.get("quant_method", "an unnamed method")
         raise UsageError(
-            f"{config.path}: the weights are quantised with {method} (quantization_config), which the embedded engine "
-            "does not read; give the unquantised model or a GGUF file"
+            f"{config.path}: weights quantised with {method} (quantization_config) are not supported by the embedded "
+            "engine; use the unquantised model or a GGUF file"
         )
     rotary_factor = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
     unsupported = {
@@ -253,8 +253,8 @@ def _refuse_variants(config: _Fields) -> None:
         raise UsageError(f"{config.path}: {name} = {value!r} is not supported by the embedded engine")
 
 
-def _refuse_sliding_window(config: _Fields, family: _Family, max_positions: int) -> None:
-    """Refuse a sliding window that some layer uses and that is shorter than the context."""
+def _check_sliding_window(config: _Fields, family: _Family, max_positions: int) -> None:
+    """Raise `UsageError` for a sliding window that some layer uses and that is shorter than the context."""
     slides = family.always_slides or (
         config.flag("use_sliding_window") and _SLIDING in _as_list(config.raw.get("layer_types") or _SLIDING)
     )
@@ -276,7 +276,7 @@ def _read_unrotated(config: _Fields, layers: int) -> frozenset[int]:
         return frozenset(range(interval - 1, layers, interval))
     marks = _as_list(marks_value)
     if len(marks) < layers or any(mark not in (0, 1) for mark in marks):
-        raise UsageError(f"{config.path}: no_rope_layers must hold a 0 or a 1 for each of the {layers} layers")
+        raise UsageError(f"{config.path}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers")
     return frozenset(index for index in range(layers) if marks[index] == 0)
 
 
@@ -297,7 +297,7 @@ def _read_scaling(
     if kind == "yarn":
         return _read_yarn(rope, config, theta, head_dim)
     if kind != "default":
-        raise UsageError(f"{rope.path}: rotary scaling {kind!r} is not supported; known are {', '.join(_SCALINGS)}")
+        raise UsageError(f"{rope.path}: rotary scaling {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
     return None
 
 
@@ -310,7 +310,7 @@ def _read_yarn(rope: _Fields, config: _Fields, theta: float, head_dim: int) -> Y
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
     def index_of(rotations: float) -> float:
-        """Return the index of the frequency that turns `rotations` times within the original context."""
+        """Return the index of the frequency with this number of rotations within the original context."""
         return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = index_of(rope.number("beta_fast", 32.0)), index_of(rope.number("beta_slow", 1.0))
@@ -329,7 +329,7 @@ def _read_eos(raw: Mapping[str, object]) -> frozenset[int]:
 
 
 def _as_list(value: object) -> list[object]:
-    """Return a JSON list, or the value as the only element of one."""
+    """Return a JSON list, or a list of the value."""
     return cast("list[object]", value) if isinstance(value, list) else [value]
 
 
@@ -337,11 +337,11 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         raw: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: a model directory needs one") from None
+        raise UsageError(f"{path} does not exist: a model directory must have this file") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
-        raise UsageError(f"{path} must hold a JSON object")
+        raise UsageError(f"{path} must be a JSON object")
     return cast("dict[str, object]", raw)

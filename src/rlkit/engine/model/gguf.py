@@ -1,7 +1,7 @@
-"""Conversion of a llama.cpp model file (GGUF) to a Hugging Face model directory.
+"""Convert a llama.cpp model file (GGUF) to a Hugging Face model directory.
 
-Invariant: the output directory appears whole or not at all. Everything is written to a temporary neighbour, flushed to
-disk and renamed; of two conversions that run at once one wins the rename and the other discards its copy.
+Invariant: the output directory appears only when it is complete. Files are written to a temporary directory beside it,
+flushed to disk and renamed. Of two concurrent conversions, the second to finish discards its copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Progress = Callable[[str, float | None], None]
-"""Called with a message and the completed fraction (None where that is unknown)."""
+"""Called with a message and the completed fraction (None if unknown)."""
 
 JSONValue = str | int | float | bool | list[str] | Mapping[str, "JSONValue"] | None
 
@@ -70,17 +70,17 @@ _ARCHITECTURES = {
 
 
 def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> Path:
-    """Write `out`, a directory that transformers loads, from the GGUF file `path`.
+    """Write a directory that transformers can load from a GGUF file.
 
-    The architectures llama (which is Mistral's too), qwen2 and qwen3 are supported. Quantised weights are dequantised
-    in float32 and stored as bfloat16: half the disk space, and the rounding (2⁻⁹ of a weight) is far below the error
-    that the quantisation itself made. float32 and float16 are stored as float32, bfloat16 as it is.
+    Supported architectures are llama (also used for Mistral), qwen2 and qwen3. Quantised weights are dequantised in
+    float32 and stored as bfloat16. This halves the disk space, and the rounding error (2⁻⁹ of a weight) is far below
+    the quantisation error. float32 and float16 are stored as float32, bfloat16 unchanged.
 
     Returns:
-        `out`. If a finished directory is already there when the conversion ends, it is kept.
+        `out`. If another process has written it in the meantime, that directory is kept.
 
     Raises:
-        UsageError: the file is no GGUF or is cut short, or its architecture, tensors or tokenizer are not supported.
+        UsageError: the file is not GGUF or is truncated, or its architecture, tensors or tokenizer are not supported.
     """
     from gguf import GGUFReader
 
@@ -88,7 +88,7 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     try:
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
-        raise UsageError(f"{path}: not a readable GGUF file, it may be cut short ({error})") from error
+        raise UsageError(f"{path}: not a readable GGUF file; it may be truncated ({error})") from error
     metadata = GgufMetadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
     config = _read_config(reader, metadata)
 
@@ -105,7 +105,7 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
         report("finishing", 1.0)
         try:
             temporary.rename(out)
-        except OSError:  # another process may have put its own there first
+        except OSError:  # another process may have written it first
             if not (out / "config.json").is_file():
                 raise
     finally:
@@ -188,9 +188,9 @@ def _rope_scaling(
 def _llama3_scaling(
     divisors: ReaderTensor, metadata: GgufMetadata, theta: float, head_dim: int
 ) -> dict[str, JSONValue]:
-    """Return the parameters of Llama 3.1 and its successors; refuse other `divisors`.
+    """Return the parameters of Llama 3.1 and its successors; raise `UsageError` for other `divisors`.
 
-    llama.cpp keeps the divisors and not the parameters, all but one of which have been the same in every release.
+    llama.cpp stores the divisors instead of the parameters. All parameters except one are the same in every release.
     """
     import numpy as np
 
@@ -200,7 +200,7 @@ def _llama3_scaling(
     expected = np.divide(frequencies, scaling.apply(frequencies))
     if divisors.data.shape != expected.shape or not np.allclose(divisors.data, expected, rtol=1e-5, atol=0):
         raise UsageError(
-            f"{metadata.path}: {_ROPE_DIVISORS} holds other values than those of Llama 3, so it is not supported"
+            f"{metadata.path}: {_ROPE_DIVISORS} is not supported, because its values are not those of Llama 3"
         )
     return {
         "rope_type": "llama3",
@@ -212,7 +212,7 @@ def _llama3_scaling(
 
 
 def _is_exact(tensor: ReaderTensor) -> bool:
-    """Return whether a weight has more bits than a bfloat16."""
+    """Return whether a weight has more precision than bfloat16."""
     return tensor.tensor_type.name in {"F32", "F16", "F64"}
 
 
@@ -254,12 +254,12 @@ def _tensor_name(name: str, architecture: _Architecture) -> str:
     layer, _, kind = rest.partition(".")
     supported = {**_LAYER_TENSORS, **architecture.extra_tensors}
     if block != "blk" or kind not in supported:
-        raise UsageError(f"GGUF tensor {name!r} is not part of a plain {architecture.name}, so it cannot be converted")
+        raise UsageError(f"GGUF tensor {name!r} cannot be converted: a plain {architecture.name} has no such tensor")
     return f"model.layers.{layer}.{supported[kind]}"
 
 
 def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Undo llama.cpp's order of the rows of a query or key projection, `[heads * head_dim, hidden]`.
+    """Undo llama.cpp's row order of a query or key projection, `[heads * head_dim, hidden]`.
 
     llama.cpp rotates neighbouring pairs of a head's dimensions (2i, 2i+1), Hugging Face pairs the halves
     (i, i + head_dim/2), so llama.cpp's converter interleaves the two halves of each head.

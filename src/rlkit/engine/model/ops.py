@@ -1,10 +1,10 @@
-"""The operations of a layer: matrix products, norms, rotary embedding, the gate.
+"""Operations of a layer: matrix products, norms, rotary embedding, the gate.
 
-Invariant: on the CPU in float32 they are compiled kernels and elsewhere torch's own operations, of the same formula;
-a row's result depends on that row only, bit for bit, if the left factor of a product has a multiple of `ROWS` rows.
+Invariant: on the CPU in float32 the operations are compiled kernels, and otherwise torch's with the same formula. A
+row's result depends only on that row, bit for bit, if the left factor of a product has a multiple of `ROWS` rows.
 
-On the CPU, weights that are only read are packed once for a kernel of our own: for the few dozen rows of a decoding
-step it takes two thirds of the time of oneDNN's.
+On the CPU, read-only weights are packed once for a kernel of the engine: for the few dozen rows of a decoding step it
+takes two thirds of oneDNN's time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlkit.engine.kernels.llvm import COLUMNS
 from rlkit.engine.kernels.threads import parallel_for
 
 ROWS = 8  # a multiple of `TILE_ROWS` on every processor
-# Less than about a tenth of a millisecond of work is not worth a thread.
+# Minimum work of a thread, about a tenth of a millisecond.
 _SHARED_OPERATIONS = 10_000_000
 
 
@@ -42,7 +42,7 @@ type Matrix = Tensor | PackedMatrix
 
 
 def pack(transposed: Tensor) -> Matrix:
-    """Pack a weight given as [out, in] where there is a kernel for it; otherwise return a view [in, out]."""
+    """Pack a weight given as [out, in] if there is a kernel for it; otherwise return a view [in, out]."""
     if transposed.device.type != "cpu" or transposed.dtype != torch.float32:
         return transposed.t()
     columns, inner = transposed.shape
@@ -70,14 +70,14 @@ def matmul(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
     """Return `x [N, in] @ weight [in, out]`, [N, out].
 
     Args:
-        out: memory for the result in its first rows, of which it has N up to a multiple of `ROWS`.
+        out: memory for the result; N rows, rounded up to a multiple of `ROWS`.
     """
     if isinstance(weight, Tensor):
         return x @ weight if out is None else torch.mm(x, weight, out=out[: len(x)])
     count, x = len(x), pad_rows(x).contiguous()
     result = torch.empty(len(x), weight.columns, dtype=torch.float32) if out is None else out[: len(x)]
     rows, panels, results = x.numpy(), weight.panels, result.numpy()
-    # The kernel computes with addresses.
+    # The kernel uses addresses and does not check shapes.
     if (rows.dtype, rows.shape[1]) != (np.float32, panels.shape[1]):
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, but the packed weight has {panels.shape[1]} float32 rows")
     if (results.dtype, results.shape) != (np.float32, (len(x), weight.columns)) or not result.is_contiguous():
@@ -100,7 +100,7 @@ def pad_rows(x: Tensor) -> Tensor:
 type Rope = tuple[Tensor, Tensor]
 """Cosines and sines [N, 1, D] of the rotary embedding."""
 
-# Fewer numbers than these are not worth a thread.
+# Minimum number of values per thread.
 _SHARED_NUMBERS = 65_536
 
 
@@ -130,7 +130,7 @@ def swiglu(both: Tensor) -> Tensor:
 
 
 def swiglu_gradient(both: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient at `both [N, 2I]` from that at the result, `grad_out [N, I]`; and the result again.
+    """Return the gradient at `both [N, 2I]` from the gradient at the result, `grad_out [N, I]`; and the result.
 
     `grad_out` may be overwritten.
     """
@@ -155,18 +155,18 @@ def apply_rope(rows: Tensor, heads: int, rope: Rope) -> Tensor:
 
 
 def apply_rope_in_place(rows: Tensor, heads: int, rope: Rope, *, inverse: bool = False) -> None:
-    """Apply `apply_rope` in place, where there are kernels; `inverse` undoes it, and is its gradient."""
+    """Apply `apply_rope` in place, with kernels only; `inverse` undoes the rotation, and is its gradient."""
     values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
     direction = np.float32(-1 if inverse else 1)
     _share_rows(lambda a, b: cpu_kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], direction), rows)
 
 
 def exponentiate_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace `rows [N, V]` by the exponentials of their differences from the row's largest number.
+    """Replace `rows [N, V]` by the exponentials of their differences to the row's largest number.
 
     Return the largest number of each row, [N], and the sum of its exponentials, [N].
     """
-    if not rows.is_contiguous():  # the kernel computes with addresses
+    if not rows.is_contiguous():  # the kernel uses addresses
         raise ValueError(f"rows {list(rows.shape)} have strides {rows.stride()}, but must be contiguous")
     if not has_kernels(rows):
         peaks = rows.amax(-1)
@@ -237,7 +237,7 @@ def _swiglu_kernel(both: Tensor) -> Tensor:
 
 
 def _flatten_rows(x: Tensor) -> Tensor:
-    """Return a contiguous view or copy with all dimensions but the last joined."""
+    """Return a contiguous view or copy with all dimensions except the last joined."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 

@@ -1,9 +1,9 @@
-"""The forward pass of a dense decoder, over packed sequences.
+"""Forward pass of a dense decoder over packed sequences.
 
-Invariant: with packed weights the numbers of a sequence depend on its own tokens and the weights only, bit for bit (in
-float32 on the CPU), and not on its neighbours in the batch.
+Invariant: with packed weights in float32 on the CPU, the results of a sequence depend only on its tokens and the
+weights, bit for bit, and not on other sequences in the batch.
 
-In a packed batch sequences follow each other in `tokens [N]`, as spans of `rlkit.engine.model.attention`.
+In a packed batch the sequences are consecutive in `tokens [N]`, as spans of `rlkit.engine.model.attention`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlkit.engine.model.ops import Matrix, Rope, matmul, require_tensor, rms_nor
 from rlkit.engine.model.weights import Layer, Weights
 
 _TABLE_POSITIONS = 1024
-# A training step keeps about a megabyte a token for the backward pass of a small model. Beyond this many tokens it
-# keeps each layer's input only and computes the rest again: a third slower, a twentieth of the memory.
+# A training step stores about a megabyte per token for the backward pass of a small model. Beyond this many tokens it
+# stores only each layer's input and recomputes the rest: a third slower, with a twentieth of the memory.
 _KEEP_ALL_TOKENS = {"cpu": 1024, "cuda": 16_384}
 
 type StoreKv = Callable[[int, Tensor, Tensor], None]
-"""Called once a layer with its index, keys [N, K, D] and values [N, K, D]."""
+"""Called once per layer with its index, keys [N, K, D] and values [N, K, D]."""
 
 
 def compute_hidden(
@@ -38,7 +38,7 @@ def compute_hidden(
     adapter: Adapter | None = None,
     store_kv: StoreKv | None = None,
 ) -> Tensor:
-    """Return hidden states after the final norm, [N, E], of packed `tokens [N] int64`; rows of no span are padding."""
+    """Return hidden states after the final norm, [N, E], of `tokens [N] int64`; rows outside all spans are padding."""
     config = weights.config
     x = weights.embedding[tokens]
     attention = Attention(spans, compute_rope(config, positions(spans, len(tokens)), x), config.kv_heads)
@@ -64,13 +64,13 @@ def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
 
 
 def add_attention(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
-    """Add attention's output, before its projection `mixed [N, H · D]`, to the residual stream `x [N, E]`."""
+    """Project attention's output `mixed [N, H · D]` and add it to the residual stream `x [N, E]`."""
     y = x + project(mixed, layer.o, lora.o)
     return y if layer.o_bias is None else y + layer.o_bias
 
 
 def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None = None) -> Tensor:
-    """Return queries and keys, before rotation, and values, [N, H + 2K, D]."""
+    """Return queries and keys (not rotated) and values, [N, H + 2K, D]."""
     rows = project(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv, lora)
     if layer.qkv_bias is not None:
         rows = rows + layer.qkv_bias
@@ -83,7 +83,7 @@ def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None 
 
 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
-    """Return the gated feed-forward of `x [N, E]`, its norm included, without the residual."""
+    """Return the norm and gated feed-forward of `x [N, E]`, without the residual."""
     gate_up = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
     if lora.down is not None:
         return lora.down.multiply(gate_up, require_tensor(layer.down), applies_swiglu=True)
@@ -104,7 +104,7 @@ def compute_rope(config: ModelConfig, row_positions: Tensor, template: Tensor) -
 
 @lru_cache(maxsize=128)
 def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [1024, D] from `start`, in tables of one size, so that no bit depends on the request."""
+    """Return cosines and sines [1024, D] from `start`; tables of one size keep the bits equal for all requests."""
     frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
     angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)

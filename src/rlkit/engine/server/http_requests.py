@@ -1,8 +1,8 @@
-"""HTTP requests as they come in: headers within limits, bodies read, unpacked and parsed within limits.
+"""Limits on incoming HTTP requests: headers, and reading, unpacking and parsing of bodies.
 
-Invariant: before its key is read, a connection holds at most `HEADER_BYTES_MAX` bytes that are not yet a request or a
-part of a body, however they are cut into packets, and for at most `HEADER_S` seconds. Of a body no more than a limit in
-bytes is ever kept, packed or not, and a body that cannot be read raises `HttpError`.
+Invariant: before its key is checked, a connection holds at most `HEADER_BYTES_MAX` unparsed bytes, however they are
+split into packets, and for at most `HEADER_S` seconds. The memory for a body, compressed or not, is limited. A body
+that cannot be read raises `HttpError`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 HEADER_BYTES_MAX = 64 << 10
-"""The SDK sends 1 KiB; proxies add a few more, a signed token among them."""
+"""Maximum size of a request's headers. The SDK sends 1 KiB; proxies add a few more, including a signed token."""
 
 HEADER_COUNT_MAX = 128
 HEADER_S = 30.0
-"""Limit for all headers of a request, also for a client on a bad line; the SDK sends them in one packet."""
+"""Time limit for all headers of a request, enough for a slow connection; the SDK sends them in one packet."""
 
 _LINGER_S = 1.0
-"""A client that still sends would find the connection reset, and never read why."""
+"""Delay before a rejected connection is closed: a client that is still sending would otherwise not read the reason."""
 
 _BODY_BYTES_MAX = 64 << 20
-# Nothing else is answered while JSON is parsed, which takes half a microsecond a number. A prompt of 131,072 tokens
-# comes to a mebibyte at most.
+# Parsing JSON blocks all other requests, and takes half a microsecond per number. A prompt of 131,072 tokens takes at
+# most a mebibyte.
 JSON_BYTES_MAX = 2 << 20
-# Bytes read and dropped of a body that is too large: clients send all of it before they read the reason, and would
-# otherwise find the connection closed.
+# Maximum bytes read and dropped of a body that is too large. Clients send all of it before they read the error.
 _DISCARDED_BYTES_MAX = 256 << 20
 _ZSTD_STEP_BYTES = 256
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """HTTP protocol that refuses requests whose headers are too long, too many or too slow.
+    """HTTP protocol that rejects requests with too long, too many or too slow headers.
 
-    The limit counts the bytes that the parser got without completing anything, so that an endless header, endless
-    headers, endless trailers and the endless extension of a chunk are all one case.
+    The limit counts the bytes that the parser has received without completing an element. It therefore also covers
+    endless header lists, trailers and chunk extensions.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._pending_bytes = 0
         self._header_count = 0
-        self._refused = False
+        self._is_rejected = False
         self._header_timer: asyncio.TimerHandle | None = None
 
     @override
@@ -69,13 +68,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        while data and not self._refused and not self.transport.is_closing():
-            # No more at a time than the limit leaves, or one packet could exceed it.
+        while data and not self._is_rejected and not self.transport.is_closing():
+            # Split the data at the limit, because one packet could exceed it.
             part, data = data[: HEADER_BYTES_MAX - self._pending_bytes], data[HEADER_BYTES_MAX - self._pending_bytes :]
             self._pending_bytes += len(part)
             super().data_received(part)
             if self._pending_bytes >= HEADER_BYTES_MAX:
-                self._refuse(431, f"the headers are longer than {HEADER_BYTES_MAX} bytes")
+                self._reject(431, f"the headers are longer than {HEADER_BYTES_MAX} bytes")
             elif self._pending_bytes:
                 self._start_header_timer()
 
@@ -85,25 +84,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._header_count <= HEADER_COUNT_MAX:
             super().on_header(name, value)
         else:
-            self._refuse(431, f"there are more than {HEADER_COUNT_MAX} headers")
+            self._reject(431, f"there are more than {HEADER_COUNT_MAX} headers")
 
     @override
     def on_headers_complete(self) -> None:
         self._reset_pending()
-        if not self._refused:
+        if not self._is_rejected:
             super().on_headers_complete()
 
     @override
     def on_body(self, body: bytes) -> None:
         self._reset_pending()
-        if not self._refused:
+        if not self._is_rejected:
             super().on_body(body)
 
     @override
     def on_message_complete(self) -> None:
         self._reset_pending()
         self._header_count = 0
-        if not self._refused:
+        if not self._is_rejected:
             super().on_message_complete()
 
     def _reset_pending(self) -> None:
@@ -111,9 +110,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._cancel_header_timer()
 
     def _start_header_timer(self) -> None:
-        if self._header_timer is None and not self._refused:
+        if self._header_timer is None and not self._is_rejected:
             self._header_timer = self.loop.call_later(
-                HEADER_S, lambda: self._refuse(408, f"the headers took longer than {HEADER_S:g} s")
+                HEADER_S, lambda: self._reject(408, f"the headers took longer than {HEADER_S:g} s")
             )
 
     def _cancel_header_timer(self) -> None:
@@ -121,11 +120,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _refuse(self, status: int, reason: str) -> None:
-        """Respond and close, ignoring further data; only close while another response is due or no request began."""
-        if self._refused or self.transport.is_closing():
+    def _reject(self, status: int, reason: str) -> None:
+        """Send an error and close; only close if another response is pending or no request has begun."""
+        if self._is_rejected or self.transport.is_closing():
             return
-        self._refused = True
+        self._is_rejected = True
         self._cancel_header_timer()
         if not self._pending_bytes or (self.cycle and not self.cycle.response_complete):
             self.transport.abort()
@@ -137,7 +136,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class HttpError(Exception):
-    """An error with an HTTP status of its own; `body` is the part of the request's body that was read."""
+    """An error with an HTTP status; `body` is the part of the request's body that was read."""
 
     def __init__(self, status: int, message: str, body: bytes | bytearray = b"") -> None:
         super().__init__(message)
@@ -151,14 +150,14 @@ class _RequestPosition(BaseModel):
 
 
 class BodyReader:
-    """Reads the bodies of a server's requests. Used from the server's own thread only."""
+    """Reader of the bodies of a server's requests. Used from the server's own thread only."""
 
     def __init__(self) -> None:
         self._timeouts: set[asyncio.Timeout] = set()
         self._wait_s: float | None = None
 
     async def read(self, request: Request, bytes_max: int | None = None) -> bytes:
-        """Receive a body and unpack it.
+        """Receive and unpack a body.
 
         Raises:
             HttpError: the body is too large, has an unknown encoding, or did not arrive before `close`.
@@ -181,11 +180,11 @@ class BodyReader:
         return bytes(body)
 
     async def parse[M: BaseModel](self, request: Request, model: type[M]) -> M:
-        """Read a body in JSON as `model`; errors are those of `read` and `parse_body`."""
+        """Read a JSON body as `model`; raises as `read` and `parse_body`."""
         return parse_body(await self.read(request, JSON_BYTES_MAX), model)
 
     def close(self) -> None:
-        """Stop reading all bodies, so that the server does not wait for a client that has stopped sending."""
+        """Stop reading all bodies, so that the server does not wait for stalled clients."""
         self._wait_s = 0.0
         for timeout in self._timeouts:
             timeout.reschedule(asyncio.get_running_loop().time())
@@ -205,8 +204,8 @@ async def read_body(request: Request, *, bytes_max: int) -> bytearray:
 
 
 def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
-    """Unpack a body in zstd; `HttpError` if it is not exactly one frame, or larger than `bytes_max` unpacked."""
-    # Small steps, because each one may unpack to many times its size.
+    """Unpack a zstd body; `HttpError` if it is not exactly one frame, or larger than `bytes_max` unpacked."""
+    # Small steps, because each may unpack to many times its size.
     reader = zstandard.ZstdDecompressor(max_window_size=bytes_max).decompressobj()
     plain = bytearray()
     try:
@@ -215,14 +214,14 @@ def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
             if len(plain) > bytes_max:
                 raise _size_error(plain, bytes_max)
     except zstandard.ZstdError as error:
-        raise HttpError(400, f"the body is not zstd as its Content-Encoding says: {error}") from error
+        raise HttpError(400, f"the body is not valid zstd, its Content-Encoding: {error}") from error
     if not reader.eof or reader.unused_data:
         raise HttpError(400, "the body is not one whole zstd frame")
     return bytes(plain)
 
 
 def parse_body[M: BaseModel](body: bytes, model: type[M]) -> M:
-    """Parse a body in JSON as `model`; `HttpError` names the first invalid field."""
+    """Parse a JSON body as `model`; `HttpError` names the first invalid field."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -232,7 +231,7 @@ def parse_body[M: BaseModel](body: bytes, model: type[M]) -> M:
 
 
 def json_position(body: bytes) -> tuple[str, int] | None:
-    """Return the model and `seq_id` of a body in JSON whose other fields may be invalid; None if they are, too."""
+    """Return the model and `seq_id` of a JSON body with other invalid fields; None if they are also invalid."""
     try:
         position = _RequestPosition.model_validate_json(body)
     except ValidationError:

@@ -1,10 +1,10 @@
-"""The management routes: training runs, checkpoints, sessions, and the download of weights.
+"""Management routes: training runs, checkpoints, sessions, and downloads of weights.
 
-Invariant: runs, checkpoints and finished sessions are read from the disk, so that the answers are the same on every
-server of a root and after a restart. A server has one key and thus one user, who may see everything.
+Invariant: runs, checkpoints and finished sessions are read from the disk, so the answers are the same on every server
+of a root and after a restart. A server has one key and one user, who has access to everything.
 
-One machine has no audit log, billing events, projects of a session or trace exports. Their routes answer 404 with the
-name of the route; after a 501 the SDK would retry for minutes. `whoami` needs no server: it reads the user from a JWT.
+The engine has no audit log, billing events, session projects or trace exports. Their routes answer 404 with the name of
+the route, because after a 501 the SDK would retry for minutes. `whoami` needs no server: it reads the user from a JWT.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Management:
         return Response(status_code=204)
 
     def copy_weights(self, request: Request, body: types.CopyWeightsRequest) -> Response:
-        """Copy a checkpoint into a run of its own; the project is ignored."""
+        """Copy a checkpoint into a new run; the project is ignored."""
         if body.session_id is not None and (self._sampler_ids(body.session_id) is None or body.model_seq_id is None):
-            raise MissingError(f"copy_weights: there is no session {body.session_id!r}, or model_seq_id is missing")
-        # A resent request carries the same key, and must not make a second copy.
+            raise MissingError(f"copy_weights: no session {body.session_id!r}, or model_seq_id is missing")
+        # A resent request has the same key, and must not make a second copy.
         key = request.headers.get("x-idempotency-key") or secrets.token_hex(8)
         session_id = body.session_id or hashlib.sha256(key.encode()).hexdigest()[:16]
         path = self._store.copy(
@@ -121,7 +121,7 @@ class Management:
         session_id = request.path_params["session_id"]
         session = self._store.records.session(session_id)
         if session is None:
-            raise MissingError(f"there is no session {session_id!r}")
+            raise MissingError(f"no session {session_id!r}")
         runs = self._store.records.runs(session_id)
         return JSONResponse(
             {
@@ -168,13 +168,13 @@ class Management:
         return FileResponse(file, media_type="application/octet-stream")
 
     def not_offered(self, request: Request) -> Response:
-        """Refuse a route of the hosted service that has no meaning here."""
+        """Answer 404 to a route of the hosted service that the engine does not offer."""
         raise MissingError(f"{request.method} {request.url.path} is not offered by the embedded engine")
 
     def _run(self, model_id: str) -> Run:
         run = self._store.records.run(model_id)
         if run is None:
-            raise MissingError(f"there is no training run {model_id!r}")
+            raise MissingError(f"no training run {model_id!r}")
         return run
 
     def _encode_run(self, run: Run) -> dict[str, object]:
@@ -193,7 +193,7 @@ class Management:
         }
 
     def _sampler_ids(self, session_id: str) -> list[str] | None:
-        """Return the sampling sessions of a session, without keeping it open; None if it is not open."""
+        """Return the sampling sessions of a session without extending its life; None if it is not open."""
         return next((list(session.samplers) for session in self._sessions if session.session_id == session_id), None)
 
     def _sign(self, path: str, file: str, expires: int) -> str:
@@ -257,7 +257,7 @@ def _page(request: Request, limit: int) -> tuple[int, int]:
     for name, default in (("offset", 0), ("limit", limit)):
         text = request.query_params.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise UsageError(f"{name} must be a number from 0, not {text!r}")
+            raise UsageError(f"{name} must be a whole number ≥ 0, not {text!r}")
         values.append(int(text))
     return values[0], values[1]
 

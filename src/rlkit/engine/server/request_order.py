@@ -1,7 +1,7 @@
-"""The order of requests: each runs once, in its model's order.
+"""Queues of requests: run each request once, in the `seq_id` order of its model.
 
-Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in
-whatever order they arrive. A model that waits for something does not delay the requests of other models.
+Invariant: the requests of one model run in the order of their `seq_id`, once each, in whatever order and however often
+they arrive. A model whose next job is not ready does not delay the requests of other models.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 _log = logging.getLogger(__name__)
 
 _ID_MAX = 1 << 31
-# The parts of one large call arrive together, its first part last.
-_AHEAD_MAX = 4096
-# Limits on a session's early requests, and on its submitted ones that have not run: each admits the parts of a call of
-# ten million tokens.
-_AHEAD_BYTES_MAX = 256 << 20
-_QUEUED_BYTES_MAX = 256 << 20
+# Maximum gap to the next due `seq_id`: the SDK sends the parts of a large call together, the first part last.
+_MAX_EARLY_REQUESTS = 4096
+# Limits on a session's early requests, and on its submitted requests that have not run. Each is large enough for a call
+# of ten million tokens.
+_MAX_EARLY_BYTES = 256 << 20
+_MAX_QUEUED_BYTES = 256 << 20
 
 type Job = Callable[[Promise], Answer | None]
-"""Runs on the worker; returns None when the promise is resolved later. It may raise `NotReady`."""
+"""Function that runs on the worker; returns None if the promise is resolved later. It may raise `NotReady`."""
 
 
 class RequestQueues:
-    """Submits the jobs of requests to the worker. A job that raises `NotReady` delays its own model's jobs only.
+    """Queues that submit the jobs of requests to the worker. A job that raises `NotReady` delays its model's jobs only.
 
     Args:
-        submit: queues a job of a model.
-        submit_first: queues a job of no model, which is a sample, before the jobs of models.
+        submit: function that queues a model's job.
+        submit_first: function that queues a sampling job, which belongs to no model, ahead of model jobs.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class RequestQueues:
         self._submit_first = submit_first
 
     def add_model(self, session_id: str, model_seq_id: int) -> tuple[str, ModelQueue]:
-        """Return the id and the queue of a model to make; `GoneError` if it was made or unloaded before."""
+        """Return the id and the queue of a new model; `GoneError` if it was created or unloaded earlier."""
         session = self._sessions.get(session_id)
-        # The client computes this id too, and names its checkpoints after it.
+        # The client also computes this id, and names its checkpoints after it.
         model_id = new_id(session_id, "train", model_seq_id)
         if model_id in session.unloaded:
-            raise GoneError(f"{model_id} was unloaded: make a new model under another model_seq_id")
+            raise GoneError(f"{model_id} was unloaded: create a new model with another model_seq_id")
         queue = session.queues.setdefault(model_id, ModelQueue())
         if queue.info is not None and self._promises.get(f"{model_id}#create") is None:
-            raise GoneError(f"{model_id} was made long ago, and is not made again")
+            raise GoneError(f"{model_id} was created earlier and its answer is forgotten: use a new model_seq_id")
         return model_id, queue
 
     def queue_of(self, model_id: str) -> ModelQueue:
@@ -74,9 +74,9 @@ class RequestQueues:
         return queue
 
     def run_once(self, request_id: str, fingerprint: bytes, job: Job, queue: ModelQueue | None = None) -> Promise:
-        """Submit a job, unless it was under this id before; later jobs of `queue` run after it."""
-        promise, new = self._promises.get_or_make(request_id, fingerprint)
-        if new:
+        """Submit a job, unless a job with this id was already submitted; later jobs of `queue` run after it."""
+        promise, is_new = self._promises.get_or_make(request_id, fingerprint)
+        if is_new:
             self._submit_job(job, promise, queue)
         return promise
 
@@ -92,25 +92,25 @@ class RequestQueues:
     ) -> Promise:
         """Submit a job after all requests of its model with a smaller `seq_id`.
 
-        A request without room fails when its `seq_id` is due: refused at once, it would leave a gap at which all later
-        ones wait.
+        A request that exceeds the memory limit fails when its `seq_id` is due. Rejecting it immediately would leave a
+        gap in `seq_id` and block all later requests.
 
         Args:
-            saves: the job writes something that outlives the session.
-            size_bytes: memory that the job holds until it has run; 0 if it is small.
+            saves: True if the job writes a checkpoint; such a job runs even if the session has ended.
+            size_bytes: memory that the job holds until it has run; 0 if small.
         """
         queue = self.queue_of(model_id)
         if seq_id is None or seq_id < 1:
             raise UsageError("seq_id is missing")
         request_id = f"{model_id}#{seq_id}"
         if seq_id < queue.next_seq_id and self._promises.get(request_id) is None:
-            raise GoneError(f"request {seq_id} of {model_id} was answered long ago, and is not run again")
-        if seq_id >= queue.next_seq_id + _AHEAD_MAX:
-            raise UsageError(f"seq_id: {seq_id} is too far ahead of {queue.next_seq_id}, which is due next")
-        promise, new = self._promises.get_or_make(request_id, fingerprint)
-        if new:
+            raise GoneError(f"the answer to request {seq_id} of {model_id} is forgotten, and requests run only once")
+        if seq_id >= queue.next_seq_id + _MAX_EARLY_REQUESTS:
+            raise UsageError(f"seq_id: {seq_id} is too far ahead of the next expected one, {queue.next_seq_id}")
+        promise, is_new = self._promises.get_or_make(request_id, fingerprint)
+        if is_new:
             session = self._sessions.owner_of(model_id)
-            if (problem := _room_problem(session, size_bytes, early=seq_id > queue.next_seq_id)) is not None:
+            if (problem := _find_memory_problem(session, size_bytes, early=seq_id > queue.next_seq_id)) is not None:
                 job, size_bytes = failing_job(problem), 0
 
             def submit() -> None:
@@ -127,13 +127,13 @@ class RequestQueues:
         return promise
 
     def run_after(self, queues: Iterable[ModelQueue], work: Callable[[], None]) -> None:
-        """Let the worker do something after all submitted jobs of `queues`."""
+        """Run `work` on the worker after all submitted jobs of `queues`."""
         for queue in queues:
             work = partial(self._run_or_block, work, queue)
         self._submit(work)
 
     def _protect_save(self, model_id: str, save: Promise) -> None:
-        """Let a save, and the requests before it, without which it would differ, outlive the session."""
+        """Run a save, and the earlier requests on which its content depends, even if the session has ended."""
         save.outlives_session = True
         for earlier in self._promises.with_prefix(f"{model_id}#"):
             earlier.outlives_session |= earlier.is_submitted
@@ -144,7 +144,7 @@ class RequestQueues:
         submit(lambda: self._run_or_block(lambda: self._run(job, promise, queue), queue))
 
     def _run_or_block(self, work: Callable[[], None], queue: ModelQueue | None) -> None:
-        """Do the work now, or behind the job that blocks the queue. Runs on the worker, as all methods below."""
+        """Run `work` now, or after the job that blocks the queue. Runs on the worker, as all methods below."""
         if queue is not None and queue.blocked is not None:
             queue.blocked.append(work)
         else:
@@ -169,7 +169,7 @@ class RequestQueues:
                 promise.resolve(answer)
 
     def _resume(self, job: Job, promise: Promise, queue: ModelQueue | None, ready: Future[None]) -> None:
-        """Run a job that was not ready, or fail it with the error of `ready`; then the work blocked behind it."""
+        """Run a job that was not ready, or fail it with the error of `ready`; then run the work that it blocked."""
         blocked: deque[Callable[[], None]] = deque()
         if queue is not None and queue.blocked is not None:
             blocked, queue.blocked = queue.blocked, None
@@ -182,9 +182,9 @@ class RequestQueues:
             self._run_or_block(work, queue)
 
 
-def fingerprint_of(request: BaseModel) -> bytes:
-    """Hash a request to 16 bytes that tell it from others."""
-    # The SDK counts its sampling sessions anew when it sends such a request again.
+def hash_request(request: BaseModel) -> bytes:
+    """Return a 16-byte hash that identifies the content of a request."""
+    # The SDK uses a new sampling_session_seq_id when it resends a request with a seq_id.
     content = request.model_dump_json(
         exclude={"sampling_session_seq_id"} if "seq_id" in type(request).model_fields else None
     )
@@ -207,18 +207,18 @@ def failing_job(problem: str) -> Job:
     return fail
 
 
-def _room_problem(session: Session, size_bytes: int, *, early: bool) -> str | None:
-    """Explain why a session has no room for a request, or return None. Early requests take no room from due ones."""
+def _find_memory_problem(session: Session, size_bytes: int, *, early: bool) -> str | None:
+    """Return the reason why a request exceeds the session's memory limits, or None. Early requests have their own."""
     if early:
-        waiting_bytes = sum(other.size_bytes for queue in session.queues.values() for other in queue.early.values())
-        if waiting_bytes + size_bytes > _AHEAD_BYTES_MAX:
+        early_bytes = sum(other.size_bytes for queue in session.queues.values() for other in queue.early.values())
+        if early_bytes + size_bytes > _MAX_EARLY_BYTES:
             return (
-                f"requests of {waiting_bytes >> 20} MiB wait for earlier ones, and there is no room for "
-                f"{size_bytes >> 20} MiB more: send less in one call"
+                f"requests of {early_bytes >> 20} MiB wait for earlier ones, and there is no memory for "
+                f"{size_bytes >> 20} MiB more: send less per call"
             )
-    elif session.queued.bytes + size_bytes > _QUEUED_BYTES_MAX:
+    elif session.queued.bytes + size_bytes > _MAX_QUEUED_BYTES:
         return (
-            f"requests of {session.queued.bytes >> 20} MiB have not run yet, and there is no room for "
+            f"requests of {session.queued.bytes >> 20} MiB have not run yet, and there is no memory for "
             f"{size_bytes >> 20} MiB more: wait for their results first"
         )
     return None

@@ -1,6 +1,6 @@
-"""The routes of the Tinker REST protocol.
+"""Routes of the Tinker REST protocol.
 
-Invariant: no handler raises; a client's mistake becomes a 4xx with one line that names it.
+Invariant: no handler raises; a client's mistake is answered with a 4xx status and a one-line reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 # The client times out after 45 s, and polls again at once after a 408.
 _LONG_POLL_S = 25.0
-# Of a larger answer a client gets the size first, so that it can bound its memory.
+# For a larger answer, a client gets the size first, so that it can limit its memory.
 _INLINE_BYTES_MAX = 1 << 20
 _MESSAGE_MAX = 500
 
@@ -123,7 +123,7 @@ def _management_routes(handlers: _Handlers, manage: Management) -> list[tuple[st
 
 
 def _run_in_thread(handler: Callable[[Request], Response]) -> Handler:
-    """Run a handler that waits for the disk outside of the server's own thread."""
+    """Run a handler that reads the disk on another thread."""
     return partial(asyncio.to_thread, handler)
 
 
@@ -132,7 +132,7 @@ def _require_key(handler: Handler, api_key: str) -> Handler:
 
     async def check_key(request: Request) -> Response:
         if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), expected):
-            # The SDK would leave the connection open, as that of `client_config`.
+            # The SDK would leave this connection open, as after `client_config`.
             refusal = {"detail": "the API key is missing or wrong"}
             return JSONResponse(refusal, status_code=401, headers={"Connection": "close"})
         return await safe_handler(request)
@@ -190,15 +190,15 @@ class _Handlers:
         return handler
 
     async def client_config(self, _: Request) -> Response:
-        """Return flags for the SDK: nearly all its defaults suit."""
-        # Two flags stay off. sample_use_retrieve_futures polls many samples at once, which saves connections, of which
-        # there are enough on one machine, and costs more requests. Without sample_join_sampling_session an unpickled
-        # sampling client takes a random id, which collides once in a thousand million times.
-        # The SDK requests this over a connection of its own, which it never closes.
+        """Return flags for the SDK, which differ from its defaults in one place."""
+        # Two flags stay off. sample_use_retrieve_futures polls many samples per request: it saves connections, which
+        # are plentiful on one machine, but costs more requests. Without sample_join_sampling_session, an unpickled
+        # sampling client uses a random id, with a collision probability of 1e-9.
+        # The SDK uses a separate connection for this request, and never closes it.
         return JSONResponse({"pjwt_auth_enabled": False}, headers={"Connection": "close"})
 
     async def client_dynamic_config(self, _: Request) -> Response:
-        """Return flags that the SDK polls: it may cancel samples."""
+        """Return flags that the SDK polls: samples can be cancelled."""
         return JSONResponse({"sample_cancel_enabled": True})
 
     async def create_session(self, request: Request) -> Response:
@@ -208,7 +208,7 @@ class _Handlers:
         return JSONResponse({"session_id": session_id, "type": "create_session"})
 
     async def heartbeat(self, request: Request) -> Response:
-        """Keep a session open; 410 if there is none."""
+        """Keep a session open; 410 if it is not open."""
         body = await self._bodies.parse(request, types.SessionHeartbeatRequest)
         self._service.sessions.beat(body.session_id)
         return JSONResponse({"type": "session_heartbeat"})
@@ -227,7 +227,7 @@ class _Handlers:
         return JSONResponse({"status": "ok"})
 
     async def capabilities(self, _: Request) -> Response:
-        """List the advertised models and, with their context lengths, those in use."""
+        """List the advertised models, and the models in use with their context lengths."""
         lengths = await asyncio.to_thread(self._service.context_lengths)
         models = [
             {"model_name": name, "max_context_length": lengths.get(name), "trainable": True, "sampleable": True}
@@ -236,7 +236,7 @@ class _Handlers:
         return JSONResponse({"supported_models": models})
 
     async def get_info(self, request: Request) -> Response:
-        """Return a model's base and rank, and its tokeniser's directory, so that the SDK needs no hub."""
+        """Return a model's base model, rank and tokeniser directory; with it the SDK does not use the hub."""
         model_id = (await self._bodies.parse(request, types.GetInfoRequest)).model_id
         model = self._service.model_info(model_id)
         data = {"model_name": model.base_model, "tokenizer_id": str(model.directory), "arch": "decoder"}
@@ -260,16 +260,16 @@ class _Handlers:
         return JSONResponse({"sampler_id": sampler_id, "base_model": ref.base_model, "model_path": ref.path})
 
     async def sample(self, request: Request) -> Response:
-        """Start sampling; the reply names every sample."""
+        """Start sampling; the reply has an id for every sample."""
         body = await self._bodies.read(request, JSON_BYTES_MAX)
         sample_request = parse_body(body, types.SampleRequest)
-        # A hash of the bytes, which are the same when resent: to encode a long prompt takes as long as to parse it.
+        # Hash the raw bytes, which are equal when resent: encoding a long prompt takes as long as parsing it.
         promise = self._service.sample(sample_request, blake2b(body, digest_size=16).digest())
         ids = [f"{promise.request_id}.{index}" for index in range(min(sample_request.num_samples, SAMPLES_MAX))]
         return JSONResponse({"request_id": promise.request_id, "sample_sequence_ids": ids})
 
     async def forward_backward(self, request: Request) -> Response:
-        """Start a training request, the only one whose body is protobuf."""
+        """Start a training request, the only request with a protobuf body."""
         try:
             body = await self._bodies.read(request)
         except HttpError as error:
@@ -281,7 +281,7 @@ class _Handlers:
         return JSONResponse({"request_id": self._service.train(train_request).request_id})
 
     def _fail_in_order(self, position: tuple[str, int] | None, error: HttpError) -> Response:
-        """Fail a request when its `seq_id` is due: refused at once, it would leave a gap at which later ones wait."""
+        """Fail a request when its `seq_id` is due; an immediate error would leave a gap that blocks later requests."""
         if position is None:
             raise error
         return JSONResponse({"request_id": self._service.fail_in_order(*position, str(error)).request_id})
@@ -296,7 +296,7 @@ class _Handlers:
             return JSONResponse(retry, status_code=408)
         if body.allow_metadata_only and len(answer.body) > _INLINE_BYTES_MAX:
             return JSONResponse({"status": "complete_metadata", "response_payload_size": len(answer.body)})
-        # A client that has closed the connection by now will poll again.
+        # A client that has already closed the connection will poll again.
         mark = None if await request.is_disconnected() else BackgroundTask(self._mark_delivered, promise, answer)
         return Response(answer.body, media_type=answer.media_type, background=mark)
 
@@ -305,7 +305,7 @@ class _Handlers:
         self._service.promises.mark_delivered(promise, len(answer.body))
 
     async def cancel_future(self, request: Request) -> Response:
-        """Cancel samples; nothing is left to cancel in a session that has ended."""
+        """Cancel samples; do nothing if their session has ended."""
         body = await self._bodies.parse(request, _CancelRequest)
         try:
             self._service.cancel(body.request_id)
@@ -315,7 +315,7 @@ class _Handlers:
         return Response(status_code=204)
 
     async def create_custom_loss(self, request: Request) -> Response:
-        """Refuse a custom loss, which would be a client's program that runs here."""
+        """Reject a custom loss, because the server does not run clients' programs."""
         await self._bodies.read(request)
         raise UsageError(
             "create_custom_loss: losses do not run on this server; give forward_backward_custom a function instead, "

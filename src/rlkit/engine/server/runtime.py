@@ -1,8 +1,8 @@
-"""The models of a server: base weights, models in training, weights for sampling.
+"""Models of a server: base weights, models in training, weights for sampling.
 
-Invariant: everything here runs on the worker thread, one call at a time. There are three exceptions: any thread may
-call `halt`; `base_models` has rules of its own; samples advance inside `train`, where no weights change. A method that
-fails leaves the rest usable.
+Invariant: everything here runs on the worker thread, one call at a time, with three exceptions: any thread may call
+`halt`; `base_models` has its own rules; samples advance inside `train`, where no weights change. After a method fails,
+the other models remain usable.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class _TrainedModel:
 
 
 class Runtime:
-    """Loads, trains, saves and samples.
+    """Models by id: create, load, train, save and sample.
 
-    `create`, `load` and `sample` raise `NotReady`, before they change anything, while a base model's lookup is pending.
+    While a base model's lookup is pending, `create`, `load` and `sample` raise `NotReady` before they change anything.
 
     Args:
-        resolve: maps a base model's name to its directory; called on other threads.
-        scratch: this server's `scratch_folder`, removed by `close`.
+        resolve: function from a base model's name to its directory; called on other threads.
+        scratch: `scratch_folder` of this server, removed by `close`.
         threads: number of cores to use; by default one for a tiny model and all of them for others.
     """
 
@@ -79,32 +79,32 @@ class Runtime:
         self._snapshots = Snapshots(scratch)
         self.base_models = BaseModels(resolve, device)
         self._models: dict[str, _TrainedModel] = {}
-        # A GPU's memory also holds the cache and the models in training: there may be no room for more than two sets.
+        # A GPU's memory is also used by the cache and models in training: more than two sets may not fit.
         self._samplers = Samplers(
             self._load_served, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0, activity=activity
         )
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
-        """Make a model with a fresh adapter."""
+        """Create a model with a new adapter."""
         base = self.base_models.load(base_model)
         seed = secrets.randbits(62) if seed is None else seed
         return self._add_model(model_id, base, make_adapter(base.weights.config, settings, seed=seed))
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
-        """Make a model from a checkpoint, or replace one; with Adam's state if `optimiser` is set."""
+        """Create or replace a model from a checkpoint; with Adam's state if `optimiser` is set."""
         info = self._store.get(path).info
         if base_model not in (None, info.base_model):
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
         base = self.base_models.load(info.base_model)
         adapter, moments = self._store.load(path, base.weights.config)
         if optimiser and moments is None:
-            raise UsageError(f"{path} holds no optimiser state: save it with save_state, or load the weights only")
+            raise UsageError(f"{path} has no optimiser state: save with save_state, or load the weights only")
         if optimiser:
             return self._add_model(model_id, base, adapter, moments=moments, steps=info.steps)
         return self._add_model(model_id, base, adapter)
 
     def train(self, request: wire_format.TrainRequest, scheduler: Scheduler) -> bytes:
-        """Run a forward or forward-backward request; `scheduler` may call `sample` and `advance` meanwhile."""
+        """Run a forward or forward-backward request; `scheduler` may call `sample` and `advance` during it."""
         learner = self._model(request.model_id).learner
         loss = make_loss(request.loss, request.settings)
         examples = wire_format.decode_examples(request.data)
@@ -152,12 +152,12 @@ class Runtime:
         return SamplerRef(model.base.name, snapshot=key)
 
     def drop_snapshot(self, ref: SamplerRef) -> None:
-        """Remove a copy to which no new request refers; running samples continue."""
+        """Remove a copy that no new request uses; running samples continue."""
         if ref.snapshot is not None:
             self._snapshots.remove(ref.snapshot)
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
-        """Queue a sampling request; a later `advance` resolves its promise, unless it is settled before."""
+        """Queue a sampling request; a later `advance` resolves its promise if it is still pending."""
         location = self.base_models.locate(target.ref.base_model)
 
         def make_stop_rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
@@ -167,7 +167,7 @@ class Runtime:
 
         sample_request = wire_format.decode_sample(request, make_stop_rule)
         if target.ref.snapshot is not None:
-            self._snapshots.touch(target.ref.snapshot)  # served weights do not read it again, and so do not touch it
+            self._snapshots.touch(target.ref.snapshot)  # served weights do not read the snapshot again
         self._samplers.submit(
             target, sample_request, lambda result: wire_format.encode_sample(result, request), promise
         )
@@ -178,7 +178,7 @@ class Runtime:
         return self._samplers.busy
 
     def release(self, session_id: str) -> None:
-        """Release the models and snapshots of an ended session, whose requests have their answers."""
+        """Release the models and snapshots of an ended session, whose requests are all answered."""
         for model_id in [model_id for model_id in self._models if model_id.startswith(f"{session_id}:")]:
             del self._models[model_id]
         self._samplers.release(session_id)
@@ -204,8 +204,8 @@ class Runtime:
         self._wide.close()
 
     @cached_property
-    def _size(self) -> BatchLimits:
-        """Batch sizes of all decoders, fixed when the first one is made: on a GPU they depend on the free memory."""
+    def _limits(self) -> BatchLimits:
+        """Batch sizes of all decoders, fixed with the first decoder: on a GPU they depend on the free memory."""
         return batch_limits(self._device)
 
     def _lanes(self, weights: Weights) -> Lanes:
@@ -221,37 +221,37 @@ class Runtime:
 
     def _model(self, model_id: str) -> _TrainedModel:
         if model_id not in self._models:
-            raise UsageError(f"there is no model {model_id!r} on this server: it was never made, or its session ended")
+            raise UsageError(f"no model {model_id!r} on this server: it was never created, or its session ended")
         return self._models[model_id]
 
     def _load_served(self, ref: SamplerRef) -> ServedWeights:
         base = self.base_models.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = make_sampling_weights(base.weights, self._load_adapter(ref, base), lanes.run)
-        decoder = Decoder(weights, lanes, limits=self._size, activity=self._activity)
+        decoder = Decoder(weights, lanes, limits=self._limits, activity=self._activity)
         return ServedWeights(decoder, merged_bytes(weights, base.weights), base)
 
     def _load_adapter(self, ref: SamplerRef, base: LoadedBase) -> Adapter | None:
         if ref.path is not None:
             adapter = self._store.load(ref.path, base.weights.config)[0]
-            check_checkpoint(self._store, ref)  # after the load: it did not read what another save put there
+            check_checkpoint(self._store, ref)  # after the load: no other save replaced the files meanwhile
             return adapter.to(self._device)
         if ref.snapshot is None:
             return None
         adapter = self._snapshots.get(ref.snapshot)
         if adapter is None:
             raise UsageError(
-                "these sampler weights are gone: the session that made them has ended, or many others were used since; "
-                "save_weights_for_sampler with a name keeps them"
+                "these sampler weights were removed: their session has ended, or many others were used since; to keep "
+                "weights, call save_weights_for_sampler with a name"
             )
         return adapter.to(self._device)
 
 
 def check_checkpoint(store: CheckpointStore, ref: SamplerRef) -> None:
-    """Raise `MissingError` if `ref` is a checkpoint that was deleted or replaced since."""
+    """Raise `MissingError` if `ref` is a checkpoint that has been deleted or replaced."""
     if ref.path is not None and store.get(ref.path).data.name != ref.save:
         raise MissingError(
-            f"{ref.path}: these weights were deleted, and others saved under their name: make a new sampling client"
+            f"{ref.path}: these weights were deleted and others saved under the name: create a new sampling client"
         )
 
 
@@ -261,7 +261,7 @@ def _info(model: _TrainedModel) -> CheckpointInfo:
 
 @lru_cache(maxsize=4)
 def _text_decoder(directory: Path) -> Callable[[Sequence[int]], str]:
-    """Return the tokeniser's `decode`, which keeps special tokens: a stop string may be one."""
+    """Return the tokeniser's `decode` with special tokens kept, because a stop string may be a special token."""
     tokenizer = load_tokenizer(directory)
 
     def decode(tokens: Sequence[int]) -> str:

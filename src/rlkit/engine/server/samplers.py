@@ -1,9 +1,9 @@
-"""The sets of weights that are sampled from, and the order of sampling requests.
+"""Sets of weights for sampling, and the order of sampling requests.
 
-Invariant: another set of weights is merged and packed, or becomes busy, only while there are fewer than two of them, or
-fewer than 32 of less than `served_bytes` together. The request that has waited longest starts next, and with it all
-that wait for the same sampling session, or for the same in-flight weights. While it waits for room for its weights, all
-others wait behind it, also those whose weights are loaded. Runs on the worker thread.
+Invariant: a set of weights is loaded, or becomes busy, only if there are fewer than two of them, or fewer than 32 that
+together take less than `served_bytes`. The request that has waited longest starts next, together with all that wait for
+the same sampling session or the same in-flight weights. While it waits for room for its weights, all later requests
+wait, even if their weights are loaded. Runs on the worker thread.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 
 # One client samples from the newest weights while another, or an evaluation, samples from its own.
 _SERVED_MIN = 2
-# Each token is preceded by a pass over all of them.
+# Before each token the scheduler goes through all sets of weights.
 _SERVED_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedWeights:
-    """Weights to sample from, and the requests that are sampled from them."""
+    """Weights to sample from, and their running requests."""
 
     decoder: Decoder
     size_bytes: int  # without the memory shared with the base model
-    base: LoadedBase  # referenced so that it is not loaded again for the next adapter
+    base: LoadedBase  # a reference, so that it is not loaded again for the next adapter
     tickets: dict[Promise, Ticket] = field(default_factory=dict[Promise, Ticket])
 
 
@@ -48,11 +48,11 @@ class _WaitingRequest:
 
 
 class Samplers:
-    """The served weights, the requests sampled from them, and the requests that wait.
+    """The served weights, their running requests, and the waiting requests.
 
     Args:
-        load: merges and packs the weights of a reference.
-        served_bytes: more than two sets of weights are served while they take less.
+        load: function that merges and packs the weights of a reference.
+        served_bytes: memory below which more than two sets of weights are served.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Samplers:
 
     @property
     def busy(self) -> bool:
-        """True while there is something to decode."""
+        """True while there are samples to decode."""
         return bool(self._waiting) or any(served.decoder.busy for served in self._served.values())
 
     def submit(
@@ -96,7 +96,7 @@ class Samplers:
         self._report()
 
     def release(self, session_id: str) -> None:
-        """Release the unnamed weights of an ended session, whose requests have failed already."""
+        """Release the unnamed weights of an ended session, whose requests have already failed."""
         self._drop_answered_requests()
         prefix = f"{session_id}:"
         for ref in [ref for ref in self._served if (ref.snapshot or "").startswith(prefix)]:
@@ -117,7 +117,7 @@ class Samplers:
         )
 
     def _drop_answered_requests(self) -> None:
-        """Drop requests whose promise is settled: they were cancelled, or their session has ended."""
+        """Drop requests whose promise is done: they were cancelled, or their session has ended."""
         for promise in [promise for promise in self._waiting if promise.done]:
             del self._waiting[promise]
         for served in self._served.values():
@@ -125,7 +125,7 @@ class Samplers:
                 served.decoder.cancel(served.tickets.pop(promise))
 
     def _admit(self) -> None:
-        """Start requests while there is room: the one that has waited longest, with all of its target."""
+        """Start waiting requests while there is room: the oldest first, with all others of its target."""
         while self._waiting:
             target = next(iter(self._waiting.values())).target
             served = self._served.get(target.ref)
@@ -150,7 +150,7 @@ class Samplers:
         return count < _SERVED_MIN or (count < _SERVED_MAX and size_bytes < self._served_bytes)
 
     def _serve(self, ref: SamplerRef) -> ServedWeights:
-        """Load weights; the least recently used idle ones make room."""
+        """Load weights; release the least recently used idle weights if there is no room."""
         idle = [ref for ref, served in self._served.items() if not served.decoder.busy]
         while idle and not self._has_room(self._served.values()):
             del self._served[idle.pop(0)]

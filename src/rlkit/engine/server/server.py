@@ -1,6 +1,6 @@
 """The embedded engine as a server: the Tinker REST protocol on loopback.
 
-Invariant: no request, however malformed or endless, ends the server, and `stop` leaves no thread behind.
+Invariant: no request, however malformed or long, ends the server, and `stop` ends all threads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rlkit.errors import UsageError
 
 _THREADS_MAX = 1024
 _POLL_S = 0.005
-_START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
+_START_S = 300.0  # only to detect hangs: a start is slow on a busy machine
 _GRACE_S = 5
 
 
 class EngineServer:
-    """A Tinker-compatible server in this process, on a port of its own.
+    """A Tinker-compatible server in this process.
 
     Use it as a context manager::
 
@@ -41,15 +41,15 @@ class EngineServer:
     HTTP runs on one daemon thread, torch on another.
 
     Args:
-        host: the address to listen on.
-        port: 0 for any free one.
-        api_key: the key that clients must send; a random one by default. It must start with `tml-`, as the SDK checks.
+        host: address to listen on.
+        port: port to listen on; 0 for any free port.
+        api_key: key that clients must send, by default random. It must start with `tml-`, which the SDK requires.
         threads: number of cores that torch uses; by default one for a tiny model and all of them for others.
         device: "cpu" or "cuda"; by default the GPU if torch finds one.
-        root: directory of the checkpoints, across servers; by default `rlkit._util.paths.engine_dir()`.
-        resolve: maps a model's name to its directory; by default `rlkit.engine.model.model_files.resolve_model`.
-        models: names to advertise; others can be used too.
-        activity: counts the work in progress; by default one that nobody reads.
+        root: directory of checkpoints, which servers can share; by default `rlkit._util.paths.engine_dir()`.
+        resolve: function from a model's name to its directory; by default `model_files.resolve_model`.
+        models: names of models to advertise; other models can also be used.
+        activity: counters of the work in progress.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class EngineServer:
     ) -> None:
         self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
         if not self.api_key.startswith("tml-"):
-            raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other")
+            raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other key")
         if not 0 <= port <= 65_535:
             raise UsageError(f"port must be 0 … 65535, not {port}")
         if threads is not None and not 1 <= threads <= _THREADS_MAX:
             raise UsageError(f"threads must be between 1 and {_THREADS_MAX}, not {threads}")
         if not host:
-            raise UsageError("host is empty, which means every address: use 127.0.0.1, or 0.0.0.0 if that is intended")
+            raise UsageError("host is empty, which means all addresses: use 127.0.0.1, or 0.0.0.0 for all addresses")
         self._address = (host, port)
         self._root = (root or engine_dir()).absolute()  # the working directory may change
         self._service = Service(
@@ -104,24 +104,24 @@ class EngineServer:
 
     @property
     def url(self) -> str:
-        """The base URL for clients, once the server is started."""
+        """Base URL for clients; available after `start`."""
         if not self._url:
             raise UsageError("the engine has no URL before start()")
         return self._url
 
     def start(self) -> Self:
-        """Start listening, and return once requests are answered.
+        """Start the server, and return when it answers requests.
 
         Raises:
-            UsageError: the address cannot be listened on, or the server was started before.
+            UsageError: the server cannot listen on the address, or was already started.
         """
         if self._thread is not None:
-            raise UsageError("this engine was started before: make a new EngineServer")
+            raise UsageError("this engine was already started: create a new EngineServer")
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"{self._root}: cannot keep checkpoints there ({error.strerror}); choose another root"
+                f"{self._root}: cannot store checkpoints here ({error.strerror}); choose another root"
             ) from error
         try:
             listener = socket.create_server(self._address)
@@ -130,7 +130,7 @@ class EngineServer:
             raise UsageError(
                 f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any, or another host"
             ) from error
-        # Connections inherit it. Without it, the body of each reply waits 40 ms for its headers to be acknowledged:
+        # Connections inherit this option. Without it, each reply's body waits 40 ms until its headers are acknowledged:
         # asyncio itself sets it only if the listening socket was made with an explicit protocol.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
@@ -145,7 +145,7 @@ class EngineServer:
         return self
 
     def stop(self) -> None:
-        """Fail pending requests and end both threads; checkpoints stay. May be called twice.
+        """Fail pending requests and end both threads; keep the checkpoints. May be called more than once.
 
         Running training ends after its micro-batch; a running save is completed.
         """

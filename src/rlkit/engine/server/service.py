@@ -1,7 +1,6 @@
-"""The requests of the protocol: the worker's job for each, and its answer.
+"""Service of the Tinker protocol: for each request, a job of the worker and its answer.
 
-Invariant: everything here runs on the server's own thread except the jobs that it submits to the worker, and only those
-touch a model.
+Invariant: only the jobs submitted to the worker access models; all other code here runs on the server's own thread.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rlkit._util.activity import Activity
 from rlkit.engine.kernels.devices import select_device
 from rlkit.engine.server import wire_format
 from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
-from rlkit.engine.server.request_order import RequestQueues, failing_job, fingerprint_of, new_id
+from rlkit.engine.server.request_order import RequestQueues, failing_job, hash_request, new_id
 from rlkit.engine.server.runtime import Runtime, check_checkpoint
 from rlkit.engine.server.sessions import ModelInfo, ModelQueue, SamplerRef, Sessions, Target
 from rlkit.engine.server.worker import Worker
@@ -41,7 +40,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Service:
-    """The server without HTTP; silent sessions end by `clock`, in seconds from any start."""
+    """The server without HTTP. `clock` counts seconds from any start, for the timeout of silent sessions."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Service:
         self._queues = RequestQueues(self.sessions, self.promises, self._worker.submit, self._worker.submit_first)
 
     def start(self) -> None:
-        """Remove the remains of killed servers, and start the worker."""
+        """Remove files left by killed servers, and start the worker."""
         self.store.sweep()
         self._worker.start()
 
@@ -79,14 +78,14 @@ class Service:
         self._runtime.close()
 
     def context_lengths(self) -> Mapping[str, int]:
-        """Return the longest context, in tokens, of each base model in use, as `BaseModels.context_lengths`."""
+        """Return the maximum context, in tokens, of each base model in use; see `BaseModels.context_lengths`."""
         targets = [target for session in self.sessions for target in list(session.samplers.values())]
         return self._runtime.base_models.context_lengths(target.ref.base_model for target in targets)
 
     def finish_session(self, session_id: str) -> None:
         """End a session and release its models, unnamed sampler weights and answers.
 
-        Jobs that the worker has started still run, as do submitted saves with the requests before them.
+        Started jobs still finish, and submitted saves still run with all earlier requests.
         """
         session = self.sessions.end(session_id)
         if session is None:
@@ -101,11 +100,11 @@ class Service:
         self._queues.run_after(session.queues.values(), lambda: self._runtime.release(session_id))
 
     def end_silent_sessions(self) -> None:
-        """End the sessions of clients that are gone; a session with a submitted, unfinished job is not silent."""
+        """End sessions without requests for `SILENCE_S`; a session with a submitted, unfinished job is not silent."""
         for session in self.sessions.silent():
             promises = self.promises.with_prefix(f"{session.session_id}:")
             if not any(promise.is_submitted and not promise.done for promise in promises):
-                _log.info("session %s ends: its client has sent nothing for long", session.session_id)
+                _log.info("session %s ends: its client has sent no request for a long time", session.session_id)
                 self.finish_session(session.session_id)
 
     async def watch_sessions(self) -> None:
@@ -115,7 +114,7 @@ class Service:
             self.end_silent_sessions()
 
     def create_model(self, request: types.CreateModelRequest) -> Promise:
-        """Make a model with a new adapter."""
+        """Create a model with a new adapter."""
 
         def job(_: Promise) -> Answer:
             settings = wire_format.lora_settings(request)
@@ -125,10 +124,10 @@ class Service:
             return json_answer({"model_id": model_id, "type": "create_model"})
 
         model_id, queue = self._queues.add_model(request.session_id, request.model_seq_id)
-        return self._queues.run_once(f"{model_id}#create", fingerprint_of(request), job, queue)
+        return self._queues.run_once(f"{model_id}#create", hash_request(request), job, queue)
 
     def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
-        """Make a model from a checkpoint, or load a checkpoint into a model."""
+        """Create a model from a checkpoint, or load a checkpoint into a model."""
 
         def job(_: Promise) -> Answer:
             wire_format.check_optimizer(request.optimizer_config)
@@ -141,11 +140,11 @@ class Service:
         if request.model_id is not None and request.seq_id is not None:
             model_id = request.model_id
             queue = self._queues.queue_of(model_id)
-            return self._queues.run_in_order(model_id, request.seq_id, fingerprint_of(request), job)
+            return self._queues.run_in_order(model_id, request.seq_id, hash_request(request), job)
         if request.session_id is None or request.model_seq_id is None:
-            raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
+            raise UsageError("load_weights: give session_id and model_seq_id, or model_id and seq_id")
         model_id, queue = self._queues.add_model(request.session_id, request.model_seq_id)
-        return self._queues.run_once(f"{model_id}#create", fingerprint_of(request), job, queue)
+        return self._queues.run_once(f"{model_id}#create", hash_request(request), job, queue)
 
     def train(self, request: wire_format.TrainRequest) -> Promise:
         """Run a forward pass, or a forward and a backward pass."""
@@ -163,8 +162,8 @@ class Service:
         )
 
     def fail_in_order(self, model_id: str, seq_id: int, message: str) -> Promise:
-        """Fail an unreadable request when its `seq_id` is due, so that later ones do not wait for it."""
-        # Not a hash of the body: when it is sent again, another part of it may have been read.
+        """Fail an unreadable request when its `seq_id` is due, so that it does not block later requests."""
+        # Not a hash of the body: another part of it may have been read when the request was sent before.
         fingerprint = blake2b(message.encode(), digest_size=16).digest()
         return self._queues.run_in_order(model_id, seq_id, fingerprint, failing_job(message))
 
@@ -175,7 +174,7 @@ class Service:
             norm = self._runtime.optim_step(request.model_id, wire_format.adam_settings(request))
             return json_answer({"metrics": {"unclipped_grad_l2:mean": norm}, "type": "optim_step"})
 
-        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job)
+        return self._queues.run_in_order(request.model_id, request.seq_id, hash_request(request), job)
 
     def save_weights(self, request: types.SaveWeightsRequest) -> Promise:
         """Write a training state."""
@@ -193,16 +192,16 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights"})
 
-        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
+        return self._queues.run_in_order(request.model_id, request.seq_id, hash_request(request), job, saves=True)
 
     def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
-        """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
+        """Write sampler weights, or keep an unnamed copy for a new sampling session."""
         session, queue = self.sessions.owner_of(request.model_id), self._queues.queue_of(request.model_id)
 
         def job(_: Promise) -> Answer:
             if request.path is not None:
                 if request.kind != "snapshot":
-                    raise UsageError(f"save_weights_for_sampler: weights with a name are not {request.kind!r}")
+                    raise UsageError(f"save_weights_for_sampler: named weights cannot be of kind {request.kind!r}")
                 path = self._runtime.save(
                     request.model_id,
                     "sampler_weights",
@@ -212,21 +211,21 @@ class Service:
                 )
                 return json_answer({"path": path, "type": "save_weights_for_sampler"})
             if request.sampling_session_seq_id is None:
-                raise UsageError("save_weights_for_sampler: path or sampling_session_seq_id is needed")
+                raise UsageError("save_weights_for_sampler: give path or sampling_session_seq_id")
             sampler_id = new_id(session.session_id, "sample", request.sampling_session_seq_id)
             if sampler_id in session.samplers:
-                raise UsageError(f"save_weights_for_sampler: sampling session {sampler_id!r} exists already")
+                raise UsageError(f"save_weights_for_sampler: sampling session {sampler_id!r} already exists")
             if request.kind == "inflight":
                 session.samplers[sampler_id] = self._update_inflight(request.model_id, queue)
             else:
                 session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
             return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-        saves = request.path is not None  # unnamed weights go with the session
-        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job, saves=saves)
+        saves = request.path is not None  # unnamed weights are removed with the session
+        return self._queues.run_in_order(request.model_id, request.seq_id, hash_request(request), job, saves=saves)
 
     def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
-        """Write an adapter in the layout of `peft`, for download."""
+        """Write an adapter in the format of `peft`, for download."""
 
         def job(_: Promise) -> Answer:
             recipients = request.age_encryption_recipients or ()
@@ -235,7 +234,7 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights_external"})
 
-        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
+        return self._queues.run_in_order(request.model_id, request.seq_id, hash_request(request), job, saves=True)
 
     def unload_model(self, request: types.UnloadModelRequest) -> Promise:
         """Release a model in training."""
@@ -255,10 +254,10 @@ class Service:
             self.promises.forget(f"{request.model_id}#create")
             queue = session.queues.pop(request.model_id)
             session.unloaded.add(request.model_id)
-        return self._queues.run_once(request_id, fingerprint_of(request), job, queue)
+        return self._queues.run_once(request_id, hash_request(request), job, queue)
 
     def model_info(self, model_id: str) -> ModelInfo:
-        """Return the public facts of a model; `MissingError` until it is made."""
+        """Return the public data of a model; `MissingError` until it is created."""
         info = self._queues.queue_of(model_id).info
         if info is None:
             raise MissingError(f"model {model_id!r} is not ready")
@@ -269,7 +268,7 @@ class Service:
         session = self.sessions.get(request.session_id)
         if request.model_path is not None:
             if "/sampler_weights/" not in request.model_path:
-                raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
+                raise UsageError(f"{request.model_path}: only weights of save_weights_for_sampler can be sampled from")
             checkpoint = self.store.get(request.model_path)
             if request.base_model not in (None, checkpoint.info.base_model):
                 raise UsageError(
@@ -280,11 +279,11 @@ class Service:
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)
         else:
-            raise UsageError("create_sampling_session: base_model or model_path is needed")
+            raise UsageError("create_sampling_session: give base_model or model_path")
         sampler_id = new_id(request.session_id, "sample", request.sampling_session_seq_id)
         if session.samplers.setdefault(sampler_id, Target(ref)).ref != ref:
-            raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
-        # Sampling requests will follow, and the client may ask for the context length.
+            raise UsageError(f"create_sampling_session: {sampler_id!r} already exists, with other weights")
+        # Sampling requests, or a request for the context length, will follow.
         self._runtime.base_models.start_lookup(ref.base_model)
         return sampler_id
 
@@ -292,17 +291,17 @@ class Service:
         """Return the target of a sampling session."""
         target = self.sessions.owner_of(sampler_id).samplers.get(sampler_id)
         if target is None:
-            raise MissingError(f"there is no sampling session {sampler_id!r}")
+            raise MissingError(f"no sampling session {sampler_id!r}")
         return target
 
     def sample(self, request: types.SampleRequest, fingerprint: bytes) -> Promise:
         """Sample from a sampling session; equal requests have equal fingerprints."""
         if request.sampling_session_id is None or request.seq_id is None:
-            raise UsageError("asample: sampling_session_id and seq_id are needed")
+            raise UsageError("asample: give sampling_session_id and seq_id")
         target = self.target_of(request.sampling_session_id)
         for name, value in (("base_model", target.ref.base_model), ("model_path", target.ref.path)):
             if getattr(request, name) not in (None, value):
-                raise UsageError(f"asample: {name} differs from that of the sampling session: leave it out")
+                raise UsageError(f"asample: {name} differs from the sampling session's: leave it out")
         check_checkpoint(self.store, target.ref)
 
         def job(promise: Promise) -> None:
@@ -311,7 +310,7 @@ class Service:
         return self._queues.run_once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
 
     def promise(self, request_id: str) -> Promise:
-        """Return the promise of a request; `GoneError` if the answer existed and is forgotten."""
+        """Return the promise of a request; `GoneError` if the answer existed but is forgotten."""
         session = self.sessions.owner_of(request_id)
         promise = self.promises.get(request_id)
         if promise is not None:
@@ -321,10 +320,10 @@ class Service:
         seq_id = int(number) if _NUMBER.fullmatch(number) else None
         if seq_id is not None and (owner in session.samplers or (queue and seq_id < queue.next_seq_id)):
             raise GoneError(f"the answer to request {request_id!r} is forgotten")
-        raise MissingError(f"there is no request {request_id!r}")
+        raise MissingError(f"no request {request_id!r}")
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a sampling request, which frees its rows in the batch; a forgotten request is ignored."""
+        """Cancel a sampling request and free its rows in the batch; ignore a forgotten request."""
         session = self.sessions.owner_of(request_id)
         if request_id.rpartition("#")[0] not in session.samplers:
             raise UsageError("cancel_future: only sampling requests can be cancelled")

@@ -1,7 +1,8 @@
-"""Sessions: the models and sampling sessions of a client, and how long they live.
+"""Sessions: the models and sampling sessions of a client, and their lifetime.
 
-Invariant: each object that a client makes belongs to its session, under an id that starts with the session's, so that
-clients cannot mix up their objects. It goes when the session ends: by `end`, or after `SILENCE_S` without a request.
+Invariant: each object that a client creates belongs to its session, and its id starts with the session's id, so clients
+cannot mix up their objects. The objects are removed when the session ends: by `end`, or after `SILENCE_S` without a
+request.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SamplerRef:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Public facts of a model in training; `directory` holds the base model and its tokeniser."""
+    """Public data of a model in training; `directory` is that of the base model and its tokeniser."""
 
     base_model: str
     directory: Path
@@ -41,7 +42,7 @@ class ModelInfo:
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """Weights of sampling sessions; an in-flight save gives all sessions that share it another `ref`."""
+    """Weights of sampling sessions; an in-flight save changes the `ref` of all sessions that share the target."""
 
     ref: SamplerRef
 
@@ -60,9 +61,9 @@ class ModelQueue:
 
     next_seq_id: int = 1  # the `seq_id` to submit next
     early: dict[int, EarlyRequest] = field(default_factory=dict[int, EarlyRequest])  # by `seq_id`
-    info: ModelInfo | None = None  # None until the model is made
+    info: ModelInfo | None = None  # None until the model is created
     inflight: Target | None = None  # shared by the model's in-flight sampling sessions
-    # Work behind a job that is not ready; None while there is no such job. Used by the worker only.
+    # Work blocked by a job that is not ready; None if no job blocks the queue. Used by the worker only.
     blocked: deque[Callable[[], None]] | None = None
 
 
@@ -73,7 +74,7 @@ class Session:
     session_id: str
     last_request_s: float  # by the clock of `Sessions`
     queues: dict[str, ModelQueue] = field(default_factory=dict[str, ModelQueue])
-    unloaded: set[str] = field(default_factory=set[str])  # ids of unloaded models, which no other model gets
+    unloaded: set[str] = field(default_factory=set[str])  # ids of unloaded models, which are not reused
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
     queued: ByteCounter = field(default_factory=ByteCounter)  # requests submitted to the worker that have not run
 
@@ -91,32 +92,32 @@ class Sessions:
         return iter(list(self._open.values()))
 
     def open(self) -> Session:
-        """Open a session. Its id cannot be guessed and is unique among servers: checkpoints are named after it."""
+        """Open a session. Its id is random and unique among servers, because checkpoints are named after it."""
         session = Session(secrets.token_hex(8), self._clock())
         self._open[session.session_id] = session
         return session
 
     def get(self, session_id: str) -> Session:
-        """Return an open session, and keep it from ending as silent."""
+        """Return an open session, and restart its silence timeout."""
         session = self._open.get(session_id)
         if session is None:
-            raise MissingError(f"there is no session {session_id!r}: it ended, or was never opened")
+            raise MissingError(f"no session {session_id!r}: it ended, or was never opened")
         session.last_request_s = self._clock()
         return session
 
     def owner_of(self, object_id: str) -> Session:
-        """Return the session of a model, sampling session or request; as `get`."""
+        """Return the session of a model, sampling session or request, as `get`."""
         return self.get(object_id.partition(":")[0])
 
     def beat(self, session_id: str) -> None:
-        """Keep a session open; `GoneError` if there is none, so that the client stops sending heartbeats."""
+        """Keep a session open; `GoneError` if it is not open, so that the client stops sending heartbeats."""
         try:
             self.get(session_id)
         except MissingError as error:
             raise GoneError(str(error)) from error
 
     def end(self, session_id: str) -> Session | None:
-        """Remove a session; None if it has ended before, `MissingError` if there never was one."""
+        """Remove a session; None if it had already ended, `MissingError` if it never existed."""
         if session_id in self._ended_ids:
             return None
         session = self.get(session_id)

@@ -1,7 +1,7 @@
-"""The Tinker wire format: training and sampling requests and answers, to and from the engine's own types.
+"""Tinker wire format: convert training and sampling requests and answers to and from the engine's types.
 
-Invariant: whatever a client sends, a decoder returns a valid value or raises `UsageError`, which names a malformed
-tensor, and no sparse tensor is made dense beyond `_SPARSE_VALUES_MAX` values.
+Invariant: for any input, a decoder returns a valid value or raises a `UsageError` that names the malformed field. No
+sparse tensor is made dense beyond `_SPARSE_VALUES_MAX` values.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from rlkit.errors import UsageError
 
 _SPARSE_VALUES_MAX = 16 << 20
 _RANK_MAX = 512
-# Larger steps are mistakes: they leave weights without meaning.
+# Larger steps are mistakes: they destroy the weights.
 _STEP_MAX = 1000.0
 _SEED_MAX = 1 << 63
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 SAMPLES_MAX = 4096
 _TOP_MAX = 1024
-# Every sample's text is searched for the strings at every token.
+# Every sample's text is searched for the stop strings after every token.
 _STOP_STRINGS_MAX, _STOP_STRING_CHARACTERS_MAX, _STOP_TOKENS_MAX = 64, 1024, 4096
-# Nothing else runs while they are drawn.
+# Nothing else runs while alternatives are drawn.
 _ALTERNATIVES_MAX = 16_384
 # The SDK's marker of an empty entry in a table of likeliest tokens.
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
 
 type StopRules = Callable[[Sequence[int] | None, Sequence[str]], StopRule]
-"""Makes the rule for stop tokens, None for the model's own, and stop strings."""
+"""Function that makes a stop rule from stop tokens (None for the model's own) and stop strings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRequest:
-    """A forward or forward-backward request; its data are still encoded, for `decode_examples`."""
+    """A forward or forward-backward request; `data` is decoded later by `decode_examples`."""
 
     model_id: str
     seq_id: int
@@ -75,7 +75,7 @@ def decode_train(body: bytes) -> TrainRequest:
 
 
 def train_request_position(body: bytes) -> tuple[str, int] | None:
-    """Return the model and `seq_id` of a damaged `ForwardBackwardRequest`; None if they are lost."""
+    """Return the model and `seq_id` of a damaged `ForwardBackwardRequest`; None if they cannot be read."""
     message = pb.ForwardBackwardRequest()
     with contextlib.suppress(DecodeError):
         message.ParseFromString(body)
@@ -88,7 +88,7 @@ def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
     sparse = sum(abs(math.prod(t.shape)) for t in tensors if t.HasField("sparse_csr") and len(t.shape) == 2)
     if sparse > _SPARSE_VALUES_MAX:
         raise UsageError(
-            f"data: the sparse tensors come to {sparse} values, and at most {_SPARSE_VALUES_MAX} fit a request: "
+            f"data: the sparse tensors have {sparse} values, and a request may have at most {_SPARSE_VALUES_MAX}: "
             "send fewer sequences or columns"
         )
     examples: list[Example] = []
@@ -96,7 +96,7 @@ def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
         chunks: list[NDArray[np.int64]] = []
         for chunk in datum.model_input:
             if chunk.WhichOneof("chunk") != "encoded_text":
-                raise UsageError(f"data[{i}]: the embedded engine takes text only, not {chunk.WhichOneof('chunk')}")
+                raise UsageError(f"data[{i}]: the embedded engine supports text only, not {chunk.WhichOneof('chunk')}")
             chunks.append(_array(f"data[{i}].model_input", chunk.encoded_text.tokens, np.int32).astype(np.int64))
         inputs = {name: _tensor(f"data[{i}].{name}", tensor) for name, tensor in sorted(datum.loss_fn_inputs.items())}
         if "target_tokens" not in inputs:
@@ -116,7 +116,7 @@ def lora_settings(request: types.CreateModelRequest) -> LoraSettings:
     """Read the adapter settings of a new model."""
     lora = request.lora_config
     if lora is None:
-        raise UsageError("create_model: lora_config is missing; the embedded engine trains LoRA adapters only")
+        raise UsageError("create_model: lora_config is missing; the embedded engine only trains LoRA adapters")
     if not 1 <= lora.rank <= _RANK_MAX:
         raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
     if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
@@ -143,7 +143,7 @@ def adam_settings(request: types.OptimStepRequest) -> AdamSettings:
         if (value := getattr(adam, name)) > _STEP_MAX:
             raise UsageError(f"optim_step: {name} must be at most {_STEP_MAX:g}, not {value:g}")
     if adam.eps == 0:
-        raise UsageError("optim_step: eps must be positive: where a gradient is 0, a step would be 0 / 0")
+        raise UsageError("optim_step: eps must be positive, because a step with gradient 0 would be 0 / 0")
     for name in ("beta1", "beta2"):
         if not 0 <= (value := getattr(adam, name)) < 1:
             raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")
@@ -151,7 +151,7 @@ def adam_settings(request: types.OptimStepRequest) -> AdamSettings:
 
 
 def encode_loss(output: LossOutput) -> bytes:
-    """Encode a `ForwardBackwardOutput`: a record for each run of examples with equally many targets per token."""
+    """Encode a `ForwardBackwardOutput`: one record per run of examples with the same number of targets per token."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
     for trailing_shape, run in groupby(output.logprobs, key=lambda values: values.shape[1:]):
         arrays = list(run)
@@ -168,7 +168,7 @@ def encode_loss(output: LossOutput) -> bytes:
 
 
 def decode_sample(request: types.SampleRequest, make_stop_rule: StopRules) -> SampleRequest:
-    """Read a sampling request; `UsageError` if the engine cannot answer it."""
+    """Read a sampling request; `UsageError` if the engine does not support it."""
     if request.record_stability_info:
         raise UsageError("sample: record_stability_info is not supported by the embedded engine")
     params, prompt = request.sampling_params, _prompt(request.prompt)
@@ -188,7 +188,7 @@ def decode_sample(request: types.SampleRequest, make_stop_rule: StopRules) -> Sa
     if request.prompt_alt_tokens_k * len(prompt) > _ALTERNATIVES_MAX:
         raise UsageError(
             f"sample: prompt_alt_tokens_k {request.prompt_alt_tokens_k} for {len(prompt)} tokens is more than "
-            f"{_ALTERNATIVES_MAX} draws: ask for fewer, or for parts of the prompt"
+            f"{_ALTERNATIVES_MAX} draws: request fewer, or split the prompt"
         )
     last = request.prompt_logprobs_last_n
     if last is not None and last < 1:
@@ -210,8 +210,8 @@ def decode_sample(request: types.SampleRequest, make_stop_rule: StopRules) -> Sa
 
 
 def encode_sample(result: SampleResult, request: types.SampleRequest) -> bytes:
-    """Encode a `SampleResponse`; the scores of sparse targets are sparse in the same way."""
-    # Concatenated messages are one message: encoded in parts, a large answer takes less memory.
+    """Encode a `SampleResponse`; the scores of sparse targets are encoded with the same sparsity."""
+    # Concatenated messages are one message. Encoding in parts takes less memory for a large answer.
     parts: list[bytes] = []
     for sample in result.samples:
         message = pb.SampleResponse()
@@ -253,13 +253,13 @@ def _tensor(name: str, tensor: pb.Tensor) -> NDArray[np.generic]:
     if not shape:
         return values
     if math.prod(shape) != len(values):
-        raise UsageError(f"{name}: shape {list(shape)} does not agree with {len(values)} values")
+        raise UsageError(f"{name}: shape {list(shape)} does not match {len(values)} values")
     return values.reshape(shape)
 
 
 def _array(name: str, data: bytes, dtype: type[np.generic]) -> NDArray[np.generic]:
     if len(data) % np.dtype(dtype).itemsize:
-        raise UsageError(f"{name}: {len(data)} bytes are no whole number of {np.dtype(dtype)} values")
+        raise UsageError(f"{name}: {len(data)} bytes are not a whole number of {np.dtype(dtype)} values")
     return np.frombuffer(data, dtype=dtype)
 
 
@@ -299,7 +299,7 @@ def _encode_floats(values: NDArray[np.float32]) -> pb.Tensor:
 
 
 def _set_top(target: pb.TopkLogprobs, tokens: TokenLogprobs) -> None:
-    """Fill in a table in place: it may be large, and a message that is put into another is copied."""
+    """Fill a table in place, because assigning a message to a field would copy it, and it may be large."""
     is_token = tokens.ids >= 0
     target.length, target.k = tokens.ids.shape
     target.token_ids = np.where(is_token, tokens.ids, np.int32(_NO_TOKEN)).tobytes()
@@ -321,7 +321,7 @@ def _target_scores(scores: NDArray[np.float32], request: types.SampleRequest) ->
 
 
 def _targets(request: types.SampleRequest) -> NDArray[np.int64] | None:
-    """Return the tokens to score at each position of the prompt, dense, −1 where there is none."""
+    """Return the tokens to score at each position of the prompt, dense; −1 for no token."""
     tensor = request.target_prompt_logprobs
     if tensor is None:
         return None
@@ -335,7 +335,7 @@ def _targets(request: types.SampleRequest) -> NDArray[np.int64] | None:
         columns = _integers(name, tensor.sparse_col_indices or [])
         return _to_dense(name, values, starts, columns, shape, pad=-1)
     if values.size != shape[0] * shape[1]:
-        raise UsageError(f"{name}: shape {list(shape)} does not agree with {values.size} values")
+        raise UsageError(f"{name}: shape {list(shape)} does not match {values.size} values")
     return values.reshape(shape)
 
 
@@ -343,7 +343,7 @@ def _prompt(prompt: ModelInput) -> NDArray[np.int64]:
     tokens: list[int] = []
     for chunk in prompt.chunks:
         if not isinstance(chunk, types.EncodedTextChunk):
-            raise UsageError(f"sample: the embedded engine takes text only, not {chunk.type}")
+            raise UsageError(f"sample: the embedded engine supports text only, not {chunk.type}")
         tokens.extend(chunk.tokens)
     return _integers("sample: prompt", tokens)
 
@@ -352,14 +352,14 @@ def _integers(name: str, values: Sequence[float]) -> NDArray[np.int64]:
     try:
         integers = np.array(values, np.int64)
     except (OverflowError, ValueError):
-        raise UsageError(f"{name} holds a number that is no 64-bit integer") from None
+        raise UsageError(f"{name} has a number that is not a 64-bit integer") from None
     if np.any(integers != np.array(values)):
-        raise UsageError(f"{name} holds a number that is no integer")
+        raise UsageError(f"{name} has a number that is not an integer")
     return integers
 
 
 def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    """Return stop tokens, None for the model's own, and stop strings."""
+    """Return the stop tokens (None for the model's own) and the stop strings."""
     if stop is None:
         return None, ()
     if isinstance(stop, str):
@@ -377,5 +377,5 @@ def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int,
         )
     if len(tokens) > _STOP_TOKENS_MAX:
         raise UsageError(f"sample: at most {_STOP_TOKENS_MAX} stop tokens are allowed, not {len(tokens)}")
-    # Stop strings replace the model's own end tokens, as stop tokens do.
+    # Stop strings replace the model's own end tokens, like stop tokens.
     return tokens, strings

@@ -1,9 +1,9 @@
-"""The worker: the thread that runs torch.
+"""Worker: the thread that runs torch.
 
-Invariant: jobs run one at a time, urgent ones first, and otherwise in the order of submission. Between two jobs,
-however many wait, running samples advance once the jobs have taken a slice of time: by a token at least, and for as
-long as the jobs took, but no longer than a slice. A long job that calls `let_others_run` between its parts lets samples
-start and advance in the same way.
+Invariant: jobs run one at a time, urgent jobs first, and otherwise in the order of submission. When jobs have taken a
+slice of time, running samples advance before the next job, however many jobs wait. They advance by at least one token,
+for as long as the jobs took, but no longer than a slice. A long job that calls `let_others_run` between its parts lets
+samples start and advance in the same way.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
-# Requests that a client sends together arrive a little apart; one batch of them is faster than two. Only after several
-# requests together does the worker wait for more: a client that sends one request at a time gains nothing by it.
+# Concurrent requests of a client arrive slightly apart, and one batch is faster than two. The worker waits for more
+# requests only if the last ones came together, because waiting would delay a client that sends one at a time.
 _GATHER_S = 0.004
-# Some tokens of a small model. Shorter slices would hardly decode beside training, longer ones would delay requests.
+# Time for several tokens of a small model. Shorter slices would starve decoding during training, longer ones delay
+# requests.
 _SLICE_S = 0.25
 
 
 class Worker:
-    """Runs jobs on a thread of its own.
+    """Thread that runs jobs and decodes samples.
 
     Args:
         advance: decodes one token of every running sample, and returns True while there is more to decode.
@@ -47,11 +48,11 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queue a job. It handles its own errors: one that it raises is only logged."""
+        """Queue a job, which must handle its own errors: an exception is only logged."""
         self._put(self._jobs, job)
 
     def submit_first(self, job: Callable[[], None]) -> None:
-        """Queue a short urgent job that depends on no other, such as the start of a sample."""
+        """Queue a short urgent job that does not depend on other jobs, such as the start of a sample."""
         self._put(self._urgent, job)
 
     def stop(self) -> None:
@@ -64,11 +65,11 @@ class Worker:
 
     @property
     def should_yield(self) -> bool:
-        """True when the running job has taken a slice while others wait for one. May be read from any thread."""
+        """True when the running job has taken a slice while other work waits. May be read from any thread."""
         return (self._busy or bool(self._urgent)) and self._clock() - self._slice_start_s >= _SLICE_S
 
     def let_others_run(self) -> None:
-        """Run urgent jobs, and give samples a slice of time; called by a job between two of its parts."""
+        """Run urgent jobs, and decode samples for a slice of time; called by a job between its parts."""
         self._decode(_SLICE_S)
         self._slice_start_s = self._clock()
 
@@ -86,7 +87,7 @@ class Worker:
             return jobs.popleft() if jobs else None
 
     def _decode(self, duration_s: float) -> None:
-        """Run urgent jobs, then advance running samples by a token, and further until `duration_s` is over."""
+        """Run urgent jobs, then advance running samples by at least a token, until `duration_s` is over."""
         while self._urgent and not self._stopping:
             _run_job(self._urgent.popleft())
         end_s = self._clock() + duration_s
@@ -104,7 +105,7 @@ class Worker:
                 self._slice_start_s = self._clock()
                 start_s = start_s if job_count else self._slice_start_s
                 _run_job(job)
-                del job  # it references a request, whose client may be gone
+                del job  # it holds a reference to a request, whose client may be gone
                 job_count += 1
                 elapsed_s = self._clock() - start_s
                 wait_s = 0.0 if self._busy or not came_together else _GATHER_S

@@ -1,19 +1,19 @@
 """Checkpoints on disk: saved weights and training states.
 
-Invariant: a checkpoint exists whole or not at all. It exists as soon as its `checkpoint.json` does, which is written
-last and replaced by one rename. No name of a client can lead outside the root.
+Invariant: a checkpoint exists only when it is complete: its `checkpoint.json` is written last, by a rename. Names from
+clients cannot lead outside the root.
 
     <root>/<model id>/weights/<name>/            tinker://<model id>/weights/<name>: adapter, Adam's moments, step
     <root>/<model id>/sampler_weights/<name>/    tinker://<model id>/sampler_weights/<name>: adapter only
     <root>/<model id>/external_weights/<name>/   tinker://<model id>/external_weights/<name>: adapter as `peft` reads it
 
-A checkpoint's folder holds `checkpoint.json` and the folder that this names, with `tensors.safetensors` (each LoRA
-matrix by name; `adam.mean` and `adam.square`, flat) or the files of a PEFT adapter. Beside them in the root are the
-records of `session_log.py` and the scratch folders of `snapshots.py`.
+A checkpoint's folder has `checkpoint.json` and a data folder named in it, with `tensors.safetensors` (each LoRA matrix
+by name; `adam.mean` and `adam.square`, flat) or the files of a PEFT adapter. The root also has the records of
+`session_log.py` and the scratch folders of `snapshots.py`.
 
-Several servers may share a root. A server that reads or writes tensors holds the root's lock shared, one that changes
-or removes a checkpoint holds it exclusively, and the lock of a killed process is free at once: while the lock is free,
-files that no `checkpoint.json` names are the remains of killed servers.
+Several servers may share a root. A server that reads or writes tensors holds the root's lock shared; a server that
+changes or removes a checkpoint holds it exclusively. A killed process releases its lock. While the lock is free, files
+that no `checkpoint.json` names were left by killed servers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rlkit.errors import MissingError, UsageError
 
 FORMAT = 3
 TTL_S = (3600, 10 * 365 * 24 * 3600)
-"""The shortest and the longest life of a checkpoint that expires."""
+"""Minimum and maximum life of a checkpoint that expires, in seconds."""
 
 type Kind = Literal["weights", "sampler_weights", "external_weights"]
 
@@ -138,7 +138,7 @@ class CheckpointStore:
         ttl_s: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Write a checkpoint of the files that `fill` puts into a folder; as `save`."""
+        """Write a checkpoint of the files that `fill` puts into a folder; other arguments as in `save`."""
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"checkpoint name {name!r}: use up to 128 letters, digits, '.', '_' and '-', not starting with '.'"
@@ -147,15 +147,15 @@ class CheckpointStore:
         self._sweep(model_id)
         with hold_lock(self._root, fcntl.LOCK_SH):
             if not overwrite and (checkpoint.data.parent / "checkpoint.json").exists():
-                raise UsageError(f"{checkpoint.path} exists already: choose another name or set overwrite")
+                raise UsageError(f"{checkpoint.path} already exists: choose another name or set overwrite")
             self._commit(checkpoint, fill)
         self._sweep(model_id)
         return checkpoint.path
 
     def copy(self, path: str, session_id: str, *, model_seq_id: int = 0, ttl_s: int | None = None) -> str:
-        """Copy a checkpoint into a run of its own, sharing the files, and return the copy's tinker:// path.
+        """Copy a checkpoint into a new run, with hard links, and return the copy's tinker:// path.
 
-        Repeating a copy changes nothing: a client resends a request that got no reply.
+        Repeating a copy changes nothing, because a client resends a request that got no reply.
         """
         model_id = f"{session_id}:train:{model_seq_id}"
         with hold_lock(self._root, fcntl.LOCK_SH):
@@ -178,9 +178,9 @@ class CheckpointStore:
         try:
             checkpoint = _decode(path, file)
         except (FileNotFoundError, NotADirectoryError):
-            raise MissingError(f"{path}: there is no such checkpoint in {self._root} (any more)") from None
+            raise MissingError(f"{path}: no such checkpoint in {self._root}; it may have been deleted") from None
         if self._is_expired(checkpoint):
-            raise MissingError(f"{path}: this checkpoint has expired, by its ttl_seconds")
+            raise MissingError(f"{path}: this checkpoint has expired (ttl_seconds)")
         return checkpoint
 
     def load(self, path: str, config: ModelConfig) -> tuple[Adapter, Tensor | None]:
@@ -188,7 +188,7 @@ class CheckpointStore:
         with hold_lock(self._root, fcntl.LOCK_SH):
             checkpoint = self.get(path)
             if checkpoint.kind == "external_weights":
-                raise UsageError(f"{path}: external weights are for download; load a checkpoint of save_state")
+                raise UsageError(f"{path}: external weights can only be downloaded; load a checkpoint of save_state")
             tensors = read_tensors(checkpoint.data / "tensors.safetensors")
         settings = checkpoint.info.settings
         flat = _flatten(path, tensors, config, settings)
@@ -221,9 +221,9 @@ class CheckpointStore:
         self._update(path, lambda checkpoint: replace(checkpoint, public=public))
 
     def sweep(self) -> None:
-        """Remove expired checkpoints, old records and the remains of killed servers, when a server starts.
+        """Remove expired checkpoints, old records and files left by killed servers; called when a server starts.
 
-        Does nothing while a server on this root reads or writes; a later sweep will.
+        Does nothing while another server on this root reads or writes.
         """
         self._sweep(None)
         with suppress(BlockingIOError), hold_lock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -231,7 +231,7 @@ class CheckpointStore:
             sweep_scratch(self._root)
 
     def _sweep(self, owner: str | None) -> None:
-        """Remove expired and half-written checkpoints of a model, of a session or of all; as `sweep`."""
+        """Remove expired and partial checkpoints of a model, of a session or of all, unless the root is locked."""
         with suppress(BlockingIOError), hold_lock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
             for folder in self._folders(owner):
                 self._sweep_folder(folder)
@@ -295,10 +295,10 @@ class CheckpointStore:
     def _folder(self, path: str) -> Path:
         match = _PATH.fullmatch(path)
         if match is None:
-            raise UsageError(f"{path!r} is not a checkpoint path: tinker://<model id>/weights/<name> is expected")
+            raise UsageError(f"{path!r} is not a checkpoint path; expected tinker://<model id>/weights/<name>")
         folder = self.records.folder(match[1]) / match[2] / match[3]
         if any(part.is_symlink() for part in (folder, *folder.parents[:2])):
-            raise MissingError(f"{path}: there is no such checkpoint in {self._root}: links are not followed")
+            raise MissingError(f"{path}: no such checkpoint in {self._root}: links are not followed")
         return folder
 
     def _folders(self, owner: str | None) -> Iterator[Path]:
@@ -320,7 +320,7 @@ def _encode(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def _decode(path: str, file: Path) -> Checkpoint:
-    """Read a `checkpoint.json`; `UsageError` if `_encode` could not have written it."""
+    """Read a `checkpoint.json`; `UsageError` if it does not have exactly the content that `_encode` writes."""
     text = file.read_text(encoding="utf-8")
     try:
         raw: dict[str, object] = json.loads(text)
@@ -330,7 +330,7 @@ def _decode(path: str, file: Path) -> Checkpoint:
         return checkpoint
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"{file}: damaged, or written by another version of rlkit (this reads format {FORMAT})"
+            f"{file}: damaged, or written by another version of rlkit (this version reads format {FORMAT})"
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""The files of checkpoints and snapshots: JSON, named tensors, and the lock of a folder.
+"""Files of checkpoints and snapshots: JSON, named tensors, and the lock of a folder.
 
-Invariant: a reader of a JSON file sees the old content or the new one, whichever process is killed at any time.
+Invariant: a reader of a JSON file sees the old or the new content, even if a process is killed at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Replace a file, flushed to the disk; a missing folder is made."""
+    """Replace a file and flush it to the disk; make its folder if missing."""
     files.write_text(file, json.dumps(value, indent=1))
 
 
@@ -52,7 +52,7 @@ def sync(path: Path) -> None:
 
 
 def lock(folder: Path, mode: int) -> int:
-    """Lock a folder, made if missing, in a `mode` of `fcntl.flock`; return the descriptor, whose `close` unlocks it."""
+    """Lock a folder in a `mode` of `fcntl.flock`; make it if missing. Closing the returned descriptor unlocks it."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -65,7 +65,7 @@ def lock(folder: Path, mode: int) -> int:
 
 @contextmanager
 def hold_lock(folder: Path, mode: int) -> Generator[None]:
-    """Hold the lock of a folder; arguments as `lock`."""
+    """Hold the lock of a folder; arguments as in `lock`."""
     descriptor = lock(folder, mode)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Adapters in the layout of the `peft` package, for download.
+"""Adapters in the format of the `peft` package, for download.
 
 Invariant: `peft.PeftModel.from_pretrained` on the base model gives the log-probabilities of the model in training.
 
-The output layer is `lm_head`. On a model whose embedding is tied to it, `peft` adapts the output alone, as training
-did, and warns that a merge into the shared matrix would change the input as well: untie before merging.
+The output layer is `lm_head`. If the embedding is tied to it, `peft` adapts only the output, as in training, and warns
+that merging into the shared matrix would also change the input. Untie the matrices before merging.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def save_external(
     """Write a checkpoint for download only, and return its tinker:// path.
 
     Args:
-        recipients: `age` or SSH public keys to encrypt the files to, which then get the suffix `.age`.
+        recipients: `age` or SSH public keys; if given, the files are encrypted to them and get the suffix `.age`.
     """
     if adapter.config.fused:
         raise UsageError(
-            f"save_weights_external: the matrices of {info.base_model} are fused, and its adapter has no form in peft"
+            f"save_weights_external: the matrices of {info.base_model} are fused, which peft does not support"
         )
     encrypt = _make_encryption(recipients)
 
@@ -66,7 +66,7 @@ def save_external(
 
 
 def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
-    """Return the adapter's matrices by their names in peft, in the layout of `torch.nn.Linear`.
+    """Return the adapter's matrices by their names in peft, in the shapes of `torch.nn.Linear`.
 
     A is `[r, in]`, B `[out, r]`.
     """

@@ -1,9 +1,9 @@
 """Records of sessions and training runs, which outlive the server.
 
-Invariant: a record exists whole or not at all, and no id of a client can lead outside the root. It exists as long as
-any checkpoint of its run or session, and for at least a month.
+Invariant: a record exists only when it is complete, and ids from clients cannot lead outside the root. A record is kept
+as long as any checkpoint of its run or session, and for at least a month.
 
-    <root>/.sessions/<session id>.json    description that a client gave of its session
+    <root>/.sessions/<session id>.json    a client's description of its session
     <root>/<model id>/run.json            base model and rank of a model in training
 """
 
@@ -101,9 +101,9 @@ class Records:
         return [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
 
     def sweep(self, now_s: float) -> None:
-        """Remove half-written files of killed servers, and records older than a month without a checkpoint.
+        """Remove partial files of killed servers, and records older than a month without a checkpoint.
 
-        The caller holds the root's lock exclusively, and has removed expired and half-written checkpoints.
+        The caller holds the root's lock exclusively, and has removed expired and partial checkpoints.
         """
         for folder in (*self.folders(), self._root / ".sessions"):
             for file in folder.glob(".*.tmp"):
@@ -124,5 +124,5 @@ class Records:
 
 
 def strings(metadata: Mapping[str, object] | None) -> dict[str, str] | None:
-    """Convert metadata to strings: the SDK sends any values and reads back strings only."""
+    """Convert metadata to strings, because the SDK sends any values but only reads strings."""
     return None if metadata is None else {key: str(value) for key, value in metadata.items()}

@@ -1,9 +1,9 @@
-"""Snapshots: unnamed sampler weights, as `save_weights_and_get_sampling_client` makes them.
+"""Snapshots: unnamed sampler weights, made by `save_weights_and_get_sampling_client`.
 
-Invariant: a snapshot never changes. The most recently used ones stay in memory, others on disk, because a long run
-makes thousands and a client never releases one. Beyond a limit on disk the least recently used ones go; a snapshot that
-cannot be written is refused, and no other one is lost for it. The server keeps its folder locked: an unlocked one is
-the remains of a killed server.
+Invariant: a snapshot never changes. The most recently used snapshots are in memory and the others on disk, because a
+long run makes thousands and clients never release them. Above a limit on disk the least recently used are removed. If a
+snapshot cannot be written, `put` raises an error and keeps all others. The server keeps its folder locked; an unlocked
+folder was left by a killed server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Snapshots:
         self._spilled: OrderedDict[str, _SpilledSnapshot] = OrderedDict()
 
     def put(self, key: str, adapter: Adapter) -> None:
-        """Store a frozen adapter under a new key; `UsageError` if an older one cannot be written to disk."""
+        """Store a frozen adapter under a new key; `UsageError` if an older snapshot cannot be written to disk."""
         while self._recent and sum(map(_size_bytes, (adapter, *self._recent.values()))) > _MEMORY_BYTES_MAX:
             oldest = next(iter(self._recent))
             self._spill(oldest, self._recent[oldest])
@@ -60,7 +60,7 @@ class Snapshots:
                 snapshots.move_to_end(key)
 
     def get(self, key: str) -> Adapter | None:
-        """Return the adapter of `key`; None if its session has ended or newer ones replaced it."""
+        """Return the adapter of `key`; None if its session has ended or newer snapshots replaced it."""
         self.touch(key)
         if key in self._recent:
             return self._recent[key]
@@ -91,7 +91,7 @@ class Snapshots:
 
     def _spill(self, key: str, adapter: Adapter) -> None:
         if self._lock is None:
-            with hold_lock(self._folder.parent, fcntl.LOCK_SH):  # no sweep removes the folder before it is locked
+            with hold_lock(self._folder.parent, fcntl.LOCK_SH):  # keeps sweeps from removing the still unlocked folder
                 self._lock = lock(self._folder, fcntl.LOCK_EX)
         path = self._folder / f"{key.replace(':', '_')}.safetensors"
         spilled = _SpilledSnapshot(adapter.config, adapter.settings, path, _size_bytes(adapter))
@@ -100,7 +100,7 @@ class Snapshots:
         except (OSError, SafetensorError) as error:
             spilled.path.unlink(missing_ok=True)
             raise UsageError(
-                f"{self._folder.parent}: no room for more sampler weights ({error}); free some, or end sessions"
+                f"{self._folder.parent}: no disk space for more sampler weights ({error}); free space or end sessions"
             ) from error
         self._spilled[key] = spilled
         while len(self._spilled) > 1 and sum(s.size_bytes for s in self._spilled.values()) > _DISK_BYTES_MAX:
@@ -108,7 +108,7 @@ class Snapshots:
 
 
 def scratch_folder(root: Path) -> Path:
-    """Return a new path for a server's snapshots; the folder is made when it is needed."""
+    """Return a new path for a server's snapshots; the folder is made at the first write."""
     return root / f"{_PREFIX}{secrets.token_hex(8)}"
 
 
@@ -119,7 +119,7 @@ def sweep_scratch(root: Path) -> None:
             with hold_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # its server is running, or it is no folder
+            continue  # its server is running, or it is not a folder
 
 
 def _size_bytes(adapter: Adapter) -> int:

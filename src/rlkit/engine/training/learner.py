@@ -1,11 +1,11 @@
 """Gradients and optimiser steps of one LoRA model.
 
-Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same
-calls in the same order give the same bits, however many lanes there are. After a call that fails half-way, whose
-gradient is partial, `step` refuses to run.
+Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it. The same
+calls in the same order give the same bits, for any number of lanes. After a failed call, whose gradient is partial,
+`step` raises an error.
 
-Memory is bounded for any batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, and each one's
-backward pass ends before the next one of its share starts.
+Memory is bounded for any batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, and the backward
+pass of a micro-batch ends before the next micro-batch of its share starts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rlkit.engine.training.losses import LOSSES, SEQUENCE, Loss, sequence_log_ra
 from rlkit.engine.training.packing import Example, MicroBatch, micro_batches
 from rlkit.errors import UsageError
 
-# Shares of the micro-batches, each with its own gradient, however many lanes run them: the sum has the same bits.
+# Shares of the micro-batches, each with its own gradient: a fixed number, so that lanes do not change the sum's bits.
 _SHARES = 2
 _TO_GO = "training sequences to go"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossOutput:
-    """Summed loss, and log-probabilities: for each example a float32 array of the shape of its targets."""
+    """Summed loss, and log-probabilities: one float32 array per example, with the shape of its targets."""
 
     logprobs: list[NDArray[np.float32]]
     loss: float
@@ -49,7 +49,7 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """Settings of an optimiser step; weight decay is decoupled, a `grad_clip_norm` of 0 clips nothing."""
+    """Settings of an optimiser step; weight decay is decoupled, and `grad_clip_norm` 0 disables clipping."""
 
     learning_rate: float
     beta1: float
@@ -60,15 +60,15 @@ class AdamSettings:
 
 
 class Scheduler(Protocol):
-    """Cooperative scheduler that a long request yields to between micro-batches."""
+    """Scheduler to which a long request yields between micro-batches."""
 
     @property
     def should_yield(self) -> bool:
-        """True when other work is due; read from any thread."""
+        """True if other work is waiting; may be read from any thread."""
         ...
 
     def let_others_run(self) -> None:
-        """Run other work for a while."""
+        """Run other work for a limited time."""
         ...
 
 
@@ -77,7 +77,7 @@ class Learner:
 
     Args:
         moments: [2, P], Adam's running averages of the gradient and of its square; zeros by default.
-        steps: number of optimiser steps behind `adapter`.
+        steps: number of optimiser steps that led to `adapter`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Learner:
         self._activity = activity or Activity()
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
         self._gradient_is_partial = False
-        self._output = weights.output  # made here, not by each lane
+        self._output = weights.output  # computed here once, not in each lane
         self._lanes = lanes
         self._batch_tokens = batch_limits(device).train_tokens
         self._adapters = [self._share_adapter(gradient) for gradient in self.gradients]
@@ -132,8 +132,8 @@ class Learner:
         self._gradient_is_partial = False
         if is_partial:
             raise UsageError(
-                "optim_step: a forward_backward before it failed half-way, so the weights were not changed and the "
-                "gradient was cleared; send all forward_backward requests of this step again"
+                "optim_step: a forward_backward of this step failed, so the weights were not changed and the gradient "
+                "was cleared; send all forward_backward requests of this step again"
             )
         norm = float(gradient.square().sum(dtype=torch.float64).sqrt())
         if not math.isfinite(norm):
@@ -187,7 +187,7 @@ class Learner:
     def _run_share(
         self, share: _Share, *, examples: Sequence[Example], loss: Loss, scheduler: Scheduler | None, backward: bool
     ) -> None:
-        """Run the share's waiting micro-batches until all are done or the scheduler asks to yield."""
+        """Run the share's waiting micro-batches until all are done, or until the scheduler has other work."""
         while share.waiting:
             self._lanes.raise_if_halted()
             batch = share.waiting.popleft()
@@ -209,14 +209,14 @@ class Learner:
         """Return log-probabilities and losses, [Q] each, of the targets of the micro-batch's examples in order."""
         device = self.weights.embedding.device
         targets = _targets(batch, examples, device)
-        # A group without contrast has advantage 0 everywhere: there is nothing to differentiate.
+        # Skip the backward pass if all advantages are 0, as in a group of equal rewards.
         backward = backward and _may_have_gradient(loss, targets)
         with torch.set_grad_enabled(backward):
             tokens = torch.from_numpy(batch.tokens).to(device)
             hidden = compute_hidden(self.weights, tokens, batch.spans, adapter=share.adapter)
         with torch.no_grad():
             head = Head(self.weights.head, self._output, share.adapter.unembed(), share.scratch)
-            # The output layer needs the targets of a row side by side.
+            # The output layer needs the targets of a row next to each other.
             order = torch.argsort(targets.rows, stable=True)
             if loss.by_sequence:
                 sorted_logp = head.logprobs(hidden, targets.reorder(order))
@@ -228,11 +228,11 @@ class Learner:
             else:
                 logp, upstream = head.logprobs(hidden, sorted_targets), None
                 losses = loss(logp, sorted_targets.inputs)
-            back = torch.argsort(order)
+            inverse_order = torch.argsort(order)
         if upstream is not None and hidden.requires_grad:
-            # The same gradient as `hidden.backward(upstream)`, for which torch would first import sympy: seconds.
+            # The same gradient as `hidden.backward(upstream)`, for which torch would import sympy, which takes seconds.
             (hidden * upstream).sum().backward()
-        return logp[back], losses[back]
+        return logp[inverse_order], losses[inverse_order]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +258,7 @@ def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.devic
 
 
 def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence[Example], logp: Tensor) -> Targets:
-    """Add the log ratio of its sequence to each target."""
+    """Add the log-ratio of its sequence to each target."""
     sizes = [examples[packed.index].targets.size for packed in batch.examples]
     ends = np.cumsum(sizes).tolist()
     ratios: list[Tensor] = []
@@ -269,7 +269,7 @@ def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence
 
 
 def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig) -> None:
-    """Raise `UsageError`, with example and field, for input that would give nonsense instead of an error."""
+    """Raise `UsageError`, with example and field, for invalid input, which could otherwise give wrong results."""
     spec = LOSSES[loss]
     names = examples[0].inputs.keys() if examples else ()
     for i, example in enumerate(examples):
@@ -277,10 +277,10 @@ def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig)
         if not length:
             raise UsageError(f"data[{i}]: model_input is empty")
         if length > config.max_positions:
-            raise UsageError(f"data[{i}]: {length} tokens do not fit the context of {config.max_positions}")
+            raise UsageError(f"data[{i}]: {length} tokens exceed the context of {config.max_positions}")
         for name, values in (("model_input", example.tokens), ("target_tokens", example.targets)):
             if values.size and (values.min() < 0 or values.max() >= config.vocab_size):
-                raise UsageError(f"data[{i}]: {name} holds a token outside 0 … {config.vocab_size - 1}")
+                raise UsageError(f"data[{i}]: {name} has a token outside 0 … {config.vocab_size - 1}")
         if example.inputs.keys() != names:
             raise UsageError(f"data[{i}]: loss_fn_inputs differ from those of data[0]")
         for name in spec.required:
@@ -296,7 +296,7 @@ def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig)
                     + (f" and target_tokens has shape {list(example.targets.shape)}" if len(shape) == 2 else "")
                 )
             if not np.isfinite(values).all():
-                raise UsageError(f"data[{i}]: {name} holds a value that is not finite")
+                raise UsageError(f"data[{i}]: {name} has a value that is not finite")
 
 
 def _may_have_gradient(loss: Loss, targets: Targets) -> bool:

@@ -1,8 +1,8 @@
-"""The output layer in training: log-probabilities, losses, and the gradient of both.
+"""Output layer in training: log-probabilities, losses and their gradients.
 
 Invariant: logits exist for at most `_HEAD_ROWS` positions at a time. Every loss is a function of each token's own
-log-probability, so its gradient follows from the logits at once, and the output layer's backward pass runs with the
-forward pass, for the positions that have a gradient.
+log-probability, so its gradient can be computed directly from the logits. The output layer's backward pass therefore
+runs together with the forward pass, for positions with a gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEAD_ROWS = 128
 class Targets:
     """Target tokens of a micro-batch."""
 
-    rows: Tensor  # [Q] int64, the hidden state that predicts each target; several may share one. Ascending for `Head`.
+    rows: Tensor  # [Q] int64, the hidden state that predicts each target, ascending for `Head`; targets may share rows
     tokens: Tensor  # [Q] int64
     inputs: Inputs  # loss inputs, each [Q] float32
 
@@ -36,12 +36,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row."""
+    """Output layer: logits = h Wᵀ + the unembedding's adapter, [V] per row."""
 
     weight: Tensor  # [V, E]
     output: Matrix  # `weight` prepared for products, [E, V]
     lora: Lora | None  # the unembedding's adapter
-    scratch: Tensor  # for logits, by `head_scratch`: new memory for each chunk would take as long as its logits
+    scratch: Tensor  # of `head_scratch`, for logits: allocating memory per chunk would take as long as the logits
 
     def logprobs(self, hidden: Tensor, targets: Targets) -> Tensor:
         """Return the log-probabilities [Q] float32 of the targets."""
@@ -89,7 +89,7 @@ class Head:
         return logits.float()
 
     def _upstream(self, hidden: Tensor, by_logits: Tensor) -> Tensor:
-        """Return the gradient at `hidden [n, E]`, from that at the logits, `by_logits [n, V]`."""
+        """Return the gradient at `hidden [n, E]` from the gradient at the logits, `by_logits [n, V]`."""
         upstream = by_logits @ self.weight
         if self.lora is not None:
             a, (b,) = self.lora.a, self.lora.bs
@@ -103,7 +103,7 @@ class Head:
 
 
 def head_scratch(weights: Weights) -> Tensor:
-    """Allocate memory for the logits of one chunk; pages count only once they are written."""
+    """Allocate memory for the logits of one chunk; pages take memory only after they are written."""
     return weights.head.new_empty(_HEAD_ROWS, len(weights.head))
 
 

@@ -1,9 +1,9 @@
-"""The loss functions of the Tinker API: each a sum over tokens, never a mean.
+"""Loss functions of the Tinker API; each is a sum over tokens, not a mean.
 
-Invariant: for a fixed `sequence_log_ratio`, a loss is a function of each token's own log-probability, so that its
-gradient is available before the output layer's backward pass and no logits have to be kept.
+Invariant: for a fixed `sequence_log_ratio`, a loss is a function of each token's own log-probability. Its gradient is
+therefore available before the output layer's backward pass, and no logits have to be stored.
 
-With logp the trained model's log-probability of the target, q the sampler's, A the advantage, ratio = exp(logp − q):
+logp: the trained model's log-probability of the target; q: the sampler's; A: the advantage; ratio = exp(logp − q).
 
     cross_entropy         −w · logp
     importance_sampling   −ratio · A
@@ -12,12 +12,12 @@ With logp the trained model's log-probability of the target, q the sampler's, A 
     dro                   −(logp · A − ½ β (logp − q)²)                        β 0.05
     gspo                  −min(s · A, clip(s, low, high) · A)                  low 0.8, high 1.2
 
-In gspo every token has the ratio s of its sequence, exp(mean of logp − q over the tokens that `sequence_ratio_mask`
-marks), held constant, times its own logp's gradient: s · exp(logp − stop_gradient(logp)), the token variant of GSPO.
+gspo is the token variant of GSPO: s = stop_gradient(r) · exp(logp − stop_gradient(logp)), where r is the ratio of the
+token's sequence, exp(mean of logp − q over the tokens marked by `sequence_ratio_mask`).
 
-(Schulman et al. 2017, eq. 7; MiniMax-M1 2025, eq. 4; Richemond et al. 2024; Zheng et al. 2025, eq. 14; the sums as
-Tinker documents them.)
-Thresholds are ratios, not distances from 1. They may also be given per token, as loss inputs of the same names.
+(Schulman et al. 2017, eq. 7; MiniMax-M1 2025, eq. 4; Richemond et al. 2024; Zheng et al. 2025, eq. 14; sums as in
+Tinker's documentation.)
+Thresholds are ratios, not distances to 1. They can also be given per token, as loss inputs of the same names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LossSpec:
 
 SEQUENCE = "sequence_log_ratio"
 _LOG_RATIO_MAX = 80.0
-"""Its exponential is still finite in 32 bits."""
+"""Maximum log-ratio; its exponential is finite in float32."""
 _CLIPS = ("clip_low_threshold", "clip_high_threshold")
 
 LOSSES: Mapping[str, LossSpec] = {
@@ -63,7 +63,7 @@ LOSSES: Mapping[str, LossSpec] = {
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss function with its settings; make one with `make_loss`."""
+    """A loss function with its settings, from `make_loss`."""
 
     name: str
     settings: Mapping[str, float]
@@ -81,9 +81,12 @@ class Loss:
         if self.name == "dro":
             return -(logp * advantage - 0.5 * self.settings["beta"] * (logp - q).square())
         log_ratio = inputs[SEQUENCE] + logp - logp.detach() if self.by_sequence else logp - q
-        if self.name in ("ppo", "gspo"):  # these clip the ratio anyway, and the derivative of an infinite one is NaN
+        if self.name in (
+            "ppo",
+            "gspo",
+        ):  # these losses clip the ratio anyway, and the derivative of an infinite ratio is NaN
             log_ratio = torch.where(advantage > 0, log_ratio.clamp(max=_LOG_RATIO_MAX), log_ratio)
-        # A token that was not sampled may have any q: its ratio may be infinite, and infinity times 0 is NaN.
+        # A token that was not sampled may have any q. Its ratio may be infinite, and infinity times 0 is NaN.
         ratio = torch.exp(torch.where(advantage == 0, 0.0, log_ratio))
         if self.name == "importance_sampling":
             return -ratio * advantage
@@ -114,7 +117,7 @@ def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
     """Make the loss called `name`; `UsageError` if the name or one of `settings` is unknown or invalid."""
     if name not in LOSSES:
         raise UsageError(
-            f"loss_fn {name!r} is not supported by the embedded engine; it computes {', '.join(LOSSES)}."
+            f"loss_fn {name!r} is not supported by the embedded engine; supported: {', '.join(LOSSES)}."
             f"{did_you_mean(name, LOSSES)}"
         )
     defaults = LOSSES[name].settings
@@ -123,7 +126,7 @@ def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
         if key not in defaults:
             names = ", ".join(defaults) or "none"
             raise UsageError(
-                f"loss_fn_config: {name} has no setting {key!r}; it takes {names}.{did_you_mean(key, defaults)}"
+                f"loss_fn_config: {name} has no setting {key!r}; its settings: {names}.{did_you_mean(key, defaults)}"
             )
         if isinstance(value, str):
             raise UsageError(f"loss_fn_config: {key} must be a number, not {value!r}")

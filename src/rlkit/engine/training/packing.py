@@ -1,10 +1,10 @@
-"""Training sequences packed into micro-batches that compute common prefixes once.
+"""Pack training sequences into micro-batches that compute common prefixes once.
 
-Invariant: every position of every example is in exactly one micro-batch, with all positions before it; the packing
-depends on the examples only.
+Invariant: every position of every example is in exactly one micro-batch, together with all positions before it; the
+packing depends only on the examples.
 
-The rollouts of a group begin with one prompt. Its rows are computed once for all of them: the model sees a prefix and
-the sequences that continue it, each as a span, and the output layer sees one row with several targets.
+The rollouts of a group start with the same prompt, whose rows are computed once for all of them. In a packed batch, the
+prefix and its continuations are spans, and a row of the output layer can have several targets.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from rlkit.engine.model.attention import Span
 
 _SHARED_TOKENS_MIN = 8
-# Every sequence gets a copy of its prefix's keys and values. A copy is small beside the activations; all copies of a
-# micro-batch have at most so many times its rows.
+# Every sequence gets a copy of its prefix's keys and values, which is small compared to the activations. All copies of
+# a micro-batch have at most this many times its rows.
 _COPIES_MAX = 16
 
 
@@ -61,12 +61,12 @@ class _PrefixGroup:
 
 
 def micro_batches(sequences: Sequence[NDArray[np.int64]], rows_max: int, shares: int = 1) -> list[list[MicroBatch]]:
-    """Pack non-empty sequences into micro-batches of about `rows_max` rows, or one longer sequence, in even shares."""
+    """Pack non-empty sequences into micro-batches of about `rows_max` rows, divided into `shares` of equal size."""
     lengths = [len(sequence) for sequence in sequences]
     groups = [part for group in _prefix_groups(sequences) for part in _split(group, lengths, rows_max)]
     groups.sort(key=lambda group: (group.row_count(lengths), group.indices))
     row_counts = [group.row_count(lengths) for group in groups]
-    # The smallest possible number for each share, all of about one size.
+    # As few micro-batches per share as possible, all of about the same size.
     count = max(-(-sum(row_counts) // (shares * rows_max)), 1) * shares
     batches = [
         _pack(sequences, chunk)
@@ -79,13 +79,13 @@ def micro_batches(sequences: Sequence[NDArray[np.int64]], rows_max: int, shares:
 
 
 def _prefix_groups(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_PrefixGroup]:
-    """Join neighbours in lexicographic order while sharing a prefix saves rows."""
+    """Group sequences that are adjacent in lexicographic order, as long as sharing a prefix saves rows."""
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes())
     indices: list[int] = []
     shared = 0
     for index in order:
         if indices:
-            # A whole sequence cannot be a prefix: each example keeps at least one row of its own.
+            # The prefix is shorter than each sequence: every example keeps at least one row of its own.
             limit = min(len(sequences[index]) - 1, shared if len(indices) > 1 else len(sequences[indices[0]]) - 1)
             common = _common_prefix_length(sequences[indices[-1]], sequences[index], limit)
             if common >= _SHARED_TOKENS_MIN and len(indices) * common >= (len(indices) - 1) * shared:
@@ -105,9 +105,9 @@ def _common_prefix_length(a: NDArray[np.int64], b: NDArray[np.int64], limit: int
 
 
 def _split(group: _PrefixGroup, lengths: Sequence[int], rows_max: int) -> Iterator[_PrefixGroup]:
-    """Split a group into parts of about one size that fit a micro-batch.
+    """Split a group into parts of about equal size that fit a micro-batch.
 
-    A long prefix allows for larger parts: each part computes it again.
+    With a long prefix, parts may be larger, because each part recomputes the prefix.
     """
     rows_max = max(rows_max, 2 * group.shared)
     all_tails = group.row_count(lengths) - group.shared
@@ -130,11 +130,11 @@ def _split(group: _PrefixGroup, lengths: Sequence[int], rows_max: int) -> Iterat
 def _chunk_groups(
     row_counts: Sequence[int], groups: Sequence[_PrefixGroup], even: float, limit: int
 ) -> Iterator[list[_PrefixGroup]]:
-    """Join neighbours to chunks of about `even` rows, and of at most `limit` except for a single larger group."""
+    """Join consecutive groups to chunks of about `even` and at most `limit` rows, except for single larger groups."""
     chunk: list[_PrefixGroup] = []
     rows = done = count = 0
     for size, group in zip(row_counts, groups, strict=True):
-        # End where the total is closer to a multiple of `even`: with the group or without it.
+        # End the chunk with or without the group, whichever total is closer to a multiple of `even`.
         if chunk and (rows + size > limit or done + rows + size / 2 > (count + 1) * even):
             yield chunk
             done, count = done + rows, count + 1
@@ -146,7 +146,7 @@ def _chunk_groups(
 
 
 def _pack(sequences: Sequence[NDArray[np.int64]], groups: Sequence[_PrefixGroup]) -> MicroBatch:
-    """Lay out all prefixes, so that those of one length are adjacent, and then the tails of each."""
+    """Lay out all prefixes first, so that prefixes of equal length are adjacent, and then the continuations."""
     tokens: list[NDArray[np.int64]] = []
     spans: list[Span] = []
     prefixes: list[Span | None] = []
