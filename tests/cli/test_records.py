@@ -76,4 +76,4 @@ def test_a_run_without_a_search_has_no_records(rlkit: Callable[..., Any], tmp_pa
     Simulation(tmp_path / "runs" / "plain", tasks=[Talk(number) for number in range(4)]).train()
     result = rlkit("records", "plain")
     assert result.exit_code == 2
-    assert "plain has no environment `discovery`" in result.stderr
+    assert "plain has no `discovery` environment" in result.stderr

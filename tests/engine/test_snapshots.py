@@ -72,7 +72,7 @@ def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
     snapshots.put("s:0", adapters[0])
     with monkeypatch.context() as patch:
         patch.setattr(snapshots_module, "write_tensors", fail)
-        with pytest.raises(UsageError, match="no room"):
+        with pytest.raises(UsageError, match="no disk space"):
             snapshots.put("s:1", adapters[1])
     assert list(folder.glob("*.safetensors")) == []
     assert snapshots.get("s:1") is None

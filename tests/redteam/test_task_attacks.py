@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlkit._util import threads
-from rlkit.envs.harbor.generated.file_tasks import FileTasks
+from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
 from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 from rlkit.envs.harbor.settings import make_environment
 from rlkit.envs.harbor.tasks import find_tasks
@@ -72,7 +72,7 @@ def test_no_cheat_earns_a_reward_in_any_example(task_id: str) -> None:
 
 
 def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path) -> None:
-    write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
+    write_file_tasks(FileTasksSettings(variants=1, held_out=1), tmp_path / "tasks")
     names = (*QUICK["hello-world"], *QUICK["edit-config"])
     report = attack(tmp_path / "tasks", *names, task_ids="train/1-copy-file-00")
     assert report.skipped_tasks == {}
@@ -84,7 +84,7 @@ def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["1-copy-file", "1-delete-file", "3-two-commands"])
 def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) -> None:
-    write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
+    write_file_tasks(FileTasksSettings(variants=1, held_out=1), tmp_path / "tasks")
     report = attack(tmp_path / "tasks", task_ids=f"train/{kind}-00")
     assert report.skipped_tasks == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.exploits] == []

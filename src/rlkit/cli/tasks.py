@@ -90,9 +90,9 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the file and folder names.")] = 0,
 ) -> int:
     """Generate small Harbor tasks about files (`file_tasks`)."""
-    from rlkit.envs.harbor.generated.file_tasks import FileTasks
+    from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
     from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 
-    count = write_file_tasks(FileTasks(variants=variants, held_out=held_out, seed=seed), to)
+    count = write_file_tasks(FileTasksSettings(variants=variants, held_out=held_out, seed=seed), to)
     output.result({"folder": str(to), "tasks": count}, f"wrote {count} tasks to {to}")
     return 0

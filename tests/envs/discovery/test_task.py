@@ -267,7 +267,7 @@ def test_what_a_group_finds_goes_into_the_archive_and_metrics_tell(task: Constru
     again.load_state_dict(state)
     assert again.metrics() == metrics
     assert [again.next().task_id for _ in range(5)] == [source.next().task_id for _ in range(5)]
-    with pytest.raises(UsageError, match="not in play in this search"):
+    with pytest.raises(UsageError, match="not running in this search"):
         source.observe(group(first, []))
 
 
@@ -426,7 +426,7 @@ def test_what_is_known_without_a_model_is_told() -> None:
     said = list[str]()
     discovery(start="erdos_haugland_2016", note=said.append)
     (line,) = said
-    assert "it begins with C5 = 0.3809268534" in line
+    assert "initial C5 = 0.3809268534" in line
     assert "the best published 0.380856775" in line
     assert "a scripted search without a model reaches" in line
 

@@ -344,6 +344,6 @@ def test_a_policy_is_found_only_while_it_is_registered() -> None:
     from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
 
     with register_policy(ScriptedPolicy([])) as key:
-        assert (get_agent_end(key).reason, get_agent_end(key).detail) == ("cancelled", "the agent did not begin")
+        assert (get_agent_end(key).reason, get_agent_end(key).detail) == ("cancelled", "the agent was not started")
     with pytest.raises(UsageError, match="no policy is registered"):
         get_agent_end(key)

@@ -14,7 +14,7 @@ from rlkit._util import threads
 from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.checking import check_tasks
-from rlkit.envs.harbor.generated.file_tasks import MAX_VARIANTS, NAMES, FileTask, FileTasks, generate_file_tasks
+from rlkit.envs.harbor.generated.file_tasks import MAX_VARIANTS, NAMES, FileTask, FileTasksSettings, generate_file_tasks
 from rlkit.envs.harbor.generated.task_folders import cache_file_tasks, make_task_files, write_file_tasks
 from rlkit.envs.harbor.settings import make_environment
 from rlkit.envs.harbor.tasks import find_tasks
@@ -24,7 +24,7 @@ from .conftest import cache, can_sandbox, sandbox_cache
 
 __all__ = ["cache", "can_sandbox", "sandbox_cache"]
 
-FEW = FileTasks(variants=2, held_out=2)
+FEW = FileTasksSettings(variants=2, held_out=2)
 TASKS = {task.task_id: task for task in generate_file_tasks(FEW)}
 
 
@@ -102,7 +102,7 @@ def test_a_last_line_need_not_end(tmp_path: Path) -> None:
 
 
 def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
-    tasks = list(generate_file_tasks(FileTasks(variants=MAX_VARIANTS, held_out=MAX_VARIANTS)))
+    tasks = list(generate_file_tasks(FileTasksSettings(variants=MAX_VARIANTS, held_out=MAX_VARIANTS)))
     assert len({task.task_id for task in tasks}) == len(tasks) == 2 * 13 * MAX_VARIANTS
     assert len({task.instruction for task in tasks}) == len(tasks)
     assert not set(NAMES["train"]) & set(NAMES["held-out"])
@@ -115,9 +115,9 @@ def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
 
 def test_tasks_follow_from_the_settings_and_grow_without_changing() -> None:
     assert list(generate_file_tasks(FEW)) == list(TASKS.values())
-    more = {task.task_id: task for task in generate_file_tasks(FileTasks(variants=5, held_out=3))}
+    more = {task.task_id: task for task in generate_file_tasks(FileTasksSettings(variants=5, held_out=3))}
     assert {task_id: more[task_id] for task_id in TASKS} == TASKS
-    assert list(generate_file_tasks(FileTasks(variants=2, held_out=2, seed=1))) != list(TASKS.values())
+    assert list(generate_file_tasks(FileTasksSettings(variants=2, held_out=2, seed=1))) != list(TASKS.values())
 
 
 def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch
     stamp = (folder / "train").stat().st_mtime_ns
     assert cache_file_tasks(FEW) == folder
     assert (folder / "train").stat().st_mtime_ns == stamp
-    assert cache_file_tasks(FileTasks(variants=2, held_out=2, seed=1)) != folder
+    assert cache_file_tasks(FileTasksSettings(variants=2, held_out=2, seed=1)) != folder
     assert [path.name for path in (tmp_path / "file-tasks").glob(".*")] == []
     assert set(find_tasks(folder)) == set(TASKS)
 
@@ -180,7 +180,7 @@ def test_a_configuration_chooses_generated_tasks_by_level(monkeypatch: pytest.Mo
         ("{file_tasks: {seed: many}}", r"file_tasks\.seed: 'many': Input should be a valid integer"),
         ("{file_tasks: {varients: 3}}", r"file_tasks\.varients: there is no such setting\. Did you mean 'variants'"),
         ("{file_tasks: {}, tasks_dir: .}", "tasks_dir, dataset or file_tasks: give one of them"),
-        ("{file_tasks: {}, registry: a.json}", "registry has an effect on a dataset only"),
+        ("{file_tasks: {}, registry: a.json}", "registry has an effect only with dataset"),
     ],
 )
 def test_settings_that_make_no_sense_are_told(args: str, told: str, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_settings_that_make_no_sense_are_told(args: str, told: str, tmp_path: Pa
 @pytest.mark.usefixtures("can_sandbox")
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")  # by Harbor's own trial
 def test_generated_tasks_are_sound_in_real_trials(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
+    write_file_tasks(FileTasksSettings(variants=1, held_out=1), tmp_path / "tasks")
     wanted = ("train/2-move-file-00", "held-out/3-two-commands-00")
     found = {name: path for name, path in find_tasks(tmp_path / "tasks").items() if name in wanted}
     checks = threads.run(check_tasks(found, environment=make_environment("local"), jobs=2))

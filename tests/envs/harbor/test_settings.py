@@ -54,7 +54,7 @@ def test_what_the_agent_is_told_has_one_place() -> None:
 
 
 def test_trials_are_kept_in_a_folder_that_is_named() -> None:
-    with pytest.raises(UsageError, match="keep_trials: failed needs a folder to keep them in: set trials_dir"):
+    with pytest.raises(UsageError, match="keep_trials: failed needs a folder for the trials: set trials_dir"):
         TrialSettings(keep="failed")
 
 
@@ -77,7 +77,7 @@ def test_a_configuration_gives_tasks(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ({}, "tasks_dir, dataset or file_tasks: give one of them"),
-        ({"tasks_dir": ".", "registry": "r.json"}, "registry has an effect on a dataset only"),
+        ({"tasks_dir": ".", "registry": "r.json"}, "registry has an effect only with dataset"),
         ({"tasks_dir": ".", "on_environment_error": "zero"}, "on_environment_error: zero would punish"),
         ({"dataset": "a@b@c"}, "dataset: 'a@b@c' is not of the form name@version"),
     ],

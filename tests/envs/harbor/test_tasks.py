@@ -51,7 +51,7 @@ def test_what_lies_in_a_task_is_no_task(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ("taskz", r"there is no folder .*taskz\. Did you mean '.*tasks'\?"),
-        ("empty", "no folder in .*empty holds a task.toml"),
+        ("empty", "no folder in .*empty has a task.toml"),
         ("old", r".*old/one is a task of terminal-bench 1: run `rlkit tasks convert .*old --to DIR`"),
     ],
 )

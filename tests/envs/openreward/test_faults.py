@@ -181,15 +181,15 @@ def test_what_no_retry_would_mend_is_one_line_before_the_first_rollout(
         ({"target": f"{worlds.url}#mark"}, r"target: 127.* has no 'mark'. Did you mean 'marks'\?"),
         ({"target": worlds.url, "splits": "trian"}, r"splits: .* has no split 'trian'. Did you mean 'train'\?"),
         ({"target": "http://127.0.0.1:9"}, "target: 127.0.0.1:9 does not answer"),
-        ({"target": "nonsense"}, "target: 'nonsense' names no environment"),
+        ({"target": "nonsense"}, "target: 'nonsense' is not an environment"),
         ({}, "target or server: give one of them"),
         ({"target": worlds.url, "secrets": {"KEY": "NOT_SET_ANYWHERE"}}, "secrets.KEY: NOT_SET_ANYWHERE is not set"),
     ]:
         with pytest.raises(UsageError, match=message):
             openreward(**arguments)  # pyright: ignore
-    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set, and Owner/Name is sent it"):
+    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set, but Owner/Name needs it"):
         openreward(target="Owner/Name")
-    with pytest.raises(MissingError, match=r"OPENREWARD_API_KEY is not set, and 127\.0\.0\.1:.* is sent it"):
+    with pytest.raises(MissingError, match=r"OPENREWARD_API_KEY is not set, but 127\.0\.0\.1:.* needs it"):
         openreward(target=worlds.url, send_api_key=True)
 
 

@@ -34,7 +34,7 @@ def test_an_episode_that_the_model_did_not_end_and_that_never_was_rewarded_is_wo
 
 
 def test_an_episode_that_the_environment_ended_without_a_reward_has_failed() -> None:
-    with pytest.raises(EnvironmentFault, match="gave no reward"):
+    with pytest.raises(EnvironmentFault, match="without any reward"):
         RewardRule(nonterminal=-1.0).compute([None, None], finished=True)
 
 
@@ -51,7 +51,7 @@ def test_rewards_that_are_no_numbers_are_refused(value: float) -> None:
         ("min_reward", lambda: RewardRule(minimum=value)),
         ("max_reward", lambda: RewardRule(maximum=value)),
     ):
-        with pytest.raises(UsageError, match=f"{name}: .* is no finite number"):
+        with pytest.raises(UsageError, match=f"{name}: .* is not a finite number"):
             rule()
 
 

@@ -70,7 +70,7 @@ def test_the_parser_of_the_known_version_loses_spaces_and_is_replaced(
     import openreward.api._session.http as http
 
     monkeypatch.setattr(http, "_parse_sse_events", untouched._parse_sse_events)
-    assert sdk.mend_parser(), "mended upstream: take the mend out"
+    assert sdk.patch_parser(), "fixed upstream: remove the patch"
     assert http._parse_sse_events is sdk.parse_events
 
 
@@ -83,9 +83,9 @@ def test_what_is_not_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
             yield event
 
     monkeypatch.setattr(http, "_parse_sse_events", right)
-    assert not sdk.mend_parser()
+    assert not sdk.patch_parser()
     assert http._parse_sse_events is right
-    assert not sdk.mend_calls(), "it was mended when it was loaded"
+    assert not sdk.patch_tool_calls(), "it was patched when it was loaded"
     assert getattr(client.resumable_sse, "once", False)
 
 
@@ -98,9 +98,9 @@ def test_prompts_and_blocks_of_the_known_version_are_mended(
     monkeypatch.setattr(client, "_parse_blocks", untouched_client._parse_blocks)
     given = [{"type": "text", "text": "a"}, {"type": "hologram"}]
     assert len(client._parse_blocks(given)) == 1
-    assert (sdk.mend_prompts(), sdk.mend_blocks()) == (True, True), "mended upstream: take the mend out"
+    assert (sdk.patch_prompts(), sdk.patch_blocks()) == (True, True), "fixed upstream: remove the patch"
     assert [block.type for block in client._parse_blocks(given)] == ["text", "hologram"]
-    assert (sdk.mend_prompts(), sdk.mend_blocks()) == (False, False)
+    assert (sdk.patch_prompts(), sdk.patch_blocks()) == (False, False)
 
 
 def test_a_version_of_another_shape_is_used_as_it_is(
@@ -130,7 +130,7 @@ def test_an_option_that_the_sdk_gives_itself_stands(monkeypatch: pytest.MonkeyPa
         asked.append((path, resumable_only))
 
     monkeypatch.setattr(client, "resumable_sse", resumable_sse)
-    assert sdk.mend_calls()
+    assert sdk.patch_tool_calls()
 
     async def main() -> None:
         await client.resumable_sse(None, "/x/call")  # pyright: ignore

@@ -69,7 +69,7 @@ def test_a_value_in_place_of_a_name_is_refused_and_not_repeated() -> None:
 
 
 def test_a_hosted_environment_is_told_where_a_secret_may_be_sent() -> None:
-    with pytest.raises(UsageError, match=r"secrets\.judge: OpenReward does not know where"):
+    with pytest.raises(UsageError, match=r"secrets\.judge: OpenReward has no allowed hosts"):
         parse_secrets({"judge": "MY_JUDGE"}, hosted=True)
     known = parse_secrets(
         {"openai_api_key": "MY_JUDGE", "judge": {"env": "MY_JUDGE", "domains": ["a.example"]}}, hosted=True

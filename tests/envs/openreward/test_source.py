@@ -55,7 +55,7 @@ def test_a_resumed_run_sees_the_tasks_that_it_began_with_though_the_server_has_o
 
 def test_a_run_cannot_be_resumed_with_another_environment(worlds: Served) -> None:
     state = made(worlds.url).state_dict()
-    with pytest.raises(UsageError, match="the run was begun with marks, and this is answers"):
+    with pytest.raises(UsageError, match="the run was started with marks, not answers"):
         openreward(target=f"{worlds.url}#answers").load_state_dict(state)
 
 
@@ -87,7 +87,7 @@ def test_a_server_whose_first_environment_is_meant_needs_no_variant(worlds: Serv
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ([], "splits: name one at least"),
+        ([], "splits is empty"),
         ({"train": {"num_samples": 0}}, "num_samples"),
         ({"train": {"samples": 1}}, "samples"),
     ],
@@ -146,10 +146,10 @@ def test_a_run_does_not_go_on_with_tasks_that_have_changed_or_are_gone(
 ) -> None:
     begun(worlds.url, tmp_path)
     serve(monkeypatch, lambda tasks: tasks[::-1])
-    with pytest.raises(UsageError, match="the tasks of marks are no longer those that the run was begun with"):
+    with pytest.raises(UsageError, match="the tasks of marks have changed since the run was started"):
         begun(worlds.url, tmp_path, resume=True)
     serve(monkeypatch, lambda tasks: tasks[1:])
-    with pytest.raises(UsageError, match=r"of marks had \d tasks when the run began, and has fewer now"):
+    with pytest.raises(UsageError, match=r"of marks had \d tasks when the run was started, and has fewer now"):
         begun(worlds.url, tmp_path, resume=True)
 
 
@@ -161,7 +161,7 @@ def test_other_settings_of_a_run_that_goes_on_are_followed(worlds: Served, tmp_p
 
 
 def test_a_size_that_a_split_does_not_have_is_refused(worlds: Served) -> None:
-    with pytest.raises(UsageError, match=r"splits\.train\.size: it has \d+ tasks, and not 1000"):
+    with pytest.raises(UsageError, match=r"splits\.train\.size: the split has \d+ tasks, not 1000"):
         made(worlds.url, splits={"train": Split(size=1000)})
 
 
@@ -174,4 +174,4 @@ def test_a_server_that_does_not_show_its_tasks_is_said_to_go_unnoticed(
     monkeypatch.setattr(Marks, "get_task", hidden)
     told = list[str]()
     made(worlds.url, note=told.append)
-    assert told == ["marks does not show its tasks, so that a change of them is not noticed"]
+    assert told == ["marks does not show its tasks, so changes of them cannot be detected"]

@@ -1,4 +1,4 @@
-"""Search for better constructions of open mathematical problems, by programs that a model writes."""
+"""Search for better constructions of open mathematical problems with programs written by a model."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def discovery(
     Args:
         problem: name of a problem, or `package.module:Class` or `file.py:Class` for your own; in Python, an object.
         options: options of the problem, such as `n_points` or `circles`.
-        start: `random`, the name of a published construction, a JSON file with `values` and maybe the `program` that
-            made them, or for `erdos` `flat`: h = 1/2 with `n_points` pieces.
-        starts: number of random constructions at the start; by default 8 with `puct`, otherwise 1.
-        buffer_size: number of states that are kept; by default 1000 with `puct` and 16 with `epsilon_greedy`.
-        workers: concurrent programs; by default as many as there are processors for.
-        min_isolation: least isolation of programs; by default `os` on Linux, and `limits` elsewhere.
-        helpers: offer the problem's local search to programs, if SciPy is installed.
-        polish_s: seconds of local search on each construction before it is archived, which earns no reward.
+        start: `random`; the name of a published construction; a JSON file with `values` and optionally the `program`
+            that made them; or, for `erdos`, `flat`: h = 1/2 with `n_points` pieces.
+        starts: number of random initial constructions; by default 8 with `puct`, otherwise 1.
+        buffer_size: maximum number of states in the archive; by default 1000 with `puct` and 16 with `epsilon_greedy`.
+        workers: maximum number of concurrent programs; by default the number of processors divided by `cpus`.
+        min_isolation: required isolation of programs; by default `os` on Linux, and `limits` elsewhere.
+        helpers: let programs call the problem's local search, if SciPy is installed.
+        polish_s: seconds of local search on each construction before it is archived; improvements earn no reward.
 
     Raises:
-        UsageError: there is no such problem, or an argument makes no sense.
+        UsageError: the problem does not exist, or an argument is invalid.
         MissingError: Ray, or SciPy for `polish_s`, is required and not installed.
     """
     from rlkit.envs.discovery.prompts import ProgramTerms
@@ -83,7 +83,7 @@ def discovery(
 
     mathematics = make_problem(problem, options or {})
     if starts is not None and start != "random":
-        raise UsageError("starts: has no effect with a given start; leave it out")
+        raise UsageError("starts: has an effect only with start: random; leave it out")
     preload = _helper_modules(mathematics, helpers=helpers, polish_s=polish_s)
     rule = _make_reuse_rule(reuse, buffer_size, epsilon, puct_c)
     archive = _make_archive(mathematics, rule, start, starts or (8 if reuse == "puct" else 1), seed)
@@ -114,7 +114,7 @@ def _make_reuse_rule(reuse: Reuse, buffer_size: int | None, epsilon: float | Non
         if value is not None and reuse != user:
             raise UsageError(f"{name}: has no effect with reuse {reuse!r}; leave it out, or set reuse to {user}")
     if buffer_size is not None and reuse in ("fixed", "none"):
-        raise UsageError(f"buffer_size: has no effect with reuse {reuse!r}, which keeps nothing")
+        raise UsageError(f"buffer_size: has no effect with reuse {reuse!r}, which does not keep states")
     size = buffer_size or (1000 if reuse == "puct" else 16)
     return ReuseRule(reuse, size, 0.125 if epsilon is None else epsilon, 1.0 if puct_c is None else puct_c)
 
@@ -135,21 +135,19 @@ def _report(archive: Archive, min_isolation: str | None, note: Note) -> None:
     from rlkit.envs.discovery.problem import describe_known_results
 
     problem = archive.problem
-    beginning = f"it begins with {problem.symbol} = {archive.best.value:.10g}"
+    beginning = f"initial {problem.symbol} = {archive.best.value:.10g}"
     note(
         f"{problem.name}, {problem.direction}: {'; '.join(filter(None, [beginning, describe_known_results(problem)]))}"
     )
     if sys.platform != "linux" and min_isolation is None:
-        note(
-            "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
-        )
+        note("PROGRAMS RUN WITH RESOURCE LIMITS ONLY on this system: they can read your files and use the network")
 
 
 def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Problem:
-    """Return a problem by its name or its import path; an object is returned as it is.
+    """Return a problem by its name or import path; an object is returned unchanged.
 
     Raises:
-        UsageError: there is none of that name, or it does not take these options.
+        UsageError: no problem has that name, or it does not accept the options.
     """
     from rlkit.config.loading.arguments import bind
     from rlkit.config.loading.objects import load_object
@@ -157,7 +155,7 @@ def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Probl
 
     if isinstance(problem, Problem):
         if options:
-            raise UsageError("options: have no effect on a problem that is an object already")
+            raise UsageError("options: have no effect if the problem is an object; leave them out")
         return problem
     if problem not in PROBLEMS and ":" not in problem:
         raise UsageError(
@@ -166,14 +164,14 @@ def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Probl
         )
     factory = load_object(PROBLEMS.get(problem, problem), field="problem")
     if not callable(factory):
-        raise UsageError(f"problem: {problem} is no class")
+        raise UsageError(f"problem: {problem} is not a class")
 
     def load(value: str, *, field: str) -> object:
         return load_object(value, field=field)
 
     instance = factory(**bind(factory, options, field="options", defaults={}, load=load))
     if not isinstance(instance, Problem):
-        raise UsageError(f"problem: {problem} returns a {type(instance).__name__}, and must return a discovery Problem")
+        raise UsageError(f"problem: {problem} must return a discovery Problem, not a {type(instance).__name__}")
     return instance
 
 
@@ -189,7 +187,7 @@ def _make_starting_states(problem: Problem, start: str, count: int, rng: np.rand
         constructions = [problem.start(rng) for _ in range(count)]
     elif start == "flat":
         if not isinstance(problem, Erdos) or problem.n_points is None:
-            raise UsageError("start: flat is for the problem erdos with the option n_points")
+            raise UsageError("start: flat needs the problem erdos with the option n_points")
         constructions = [np.full(problem.n_points, 0.5)]
     else:
         construction, program = load_published_with_program(start)
@@ -197,11 +195,11 @@ def _make_starting_states(problem: Problem, start: str, count: int, rng: np.rand
     try:
         starts = [problem.verify(construction) for construction in constructions]
     except InvalidConstruction as error:
-        raise UsageError(f"start: {start} is no construction of {problem.name}: {error}") from None
+        raise UsageError(f"start: {start} is not a construction of {problem.name}: {error}") from None
     return [State(verified.construction, verified.value, program=program) for verified in starts]
 
 
 def _keep_json_options(problem: Problem) -> dict[str, JsonValue]:
-    """Return the options of a problem that JSON can hold."""
+    """Return the options of a problem that can be encoded as JSON."""
     options = {field.name: getattr(problem, field.name) for field in fields(problem)} if is_dataclass(problem) else {}
     return {name: value for name, value in options.items() if isinstance(value, bool | int | float | str | None)}

@@ -1,4 +1,4 @@
-"""Best records of a run, with pictures and known results."""
+"""Best constructions found by a search, with pictures and known results for comparison."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BestRecords:
     Args:
         records: records, best first.
         pictures: PNG file of each record; None if it is not drawn.
-        known: results known without a model; "" for none.
+        known: description of the best published results; empty if there are none.
     """
 
     records: Sequence[Record]
@@ -44,13 +44,13 @@ def best_records(
         Folder of the run, and records by environment.
 
     Raises:
-        UsageError: there is no such run, or it has no search.
+        UsageError: the run does not exist, or has no search.
         MissingError: matplotlib is not installed.
     """
     directory = find_run(run)
     envs = {name: spec for name, spec in load_run_config(directory).envs.items() if (spec.env or name) == "discovery"}
     if not envs:
-        raise UsageError(f"{directory.name} has no environment `discovery`, and so no records")
+        raise UsageError(f"{directory.name} has no `discovery` environment: there are no records to show")
     searches = dict[str, BestRecords]()
     for name, spec in envs.items():
         folder = directory / ARTEFACTS / name
@@ -87,5 +87,5 @@ def _load_problem(args: Mapping[str, JsonValue], note: Callable[[str], None]) ->
     try:
         return make_problem(str(problem), dict(options) if isinstance(options, dict) else {})
     except RlkitError as error:  # such as a user's file that no longer exists
-        note(f"nothing is drawn or compared: {error}")
+        note(f"records are neither drawn nor compared: {error}")
         return None

@@ -24,7 +24,7 @@ BUDGET_SHARE = 0.9
 
 _LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
 _FENCE = re.compile(
-    # A block that was cut off ends at the next one and is ignored.
+    # A truncated block ends at the next block and is ignored.
     r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>(?:(?!^[ \t]*```[ \t]*[\w+.-]).)*?)^[ \t]*```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
@@ -39,7 +39,7 @@ class ProgramTerms:
     """Limits and helpers of programs, as stated in the prompt and enforced.
 
     Args:
-        helpers: whether programs may call the problem's local search.
+        helpers: True if programs may call the problem's local search.
     """
 
     limits: ProgramLimits
@@ -61,8 +61,8 @@ def extract_code(text: str) -> str | None:
     """Return the last Python block of a reply, or None.
 
     Args:
-        text: reply as the chat format parses it. Formats leave marks of thinking in a reply that was cut off before the
-            answer, or has an end of thinking without a beginning; the thinking that they mark is removed.
+        text: reply as the chat format parses it. A reply that was truncated before the answer, or has an end of
+            thinking without a beginning, still has marks of thinking; the thinking is then removed here.
     """
     answer = _strip_thinking(text)
     blocks = [(block["language"].lower(), block["body"]) for block in _FENCE.finditer(answer)]
@@ -127,5 +127,5 @@ def _list_libraries() -> str:
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             libraries.append(f"{name} {importlib.metadata.version(name)}")
-    *others, last = libraries  # NumPy is always there
+    *others, last = libraries  # NumPy is always installed
     return f"{', '.join(others)} and {last}" if others else last

@@ -1,6 +1,6 @@
 """Records of a run: its best constructions, each with its program and its certificate.
 
-Invariant: a record is on the disk before its rollout ends, so that it survives a kill; it exists at most once.
+Invariant: a record is written before its rollout ends, so it survives a kill; it exists at most once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOCKS: dict[Path, threading.Lock] = {}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """Construction that was better than all before it.
+    """Construction that was better than all earlier ones.
 
     Args:
         options: settings that recreate the problem.
-        task: id of the task that found it.
+        task: id of the task in which it was found.
         parent: id of the state that its program started from.
-        polished: whether a local search improved the program's result.
+        polished: True if a local search improved the program's result.
         name: file name without the suffix.
     """
 
@@ -76,12 +76,12 @@ class Record:
 
 
 def save_if_better(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
-    """Save a state if it is better than every record in the folder, and tell whether it is.
+    """Save a state if it is better than every record in the folder; return True if it was saved.
 
-    The caller compares it with the states at the start of the search.
+    The caller compares it with the initial states of the search.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the record cannot be written.
     """
     with _LOCKS.setdefault(folder, threading.Lock()):  # atomic, unlike functools.cache
         paths = _paths(folder)

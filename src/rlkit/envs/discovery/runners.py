@@ -1,6 +1,6 @@
 """Shared runners for the programs of a search.
 
-Invariant: equal choices share one runner in a process, which limits the number of concurrent programs.
+Invariant: equal choices share one runner per process, which limits the number of concurrent programs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class RunnerChoice:
 
     Args:
         kind: `local`, on this machine; `ray`, on the machines of a Ray cluster.
-        workers: concurrent programs; None for as many as there are processors for.
-        min_isolation: least isolation of programs; None for `os` on Linux and `limits` elsewhere.
-        preload: modules with the helpers of programs.
+        workers: maximum number of concurrent programs; None for the number of processors divided by `cpus`.
+        min_isolation: required isolation of programs; None for `os` on Linux and `limits` elsewhere.
+        preload: modules with helper functions for programs.
     """
 
     kind: Literal["local", "ray"] = "local"
@@ -37,7 +37,7 @@ def shared_runner(choice: RunnerChoice) -> CodeRunner:
     """Return the runner of this process for a choice; it ends with the process.
 
     Raises:
-        MissingError: Ray is not installed, or there is no cluster.
+        MissingError: Ray is not installed, or no cluster was found.
     """
     preload = (*PRELOADED, *choice.preload)
     if choice.kind == "ray":
@@ -54,12 +54,12 @@ def check_runner(choice: RunnerChoice) -> None:
     """Check once that a choice can run programs, before a run pays for sampling.
 
     Raises:
-        MissingError: Ray is not installed, there is no cluster, or the isolation of this machine is too weak.
+        MissingError: Ray is not installed, no cluster was found, or this machine's isolation is too weak.
     """
     if choice.kind == "ray":
         shared_runner(choice)
         return
-    server = ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())  # starts at once
+    server = ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())  # without preloads it starts quickly
     try:
         server.start()
     finally:

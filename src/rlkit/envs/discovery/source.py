@@ -1,6 +1,6 @@
 """Task source of a search: each task starts from a state of the archive, and new states are added to it.
 
-Invariant: a resumed search chooses the same states as an uninterrupted one, and has all states found before.
+Invariant: a resumed search chooses the same states as an uninterrupted search, and has all states found earlier.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Discovery(TaskSource):
         after a record was saved and before its rollout was.
 
         Raises:
-            MissingError: programs cannot be run as configured; a run fails before it samples.
+            MissingError: programs cannot be run as configured. The run then fails before it samples.
         """
         check_runner(self._play.runner)
         self._folder = folder
@@ -63,7 +63,7 @@ class Discovery(TaskSource):
         """Add the children of a group to the archive, as one expansion whatever its number of rollouts."""
         parent = self._playing.pop(group.task, None)
         if parent is None:
-            raise UsageError(f"a group has the task {group.task!r}, which is not in play in this search")
+            raise UsageError(f"a group has the task {group.task!r}, which is not running in this search")
         children = dict[str, State]()
         for episode in group.episodes:
             self._cpu_s += episode.metrics.get("program_cpu_s", 0.0) + episode.metrics.get("polish_cpu_s", 0.0)
@@ -76,7 +76,7 @@ class Discovery(TaskSource):
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the archive, and `cpu_s`, the processor seconds of programs and polishing.
 
-        `scripted` is the value of a scripted search without a model after as many seconds, where it was measured.
+        `scripted` is the value of a scripted search without a model after the same processor seconds, if measured.
         """
         scripted = self._archive.problem.scripted_best(self._cpu_s)
         metrics = self._archive.metrics() | {"cpu_s": self._cpu_s}

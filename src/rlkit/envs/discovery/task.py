@@ -57,7 +57,7 @@ class PlaySettings:
 class _QueueWait:
     """Wait for a program; time beyond the program's limit counts as queueing.
 
-    It is excused from the rollout's time, since hundreds of rollouts may share two processors.
+    Queueing does not count as rollout time, because hundreds of rollouts may share two processors.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -113,7 +113,7 @@ class ConstructionProblem(Env):
 
         Raises:
             EnvironmentFault: the program runner failed.
-            MissingError: it cannot provide the configured isolation.
+            MissingError: the runner cannot provide the configured isolation.
         """
         code = prompts.extract_code(reply.text)
         if code is None:
@@ -159,13 +159,13 @@ class ConstructionProblem(Env):
         return verified, ""
 
     def _save_record(self, folder: Path, child: State) -> bool:
-        """Save the child if it is a record, and tell whether it is."""
+        """Save the child if it is a record; return True if it was saved."""
         if self.best is not None and not self.problem.is_better(child.value, self.best):
             return False
         return records.save_if_better(folder, child, self.problem, options=self.play.options, task=self.task_id)
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
-        """Return the child, improved by a local search where possible, and the search's processor seconds."""
+        """Return the child, improved by a local search if possible, and the search's processor seconds."""
         seconds = self.play.polish_s
         limits = replace(
             self.play.terms.limits, timeout_s=_POLISH_TIME_FACTOR * seconds + self.play.terms.limits.timeout_s

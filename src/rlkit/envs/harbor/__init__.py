@@ -18,7 +18,7 @@ from rlkit.types import Json
 if TYPE_CHECKING:
     from rlkit.envs.harbor.task import HarborTask
 
-# Before Harbor is imported: it would ask the network for a table of prices, and tell its makers about runs.
+# Set before Harbor is imported, which would otherwise download a price table and send telemetry.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("HARBOR_TELEMETRY", "0")
 
@@ -79,22 +79,22 @@ def harbor(
     Args:
         tasks_dir: a task, a folder of tasks, or a folder of such folders.
         dataset: `name@version` in a registry.
-        registry: file or URL, in Harbor's form or terminal-bench 1's; by default the published one with the dataset.
+        registry: file or URL, in the format of Harbor or terminal-bench 1; by default the published registry.
         file_tasks: small generated tasks about files: `{variants: 12, held_out: 4, seed: 0}`.
-        split: `eval` for the tasks held out for evaluation, `train` for the rest. The two never share a task.
-        eval_fraction: share held out for evaluation, by a hash of the task's id; a fifth by default.
+        split: `eval` for the tasks held out for evaluation, `train` for the rest. The two splits never share a task.
+        eval_fraction: share of tasks held out for evaluation, by a hash of the task's id; by default a fifth.
         environment: `local`, a Harbor type such as `docker`, or `package.module:Class`.
-        agent: `terminus2`, or `shell`: one command a turn, for small models.
+        agent: `terminus2`; or `shell`, with one command per turn, for small models.
         max_turns: replies of the model in one rollout; by default limited by time and context only.
-        agent_timeout_s: time limit of the agent; by default the task's, or half an hour where neither the task nor
-            `max_turns` sets an end.
+        agent_timeout_s: time limit of the agent; by default the task's, or half an hour if neither the task nor
+            `max_turns` sets a limit.
         reward_key: key of the reward in `reward.json`; by default `reward`, or the only key.
         on_timeout: reward rule (`outcome.Rule`) for an episode whose agent ran out of time.
         recorded: returns the commit at the run's start, given the newest commit of a dataset that follows a branch.
-        note: called with progress of downloads, and with differences between a task and its terminal-bench 1 original.
+        note: called with download progress, and with differences between a task and its terminal-bench 1 original.
 
     Raises:
-        UsageError: no such task, or contradictory options.
+        UsageError: a task does not exist, or options contradict each other.
         MissingError: a dataset cannot be downloaded.
     """
     from rlkit.envs.harbor.settings import Agent, TrialSettings, make_environment
@@ -132,7 +132,7 @@ def harbor(
     if [bool(tasks_dir), bool(dataset), file_tasks is not None].count(True) != 1:
         raise UsageError("tasks_dir, dataset or file_tasks: give one of them")
     if registry is not None and not dataset:
-        raise UsageError("registry has an effect on a dataset only: leave it out, or name a dataset")
+        raise UsageError("registry has an effect only with dataset: leave it out, or set dataset")
     if dataset:
         from rlkit.envs.harbor.registries.registry import fetch
 
@@ -145,10 +145,10 @@ def harbor(
 def _read_tasks(tasks_dir: str, file_tasks: dict[str, JsonValue] | None, selection: Selection) -> dict[str, Path]:
     folder = Path(tasks_dir)
     if file_tasks is not None:
-        from rlkit.envs.harbor.generated.file_tasks import FileTasks
+        from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
         from rlkit.envs.harbor.generated.task_folders import cache_file_tasks
 
-        folder = cache_file_tasks(FileTasks.parse(file_tasks))
+        folder = cache_file_tasks(FileTasksSettings.parse(file_tasks))
     tasks = find_tasks(folder)
     selected = {name: tasks[name] for name in selection.select(list(tasks))}
     require_readable(selected)

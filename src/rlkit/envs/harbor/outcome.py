@@ -1,7 +1,7 @@
-"""Outcome of an episode from the report of its trial.
+"""Outcome of an episode, from the report of its trial.
 
-Invariant: a reward is the verifier's, or a 0 that the configuration asks for by name. A fault outside the model is no
-reward.
+Invariant: a reward comes from the verifier, or is a 0 that the configuration sets explicitly. A fault outside the model
+gives no reward.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ type Rule = Literal["verify", "zero", "mask", "drop"]
 and no token is trained on. `drop`: the episode failed, and is played again within the budget."""
 
 type Cause = Literal["environment_error", "verifier_error", "service_error", "agent_error", "timeout", "overflow"]
-"""Cause of a fault in a trial, the gravest first: a timeout in a broken environment says nothing about the model."""
+"""Cause of a fault in a trial, gravest first: a timeout in a broken environment is not the model's fault."""
 
 CAUSES: tuple[Cause, ...] = ("timeout", "overflow", "agent_error", "environment_error", "verifier_error")
-"""Causes with a metric of their own."""
+"""Causes that have a metric."""
 
 VERIFIER_ERRORS = frozenset({
     "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
     "VerifierOutputParseError", "VerifierTimeoutError",
 })  # fmt: skip
-"""Names of Harbor's errors for tests that took too long, or gave no number."""
+"""Names of Harbor's errors for tests that timed out, or gave no number."""
 
 AGENT_ERRORS = frozenset(["AgentTimeoutError", "NonZeroAgentExitCodeError"])
-"""Names of Harbor's errors for an agent that took too long, or failed."""
+"""Names of Harbor's errors for an agent that timed out, or failed."""
 
 FATAL_ERRORS: Mapping[str, type[RlkitError]] = {
     **{error.__name__: error for error in (MissingError, ServiceUnreachable, UsageError)},
     "ConfigError": UsageError,
 }
-"""Errors that a retry cannot fix, by name: each ends the run, whatever the rules say."""
+"""Errors that a retry cannot fix, by name: they end the run regardless of the rules."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rlkit._util.stopwatch import request_wait
 
 @dataclass(frozen=True)
 class PhaseLimits:
-    """Maximum number of trials in each phase at one time, and of starts in a second; None for no limit."""
+    """Maximum number of concurrent trials in each phase, and of starts per second; None for no limit."""
 
     starting: int | None = None
     playing: int | None = None
@@ -23,7 +23,7 @@ class PhaseLimits:
 
 
 class GatePass:
-    """The gates that one trial passes, and holds."""
+    """The gates that one trial holds."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
@@ -62,7 +62,7 @@ class GatePass:
 
 
 class _GateWait:
-    """A wait at a gate, excused from the rollout's time like a service outage."""
+    """A wait at a gate, which does not count as rollout time, like a service outage."""
 
     silent_s = 0.0
 
@@ -106,5 +106,5 @@ _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[PhaseLimits, Gates]](
 
 
 def get_gates(limits: PhaseLimits) -> Gates:
-    """Return the gates of all tasks with these limits; tasks are pickled, and so cannot hold them."""
+    """Return the gates shared by all tasks with these limits, which cannot hold them because they are pickled."""
     return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(limits, Gates(limits))

@@ -1,8 +1,8 @@
 """`LocalSandbox`: a Harbor environment without a container engine.
 
-Invariant: a task that needs a feature that a local sandbox lacks (services, a list of hosts, a GPU, an unknown
-instruction) is refused before its trial starts. Files of the sandbox reach a folder of the host only by a copy that
-cannot leave that folder: the folders of logs are downloaded, not mounted.
+Invariant: a task that needs a feature that a local sandbox lacks (services, an allowlist of hosts, a GPU, an
+unsupported instruction) raises an error before its trial starts. Files of the sandbox are only copied to a folder of
+the host, and cannot leave it: the folders of logs are downloaded, not mounted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rlkit.sandbox.threads import in_thread
 class LocalSandbox(LimitedEnvironment):
     """A sandbox of Linux namespaces as a Harbor environment.
 
-    Its configuration there: `environment: {import_path: "rlkit.envs.harbor.sandbox:LocalSandbox", kwargs: {…}}`.
+    In Harbor's configuration: `environment: {import_path: "rlkit.envs.harbor.sandbox:LocalSandbox", kwargs: {…}}`.
 
     Args:
         rootfs: root file system that replaces a task's `FROM` and `docker_image`: a path, or `host`.
-        images: paths, or `host`, by names of images; they override `rootfs`.
-        host_folders: additional folders shown where the root is `host`; copied when written to.
-        memory_mb: memory for tasks that set none.
-        processes: processes and threads at one time.
+        images: root file systems (paths, or `host`) by name of the image; they override `rootfs`.
+        host_folders: additional folders of the host to show if the root is `host`; copied on write.
+        memory_mb: memory for tasks that set no memory.
+        processes: maximum number of processes and threads.
         cpu_s: processor seconds of a single process.
         file_mb: size of a single file, for tasks that set no storage.
         output_mb: size of a command's output, beyond which it is dropped.
@@ -65,7 +65,7 @@ class LocalSandbox(LimitedEnvironment):
         self._sandbox: Sandbox | None = None
         self._view: View | None = None
         self.seal_problem = landlock.confinement_problem()
-        """Reason why a verifier cannot have a view of its own here; empty where it can."""
+        """Reason why a verifier cannot have a separate view here; empty if it can."""
         self._image: Image | None = None
         super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's arguments, passed through
 

@@ -34,7 +34,7 @@ type Keep = Literal["all", "failed", "none"]
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of trials: `type` is one of Harbor's names, `import_path` a class; one of them is None."""
+    """Environment of trials: exactly one of `type`, a name of Harbor's, and `import_path`, a class, is set."""
 
     type: str | None = None
     import_path: str | None = LOCAL_SANDBOX
@@ -59,7 +59,7 @@ class Agent:
     """An agent and its options.
 
     Args:
-        max_turns: replies of the model; None to limit them by time and context only.
+        max_turns: maximum number of replies of the model; None for limits by time and context only.
         parser: format of a reply to Terminus 2.
         summarize: let Terminus 2 continue from a summary when the context is nearly full.
     """
@@ -110,10 +110,10 @@ class TrialSettings:
     """Settings of the trials of a task.
 
     Args:
-        agent_timeout_s: time limit of the agent, overriding the task's; `verifier_timeout_s` likewise for its tests.
+        agent_timeout_s: time limit of the agent, which overrides the task's; as `verifier_timeout_s` for its tests.
         timeout_multiplier: factor of every time limit of a task.
-        trials_dir: parent of the trials' folders; None for a temporary one, removed with the trial.
-        keep: trials whose folders stay.
+        trials_dir: parent of the trials' folders; None for a temporary folder, removed with the trial.
+        keep: trials whose folders are kept.
     """
 
     environment: Environment = field(default_factory=Environment)
@@ -129,7 +129,7 @@ class TrialSettings:
 
     def __post_init__(self) -> None:
         if self.keep != "none" and self.trials_dir is None:
-            raise UsageError(f"keep_trials: {self.keep} needs a folder to keep them in: set trials_dir")
+            raise UsageError(f"keep_trials: {self.keep} needs a folder for the trials: set trials_dir")
 
 
 def make_environment(
@@ -143,10 +143,10 @@ def make_environment(
 ) -> Environment:
     """Make the environment `local`, `beaker`, a Harbor type, or `package.module:Class`.
 
-    `kwargs` go to its class. `cpus`, `memory_mb` and `storage_mb` override the task's requests.
+    `kwargs` are passed to its class. `cpus`, `memory_mb` and `storage_mb` override the task's requests.
 
     Raises:
-        UsageError: there is no such environment, or a class of rlkit's takes no such argument.
+        UsageError: the environment does not exist, or a class of rlkit does not accept an argument.
     """
     from harbor.models.environment_type import EnvironmentType
 

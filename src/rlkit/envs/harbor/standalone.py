@@ -1,4 +1,4 @@
-"""`TinkerTerminus2`: an agent with which Harbor's command line evaluates a model or checkpoint of a Tinker service.
+"""`TinkerTerminus2`: agent to evaluate a model or checkpoint of a Tinker service with Harbor's command line.
 
     harbor run --agent rlkit.envs.harbor.standalone:TinkerTerminus2 --model Qwen/Qwen3-8B \\
         --agent-kwarg checkpoint_path=tinker://…/sampler_weights/… --path tasks
@@ -39,28 +39,30 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
 
 MAX_TOKENS = 4096
-"""Default limit of a reply: commands, and some thought before them."""
+"""Default limit of a reply, enough for commands and some thinking before them."""
 
 
 class TinkerOptions(PolicyOptions):
     """The options of a policy in Terminus2, and the source of its model."""
 
     checkpoint_path: str | None = Field(
-        default=None, description="tinker://…/sampler_weights/… path; without it, the base model that --model names."
+        default=None, description="tinker://…/sampler_weights/… path; by default the base model of --model."
     )
     base_url: str | None = Field(default=None, description="Address of the service; TINKER_BASE_URL by default.")
-    renderer: str | None = Field(default=None, description="Chat format; by default the one recommended for the model.")
-    context_tokens: int | None = Field(default=None, ge=2, description="Context, if less than the service offers.")
+    renderer: str | None = Field(
+        default=None, description="Chat format; by default the format recommended for the model."
+    )
+    context_tokens: int | None = Field(default=None, ge=2, description="Context limit, if below the service's.")
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     seed: int = Field(default=0, ge=0)
-    timeout_s: float = Field(default=600.0, gt=0, description="Seconds without an answer of the service.")
+    timeout_s: float = Field(default=600.0, gt=0, description="Maximum seconds without an answer of the service.")
 
 
 class TinkerTerminus2(PolicyTerminus2):
     """Terminus2 with a model of a Tinker service; options are those of `PolicyTerminus2` and `TinkerOptions`.
 
-    The service is chosen as in a run: `base_url`, TINKER_BASE_URL, a credential, or else the embedded engine.
+    The service is chosen as in a run: `base_url`, TINKER_BASE_URL, a credential, otherwise the embedded engine.
     """
 
     options_model = TinkerOptions
@@ -107,7 +109,7 @@ class _Unconnected(BaseLLM):
 
     @override
     async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
-        raise RlkitError("the agent was run before its setup")
+        raise RlkitError("the agent was started before its setup")
 
     @override
     def get_model_context_limit(self) -> int:
@@ -137,13 +139,13 @@ class _Connection:
 
 
 type _PendingConnection = tuple[asyncio.Future[_Connection], asyncio.Task[None]]
-"""A connection that is open, or will be, while its task runs."""
+"""An open or pending connection, and the task that keeps it open."""
 
 _CONNECTIONS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _PendingConnection]] = WeakKeyDictionary()
 
 
 async def disconnect() -> None:
-    """Close the connections of this event loop, as its end does too."""
+    """Close the connections of this event loop; the end of the loop also closes them."""
     tasks = [task for _, task in _CONNECTIONS.pop(asyncio.get_running_loop(), {}).values()]
     for task in tasks:
         task.cancel()
@@ -156,13 +158,13 @@ async def _get_connection(source: _Source, *, timeout_s: float, note: Callable[[
     if source not in connections or connections[source][1].done():
         ready = loop.create_future()
         connections[source] = ready, asyncio.create_task(_keep_connected(ready, source, timeout_s=timeout_s, note=note))
-    return await asyncio.shield(connections[source][0])  # a trial that is cancelled must not cancel the others
+    return await asyncio.shield(connections[source][0])  # a cancelled trial must not cancel the others
 
 
 async def _keep_connected(
     ready: asyncio.Future[_Connection], source: _Source, *, timeout_s: float, note: Callable[[str], None]
 ) -> None:
-    """Connect, and keep the connection until this task is cancelled, at the latest by the end of the event loop."""
+    """Connect, and keep the connection open until this task or its event loop ends."""
     config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
     choice, watch = choose_service(config), ServiceWatch(note, timeout_s)
     try:
@@ -184,4 +186,4 @@ async def _keep_connected(
             raise
         ready.set_exception(error)
     finally:
-        ready.cancel()  # if it is pending, so that no trial waits for ever
+        ready.cancel()  # if still pending, so that no trial waits forever

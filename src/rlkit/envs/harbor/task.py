@@ -1,7 +1,7 @@
-"""`HarborTask`: a Harbor task as an rlkit environment.
+"""`HarborTask`: a Harbor task as an environment.
 
-Invariant: each rollout is one trial, whose completions all come from the rollout's policy; the outcome of an episode
-follows from the trial's report and from the rules alone.
+Invariant: each rollout is one trial, whose completions all come from the rollout's policy. The outcome of an episode
+depends only on the trial's report and the rules.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 _GRAVEST_FIRST: tuple[Cause | None, ...] = get_args(Cause.__value__)
 
 UNTIMED_AGENT_S = 1800.0
-"""Time limit of an agent without any other: half of a rollout's default limit, so that tests can follow."""
+"""Time limit of an agent without other limits: half of a rollout's default limit, which leaves time for tests."""
 
 _OUTAGE_SHARE = 0.1
-"""Share of an agent's time above which a service outage, and not the agent, is the cause of a timeout."""
+"""Share of outages in an agent's time above which a timeout is attributed to the service, not the agent."""
 
 
 @dataclass(frozen=True)
 class HarborTask(Env):
-    """A Harbor task in a folder, played by an agent with the model that is trained."""
+    """A Harbor task in a folder, played by an agent with the trained model."""
 
     task_id: str
     path: Path
@@ -51,7 +51,7 @@ class HarborTask(Env):
         """Run one trial.
 
         Raises:
-            EnvironmentFault: the trial had a fault that the rules drop.
+            EnvironmentFault: the trial had a fault for which the rule is `drop`.
             UsageError: the task needs a feature that the environment lacks.
         """
         settings = self.settings
@@ -132,10 +132,10 @@ class HarborTask(Env):
 
 
 def agent_timeout_s(path: Path, settings: TrialSettings) -> float | None:
-    """Return the time limit of an agent that overrides the one of the task in a folder; None for the task's.
+    """Return the time limit of an agent that overrides that of the task in a folder; None for the task's.
 
-    Without a limit in the task or on the turns it is `UNTIMED_AGENT_S`: with summaries the context never fills, and
-    the rollout's own time limit would leave the episode without a verdict.
+    Without a limit in the task or on the turns it is `UNTIMED_AGENT_S`. With summaries the context never fills, and the
+    rollout's own time limit would end the episode without a verdict.
     """
     if settings.agent_timeout_s is not None or settings.agent.max_turns is not None:
         return settings.agent_timeout_s
@@ -145,7 +145,7 @@ def agent_timeout_s(path: Path, settings: TrialSettings) -> float | None:
 
 
 def _find_end_reason(end: AgentEnd) -> str:
-    """Return why the agent stopped; `unreadable` if no reply of the model could be executed."""
+    """Return the reason why the agent stopped; `unreadable` if no reply of the model could be executed."""
     return "unreadable" if 0 < end.turns <= end.parse_errors + end.truncated_turns else end.reason
 
 

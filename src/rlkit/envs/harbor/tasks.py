@@ -1,7 +1,7 @@
 """Search for task folders, and selection of tasks.
 
-Invariant: the split of a task (training or evaluation) depends on its id alone, or on a list of names, so that the two
-splits never share a task, whatever else is selected, added or shuffled.
+Invariant: the split of a task (training or evaluation) depends only on its id, or on a list of names. The two splits
+therefore never share a task, whatever else is selected, added or shuffled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Selection:
 
     Args:
         task_ids: globs for whole ids or for their last parts; empty for all tasks.
-        exclude: globs of tasks to leave out.
+        exclude: globs of tasks to exclude.
         split: `eval` for the tasks held out for evaluation, `train` for the rest.
         eval_fraction: approximate share of held-out tasks, by a hash of their ids; None for a fifth.
         eval_tasks: globs of the held-out tasks, instead of a share.
@@ -59,10 +59,10 @@ class Selection:
             name = "eval_tasks" if self.eval_tasks else "eval_fraction"
             raise UsageError(f"{name} has no effect on all tasks: set split to train or eval, or leave it out")
         if self.eval_tasks and self.eval_fraction is not None:
-            raise UsageError("eval_fraction has no effect beside eval_tasks: leave one of them out")
+            raise UsageError("eval_fraction has no effect with eval_tasks: leave one of them out")
 
     def select(self, task_ids: Sequence[str]) -> list[str]:
-        """Select tasks by their ids, in the order of playing.
+        """Return the ids of the selected tasks, in the order in which they are played.
 
         Raises:
             UsageError: there are no tasks, none is selected, or a glob matches nothing.
@@ -76,7 +76,7 @@ class Selection:
         named = [task_id for task_id in task_ids if not self.task_ids or _matches_any(task_id, self.task_ids)]
         included = [task_id for task_id in named if not _matches_any(task_id, self.exclude)]
         if not included:
-            raise UsageError(f"exclude: it leaves out all of the {len(named)} selected tasks")
+            raise UsageError(f"exclude: excludes all of the {len(named)} selected tasks")
         selected = sorted(filter(self._is_in_split, included))
         if not selected:
             fix = "" if self.eval_tasks else ": change eval_fraction, or name the tasks with eval_tasks"
@@ -96,10 +96,10 @@ class Selection:
 
 
 def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
-    """Find the folders of tasks in `folder`, by id: the relative path, or the name of `folder` if it is a task itself.
+    """Find the folders of tasks in `folder`, by id: the relative path, or the name of `folder` if it is itself a task.
 
     Raises:
-        UsageError: there are no tasks.
+        UsageError: the folder does not exist or has no tasks.
     """
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
@@ -115,12 +115,12 @@ def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
                 f"{field}: {old[0]} is a task of terminal-bench 1: "
                 f"run `rlkit tasks convert {folder} --to DIR`, and use that folder"
             )
-        raise UsageError(f"{field}: no folder in {folder} holds a {TASK_FILE}")
+        raise UsageError(f"{field}: no folder in {folder} has a {TASK_FILE}")
     return tasks
 
 
 def require_readable(tasks: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
-    """Let Harbor read the tasks, so that a broken one is reported before a run begins.
+    """Let Harbor read the tasks, so that broken tasks are reported before a run begins.
 
     Raises:
         UsageError: a task cannot be read.
@@ -128,12 +128,12 @@ def require_readable(tasks: Mapping[str, Path], *, field: str = "tasks_dir") -> 
     for name, path in tasks.items():
         if (fault := find_task_fault(path)) is not None:
             raise UsageError(
-                f"{field}: the task {name} cannot be read: {fault.rstrip('.')}. Fix it, or leave it out with exclude"
+                f"{field}: the task {name} cannot be read: {fault.rstrip('.')}. Fix it, or exclude it with exclude"
             )
 
 
 def find_task_fault(path: Path) -> str | None:
-    """Return in one line why Harbor cannot play a task: an unreadable file or an empty instruction; None if it can."""
+    """Return a one-line reason why Harbor cannot play a task: an unreadable file or empty instruction; or None."""
     from harbor.models.task.task import Task
 
     from rlkit.envs.harbor.verification.sealing import TestedWork
@@ -158,7 +158,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _deduplicate(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
-    """Return each task once, by id: with links to it counted too, both splits could contain the same task."""
+    """Return each task once, by id: if links counted as tasks, both splits could contain the same task."""
     real = folder.resolve()
     names = {path: path.relative_to(folder) for path in paths}
     links_last = sorted(names, key=lambda path: (path.resolve() != real / names[path], len(path.parts), path))

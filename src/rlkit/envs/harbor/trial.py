@@ -1,8 +1,8 @@
-"""A Harbor trial, from its folder to its end.
+"""Run a Harbor trial.
 
 Invariant: the verdict is returned as soon as the verifier has finished; the environment is stopped in the background.
-However a trial ends, also when its caller is cancelled, its environment is stopped, its folder is removed unless it is
-to be kept, and it holds no gate.
+However a trial ends, even if its caller is cancelled, its environment is stopped, its gates are released, and its
+folder is removed unless it should be kept.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ async def play_trial[T](
     """Run a trial and return its verdict.
 
     Args:
-        make: returns the fields of Harbor's `TrialConfig`, given a folder of trials.
-        read: returns the verdict, given Harbor's result after verification, the gate pass and the trial's folder.
-        trials_dir: the folder of trials; None for a temporary one, which is removed later if this process is killed.
-        keep: returns whether the trial's folder stays, given the verdict, or None without one.
+        make: function from a folder of trials to the fields of Harbor's `TrialConfig`.
+        read: function from Harbor's result after verification, the gate pass and the trial's folder to the verdict.
+        trials_dir: folder of trials; None for a temporary folder, removed by a later process if this one is killed.
+        keep: function from the verdict, None if there is none, to whether the trial's folder is kept.
 
     Raises:
-        Exception: Harbor cannot make the task or the environment.
+        Exception: Harbor cannot create the task or the environment.
     """
     running = _RunningTrial(make, read, GatePass(gates), trials_dir, keep)
     task = asyncio.create_task(running.run())
@@ -88,7 +88,7 @@ class _RunningTrial[T]:
             self.verdict.cancel()
             raise
         except Exception as error:
-            if self.verdict.done():  # the caller has its verdict, and no longer waits
+            if self.verdict.done():  # the caller has its verdict
                 _log.warning("a trial failed after its verdict: %s: %s", type(error).__name__, error)
             else:
                 self.verdict.set_exception(error)
@@ -97,7 +97,7 @@ class _RunningTrial[T]:
             await in_thread(self._remove_folder, folder, temporary)
 
     def _add_hooks(self, trial: Trial) -> None:
-        """Let the trial pass the gates, and set the verdict when its environment is about to be stopped."""
+        """Add the gates to the trial, and set the verdict just before its environment is stopped."""
         from harbor.trial.hooks import TrialEvent
 
         from rlkit.envs.harbor.verification.agent_records import watch_records
@@ -179,7 +179,7 @@ def make_environment_fields(environment: Environment) -> dict[str, Json]:
 
 
 def list_steps(result: TrialResult) -> Sequence[TrialResult | StepResult]:
-    """Return the results of a trial's steps, or its own result where it has none."""
+    """Return the results of a trial's steps, or its own result if it has no steps."""
     return list(result.step_results) if result.step_results else [result]
 
 

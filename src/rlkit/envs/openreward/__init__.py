@@ -69,20 +69,20 @@ def openreward(
         on_message: reaction to a reply without a call that the environment does not accept as an answer: the rollout
             ends, or the model is asked to call a tool.
         toolset: OpenReward's own toolset, such as `claude-code`, in addition to the environment's tools.
-        reward_reduction: function of the rewards of a rollout's calls; a call without a reward is ignored.
+        reward_reduction: function of the rewards of a rollout's calls; calls without a reward are ignored.
         nonterminal_reward: additional reward of a rollout that the environment did not end.
-        group_score: add the environment's score of a group to the rewards, replace them by it, or do not request it.
+        group_score: add the environment's scores of a group to the rewards, replace the rewards, or request no scores.
         secrets: variable by the environment's own name; or `env`, the variable, and `domains`, the allowed hosts.
-        send_api_key: send OpenReward's key also to a server with a URL.
-        max_sessions: limit of concurrent sessions; it falls while the server is busy.
-        start_timeout_s: limit for a session's prompt.
+        send_api_key: also send OpenReward's key to a server with a URL.
+        max_sessions: limit of concurrent sessions; it is reduced while the server is busy.
+        start_timeout_s: limit for opening a session, including its prompt.
         recorded: maps the current tasks to those recorded when the run began.
-        note: receives remarks about the tasks.
+        note: called with remarks about the tasks.
 
     Raises:
-        UsageError: there is no such environment, the arguments contradict each other, or the tasks of a resumed run no
+        UsageError: the environment does not exist, arguments contradict each other, or the tasks of a resumed run no
             longer exist.
-        MissingError: there is no key for OpenReward.
+        MissingError: the key for OpenReward is not set.
     """
     from rlkit.envs.openreward.connection import sdk
     from rlkit.envs.openreward.connection.clients import Access
@@ -95,7 +95,7 @@ def openreward(
     target_server, running = _open_target(target, server, variant, start_timeout_s)
     hosted = target_server.base_url is None
     if hosted and send_api_key:
-        raise UsageError("send_api_key has no effect: OpenReward itself is always sent its key")
+        raise UsageError("send_api_key has no effect on OpenReward, which always gets its key: leave it out")
     sdk.load()
     parsed_secrets = parse_secrets(secrets or {}, hosted=hosted)
     selected = _parse_splits(splits)
@@ -126,7 +126,7 @@ def _open_target(
         raise UsageError("target or server: give one of them")
     if server is None:
         if variant is not None:
-            raise UsageError("variant has no effect on a target: write #variant at its end")
+            raise UsageError("variant has no effect on a target: append #variant to the target")
         return parse_target(target or ""), None
     from rlkit.envs.openreward.connection.servers import local_server
 
@@ -147,7 +147,7 @@ def _parse_splits(
     else:
         parsed = dict.fromkeys([splits] if isinstance(splits, str) else splits, Split())
     if not parsed:
-        raise UsageError("splits: name one at least, or leave it out")
+        raise UsageError("splits is empty: name at least one split, or leave it out")
     return parsed
 
 

@@ -1,10 +1,9 @@
-"""Admission of rollouts to sessions: number of open sessions, and pauses after failures.
+"""Admission of rollouts to sessions: a limit of open sessions, and pauses after failures.
 
-A server that has too much to do answers 429. The limit is then halved, and grows with the sessions that are opened
-without trouble, as TCP does it. After a session that could not be opened, the next ones wait,
-for longer with each failure in a row, and each for a time of its own, so that they do not come back all at once.
+An overloaded server answers 429. The limit is then halved, and grows again with each session that is opened, as in TCP.
+After a session could not be opened, the next attempts wait: longer after each consecutive failure, with random jitter.
 
-Invariant: waiting for admission does not count as the rollout's time. A place is always released when a session ends.
+Invariant: waiting for admission does not count as rollout time. A slot is always released when its session ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from weakref import WeakKeyDictionary
 from rlkit._util.stopwatch import request_wait
 
 _CALM_S = 1.0
-"""Time after a reduction in which refusals are ignored, since their requests were sent before it."""
+"""Time after a reduction in which 429 answers are ignored, because their requests were sent before it."""
 
 _MIN_GROWTH = 1 / 8
 """Growth of the limit per opened session. TCP's one over the limit would take thousands of sessions to reach 256."""
@@ -36,7 +35,7 @@ class Limit:
         self._max_sessions = max_sessions
         self._calm_from_s = -math.inf
         self.value = float(max_sessions)
-        """Concurrent sessions, from 1 to `max_sessions`; the fraction counts towards the next one."""
+        """Concurrent sessions, from 1 to `max_sessions`; the fraction accumulates to the next session."""
         self.failures = 0
         """Consecutive sessions that could not be opened."""
 
@@ -46,7 +45,7 @@ class Limit:
         self.value = min(float(self._max_sessions), self.value + max(_MIN_GROWTH, 1 / self.value))
 
     def refused(self, active: int, now_s: float) -> None:
-        """Record that the server refused a request with so many sessions open or requested."""
+        """Record that the server rejected a request with 429, with `active` sessions open or requested."""
         self.failures += 1
         if now_s >= self._calm_from_s:
             self.value = max(1.0, min(self.value, active) / 2)
@@ -58,23 +57,23 @@ class Limit:
 
     def pause_s(self, random: Random) -> float:
         """Return the pause in seconds before the next attempt after failures."""
-        whole_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(max(self.failures - 1, 0), 16))
-        return whole_s * random.uniform(0.5, 1.0)
+        max_pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(max(self.failures - 1, 0), 16))
+        return max_pause_s * random.uniform(0.5, 1.0)
 
 
 class Gate:
-    """Gate to the sessions of one environment, at most `max_sessions` at once, first come, first served."""
+    """Gate to at most `max_sessions` concurrent sessions of one environment, in order of arrival."""
 
     def __init__(self, max_sessions: int) -> None:
         self.limit = Limit(max_sessions)
-        self._random = Random()  # spreads retries; training does not depend on it
+        self._random = Random()  # jitter of retries; training does not depend on it
         self.active = 0
         """Rollouts inside the gate."""
         self._queue = deque[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def admitted(self) -> AsyncGenerator[None]:
-        """Wait for a place, and hold it."""
+        """Wait for a slot, and hold it."""
         with request_wait(_Wait()):
             await self._enter()
         try:
@@ -84,7 +83,7 @@ class Gate:
             self._admit()
 
     async def pause(self) -> None:
-        """Pause before the next attempt if sessions fail."""
+        """Pause before the next attempt if the last sessions failed."""
         if not self.limit.failures:
             return
         with request_wait(_Wait()):
@@ -96,7 +95,7 @@ class Gate:
         self._admit()
 
     def refused(self) -> None:
-        """Record that the server refused a request."""
+        """Record that the server rejected a request with 429."""
         self.limit.refused(self.active + 1, asyncio.get_running_loop().time())
 
     async def _enter(self) -> None:
@@ -106,7 +105,7 @@ class Gate:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was admitted, so it must release its place
+            if turn.done() and not turn.cancelled():  # it was admitted, so it must release its slot
                 self.active -= 1
             else:
                 with suppress(ValueError):  # it may have been skipped already
@@ -123,7 +122,7 @@ class Gate:
 
 
 class _Wait:
-    """Wait that is excused from the rollout's time, like an outage of the service."""
+    """Wait that does not count as rollout time, like an outage of the service."""
 
     silent_s = 0.0
 
@@ -140,7 +139,7 @@ _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[object, int], G
 
 
 def gate(environment: object, max_sessions: int) -> Gate:
-    """Return the gate that all tasks of one environment share: tasks are pickled, so they cannot hold it."""
+    """Return the gate shared by all tasks of an environment, which cannot hold it because they are pickled."""
     gates = _gates.setdefault(asyncio.get_running_loop(), {})
     if (environment, max_sessions) not in gates:
         gates[environment, max_sessions] = Gate(max_sessions)

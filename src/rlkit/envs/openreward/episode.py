@@ -1,6 +1,6 @@
-"""Playing of an episode in an open session: replies of the model, and their tool calls.
+"""Play an episode in an open session: replies of the model, and their tool calls.
 
-Invariant: after the environment ends the episode, no tool is called. Every episode ends for exactly one reason.
+Invariant: no tool is called after the environment has ended the episode. Every episode ends for exactly one reason.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlkit.policy import Policy, Reply
 from rlkit.types import Json, Message, Outcome, Tool, ToolCall
 
 type Reason = Literal["finished", "answered", "no_call", "cut_off", "max_turns", "tokens"]
-"""The environment ended it; the model gave its answer as a message; it called nothing; its reply was cut off before it
-called anything; it had all its turns; or all its tokens."""
+"""Reason for the end of an episode: the environment ended it; the model gave its answer as a message; its reply had no
+call; its reply was truncated without a call; no turns are left; no tokens are left."""
 
 _CUT_SHORT = ("cut_off", "max_turns", "tokens")
 
 
 @dataclass(slots=True)
 class Episode:
-    """Conversation so far, tools of the model, and counts of its calls."""
+    """Conversation so far, the model's tools, and counts of its calls."""
 
     messages: list[Message]
     tools: Sequence[Tool]
@@ -40,7 +40,7 @@ class Episode:
 
 
 async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
-    """Play an episode to its end, in a session that was just opened; it raises what the session raises."""
+    """Play an episode to its end in a newly opened session; raise as the session does."""
     messages, tools = await session.opening()
     if settings.system_prompt is not None:
         messages = _with_system(messages, settings.system_prompt)
@@ -79,7 +79,7 @@ async def _loop(session: Session, policy: Policy, settings: Settings, episode: E
 async def _answer_reply(
     session: Session, policy: Policy, settings: Settings, episode: Episode, reply: Reply
 ) -> Reason | None:
-    """Answer one reply, and return the reason if the episode is over."""
+    """Respond to a reply of the model; return the reason if the episode is over."""
     if not reply.tool_calls and not reply.malformed_tool_calls:
         if reply.truncated:
             return "cut_off"
@@ -103,7 +103,7 @@ async def _answer_reply(
             return "finished"
     if reply.malformed_tool_calls:
         episode.malformed += len(reply.malformed_tool_calls)
-        # Not as a tool's answer: it would answer no call, which some chat formats cannot write and others refuse.
+        # Not as a tool message: without a call to answer, some chat formats cannot render it and others reject it.
         errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed_tool_calls)
         episode.messages.append({"role": "user", "content": errors})
     return None

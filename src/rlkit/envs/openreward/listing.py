@@ -1,7 +1,7 @@
-"""Listing of an environment's tasks, and choice of those that a run plays.
+"""List an environment's tasks, and choose the tasks that a run plays.
 
-Invariant: the chosen tasks and their order follow from the sizes of the splits, the settings and the seed. A resumed
-run plays its original tasks, or fails.
+Invariant: the sizes of the splits, the settings and the seed determine the chosen tasks and their order. A resumed run
+plays its original tasks, or fails.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Split:
     """Selection of the tasks of a split.
 
     Args:
-        shuffle: take `num_samples` anywhere in the split, not from its beginning.
-        size: ignore tasks from this one on, for what was played before a server had them; None for all.
+        shuffle: draw `num_samples` tasks from the whole split, not from its beginning.
+        size: number of tasks to use, for runs begun before the server had more; None for all.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -64,7 +64,7 @@ class Split:
 
 @dataclass(frozen=True)
 class TaskListing:
-    """Tasks of a server: its `access` with the variant filled in, and the sizes of the selected splits."""
+    """Tasks of a server: its `access` with the resolved variant, and the sizes of the selected splits."""
 
     access: Access
     sizes: Mapping[str, int]
@@ -74,8 +74,8 @@ def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: f
     """List the tasks of splits on a server; None selects `train`, or the only split.
 
     Raises:
-        UsageError: there is no such environment or split, or the server does not answer.
-        MissingError: there is no key for OpenReward.
+        UsageError: the environment or split does not exist, or the server does not answer.
+        MissingError: the key for OpenReward is not set.
     """
     return sdk.blocking(lambda: _list_tasks(access, splits, limit_s))
 
@@ -83,22 +83,22 @@ def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: f
 async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_s: float) -> TaskListing:
     name = access.target.name
 
-    async def ask[T](question: Callable[[], Awaitable[T]]) -> T:
-        return await _retry(name, question, limit_s)
+    async def send_request[T](request: Callable[[], Awaitable[T]]) -> T:
+        return await _retry(name, request, limit_s)
 
-    access = replace(access, target=await ask(lambda: _resolve_variant(access)))
+    access = replace(access, target=await send_request(lambda: _resolve_variant(access)))
     env = await environment(access)
-    names = await ask(env.list_splits)
+    names = await send_request(env.list_splits)
     selected = list(splits) if splits is not None else _default_splits(names)
     for split in selected:
         if split not in names:
             hint = did_you_mean(split, names)
             raise UsageError(f"splits: {name} has no split {split!r}.{hint} It has: {', '.join(names) or 'none'}")
-    sizes = {split: await ask(lambda split=split: env.num_tasks(split)) for split in selected}
+    sizes = {split: await send_request(lambda split=split: env.num_tasks(split)) for split in selected}
     for split, settings in (splits or {}).items():
         if settings.size is not None:
             if settings.size > sizes[split]:
-                raise UsageError(f"splits.{split}.size: it has {sizes[split]} tasks, and not {settings.size}")
+                raise UsageError(f"splits.{split}.size: the split has {sizes[split]} tasks, not {settings.size}")
             sizes[split] = settings.size
     return TaskListing(access, sizes)
 
@@ -106,18 +106,18 @@ async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_
 def _default_splits(names: list[str]) -> list[str]:
     if TRAIN in names or len(names) == 1:
         return [TRAIN if TRAIN in names else names[0]]
-    raise UsageError(f"splits: say which to play; there are {', '.join(names) or 'none'}")
+    raise UsageError(f"splits: name the splits to play; available: {', '.join(names) or 'none'}")
 
 
 async def _resolve_variant(access: Access) -> Target:
-    """Return the target with its variant: without one, the server needs an extra request each time."""
+    """Return the target with its variant; without a variant, every session needs an extra request."""
     target = access.target
     if target.base_url is None:
         return target
     env = await environment(access)
     async with env.client.get("/list_environments") as answer:
         if not answer.ok:
-            return target  # an older server, which has one
+            return target  # an older server with one environment
         names = cast("list[str]", await answer.json())
     if target.variant is None:
         return replace(target, variant=names[0]) if names else target
@@ -127,11 +127,11 @@ async def _resolve_variant(access: Access) -> Target:
     return target
 
 
-async def _retry[T](name: str, question: Callable[[], Awaitable[T]], limit_s: float) -> T:
+async def _retry[T](name: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             async with asyncio.timeout(limit_s):
-                return await question()
+                return await request()
         except RlkitError:
             raise
         except Exception as error:
@@ -139,17 +139,17 @@ async def _retry[T](name: str, question: Callable[[], Awaitable[T]], limit_s: fl
             if kind == "configuration":
                 raise configuration_error(name, error) from error
             if kind == "environment":
-                raise EnvironmentFault(f"{name}: asking for its tasks: {text}") from error
+                raise EnvironmentFault(f"{name}: requesting its tasks: {text}") from error
             if not attempts_left:
                 raise UsageError(
-                    f"target: {name} does not answer ({text}): is the server running, and the address right?"
+                    f"target: {name} does not answer ({text}): check that the server is running, and its address"
                 ) from error
         await asyncio.sleep(_PAUSE_S * 2 ** (_ATTEMPTS - attempts_left - 1))
-    raise AssertionError("the last question is answered or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) -> list[tuple[str, int]]:
-    """Return the tasks that are played, as split and index; all of a split that `splits` does not have."""
+    """Return the tasks to play, as split and index; all tasks of a split without settings in `splits`."""
     tasks = list[tuple[str, int]]()
     for name, size in sizes.items():
         split = splits.get(name, Split())
@@ -167,29 +167,29 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
 def settle_sizes(
     listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: PinTasks, note: Note
 ) -> Mapping[str, int]:
-    """Return the sizes of the splits that a run plays from: those at its beginning.
+    """Return the sizes of the splits at the beginning of a run, from which it plays.
 
     Args:
-        listing: tasks that the server has now.
+        listing: the server's current tasks.
         recorded: takes what the tasks are, and returns what they were when the run began.
-        note: receives a line if a change of the tasks cannot be detected.
+        note: called with a line if changes of the tasks cannot be detected.
 
     Raises:
-        UsageError: the server no longer has those tasks, or they have changed.
+        UsageError: the server no longer has the tasks of the run, or they have changed.
     """
     target = listing.access.target.label
     tasks = choose_tasks(listing.sizes, splits, seed=seed)
     current = {"target": target, "sizes": dict(listing.sizes), "tasks": _group_by_split(tasks)}
     task_hash = sdk.blocking(lambda: _hash_tasks(listing.access, tasks, limit_s))
     if task_hash is None:
-        note(f"{target} does not show its tasks, so that a change of them is not noticed")
+        note(f"{target} does not show its tasks, so changes of them cannot be detected")
     pinned = cast("dict[str, Json]", recorded(current | {"mark": task_hash}))
     if pinned["target"] != target:
-        raise UsageError(f"target: the run was begun with {pinned['target']}, and this is {target}")
+        raise UsageError(f"target: the run was started with {pinned['target']}, not {target}")
     sizes = cast("dict[str, int]", pinned["sizes"])
     for name, size in sizes.items():
         if size > listing.sizes.get(name, size):
-            raise UsageError(f"target: {name} of {target} had {size} tasks when the run began, and has fewer now")
+            raise UsageError(f"target: {name} of {target} had {size} tasks when the run was started, and has fewer now")
     pinned_tasks = choose_tasks(sizes, splits, seed=seed)
     if _group_by_split(pinned_tasks) != pinned["tasks"]:  # the settings have changed
         return listing.sizes
@@ -197,8 +197,8 @@ def settle_sizes(
         task_hash = sdk.blocking(lambda: _hash_tasks(listing.access, pinned_tasks, limit_s))
     if task_hash is not None and pinned["mark"] not in (None, task_hash):
         raise UsageError(
-            f"target: the tasks of {target} are no longer those that the run was begun with; bring back the version of "
-            "that time, or begin a new run"
+            f"target: the tasks of {target} have changed since the run was started; restore the server's version of "
+            "that time, or start a new run"
         )
     return sizes
 
@@ -211,7 +211,7 @@ def _group_by_split(tasks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
 
 
 async def _hash_tasks(access: Access, tasks: Sequence[tuple[str, int]], limit_s: float) -> str | None:
-    """Return a hash of tasks spread over the list; None if the server does not show them."""
+    """Return a hash of tasks sampled evenly from the list; None if the server does not show them."""
     env = await environment(access)
 
     async def encode_task(split: str, index: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Rewards of episodes, computed from those of their tool calls.
+"""Rewards of episodes, computed from the rewards of their tool calls.
 
 Invariant: a call without a reward is ignored; it does not count as 0.
 """
@@ -33,18 +33,18 @@ class RewardRule:
         settings = {"nonterminal_reward": self.nonterminal, "min_reward": self.minimum, "max_reward": self.maximum}
         for name, value in settings.items():
             if value is not None and not math.isfinite(value):
-                raise UsageError(f"{name}: {value} is no finite number")
+                raise UsageError(f"{name}: {value} is not a finite number")
         if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
             raise UsageError(f"min_reward: {self.minimum:g} is above max_reward, {self.maximum:g}")
 
     def compute(self, rewards: Sequence[float | None], *, finished: bool, compared: bool = False) -> float:
         """Return the reward of an episode.
 
-        An unfinished episode without rewards is worth 0, since the model did not solve the task.
+        An unfinished episode without rewards has reward 0, because the model did not solve the task.
 
         Args:
             rewards: rewards of its calls; None for a call without one.
-            compared: whether its group will be scored, so that it needs no reward before.
+            compared: True if its group will be scored, so that the episode needs no reward before.
 
         Raises:
             EnvironmentFault: the environment ended it without any reward.
@@ -53,7 +53,7 @@ class RewardRule:
         if not finished and self.nonterminal is not None:
             values.append(self.nonterminal)
         if not values and finished and not compared:
-            raise EnvironmentFault("the environment ended the episode and gave no reward in all of it")
+            raise EnvironmentFault("the environment ended the episode without any reward")
         return self.clip(_reduce(values, self.reduction) if values else 0.0)
 
     def clip(self, reward: float) -> float:

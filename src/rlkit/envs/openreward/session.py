@@ -1,7 +1,7 @@
-"""Session of an environment, from its opening to its deletion.
+"""Session of an environment, from opening to deletion.
 
-Invariant: each request has a time limit. A session that a server may know is deleted there, also if opening it failed
-or was cancelled. A tool is called once for each call.
+Invariant: each request has a time limit. A session that may exist on the server is deleted there, even if opening it
+failed or was cancelled. A tool is executed once per call.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DELETION_WAIT_S = 15.0
 """Time that a rollout waits for the deletion of its session."""
 
 _deletions = set[asyncio.Task[None]]()
-"""References to the tasks, which the event loop would otherwise drop."""
+"""References to running deletions, which the event loop would otherwise drop."""
 
 _BUSY_CALLS = 8
-"""Attempts of a call that a busy server refuses."""
+"""Attempts of a call if the server is busy."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Answer:
     Args:
         content: reply to the model.
         reward: reward of the call; None for none.
-        finished: whether the episode is over.
-        wrong: whether the model's call was invalid.
+        finished: True if the episode is over.
+        wrong: True if the model's call was invalid.
     """
 
     content: Content
@@ -76,7 +76,7 @@ class Session:
 
     Args:
         raw: entered session of the SDK.
-        gate: informed when the server has no time.
+        gate: gate of the environment, told about busy responses.
         limits: time limits of requests.
         name: name of the environment, for messages.
         clean: function that removes secrets from a text.
@@ -89,36 +89,38 @@ class Session:
     clean: Callable[[str], str]
 
     async def opening(self) -> tuple[list[Message], list[Tool]]:
-        """Return the conversation that the task begins with, and its tools. Call it once, before any other call.
+        """Return the initial messages of the task, and its tools. Call it once, before any other method.
 
-        Like every request, it raises SessionLost where the server cannot be reached or has lost the session,
-        EnvironmentFault where the environment failed, and UsageError where it cannot be played as configured.
+        Raises, as every request:
+            SessionLost: the server cannot be reached, or has lost the session.
+            EnvironmentFault: the environment failed.
+            UsageError: the environment cannot be played as configured.
         """
-        messages = await self._request("asking for the prompt", self.raw.get_messages, self.limits.start_s)
-        tools = await self._request("asking for the tools", lambda: self.raw.list_tools(None), self.limits.request_s)
+        messages = await self._request("requesting the prompt", self.raw.get_messages, self.limits.start_s)
+        tools = await self._request("requesting the tools", lambda: self.raw.list_tools(None), self.limits.request_s)
         return convert_messages(messages, self.clean), [convert_tool(tool, self.clean) for tool in tools]
 
     async def version(self) -> Mapping[str, str | None]:
         """Return the server's `version` of the SDK and `build_sha` of the environment."""
-        return await self._request("asking for the version", self.raw.version, self.limits.request_s)
+        return await self._request("requesting the version", self.raw.version, self.limits.request_s)
 
     async def takes_answers(self) -> bool:
-        """Tell whether the environment accepts a message without a call as the model's answer."""
-        tool = await self._request("asking for the tools", self.raw.terminal_tool, self.limits.request_s)
+        """Return whether the environment accepts a message without a call as the model's answer."""
+        tool = await self._request("requesting the tools", self.raw.terminal_tool, self.limits.request_s)
         return tool is not None
 
     async def scores_groups(self) -> bool:
-        """Tell whether the environment compares the episodes of a group; call it after `opening`."""
-        return await self._request("asking for the tools", self.raw.supports_score_group, self.limits.request_s)
+        """Return whether the environment compares the episodes of a group; call it after `opening`."""
+        return await self._request("requesting the tools", self.raw.supports_score_group, self.limits.request_s)
 
     async def scores(self, episodes: Sequence[Episode]) -> list[float]:
-        """Have the environment compare the episodes of a group; return a reward for each, in their order."""
+        """Request a comparison of a group's episodes; return a reward for each, in their order."""
         from openreward.api.errors import ScoreGroupUnsupported
 
         async def request() -> Sequence[object]:
             try:
                 return await self.raw.score_group([make_candidate(episode, plain=False) for episode in episodes])
-            except ScoreGroupUnsupported:  # an older one knows texts only
+            except ScoreGroupUnsupported:  # older servers support only texts
                 return await self.raw.score_group([make_candidate(episode, plain=True) for episode in episodes])
 
         scores = await self._request("scoring the group", request, self.limits.call_s)
@@ -129,11 +131,11 @@ class Session:
         return finite
 
     async def answer(self, text: str) -> Answer:
-        """Give the model's answer, which ends the episode."""
+        """Send the model's answer, which ends the episode."""
         return await self._output("the answer", lambda: self.raw.call_terminal_tool(text))
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> Answer:
-        """Call a tool. After SessionLost nobody knows whether the tool ran, and the session is of no more use."""
+        """Call a tool. After SessionLost it is unknown whether the tool ran, and the session cannot be used."""
         return await self._output(name, lambda: self.raw.call_tool(name, arguments))
 
     async def _output(self, tool: str, call: Callable[[], Awaitable[ToolOutput]]) -> Answer:
@@ -156,7 +158,7 @@ class Session:
         if reward is not None and not _is_finite(reward):
             raise EnvironmentFault(f"{self.name}: {tool} gave the reward {reward!r}; rewards must be finite numbers")
         if not isinstance(finished, bool):
-            raise EnvironmentFault(f"{self.name}: {tool} said {finished!r} where it says whether the episode is over")
+            raise EnvironmentFault(f"{self.name}: {tool} returned {finished!r} for finished, which must be a bool")
         return Answer(convert_content(output.blocks, self.clean), None if reward is None else float(reward), finished)
 
     async def _request[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
@@ -167,7 +169,7 @@ class Session:
 
 
 def _is_finite(reward: object) -> TypeGuard[float]:
-    """Tell whether a reward is a finite number; a server may send a number of any size, or a text."""
+    """Return whether a reward is a finite number; a server may send a number of any size, or a text."""
     try:
         return isinstance(reward, float | int) and math.isfinite(reward)
     except OverflowError:
@@ -190,9 +192,9 @@ def _failure(
 async def open_session(
     make: Callable[[], AsyncSession], gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
 ) -> AsyncGenerator[Session]:
-    """Open the session that `make` returns, and delete it at the end. The other arguments are those of `Session`.
+    """Open the session that `make` returns, and delete it at the end. Other arguments are as in `Session`.
 
-    It raises what `Session.opening` raises.
+    Raises as `Session.opening`.
     """
     try:
         raw = make()
@@ -209,7 +211,7 @@ async def open_session(
 
 
 async def _delete_session(raw: AsyncSession, limit_s: float) -> None:
-    """Delete a session, even if this task is cancelled meanwhile; a slow deletion continues in the background."""
+    """Delete a session, even if this task is cancelled; a slow deletion continues in the background."""
     deletion = asyncio.create_task(_request_deletion(raw, limit_s))
     _deletions.add(deletion)
     deletion.add_done_callback(_deletions.discard)
@@ -221,7 +223,7 @@ async def _delete_session(raw: AsyncSession, limit_s: float) -> None:
 
 
 async def _request_deletion(raw: AsyncSession, limit_s: float) -> None:
-    # The SDK requests it once and ignores the response, so request it here first.
+    # The SDK sends one deletion request and ignores the response, so send requests here first.
     delete = cast("Callable[[], Awaitable[None]] | None", getattr(raw, "_pre_delete", None))
     for attempt in range(_DELETIONS):
         if delete is None or raw.sid is None:
@@ -231,7 +233,7 @@ async def _request_deletion(raw: AsyncSession, limit_s: float) -> None:
             break
         except Exception:  # any error: a session must not stay open
             await asyncio.sleep(0.1 * 2**attempt)
-    with suppress(Exception):  # it is over, and its outcome is known
+    with suppress(Exception):  # the session is over, and its outcome is known
         await _within(limit_s, lambda: raw.__aexit__(None, None, None))
 
 

@@ -24,8 +24,8 @@ class Settings:
     The fields of the same name are arguments of `openreward`.
 
     Args:
-        max_tokens: limit of an episode, including what the environment says; None for the model's context.
-        openings: sessions that are tried for one rollout before the model has said anything.
+        max_tokens: limit of an episode, including the environment's messages; None for the model's context.
+        openings: maximum number of sessions opened for a rollout before the model's first reply.
     """
 
     access: Access

@@ -1,6 +1,6 @@
 """Task source of an environment.
 
-Invariant: a resumed run draws from its original tasks, even if the server has others by then.
+Invariant: a resumed run draws from its original tasks, even if the server's tasks have changed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ type Sizes = Mapping[str, int]
 
 
 class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
-    """Tasks drawn in epochs, each shuffled anew; the state includes the sizes of the splits.
+    """Tasks drawn in epochs, shuffled in each epoch; the state includes the sizes of the splits.
 
     Args:
-        sizes: tasks of each split, as the server has them.
-        make: returns the tasks that are played, given the sizes.
+        sizes: number of tasks of each split on the server.
+        make: function from the sizes to the tasks that are played.
     """
 
     def __init__(self, sizes: Sizes, make: Callable[[Sizes], Sequence[OpenRewardTask]], *, seed: int) -> None:
@@ -40,10 +40,10 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
         return {"target": target, "sizes": self._sizes.copy(), **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Restore a state of the same environment, with the tasks of that time."""
+        """Restore a state of the same environment, with its original tasks."""
         target = self._tasks[0].settings.access.target.label
         if state["target"] != target:
-            raise UsageError(f"target: the run was begun with {state['target']}, and this is {target}")
+            raise UsageError(f"target: the run was started with {state['target']}, not {target}")
         sizes = cast("dict[str, int]", state["sizes"])
         if sizes != self._sizes:
             self._sizes = sizes.copy()

@@ -1,7 +1,7 @@
-"""Task of an environment that speaks the Open Reward Standard.
+"""Task of an environment of the Open Reward Standard.
 
-Invariant: each rollout has its own session. A session that fails before the first reply of the model is replaced by a
-fresh one; one that fails later fails the episode, which is then played again from its beginning.
+Invariant: each rollout has its own session. A session that fails before the model's first reply is replaced by a new
+session. If it fails later, the episode fails and the rollout is retried from the beginning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class OpenRewardTask(Env):
     """Task identified by its split and index.
 
-    A local server is not pickled, since the process that started it ends it.
+    A local server is not pickled, because it belongs to the process that started it.
     """
 
     split: str
@@ -52,14 +52,14 @@ class OpenRewardTask(Env):
 
         Raises:
             EnvironmentFault: the environment failed, or the session was lost.
-            UsageError: the environment cannot be played as it is configured, or its own server has ended.
+            UsageError: the environment cannot be played as configured, or its local server has ended.
         """
         settings = self.settings
         outcome = await self._in_session(lambda session: play(session, policy, settings), lambda: _has_begun(policy))
         return replace(outcome, info={**outcome.info, "openreward": self._record()})
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
-        """Return the rewards of a group's episodes where the environment compares them; None where it does not."""
+        """Return the rewards of a group's episodes if the environment compares them; None if it does not."""
         settings = self.settings
         if not all(episode.info.get("compared") for episode in episodes):
             return None
@@ -68,24 +68,26 @@ class OpenRewardTask(Env):
         return [settings.reward.clip(reward + score) for reward, score in zip(rewards, scores, strict=True)]
 
     async def _in_session[T](self, use: Callable[[Session], Awaitable[T]], is_final: Callable[[], bool]) -> T:
-        """Use a fresh session, and another one if it is lost, unless `is_final` tells that it must not be replaced."""
+        """Use a new session; if it is lost, replace it unless `is_final` returns True."""
         settings = self.settings
         env = await environment(settings.access)
-        door = gate(settings.access, settings.max_sessions)
+        session_gate = gate(settings.access, settings.max_sessions)
         for attempts_left in reversed(range(settings.openings)):
-            await door.pause()
+            await session_gate.pause()
             try:
-                async with door.admitted():
-                    return await self._use_session(env, door, use)
+                async with session_gate.admitted():
+                    return await self._use_session(env, session_gate, use)
             except SessionLost as lost:
                 if self.server is not None:
                     self.server.check()
-                door.refused() if lost.busy else door.limit.failed()
+                session_gate.refused() if lost.busy else session_gate.limit.failed()
                 if not attempts_left or is_final():
                     raise EnvironmentFault(f"the session was lost: {lost}") from lost
         raise AssertionError("the last session returns or raises")
 
-    async def _use_session[T](self, env: AsyncEnvironment, door: Gate, use: Callable[[Session], Awaitable[T]]) -> T:
+    async def _use_session[T](
+        self, env: AsyncEnvironment, session_gate: Gate, use: Callable[[Session], Awaitable[T]]
+    ) -> T:
         settings = self.settings
         clean = settings.secrets.cleaner(settings.access.key)
 
@@ -99,9 +101,11 @@ class OpenRewardTask(Env):
 
         async with AsyncExitStack() as stack:
             name = settings.access.target.label
-            session = await stack.enter_async_context(open_session(make, door, settings.time, name=name, clean=clean))
+            session = await stack.enter_async_context(
+                open_session(make, session_gate, settings.time, name=name, clean=clean)
+            )
             await self._check_version(session)
-            door.opened()
+            session_gate.opened()
             return await use(session)
 
     def _record(self) -> dict[str, Json]:
@@ -122,11 +126,11 @@ class OpenRewardTask(Env):
         versions = [version for version in (runs.get("build_sha"), runs.get("version")) if version]
         if not any(version.startswith(target.version) for version in versions):
             raise UsageError(
-                f"target: {target.label} runs {' or '.join(versions) or 'no version that it tells'}, and not "
+                f"target: {target.label} has version {' or '.join(versions) or 'unknown'}, not "
                 f"{target.version}: change the version in target, or leave it out"
             )
 
 
 def _has_begun(policy: Policy) -> bool:
-    """Tell whether the model has replied, which cannot be undone; True for a policy that does not record turns."""
+    """Return whether the model has replied, which cannot be undone; True for a policy that does not record turns."""
     return not isinstance(policy, RecordingPolicy) or bool(policy.turns)

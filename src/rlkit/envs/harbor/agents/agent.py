@@ -1,4 +1,4 @@
-"""`RLTerminus2`: Terminus2 with a policy that it finds by a key; see `rlkit.envs.harbor.agents.policy_registry`."""
+"""`RLTerminus2`: Terminus2 with a policy registered in `rlkit.envs.harbor.agents.policy_registry`."""
 
 from __future__ import annotations
 

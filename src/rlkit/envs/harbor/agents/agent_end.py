@@ -1,6 +1,6 @@
-"""The end of an agent, which decides the outcome of a rollout.
+"""End of an agent's work, on which the outcome of a rollout depends.
 
-Invariant: the first recorded end of a run holds; a run without one was stopped from outside.
+Invariant: the first recorded end of a run counts; a run without a recorded end was stopped from outside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ type Reason = Literal["completed", "max_turns", "overflow", "service_error", "ag
 
 
 class EnvironmentDown(EnvironmentFault):
-    """The environment failed while the agent ran: neither the agent's fault nor the model's."""
+    """The environment failed while the agent ran, through no fault of the agent or the model."""
 
 
 @dataclass(slots=True)
@@ -24,14 +24,14 @@ class AgentEnd:
     """The end of an agent's loop, over all steps of its task.
 
     Args:
-        reason: `completed`: the model said that the task is done (to Terminus2, twice), or ended its terminal;
+        reason: `completed`: the model reported that the task is done (to Terminus2, twice), or ended its terminal;
             `max_turns`: no turns are left; `overflow`: the context is full; `service_error`: the service failed after
-            its retries; `agent_error`: the agent's own code failed, or the environment; `cancelled`: stopped from
-            outside, as by a time limit, or never begun. Of several steps, the first that was not completed.
-        turns: replies of the model, truncated ones included, without those of summaries.
-        parse_errors: replies without commands in the required format.
-        truncated_turns: replies that `max_tokens` cut off.
-        llm_s: seconds of the policy.
+            retries; `agent_error`: the agent's own code or the environment failed; `cancelled`: stopped from outside,
+            such as by a time limit, or not started. For several steps, that of the first step that was not completed.
+        turns: number of replies of the model, including truncated replies but not replies for summaries.
+        parse_errors: number of replies without commands in the required format.
+        truncated_turns: number of replies truncated by `max_tokens`.
+        llm_s: seconds spent in the policy.
     """
 
     reason: Reason = "cancelled"
@@ -45,10 +45,10 @@ class AgentEnd:
 
 
 class Tally(AgentEnd):
-    """The end of one run of the agent; `cancelled` until another end is recorded."""
+    """End of one run of the agent; `cancelled` until another end is recorded."""
 
     def record_end(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
-        """Record the end, unless one is recorded."""
+        """Record the end, unless an end is already recorded."""
         if self.reason == "cancelled":
             self.reason, self.detail, self.error = reason, escape_surrogates(detail), error
 
@@ -72,7 +72,7 @@ class Tally(AgentEnd):
 def sum_tallies(tallies: Sequence[Tally]) -> AgentEnd:
     """Return the end of the agent over all its runs."""
     if not tallies:
-        return AgentEnd("cancelled", "the agent did not begin")
+        return AgentEnd("cancelled", "the agent was not started")
     first = next((tally for tally in tallies if tally.reason != "completed"), tallies[-1])
     return AgentEnd(
         reason=first.reason,

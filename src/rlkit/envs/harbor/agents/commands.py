@@ -1,6 +1,6 @@
 """Shell commands as text: the command in a model's reply, the script that runs it, and its output for the model.
 
-Invariant: any reply gives a command or none, and any output gives printable text within its limit; nothing here raises.
+Invariant: functions accept any reply and any output, and never raise; text for the model is printable and limited.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CODE = re.compile(r"\A`([^`]+)`\Z")
 
 
 def read_command(reply: str) -> str | None:
-    """Return the command in a reply: its first fenced block, or else its first line.
+    """Return the command in a reply: its first fenced block, or its first line if there is none.
 
-    A leading `$ `, enclosing backticks and characters that no command can hold are removed. An empty reply gives "",
+    A leading `$ `, enclosing backticks and characters invalid in commands are removed. An empty reply gives "",
     an empty block None.
     """
     text = reply.replace("\0", "").encode(errors="replace").decode().strip()
@@ -40,19 +40,19 @@ def read_command(reply: str) -> str | None:
 
 
 def make_command_script(command: str, *, folder: str, mark: str) -> str:
-    """Return a script that runs a command in a folder, and prints a mark and the folder where the shell ends up.
+    """Return a script that runs a command in a folder, and prints a mark and the shell's final folder.
 
-    With "" or a missing folder the command runs where the script starts. Nothing else may print `mark`.
+    With "" or a missing folder the command runs in the script's folder. Nothing else may print `mark`.
     """
     prologue = f"cd -- {shlex.quote(folder)} 2>/dev/null\n" if folder else ""
-    # its own descriptor, since a command may redirect its output
+    # a separate descriptor, because a command may redirect its output
     epilogue = f'trap \'printf "\\n%s%s" {mark} "$PWD" >&9\' EXIT\n'
     return f"exec 9>&1 2>&1\n{epilogue}{prologue}eval {shlex.quote(command)}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Output of a command on both streams, and the folder where it left the shell, None if unknown."""
+    """Output of a command on both streams, and the shell's final folder, None if unknown."""
 
     output: str
     exit_status: int

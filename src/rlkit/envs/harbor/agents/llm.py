@@ -1,8 +1,8 @@
 """`PolicyLLM`: a policy as one of Harbor's language models.
 
-Invariant: a conversation that Harbor continues reaches the policy with the policy's own messages, with their thinking,
-so that it extends their exact tokens. Harbor keeps texts only; a message is found by its text and all texts before it.
-Where Harbor breaks off the history, as for a summary, a new segment begins.
+Invariant: when Harbor continues a conversation, the policy gets its own earlier messages with their thinking, so the
+prompt extends their exact tokens. Harbor stores only texts; a message is found by its text and all texts before it. If
+Harbor truncates the history, such as for a summary, a new segment begins.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlkit.policy import Policy, Reply
 from rlkit.types import Message
 
 NO_LIMIT_TOKENS = 1 << 30
-"""Context size reported to Harbor where it is unknown, since Harbor needs a number."""
+"""Context size reported to Harbor if it is unknown, because Harbor needs a number."""
 
 _CHARS_PER_TOKEN = 3.0
-"""Estimate before the first reply; low, so that a token count is too high rather than too low."""
+"""Estimate before the first reply; low, so that token counts are rather too high than too low."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class _ConversationNode:
         role, text = str(harbor_message["role"]), str(harbor_message["content"])
         if (node := self.next.get((role, text))) is not None:
             return node
-        # a warning of Harbor's may quote characters that no tokenizer accepts
+        # Harbor's warnings may contain characters that no tokenizer accepts
         plain = text.encode(errors="replace").decode()
         message: Message = {"role": cast("Literal['system', 'user', 'assistant']", role), "content": plain}
         if thinking := harbor_message.get("reasoning_content"):
@@ -55,9 +55,9 @@ class _ConversationNode:
 class PolicyLLM(BaseLLM):
     """A policy as one of Harbor's language models.
 
-    Room for a reply is reserved: where a prompt leaves less than `reserve_tokens` of the context, nothing is sampled,
-    and Harbor gets a `ContextLengthExceededError`, as for a reply that the end of the context cut off. A reply that
-    `max_tokens` cut off is an `OutputLengthExceededError` with its text. The policy has recorded either before.
+    If a prompt leaves less than `reserve_tokens` of the context, nothing is sampled and Harbor gets a
+    `ContextLengthExceededError`, as for a reply truncated by the end of the context. A reply truncated by `max_tokens`
+    is an `OutputLengthExceededError` with its text. The policy records the reply in both cases.
 
     Args:
         max_tokens: limit of a reply, if less than the policy's.
@@ -100,7 +100,7 @@ class PolicyLLM(BaseLLM):
 
     @contextmanager
     def accept_truncated_replies(self) -> Generator[None]:
-        """Accept truncated replies inside the context: half a summary is better than none."""
+        """Accept truncated replies inside the context, because a truncated summary is better than none."""
         previous, self._accepts_truncated = self._accepts_truncated, True
         try:
             yield
@@ -122,9 +122,9 @@ class PolicyLLM(BaseLLM):
         """Return the policy's reply to a prompt, after the conversation in `message_history`.
 
         Raises:
-            ContextLengthExceededError: the context has no room for a reply, or not for all of it.
-            OutputLengthExceededError: `max_tokens` cut the reply off.
-            LimitReached: the rollout has had its turns.
+            ContextLengthExceededError: the context has no room for a reply, or truncated the reply.
+            OutputLengthExceededError: `max_tokens` truncated the reply.
+            LimitReached: the rollout has no turns left.
             ServiceError: the service failed after the policy's own retries.
         """
         messages, node = list[Message](), self._root

@@ -1,4 +1,4 @@
-"""Policies by key, for agents that Harbor makes from JSON alone.
+"""Policies by key, for agents that Harbor creates from JSON only.
 
     with register_policy(policy) as key:
         path = "rlkit.envs.harbor.agents.agent:RLTerminus2"
@@ -6,7 +6,7 @@
         result = await (await Trial.create(TrialConfig(agent=agent, ...))).run()
         end = get_agent_end(key)
 
-Invariant: Harbor gets JSON only, which it writes to the disk. A policy is registered only inside its context manager.
+Invariant: Harbor only gets JSON, which it writes to disk. A policy is registered only inside its context manager.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlkit.policy import Policy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Registration:
-    """A policy that an agent plays with, and the tallies of the agent's runs: one for each step of a task."""
+    """Policy of an agent, and the tallies of the agent's runs: one per step of a task."""
 
     policy: Policy
     runs: list[list[Tally]] = field(default_factory=list[list[Tally]])
@@ -44,12 +44,12 @@ def register_policy(policy: Policy) -> Generator[str]:
 
 
 def get_agent_end(key: str) -> AgentEnd:
-    """Return the end of the agent that plays with a registered policy."""
+    """Return the end of the agent of a registered policy."""
     return sum_tallies([tally for run in find_registration(key).runs for tally in run])
 
 
 def find_registration(key: str) -> Registration:
-    """Return the registration with a key, or raise a UsageError where there is none."""
+    """Return the registration with a key; raise a UsageError if there is none."""
     if key not in _registrations:
         raise UsageError(
             f"agent option 'policy': no policy is registered as {key!r} in this process; see rlkit's register_policy"

@@ -1,8 +1,8 @@
-"""`ShellAgent`: one command a turn, for models that are too small for Terminus2's prompts and its JSON.
+"""`ShellAgent`: one command per turn, for models that are too small for Terminus2's prompts and JSON.
 
-Invariant: the conversation only grows, by the policy's own messages, so that each prompt extends the exact tokens of
-the previous turn. Whatever ends the loop, `run` returns, so that Harbor's verifier grades the finished work, and
-`AgentEnd` has the reason; only an environment failure and faults that a retry cannot fix are raised.
+Invariant: messages are only appended to the conversation, so each prompt extends the exact tokens of the previous turn.
+`run` returns however the loop ends, so Harbor's verifier grades the work, and `AgentEnd` has the reason. It raises only
+environment failures and errors that a retry cannot fix.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ class ShellOptions(AgentOptions):
 
     policy: str = Field(default="", description="Key of a policy that is registered in this process.")
     max_turns: int | None = Field(
-        default=None, ge=1, description="Replies of the model in each step of a task; by default no limit but time."
+        default=None, ge=1, description="Replies of the model in each step of a task; by default limited by time only."
     )
     system_prompt: str | None = Field(
         default=None, description="The first message; empty for none, null for the default."
     )
     examples: list[Example] = Field(
         default_factory=list["Example"],
-        description="Worked examples, each an instruction and the commands that carry it out and print nothing.",
+        description="Worked examples: an instruction, followed by commands that carry it out and print nothing.",
     )
-    output_chars: int = Field(default=2000, ge=1, description="Characters of a command's output that are shown.")
+    output_chars: int = Field(default=2000, ge=1, description="Maximum characters of a command's output shown.")
     command_timeout_s: int = Field(default=30, ge=1, description="Seconds that a command may take.")
     max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply, if less than the run's.")
     temperature: float | None = Field(default=None, ge=0, description="Temperature, instead of the run's.")
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> ShellOptions:
-        """Parse the options of a configuration, or raise a UsageError that names a wrong one."""
+        """Parse the options of a configuration; raise a UsageError that names an invalid option."""
         for name in sorted(options.keys() - cls.model_fields.keys()):
             raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
         try:
@@ -91,10 +91,10 @@ class ShellOptions(AgentOptions):
 
 
 class ShellAgent(BaseAgent):
-    """An agent that runs one command a turn and shows the model its output.
+    """An agent that runs one command per turn and shows the model its output.
 
-    The command is the first fenced block of a reply, or else its first line. `exit`, `done` and an empty reply end the
-    episode. Each command runs in a new shell, in the directory where the previous one ended.
+    The command is a reply's first fenced block, or its first line if there is none. `exit`, `done` and an empty reply
+    end the episode. Each command runs in a new shell, in the final directory of the previous command.
     """
 
     options_model: ClassVar[type[AgentOptions] | None] = ShellOptions
@@ -149,7 +149,7 @@ class ShellAgent(BaseAgent):
 
 
 class _Episode:
-    """A conversation with the policy, and its shell."""
+    """Conversation with the policy, and its shell."""
 
     def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
         self.messages: list[Message] = []
@@ -162,7 +162,7 @@ class _Episode:
         self._mark = uuid.uuid4().hex
 
     async def play(self, instruction: str) -> None:
-        """Let the policy work until it ends the episode, or has no turns left."""
+        """Play until the policy ends the episode or no turns are left."""
         self.messages = _make_opening(self._settings, instruction)
         limit = self._settings.max_turns
         for _ in range(limit) if limit else itertools.count():
@@ -229,8 +229,8 @@ class _Episode:
 def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> bool:
     """Return whether an environment reports that the command exceeded its time limit.
 
-    Environments have no common type for that: Harbor's engines raise a plain `RuntimeError` that begins with these
-    words. An earlier `TimeoutError` comes from the environment's connection.
+    Environments have no common exception for it: Harbor's engines raise a `RuntimeError` that begins with these words.
+    A `TimeoutError` before the limit comes from the environment's connection.
     """
     if isinstance(error, CommandTimeout):
         return True

@@ -1,7 +1,7 @@
-"""Small tasks about files, each solved by a command or two, with which the smallest models learn a shell.
+"""Generated shell tasks on files, solvable with one or two commands; meant for very small models.
 
-Invariant: the tasks follow from `FileTasks` alone. Training and held-out tasks share no name of a file or folder, no
-word and no instruction.
+Invariant: `FileTasksSettings` fully determines the tasks. Training and held-out tasks share no name of a file or
+folder, no word and no instruction.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rlkit._util.seeds import derive_seed
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
-type Part = Literal["train", "held-out"]
+type Split = Literal["train", "held-out"]
 
-PARTS: tuple[Part, ...] = ("train", "held-out")
+SPLITS: tuple[Split, ...] = ("train", "held-out")
 
 _TRAIN_NAMES = """
     apple bread cloud stone river music photo paper table green night chair water horse plant glass wheel smoke beach
@@ -30,18 +30,18 @@ _HELD_OUT_NAMES = """
     amber beard candy dream eagle field ghost honey image jewel kitty light mango nurse olive pearl quilt robot shell
     tower urban valve wagon youth
 """
-NAMES: Mapping[Part, Sequence[str]] = {"train": _TRAIN_NAMES.split(), "held-out": _HELD_OUT_NAMES.split()}
-"""Names of files and folders, and words in files; the two parts share none."""
+NAMES: Mapping[Split, Sequence[str]] = {"train": _TRAIN_NAMES.split(), "held-out": _HELD_OUT_NAMES.split()}
+"""Names of files and folders, and words in files; the two splits share none."""
 
 MAX_VARIANTS = 20
-"""Maximum number of tasks of a kind in each part: fewer than held-out names, since each needs a folder name."""
+"""Maximum number of tasks of a kind in each split: less than the held-out names, as each task needs a folder name."""
 
 
 type Variants = Annotated[int, Field(ge=1, le=MAX_VARIANTS)]
 
 
-class FileTasks(BaseModel):
-    """The numbers of training and of held-out tasks of each kind, and the seed of their names."""
+class FileTasksSettings(BaseModel):
+    """Settings of generated tasks: number of tasks per kind in each split, and the seed of their names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -50,8 +50,8 @@ class FileTasks(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
     @classmethod
-    def parse(cls, settings: Mapping[str, Json]) -> FileTasks:
-        """Parse the settings of a configuration, or raise a UsageError that names a wrong one."""
+    def parse(cls, settings: Mapping[str, Json]) -> FileTasksSettings:
+        """Parse the settings of a configuration; raise a UsageError that names an invalid setting."""
         for name in settings.keys() - cls.model_fields.keys():
             raise UsageError(f"file_tasks.{name}: there is no such setting.{did_you_mean(name, cls.model_fields)}")
         try:
@@ -68,9 +68,9 @@ class FileTask:
     """A task about files.
 
     Args:
-        checks: shell conditions in the working directory, all true once the task is solved.
-        files: texts of the initial files, by path.
-        task_id: part, level and kind, and a number.
+        checks: shell conditions in the working directory, all true when the task is solved.
+        files: contents of the initial files, by path.
+        task_id: `<split>/<level>-<kind>-<number>`.
     """
 
     instruction: str
@@ -81,10 +81,10 @@ class FileTask:
 
 
 class _Names:
-    """Distinct names, in an order that a seed decides."""
+    """Distinct names, in an order determined by a seed."""
 
-    def __init__(self, part: Part, rng: random.Random) -> None:
-        self._unused = rng.sample(NAMES[part], len(NAMES[part]))
+    def __init__(self, split: Split, rng: random.Random) -> None:
+        self._unused = rng.sample(NAMES[split], len(NAMES[split]))
         self.rng = rng
 
     def word(self) -> str:
@@ -94,7 +94,7 @@ class _Names:
         return f"{self.word()}.txt"
 
 
-def _single(
+def _make_one_command_task(
     instruction: str, command: str, checks: tuple[str, ...], files: Mapping[str, str] | None = None
 ) -> FileTask:
     return FileTask(instruction, (command,), checks, files or {})
@@ -102,50 +102,54 @@ def _single(
 
 def _make_folder(names: _Names) -> FileTask:
     name = names.word()
-    return _single(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
+    return _make_one_command_task(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
 
 
 def _delete_file(names: _Names) -> FileTask:
     name, other, word = names.file(), names.file(), names.word()
     files = {name: f"{names.word()}\n", other: f"{word}\n"}
-    return _single(f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files)
+    return _make_one_command_task(
+        f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files
+    )
 
 
 def _rename_file(names: _Names) -> FileTask:
     old, new, word = names.file(), names.file(), names.word()
     checks = (f"is_gone {old}", f"holds {new} {word}")
-    return _single(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
+    return _make_one_command_task(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
 
 
 def _copy_file(names: _Names) -> FileTask:
     name, copy, word = names.file(), names.file(), names.word()
     checks = (f"holds {name} {word}", f"holds {copy} {word}")
-    return _single(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
+    return _make_one_command_task(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
 
 
 def _write_word(names: _Names) -> FileTask:
     word, name = names.word(), names.file()
     instruction = f"Write the word {word} into the file {name}."
-    return _single(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
+    return _make_one_command_task(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
 
 
 def _append_word(names: _Names) -> FileTask:
     word, name, first = names.word(), names.file(), names.word()
     checks = (f"holds {name} {first} {word}",)
     instruction = f"Add the word {word} to the end of the file {name}."
-    return _single(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
+    return _make_one_command_task(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
 
 
 def _empty_file(names: _Names) -> FileTask:
     name = names.file()
-    return _single(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
+    return _make_one_command_task(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
 
 
 def _move_file(names: _Names) -> FileTask:
     name, folder, other, word = names.file(), names.word(), names.file(), names.word()
     checks = (f"is_gone {name}", f"holds {folder}/{name} {word}", f"holds {folder}/{other} {other[:-4]}")
     files = {name: f"{word}\n", f"{folder}/{other}": f"{other[:-4]}\n"}
-    return _single(f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files)
+    return _make_one_command_task(
+        f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files
+    )
 
 
 def _sort_lines(names: _Names) -> FileTask:
@@ -155,33 +159,35 @@ def _sort_lines(names: _Names) -> FileTask:
         shuffled.reverse()
     checks = (f"holds {name} {' '.join(shuffled)}", f"holds {into} {' '.join(words)}")
     instruction = f"Sort the lines of {name} into the file {into}."
-    return _single(instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)})
+    return _make_one_command_task(
+        instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)}
+    )
 
 
 def _count_lines(names: _Names) -> FileTask:
     name, into, count = names.file(), names.file(), names.rng.randint(3, 12)
     text = "".join(f"{names.word()}\n" for _ in range(count))
     instruction = f"Count the lines of {name} and write the number into the file {into}."
-    return _single(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
+    return _make_one_command_task(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
 
 
 def _folder_and_file(names: _Names) -> FileTask:
     folder, name, word = names.word(), names.file(), names.word()
     instruction = f"Make a directory named {folder} and write the word {word} into the file {folder}/{name}."
     command = f"mkdir {folder} && echo {word} > {folder}/{name}"
-    return _single(instruction, command, (f"holds {folder}/{name} {word}",))
+    return _make_one_command_task(instruction, command, (f"holds {folder}/{name} {word}",))
 
 
 def _number_lines(names: _Names) -> FileTask:
     name, last = names.file(), names.rng.randint(4, 30)
     numbers = " ".join(map(str, range(1, last + 1)))
     instruction = f"Write the numbers from 1 to {last} into the file {name}, one on each line."
-    return _single(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
+    return _make_one_command_task(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
 
 
 type _Kind = Callable[[_Names], FileTask]
 
-_SINGLE: Mapping[str, _Kind] = {
+_LEVEL_1_KINDS: Mapping[str, _Kind] = {
     "make-folder": _make_folder,
     "delete-file": _delete_file,
     "rename-file": _rename_file,
@@ -191,14 +197,14 @@ _SINGLE: Mapping[str, _Kind] = {
 
 
 def _two_commands(names: _Names) -> FileTask:
-    first, second = (make(names) for make in names.rng.sample(list(_SINGLE.values()), 2))
+    first, second = (make(names) for make in names.rng.sample(list(_LEVEL_1_KINDS.values()), 2))
     instruction = f"{first.instruction} Then {second.instruction[0].lower()}{second.instruction[1:]}"
     files = {**first.files, **second.files}
     return FileTask(instruction, first.solution + second.solution, first.checks + second.checks, files)
 
 
 _LEVELS: Mapping[int, Mapping[str, _Kind]] = {
-    1: _SINGLE,
+    1: _LEVEL_1_KINDS,
     2: {
         "append-word": _append_word,
         "empty-file": _empty_file,
@@ -208,25 +214,25 @@ _LEVELS: Mapping[int, Mapping[str, _Kind]] = {
     3: {"two-commands": _two_commands},
     4: {"count-lines": _count_lines, "folder-and-file": _folder_and_file, "number-lines": _number_lines},
 }
-"""Kinds of tasks by level: one plain command; a less common one; two of level 1 in sequence; several actions in one
-line of the shell."""
+"""Kinds of tasks by level: 1, one plain command; 2, one less common command; 3, two commands of level 1 in sequence;
+4, several actions in one line of the shell."""
 
 
-def generate_file_tasks(settings: FileTasks) -> Iterator[FileTask]:
-    """Yield the tasks, `train/1-make-folder-00` and so on."""
-    for part in PARTS:
-        count = settings.variants if part == "train" else settings.held_out
+def generate_file_tasks(settings: FileTasksSettings) -> Iterator[FileTask]:
+    """Yield the tasks, with ids such as `train/1-make-folder-00`."""
+    for split in SPLITS:
+        count = settings.variants if split == "train" else settings.held_out
         for level, kinds in _LEVELS.items():
             for kind, make in kinds.items():
-                yield from _generate_variants(part, f"{level}-{kind}", count, settings.seed, make)
+                yield from _generate_variants(split, f"{level}-{kind}", count, settings.seed, make)
 
 
-def _generate_variants(part: Part, kind: str, count: int, seed: int, make: _Kind) -> Iterator[FileTask]:
+def _generate_variants(split: Split, kind: str, count: int, seed: int, make: _Kind) -> Iterator[FileTask]:
     instructions = set[str]()
     draw = 0
     while len(instructions) < count:
-        task = make(_Names(part, random.Random(derive_seed(seed, "file_tasks", part, kind, draw))))
+        task = make(_Names(split, random.Random(derive_seed(seed, "file_tasks", split, kind, draw))))
         draw += 1
         if task.instruction not in instructions:
-            yield replace(task, task_id=f"{part}/{kind}-{len(instructions):02}")
+            yield replace(task, task_id=f"{split}/{kind}-{len(instructions):02}")
             instructions.add(task.instruction)

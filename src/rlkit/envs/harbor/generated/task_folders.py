@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlkit._util.paths import cache_dir
-from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasks, generate_file_tasks
+from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasksSettings, generate_file_tasks
 from rlkit.errors import UsageError
 
 _LEFTOVER_S = 3600.0
@@ -79,7 +79,7 @@ def make_task_files(task: FileTask) -> Mapping[str, str]:
     }
 
 
-def cache_file_tasks(settings: FileTasks) -> Path:
+def cache_file_tasks(settings: FileTasksSettings) -> Path:
     """Write the tasks to a folder in rlkit's cache, unless it exists, and return the folder."""
     texts = _make_texts(settings)
     digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
@@ -99,7 +99,7 @@ def _remove_leftovers(folder: Path, *, now_s: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def write_file_tasks(settings: FileTasks, target: Path) -> int:
+def write_file_tasks(settings: FileTasksSettings, target: Path) -> int:
     """Write the tasks to a missing or empty folder, and return their number.
 
     Raises:
@@ -116,7 +116,7 @@ def write_file_tasks(settings: FileTasks, target: Path) -> int:
         raise UsageError(f"--to: {target} cannot be written: {error.strerror}; choose another folder") from error
 
 
-def _make_texts(settings: FileTasks) -> Mapping[str, Mapping[str, str]]:
+def _make_texts(settings: FileTasksSettings) -> Mapping[str, Mapping[str, str]]:
     return {task.task_id: make_task_files(task) for task in generate_file_tasks(settings)}
 
 

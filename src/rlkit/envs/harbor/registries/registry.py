@@ -1,7 +1,7 @@
-"""Datasets of registries: Harbor's, and terminal-bench 1's.
+"""Datasets of registries: Harbor's and terminal-bench 1's.
 
-Invariant: all tasks are on this machine before the first of them is played. Harbor's own client reads registries in
-Harbor's form.
+Invariant: all tasks are on this machine before the first rollout. Harbor's own client reads registries in Harbor's
+format.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def fetch(
     note: Callable[[str], None] = lambda message: None,
     recorded: Callable[[Json], Json] = lambda now: now,
 ) -> dict[str, Path]:
-    """Fetch the selected tasks of a dataset, unless this machine has them, and return their folders by name.
+    """Download the selected tasks of a dataset unless they are on this machine; return their folders by name.
 
     Args:
         dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a Harbor package.
-        registry: a file or a URL, in Harbor's form or terminal-bench 1's. None for the published registry with the
-            dataset: terminal-bench 1's where it lists that name and version, otherwise Harbor's.
+        registry: file or URL, in the format of Harbor or terminal-bench 1. None for the published registry with the
+            dataset: terminal-bench 1's if it lists this name and version, otherwise Harbor's.
         note: called with progress, and with differences between a task and its terminal-bench 1 original.
         recorded: returns the commit at the run's start, given the newest one of a version that follows a branch.
 
     Raises:
-        MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
-        UsageError: nothing is selected, or the registry cannot be read or has no such dataset.
+        MissingError: the registry or a repository cannot be reached, or Harbor's registry has no such dataset.
+        UsageError: no task is selected, or the registry cannot be read or has no such dataset.
     """
     from harbor.constants import DEFAULT_REGISTRY_URL
 
@@ -71,7 +71,7 @@ def fetch(
 
 
 def parse_dataset(dataset: str) -> tuple[str, str | None]:
-    """Split `name@version` into a name and a version, which may be missing, or raise a UsageError."""
+    """Split `name@version` into the name and the version, None if missing; raise a UsageError for other forms."""
     name, _, version = dataset.replace("==", "@").partition("@")
     if not name.strip() or "@" in version:
         raise UsageError(f"dataset: {dataset!r} is not of the form name@version")

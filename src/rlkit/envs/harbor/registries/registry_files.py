@@ -1,7 +1,7 @@
 """Registry files of datasets, from a path or a URL.
 
-Invariant: a registry that was read from a URL once can be read again without a network, whatever the server has
-answered since. No credential of a URL is in a message.
+Invariant: after a registry was read from a URL once, it can be read from the cache if the network or the server fails.
+Messages never contain credentials of URLs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LIMIT_S = 30.0
 def read_rows(
     registry: str, *, note: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> Sequence[Json]:
-    """Read the rows of a registry's file or URL: objects of any form with a name.
+    """Read the rows of a registry file or URL: JSON objects with at least a `name`.
 
     Raises:
-        MissingError: the URL cannot be read, and there is no copy from before.
-        UsageError: there is no such file, it is no list of datasets in JSON, or the URL is not HTTP.
+        MissingError: the URL cannot be read, and there is no cached copy.
+        UsageError: the file does not exist, is not a JSON list of datasets, or the URL is not HTTP.
     """
     if "://" in registry:
         _check_url(registry)
@@ -39,29 +39,29 @@ def read_rows(
     try:
         text = Path(registry).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"registry: {registry} cannot be read: {reason}") from None
     try:
         return _parse(text)
-    except _NoRegistryError as error:
+    except _InvalidRegistryError as error:
         raise UsageError(f"registry: {registry} {error}") from None
 
 
-class _NoRegistryError(Exception):
-    """A text is no registry; the message follows the name of the text."""
+class _InvalidRegistryError(Exception):
+    """A text is not a registry. The message is a predicate, to be appended to the name of the text."""
 
 
 def _parse(text: str) -> Sequence[Json]:
     try:
         rows: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _NoRegistryError(f"is not JSON: {error}") from None
+        raise _InvalidRegistryError(f"is not JSON: {error}") from None
     if not isinstance(rows, list):
-        raise _NoRegistryError(f"must be a list of datasets, and not of type {type(rows).__name__}")
+        raise _InvalidRegistryError(f"must be a list of datasets, not of type {type(rows).__name__}")
     rows = cast("list[Json]", rows)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
-            raise _NoRegistryError(f"must be a list of datasets, and row {index} has no name")
+            raise _InvalidRegistryError(f"must be a list of datasets, but row {index} has no name")
     return rows
 
 
@@ -93,7 +93,7 @@ def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], No
                 files.write_text(copy, answer.text)
                 return rows
             reason, can_retry = f"HTTP status {answer.status_code}", answer.is_server_error
-        except _NoRegistryError as error:  # such as the login page of a network
+        except _InvalidRegistryError as error:  # such as the login page of a network
             reason, can_retry = f"the answer {error}", False
         except httpx.InvalidURL:
             raise _make_malformed_url_error(url) from None
@@ -105,7 +105,7 @@ def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], No
         note(f"registry: {displayed_url} cannot be read ({reason}); retrying in {wait_s:g} s")
         sleep(wait_s)
     if copy.is_file():
-        with suppress(_NoRegistryError):
+        with suppress(_InvalidRegistryError):
             rows = _parse(copy.read_text(encoding="utf-8"))
             note(f"registry: {displayed_url} cannot be read ({reason}): using this machine's last copy")
             return rows

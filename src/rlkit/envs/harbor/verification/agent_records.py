@@ -1,7 +1,7 @@
-"""Records that an agent's program writes on rlkit's side, such as a trajectory, for tests to read.
+"""Records that an agent's program writes on rlkit's side, such as a trajectory, which tests can read.
 
-Invariant: a verifier reads exactly the records of the agent's program. Harbor copies the folder of logs out of the
-environment over them, and processes that the agent left running there can write to that folder.
+Invariant: a verifier reads exactly the records of the agent's program. They must be restored, because Harbor overwrites
+them with the environment's folder of logs, to which processes left by the agent can write.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _records = WeakKeyDictionary[BaseEnvironment, "AgentRecords"]()
 
 
 class AgentRecords:
-    """Copies of the files that were written to a folder of logs while an agent ran, without subfolders.
+    """Copies of the files written to a folder of logs while an agent ran, without subfolders.
 
-    The agent cannot reach the folder `copies`, which is made on demand.
+    The agent cannot access the folder `copies`, which is created on demand.
     """
 
     def __init__(self, folder: Path, copies: Path) -> None:
@@ -34,7 +34,7 @@ class AgentRecords:
         self._before = dict[str, _Stamp]()
 
     def begin(self) -> None:
-        """Note the files that exist before the agent runs."""
+        """Record the files that exist before the agent runs."""
         self._before = self._stamps()
 
     def save(self) -> None:
@@ -66,19 +66,19 @@ class AgentRecords:
 
 
 def watch_records(environment: BaseEnvironment, folder: Path, copies: Path) -> AgentRecords:
-    """Register and return the records of the agent that plays in an environment; `get_records` finds them."""
+    """Register and return the records of an environment's agent, for `get_records`."""
     return _records.setdefault(environment, AgentRecords(folder, copies))
 
 
 def get_records(environment: BaseEnvironment) -> AgentRecords | None:
-    """Return the registered records of the agent that plays in an environment, if any."""
+    """Return the registered records of an environment's agent, or None."""
     return _records.get(environment)
 
 
 def write_record(path: Path, data: bytes, log: logging.Logger) -> None:
-    """Write a record in a folder that the agent can write to as well, without following a link at `path`.
+    """Write a record in a folder to which the agent can also write, without following a link at `path`.
 
-    A failure is only logged: the end of the agent matters more.
+    A failure is only logged, so that it does not hide the end of the agent.
     """
     try:
         write_bytes(path, data)

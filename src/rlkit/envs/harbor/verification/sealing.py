@@ -1,7 +1,7 @@
-"""Sealing of verification: processes that the agent left running can write neither a reward nor the tests.
+"""Seal verification, so that processes left by the agent cannot write a reward or the tests.
 
-Invariant: no verifier starts before its environment was sealed; an environment that cannot be sealed is an environment
-fault, never a reward.
+Invariant: a verifier starts only after its environment is sealed. If an environment cannot be sealed, the rollout fails
+and gets no reward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROGRAM_FOLDERS = frozenset({"bin", "etc", "lib", "lib32", "lib64", "sbin", "us
 
 _SEAL_S = 60
 
-# Prints number:start-time of each process of a container but for the shell that lists them and its ancestors.
+# Prints number:start-time of each process of a container, except the shell that lists them and its ancestors.
 _LIST = """
 list() {
   own=" $$ "; up=$$
@@ -52,8 +52,8 @@ list() {
   done
 }
 """
-# Stops everything at once but this shell and the first process, so that nothing can start another process meanwhile.
-# Then what is kept goes on, as do the shell's ancestors, and all else is signalled.
+# Stops all processes at once, except this shell and the first process, so that none can start another process. Then
+# the kept processes and the shell's ancestors are continued, and all others are signalled.
 _SIGNAL = """
 kill -STOP -1
 up=$$
@@ -84,25 +84,25 @@ done
 
 @dataclass(frozen=True)
 class TestedWork:
-    """The part of the agent's work that a task's tests examine: folders of the sandbox, None for everything.
+    """Part of the agent's work that a task's tests examine: folders of the sandbox, None for all.
 
-    Outside these folders the tests see the original image. `processes` adds processes that the agent leaves running.
+    Outside these folders the tests see the original image. `processes` also keeps processes left by the agent.
     """
 
-    __test__ = False  # else pytest collects it as a class of tests
+    __test__ = False  # otherwise pytest collects it as a test class
 
     folders: tuple[str, ...] | None = None
     processes: bool = False
 
     @classmethod
     def of(cls, metadata: Mapping[str, object]) -> TestedWork:
-        """Read the table `[metadata.rlkit]` of a task, or raise a UsageError that names a wrong key."""
+        """Read the table `[metadata.rlkit]` of a task; raise a UsageError that names an invalid key."""
         table = metadata.get(TABLE, {})
         fields = cast("Mapping[str, object]", table) if isinstance(table, Mapping) else {"": table}
         for key in fields:
             if key not in ("tested_folders", "tested_processes"):
                 raise UsageError(
-                    f"task.toml: [metadata.{TABLE}] has tested_folders and tested_processes, and no {key!r}"
+                    f"task.toml: [metadata.{TABLE}] has no key {key!r}; keys: tested_folders, tested_processes"
                 )
         folders, processes = fields.get("tested_folders"), fields.get("tested_processes", False)
         if not isinstance(processes, bool):
@@ -124,17 +124,17 @@ def _folder_paths(folders: object) -> tuple[str, ...]:
 
 @runtime_checkable
 class SealableEnvironment(Protocol):
-    """An environment that gives the verifier a view of its own."""
+    """An environment that can give the verifier a separate view."""
 
     seal_problem: str
-    """Reason why it cannot, as far as it is known; empty where it can."""
+    """Reason why it cannot, if known; empty if it can."""
 
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
-        """Send commands and transfers from now on to a view that shows this work to a verifier."""
+        """Redirect commands and transfers to a view that shows this work to a verifier."""
         ...
 
     async def unseal(self) -> None:
-        """Send them to the agent's side again."""
+        """Redirect commands and transfers to the agent's side again."""
         ...
 
 
@@ -142,7 +142,7 @@ _own_processes = WeakKeyDictionary[BaseEnvironment, frozenset[str]]()
 
 
 async def note_processes(environment: BaseEnvironment) -> None:
-    """Note the processes of an environment before an agent has been in it."""
+    """Record the processes of an environment before the agent starts."""
     if not _has_view(environment) and environment.os != TaskOS.WINDOWS:
         listed = await environment.exec(f"{_LIST}\nlist", user="root", timeout_sec=_SEAL_S)
         if listed.return_code == 0:
@@ -150,9 +150,9 @@ async def note_processes(environment: BaseEnvironment) -> None:
 
 
 async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
-    """Upload the agent's logs, as they were at the end of its work, to a sealed environment.
+    """Upload the agent's logs, in their state at the end of its work, to a sealed environment.
 
-    They are in the trial's folder of logs, with the records that the agent wrote on this side.
+    They are in the trial's folder of logs, with the records that the agent's program wrote on this side.
     """
     if (records := get_records(environment)) is not None:
         await in_thread(records.restore)
@@ -164,15 +164,15 @@ async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
 async def sealed(
     environment: BaseEnvironment, work: TestedWork, *, user: str | int | None, is_last: bool
 ) -> AsyncGenerator[None]:
-    """Seal an environment from processes that the agent left running, for the time of a verification.
+    """Seal an environment from processes left by the agent, during verification.
 
     Args:
         user: user of the tests; None for the image's own.
-        is_last: the agent's work is over. Without a view its processes are then killed, and otherwise stopped for the
-            time of the verification.
+        is_last: True if the agent's work is over. Without a view, its processes are then killed; otherwise they are
+            stopped during verification.
 
     Raises:
-        EnvironmentFault: it cannot be sealed.
+        EnvironmentFault: the environment cannot be sealed.
     """
     if isinstance(environment, SealableEnvironment) and not environment.seal_problem:
         await environment.seal(work, user)
@@ -181,7 +181,7 @@ async def sealed(
         finally:
             await environment.unseal()
         return
-    if environment.os == TaskOS.WINDOWS:  # its folders are Harbor's to empty
+    if environment.os == TaskOS.WINDOWS:  # Harbor empties its folders
         yield
         return
     ends_processes = not work.processes
@@ -196,7 +196,7 @@ async def sealed(
 
 
 def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
-    """List what an agent can still forge in an environment, a line each; nothing where all is sealed."""
+    """List the ways in which an agent can still forge results, one line each; empty if all is sealed."""
     open_ends: list[str] = []
     programs = [folder for folder in work.folders or () if PurePosixPath(folder).parts[1] in _PROGRAM_FOLDERS]
     if has_view and programs:

@@ -17,7 +17,7 @@ from rlkit.envs.harbor.verification.sealing import TestedWork, restore_logs, sea
 
 
 class SealedVerifier(Verifier):
-    """A verifier that seals the environment that it shares with the agent, and reads the reward from there."""
+    """A verifier that seals the environment shared with the agent, and reads the reward from it."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's arguments, passed through

@@ -1,7 +1,7 @@
-"""Connections to servers: one pool for each event loop and server.
+"""Connections to servers: one pool per event loop and server.
 
-Invariant: the key of the OpenReward platform goes to the platform, and to a server with a URL only if configured. The
-clients of a pool are closed when its event loop ends.
+Invariant: the key of the OpenReward platform is sent to the platform, and to a server with a URL only if configured.
+The clients of a pool are closed when its event loop ends.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Access:
 
     @property
     def key(self) -> str | None:
-        """API key for the server, if any; MissingError if it is needed and not set."""
+        """API key for the server, or None; MissingError if it is required and not set."""
         if self.target.base_url is not None and not self.send_key:
             return None
         key = os.environ.get(KEY_VARIABLE)
         if not key:
             raise MissingError(
-                f"{KEY_VARIABLE} is not set, and {self.target.name} is sent it; make a key at "
+                f"{KEY_VARIABLE} is not set, but {self.target.name} needs it: create a key at "
                 "https://openreward.ai/keys and set it in the environment or in .env"
             )
         return key
@@ -67,13 +67,13 @@ def _make_api(access: Access) -> AsyncEnvironmentsAPI:
     from openreward.api.environments.client import AsyncEnvironmentsAPI
 
     if access.target.base_url is not None:
-        # Made by itself: the SDK's client would take the key from the environment, and send it along.
+        # Created directly, because the SDK's client would read the key from the environment and send it.
         return AsyncEnvironmentsAPI(base_url=access.target.base_url, api_key=access.key)  # pyright: ignore[reportArgumentType]  without a key it sends none
     return AsyncOpenReward(api_key=access.key).environments
 
 
 async def _close_at_the_end(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait until the run or the event loop ends, which cancels what is left, and close what is open."""
+    """Wait until this task is cancelled, by the end of the run or its event loop, and close the clients."""
     try:
         await asyncio.Event().wait()
     finally:

@@ -1,10 +1,10 @@
 """Classification of failures of a session.
 
-    model           an invalid call: the model receives the error
-    environment     a tool or a setup that raised: the episode fails
-    busy            the server refuses for now: nothing was executed
-    infrastructure  the session is lost, and the effect of the last request is unknown: a fresh session
-    configuration   any other session would fail too: the run stops
+    model           invalid call; the model receives the error
+    environment     a tool or setup raised an error; the episode fails
+    busy            the server is overloaded; the request was not executed
+    infrastructure  the session is lost, and the last request may have been executed; a new session is needed
+    configuration   every session would fail; the run stops
 
 Invariant: a request that may have been executed is never repeated in the same session.
 """
@@ -23,9 +23,9 @@ type Kind = Literal["model", "environment", "busy", "infrastructure", "configura
 
 _BUSY = 429
 _REFUSALS = {
-    401: "the API key is missing or refused: set OPENREWARD_API_KEY",
+    401: "the API key is missing or invalid: set OPENREWARD_API_KEY",
     402: "the account has no credit left",
-    403: "the API key may not use it",
+    403: "the API key does not give access to it",
 }
 _LOST = frozenset({404, 408, 410, 502, 503, 504})
 _UNKNOWN = ("deployment not found", "unknown environment")
@@ -34,7 +34,7 @@ _UNKNOWN_TASK = "unknown task_id"
 
 
 class SessionLost(Exception):
-    """Session that failed, or could not be opened; `busy` if the server refused for now."""
+    """A session failed, or could not be opened; `busy` if the server was overloaded."""
 
     def __init__(self, message: str, *, busy: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ def classify_error(error: BaseException, *, opening: bool) -> Kind:
     """Classify the exception of a request to a server.
 
     Args:
-        opening: whether the session is being opened, so that its task may be rejected, but not the model's call.
+        opening: True while the session is being opened: an error 400 then concerns the task, not the model's call.
     """
     import aiohttp
     from openreward.api.errors import MaxRetriesError, ToolCallError, ToolFailed
@@ -75,7 +75,7 @@ def _classify_status(error: aiohttp.ClientResponseError, opening: bool) -> Kind:
     if error.status in _REFUSALS or any(phrase in text for phrase in _UNKNOWN):
         return "configuration"
     if error.status == 400 and opening:
-        # The SDK made the request again, and the first one had been carried out.
+        # The SDK repeated a request that had been executed.
         return "infrastructure" if "already exists" in text else "configuration"
     return "infrastructure" if error.status in _LOST else "environment"
 
@@ -85,7 +85,7 @@ def describe_error(error: BaseException, clean: Callable[[str], str] = str) -> s
     status = getattr(error, "status", None)
     if status in _REFUSALS:
         return _REFUSALS[status]
-    if type(error).__name__ == "AuthenticationError":  # its text is a page, in colours
+    if type(error).__name__ == "AuthenticationError":  # its text is a page with colour codes
         return _REFUSALS[401]
     text = str(getattr(error, "message", "") or getattr(error, "detail", "") or error)
     line = " ".join(clean(text).split())

@@ -1,6 +1,6 @@
-"""Run a command while its own input is open: a server that ends with the process that started it.
+"""Run a command as long as stdin is open, so that a server ends with the process that started it.
 
-Started as a file, with the command as its arguments. It knows nothing of rlkit, so that it starts at once.
+Run as a script with the command as arguments. It does not import rlkit, so it starts immediately.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 import threading
 
 GRACE_S = 5.0
-"""Time for the command to end before it is killed."""
+"""Time between SIGTERM and SIGKILL."""
 
 
 def main() -> int:
@@ -19,11 +19,11 @@ def main() -> int:
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
 
     def wait_for_the_end() -> None:
-        os.read(0, 1)  # comes back when whoever holds the other end closes it, or has ended
+        os.read(0, 1)  # returns when the owner closes the other end, or has ended
         _signal(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-        _signal(process.pid, signal.SIGKILL)  # what it started may go on after it
+        _signal(process.pid, signal.SIGKILL)  # processes that it started may still run
 
     watching = threading.Thread(target=wait_for_the_end, daemon=True)
     watching.start()

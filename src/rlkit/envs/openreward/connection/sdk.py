@@ -1,15 +1,15 @@
 """SDK of OpenReward, with patches for its defects.
 
-What is replaced is replaced only while a look at it says that it is broken, and while it has the shape that is known:
-with a version that has mended it itself, or has moved it, nothing is touched.
+Each patch is applied only if a probe shows the defect and the SDK's code has the expected form. Versions that fixed a
+defect, or moved the code, are left unchanged.
 
-    stream parser     loses spaces at the borders of the pieces that a long answer comes in
-    calls of tools    made again after a failure, though the tool may have run
-    prompts           asked for again after a failure, though environments begin anew when they are asked
-    blocks            passed over where their type is not known
+    stream parser     loses spaces at the borders of the pieces of a long answer
+    tool calls        retried after a failure, although the tool may already have run
+    prompt requests   retried after a failure, although a request may reset the environment
+    content blocks    dropped if their type is unknown
 
-What is broken besides (sessions that stay behind, missing time limits, a key that is sent to any server) is dealt with
-where sessions are opened; see `session` and `clients`.
+Other defects (leaked sessions, missing time limits, an API key sent to any server) are handled in `session` and
+`clients`.
 
 Invariant: importing rlkit does not import the SDK, which takes seconds.
 """
@@ -29,10 +29,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Protocol, cast
 
 NEWEST_TESTED = "0.1.167"
-"""Newest version of the SDK that was checked."""
+"""Newest version of the SDK that rlkit was tested with."""
 
 _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
-"""Variables set before the import: it would query a package registry, and log to stdout."""
+"""Variables set before the import, which would otherwise query a package registry and log to stdout."""
 
 _HTTP = "openreward.api._session.http"
 _CLIENT = "openreward.api.environments.client"
@@ -58,12 +58,12 @@ def load() -> ModuleType:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     sdk = import_module("openreward")
-    for mend in (mend_parser, mend_calls, mend_prompts, mend_blocks):
+    for patch in (patch_parser, patch_tool_calls, patch_prompts, patch_blocks):
         try:
-            mend()
+            patch()
         except (ImportError, AttributeError, TypeError) as error:
             _log.warning(
-                "openreward %s is not the version that rlkit knows (%s), and is used as it is: %s",
+                "openreward %s differs from the version that rlkit was tested with (%s), and is used unpatched: %s",
                 version("openreward"),
                 NEWEST_TESTED,
                 error,
@@ -71,8 +71,8 @@ def load() -> ModuleType:
     return sdk
 
 
-def mend_parser() -> bool:
-    """Replace the stream parser if it loses spaces; return whether it did."""
+def patch_parser() -> bool:
+    """Replace the stream parser if it loses spaces; return True if it was replaced."""
     module = import_module(_HTTP)
     if _keeps_spaces(cast("_Parser", module._parse_sse_events)):
         return False
@@ -80,8 +80,8 @@ def mend_parser() -> bool:
     return True
 
 
-def mend_calls() -> bool:
-    """Have calls of tools made once, if the SDK makes them again; return whether it did."""
+def patch_tool_calls() -> bool:
+    """Disable retries of tool calls, if the SDK retries them; return True if the SDK was patched."""
     module = import_module(_CLIENT)
     request = cast("_Request", module.resumable_sse)
     if getattr(request, "once", False):
@@ -91,7 +91,7 @@ def mend_calls() -> bool:
 
     async def once(client: object, path: str, *args: object, **options: object) -> object:
         if path.endswith("/call"):
-            # Only a call that has a number yet can be taken up again without running the tool again.
+            # A call can be resumed without running the tool again only after the server has assigned it an id.
             options.setdefault("resumable_only", True)
         return await request(client, path, *args, **options)
 
@@ -100,8 +100,8 @@ def mend_calls() -> bool:
     return True
 
 
-def mend_prompts() -> bool:
-    """Have prompts asked for once, if the SDK asks again; return whether it did."""
+def patch_prompts() -> bool:
+    """Disable retries of prompt requests, except those that were not executed; return True if the SDK was patched."""
     from tenacity import retry, retry_if_exception
 
     module, http = import_module(_CLIENT), import_module(_HTTP)
@@ -111,7 +111,7 @@ def mend_prompts() -> bool:
     request_once = cast(
         "_Request",
         retry(
-            retry=retry_if_exception(_untouched),
+            retry=retry_if_exception(_was_not_executed),
             wait=http._env_server_wait,
             stop=http._env_server_stop,
             reraise=True,
@@ -127,8 +127,8 @@ def mend_prompts() -> bool:
     return True
 
 
-def _untouched(error: BaseException) -> bool:
-    """Tell whether a server was busy or not started, so that nothing was executed."""
+def _was_not_executed(error: BaseException) -> bool:
+    """Return whether a request was not executed, because the server was busy or not started."""
     return getattr(error, "status", None) == _BUSY or bool(getattr(error, "backend_starting", False))
 
 
@@ -139,8 +139,8 @@ class UnknownBlock:
     type: str
 
 
-def mend_blocks() -> bool:
-    """Have blocks of unknown types kept, if the SDK drops them; return whether it did."""
+def patch_blocks() -> bool:
+    """Keep blocks of unknown types as `UnknownBlock`, if the SDK drops them; return True if the SDK was patched."""
     module = import_module(_CLIENT)
     read = cast("_Reader", module._parse_blocks)
     if read([{"type": "rlkit-unknown"}]):
@@ -154,7 +154,7 @@ def mend_blocks() -> bool:
 
 
 async def parse_events(response: _Stream) -> AsyncIterator[tuple[str, str]]:
-    """Yield the name and data of each event; as the standard has it, one space after the colon is not part of them."""
+    """Yield the name and data of each server-sent event, without the one optional space after the colon."""
     event, data = "", list[str]()
     async for raw in response.content:
         line = raw.decode("utf-8", "ignore").rstrip("\r\n")
@@ -183,19 +183,19 @@ def _keeps_spaces(parser: _Parser) -> bool:
 
 
 def _run[T](function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine that waits for nothing, whether or not an event loop runs in this thread."""
+    """Run a coroutine that never suspends, with or without a running event loop."""
     coroutine = function().__await__()
     try:
         coroutine.send(None)
     except StopIteration as done:
         return cast("T", done.value)
-    raise RuntimeError("it waits for something")
+    raise RuntimeError("the coroutine suspended")
 
 
 def blocking[T](function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine to its end on an event loop of its own, in a thread of its own.
+    """Run a coroutine to its end on a new event loop in a new thread.
 
-    An environment is loaded by an ordinary function, which may be called while an event loop runs.
+    Environments are loaded by a synchronous function, which may be called while an event loop runs.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,7 @@
-"""Secrets of an environment, by the names of the variables that hold them.
+"""Secrets of an environment, by the names of their environment variables.
 
-Invariant: a task has names only. A value is read when a session is opened, goes to the server, and is removed from all
-responses.
+Invariant: a task contains only names. A value is read when a session is opened, sent to the server, and removed from
+all responses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Secret:
 
     Args:
         env: name of the variable.
-        domains: hosts that a hosted environment may send it to; by default those that OpenReward knows for its name.
+        domains: hosts to which a hosted environment may send it; by default OpenReward's list for well-known names.
     """
 
     env: str
@@ -32,7 +32,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Secrets of one environment by its own names."""
+    """Secrets of one environment by their names in the environment."""
 
     by_name: tuple[tuple[str, Secret], ...] = ()
 
@@ -47,7 +47,7 @@ class Secrets:
         }
 
     def cleaner(self, key: str | None = None) -> Callable[[str], str]:
-        """Return a function that removes their values, and the platform's key if given, from a text."""
+        """Return a function that removes the secrets' values, and the platform's key if given, from a text."""
         values = {os.environ.get(secret.env, "") for _, secret in self.by_name} | {key or ""}
         hidden = sorted((value for value in values if len(value) >= SHORTEST_SECRET_CHARS), key=len, reverse=True)
 
@@ -74,14 +74,14 @@ def parse_secrets(secrets: Mapping[str, str | Mapping[str, str | Sequence[str]]]
         for name, secret in parsed.by_name:
             if name not in WELL_KNOWN_SECRETS and not secret.domains:
                 raise UsageError(
-                    f"secrets.{name}: OpenReward does not know where it may be sent: write "
+                    f"secrets.{name}: OpenReward has no allowed hosts for this name: write "
                     f"{{env: {secret.env}, domains: [api.example.com]}}"
                 )
     return parsed
 
 
 def _parse_secret(name: str, secret: str | Mapping[str, str | Sequence[str]]) -> Secret:
-    hint = "give the name of the environment variable that holds it, such as OPENAI_API_KEY, and not its value"
+    hint = "give the name of an environment variable, such as OPENAI_API_KEY, not the value of the secret"
     if isinstance(secret, str):
         variable, domains = secret, ()
     else:

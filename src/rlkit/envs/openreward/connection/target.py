@@ -1,6 +1,6 @@
 """Targets: an environment and the server of its sessions.
 
-Invariant: one string names a target, hosted or on your own server; it contains no secret.
+Invariant: a target, hosted or on your own server, is given by one string without secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlkit.errors import UsageError
 
 _HOSTED = re.compile(r"(?P<name>[\w.\-]+/[\w.\-]+)(?:@(?P<version>[\w.\-+]+))?")
 _FRAGMENT = re.compile(r"(?P<variant>[\w.\-]*)(?:@(?P<version>[\w.\-+]+))?")
-_FORMS = "Owner/Name, Owner/Name@version or http://host:port, each with #variant after it where a server has several"
+_FORMS = "Owner/Name, Owner/Name@version or http://host:port, followed by #variant if the server has several"
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ def parse_target(text: str) -> Target:
         http://127.0.0.1:8080#wordgame
 
     Raises:
-        UsageError: it is of another form.
+        UsageError: the target is malformed.
     """
     head, mark, tail = text.strip().partition("#")
     fragment = _FRAGMENT.fullmatch(tail)
     if fragment is None or (mark and not tail):
-        raise UsageError(f"target: {tail!r} is no variant; give {_FORMS}")
+        raise UsageError(f"target: {tail!r} is not a variant; give {_FORMS}")
     variant = fragment["variant"].lower() or None
     if "://" in head:
         return Target(_parse_name(head), head.rstrip("/"), variant, fragment["version"])
     hosted = _HOSTED.fullmatch(head)
     if hosted is None:
-        raise UsageError(f"target: {text!r} names no environment; give {_FORMS}")
+        raise UsageError(f"target: {text!r} is not an environment; give {_FORMS}")
     if hosted["version"] and fragment["version"]:
         raise UsageError(f"target: {text!r} has two versions; leave one out")
     return Target(hosted["name"], None, variant, hosted["version"] or fragment["version"])
@@ -71,9 +71,9 @@ def _parse_name(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise UsageError(f"target: a URL has the form http://host:port; give {_FORMS}")
     if parts.username or parts.password:
-        raise UsageError("target: a URL holds no user or password: it is written down with the run")
+        raise UsageError("target: a URL must not contain a user or password, because it is recorded with the run")
     try:
         port = parts.port
     except ValueError:
-        raise UsageError(f"target: {parts.netloc} has no port that is a number") from None
+        raise UsageError(f"target: the port in {parts.netloc} is not a number") from None
     return parts.hostname if port is None else f"{parts.hostname}:{port}"
