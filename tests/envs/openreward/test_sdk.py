@@ -118,7 +118,7 @@ def test_a_version_of_another_shape_is_used_as_it_is(
     sdk.load()
     sdk.load.cache_clear()
     assert client.resumable_sse is resumable_sse
-    assert ["used as it is" in record.message for record in caplog.records] == [True, True]
+    assert ["used unpatched" in record.message for record in caplog.records] == [True, True]
 
 
 def test_an_option_that_the_sdk_gives_itself_stands(monkeypatch: pytest.MonkeyPatch) -> None:
