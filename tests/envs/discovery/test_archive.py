@@ -176,7 +176,7 @@ def test_the_best_is_never_lost(rule: Reuse, found: list[list[float]]) -> None:
 
 def test_the_archive_of_another_search_is_refused() -> None:
     held = archive(ReuseRule("puct")).state_dict()
-    with pytest.raises(UsageError, match="reuse: the run was begun with puct, and this is fixed"):
+    with pytest.raises(UsageError, match="reuse: the run was started with puct, not fixed"):
         archive(ReuseRule("fixed")).load_state_dict(held)
 
 

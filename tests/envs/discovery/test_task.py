@@ -410,10 +410,10 @@ def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_aske
         ({"epsilon": 0.1}, "epsilon: has no effect with reuse 'puct'"),
         ({"puct_c": 0.1, "reuse": "fixed"}, "puct_c: has no effect"),
         ({"buffer_size": 3, "reuse": "none"}, "buffer_size: has no effect"),
-        ({"start": "flat"}, "start: flat is for"),
+        ({"start": "flat"}, "start: flat needs"),
         ({"start": "erdos_haugland"}, "Did you mean"),
-        ({"start": "circle_packing_26_alphaevolve_2025"}, "is no construction of erdos"),
-        ({"starts": 2, "start": "erdos_haugland_2016"}, "starts: has no effect"),
+        ({"start": "circle_packing_26_alphaevolve_2025"}, "is not a construction of erdos"),
+        ({"starts": 2, "start": "erdos_haugland_2016"}, "starts: has an effect only with"),
         ({"polish_s": 1.0, "problem": "tests.envs.discovery.test_archive:Number"}, "number has no local search"),
     ],
 )

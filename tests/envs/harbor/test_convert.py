@@ -134,8 +134,8 @@ def test_a_build_context_within_a_task_is_copied(tmp_path: Path, build: str) -> 
     ("file", "content", "told"),
     [
         ("task.yaml", b'instruction: Do it.\nparser_name: "py', "task.yaml, line 2: is not YAML: found unexpected end"),
-        ("task.yaml", b"", "task.yaml: must hold a mapping of settings, and not NoneType"),
-        ("task.yaml", b"- a\n", "task.yaml: must hold a mapping of settings, and not list"),
+        ("task.yaml", b"", "task.yaml: must be a mapping of settings, not NoneType"),
+        ("task.yaml", b"- a\n", "task.yaml: must be a mapping of settings, not list"),
         ("task.yaml", b"\xff\xfe", "task.yaml is not UTF-8 text"),
         ("task.yaml", b"instruction: \x00\n", "task.yaml: is not YAML: unacceptable character"),
         ("task.yaml", b"[" * 10_000, "task.yaml: is not YAML: maximum recursion depth"),
@@ -185,7 +185,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_converted(
     ("source", "target", "told"),
     [
         ("none", "new", "none is not a folder"),
-        ("empty", "new", "holds no task.yaml"),
+        ("empty", "new", "has a task.yaml"),
         ("old", "old/new", "is inside"),
     ],
 )
@@ -258,16 +258,18 @@ def test_what_cannot_be_converted_exactly_is_listed_with_its_task(tmp_path: Path
     assert (len(done.folders), done.failed) == (6, {})
     assert {name: list(lines) for name, lines in done.differences.items()} == {
         "daemon": [
-            "its entrypoint needs a container engine: set environment to docker; local refuses it",
+            "its entrypoint needs a container engine: set environment to docker; local does not support it",
             "its container ran `sh -c cron && sleep infinity`; here nothing is started before the agent",
         ],
         "keystrokes": [
             "its solution is keystrokes (solution.yaml), which cannot be replayed: `rlkit tasks check` has none"
         ],
-        "privileged": ["its docker-compose.yaml needs a container engine: set environment to docker; local refuses it"],
+        "privileged": [
+            "its docker-compose.yaml needs a container engine: set environment to docker; local does not support it"
+        ],
         "services": [
             "its services (database) of docker-compose.yaml need a container engine: set environment to docker; "
-            "local refuses it",
+            "local does not support it",
             "its volumes (./data:/data) are not mounted",
         ],
         "settings": [

@@ -169,7 +169,7 @@ def test_processes_that_cannot_be_told_apart_fail_the_trial(cache: Path) -> None
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("tested_folder = ['/app']", "no 'tested_folder'"),
+        ("tested_folder = ['/app']", "no key 'tested_folder'"),
         ("tested_folders = '/app'", "list of absolute paths"),
         ("tested_folders = ['app']", "list of absolute paths"),
         ("tested_folders = ['/logs']", "cannot be shared"),

@@ -109,10 +109,10 @@ def test_a_fifth_is_kept_for_evaluation_or_what_is_named() -> None:
     [
         ({"task_ids": ["task-l0"]}, r"task_ids: no task matches 'task-l0'\. Similar: task-0, "),
         ({"task_ids": ["xyz*"]}, r"task_ids: no task matches 'xyz\*'\. The 40 tasks: bench/task-0, .*, …"),
-        ({"exclude": ["*"]}, "exclude: it leaves out all of the 40 selected tasks"),
+        ({"exclude": ["*"]}, "exclude: all of the 40 selected tasks are excluded"),
         ({"split": "eval", "eval_fraction": 1e-9}, "none of the 40 selected tasks is in the split eval: change"),
         ({"eval_fraction": 0.5}, "eval_fraction has no effect on all tasks"),
-        ({"split": "eval", "eval_fraction": 0.5, "eval_tasks": ["a"]}, "eval_fraction has no effect beside eval_tasks"),
+        ({"split": "eval", "eval_fraction": 0.5, "eval_tasks": ["a"]}, "eval_fraction has no effect with eval_tasks"),
     ],
 )
 def test_what_chooses_nothing_or_makes_no_sense_is_told(settings: dict[str, object], told: str) -> None:

@@ -96,9 +96,9 @@ def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: P
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("python server.py", r"server: 'python server.py' does not say where the port goes; write \{port\}"),
+        ("python server.py", r"server: 'python server.py' has no placeholder for the port; write \{port\}"),
         ("", "server: '' does not say"),
-        ("'python {port}", "server: .* is no command: No closing quotation"),
+        ("'python {port}", "server: .* is not a valid command: No closing quotation"),
         ("python -c 'raise SystemExit(\"no licence\")' {port}", "ended with exit code 1: no licence"),
         ("no-such-program {port}", "ended with exit code 1: .*no-such-program"),
         ("python -c 'import time; time.sleep(60)' {port}", "does not answer at .*/health within 0.5 s"),

@@ -1,7 +1,7 @@
-"""Archive of the constructions of a search, which chooses the next one to start from.
+"""Archive of a search's constructions, which chooses the next construction to start from.
 
-Invariant: an archive is a function of its seed and of the sequence of calls. It holds no construction twice, and its
-best one is never dropped.
+Invariant: the seed and the sequence of calls determine the archive. It has no construction twice, and its best
+construction is never dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlkit.types import Json
 type Reuse = Literal["epsilon_greedy", "puct", "fixed", "none"]
 
 MAX_CHILDREN = 2
-"""Limit of kept children of one state with `puct`, so that one state does not fill the archive."""
+"""Maximum number of kept children per state with `puct`, so that one state does not fill the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReuseRule:
     Args:
         name: `epsilon_greedy`: a random kept state with probability `epsilon`, otherwise the best. `puct`: the state
             with the greatest PUCT score. `fixed`: the initial states in turn. `none`: a new random state each time.
-        size: number of states that are kept beside the initial ones.
+        size: maximum number of kept states, in addition to the initial ones.
         c: exploration constant of `puct`.
     """
 
@@ -58,7 +58,7 @@ class _Node:
 class Archive:
     """States of a search over one problem.
 
-    An expansion is one group of rollouts that start from a state; it counts once for any number of rollouts.
+    An expansion is one group of rollouts from a state; it counts once for any number of rollouts.
     """
 
     problem: Problem
@@ -70,7 +70,7 @@ class Archive:
     """Number of recorded expansions."""
     _nodes: dict[str, _Node] = field(default_factory=dict[str, _Node])
     _parents: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
-    _in_play: list[str] = field(default_factory=list[str])
+    _running: list[str] = field(default_factory=list[str])
 
     def plant(self, states: Sequence[State]) -> None:
         """Add the initial states."""
@@ -79,12 +79,12 @@ class Archive:
             self._parents.setdefault(state.id, None)
 
     def choose(self) -> State:
-        """Return the next state to expand; it is in play until `record_expansion`."""
+        """Return the next state to expand; it counts as running until `record_expansion`."""
         rng = np.random.default_rng(derive_seed(self.seed, "archive", self.choices))
         self.choices += 1
         match self.rule.name:
             case "none":
-                return self._start_afresh(rng)
+                return self._make_random_state(rng)
             case "fixed":
                 seeds = [name for name, node in self._nodes.items() if node.seed]
                 name = seeds[(self.choices - 1) % len(seeds)]
@@ -93,13 +93,13 @@ class Archive:
                 name = ranked[int(rng.integers(len(ranked)))] if rng.random() < self.rule.epsilon else ranked[0]
             case "puct":
                 name = self._choose_by_puct()
-        self._in_play.append(name)
+        self._running.append(name)
         return self._nodes[name].state
 
     def record_expansion(self, parent: str, children: Sequence[State]) -> None:
         """Record the valid constructions of a group that started from a state."""
-        if parent in self._in_play:
-            self._in_play.remove(parent)
+        if parent in self._running:
+            self._running.remove(parent)
         self.expansions += 1
         for name in (parent, *self.lineage(parent)):
             if name in self._nodes:
@@ -109,7 +109,7 @@ class Archive:
             node.best_child = max(node.best_child, *(self.score(child) for child in children))
         if self.rule.name in ("fixed", "none"):
             descendants = [node.state for node in self._nodes.values() if not node.seed]
-            children = self._sort_by_score([*children, *descendants])[:1]  # one, so that the best is known
+            children = self._sort_by_score([*children, *descendants])[:1]  # keep one, so that the best is known
         for child in children:
             if child.id not in self._nodes:
                 self._nodes[child.id] = _Node(child, seed=False)
@@ -125,7 +125,7 @@ class Archive:
         return ancestors
 
     def score(self, state: State) -> float:
-        """Return the score of a state: higher is better in either direction."""
+        """Return the score of a state: higher is better, whether values are minimised or maximised."""
         return -state.value if self.problem.minimise else state.value
 
     @property
@@ -139,7 +139,7 @@ class Archive:
         return self.states[0]
 
     def metrics(self) -> dict[str, float]:
-        """Return `best`, `median` and `size` of the kept states, `generation` of the best one, and `expansions`."""
+        """Return `best`, `median` and `size` of the kept states, `generation` of the best, and `expansions`."""
         states = self.states
         values = [state.value for state in states]
         return {
@@ -166,7 +166,7 @@ class Archive:
             "reuse": self.rule.name,
             "chosen": self.choices,
             "expansions": self.expansions,
-            "in_play": list(self._in_play),
+            "in_play": list(self._running),
             "parents": dict(self._parents),
             "nodes": nodes,
         }
@@ -175,9 +175,9 @@ class Archive:
         """Restore a `state_dict`; raise `UsageError` if it has another problem or reuse."""
         for name, current in (("problem", self.problem.name), ("reuse", self.rule.name)):
             if state[name] != current:
-                raise UsageError(f"{name}: the run was begun with {state[name]}, and this is {current}")
+                raise UsageError(f"{name}: the run was started with {state[name]}, not {current}")
         self.choices, self.expansions = cast("int", state["chosen"]), cast("int", state["expansions"])
-        self._in_play = list(cast("Sequence[str]", state["in_play"]))
+        self._running = list(cast("Sequence[str]", state["in_play"]))
         self._parents = dict(cast("Mapping[str, str | None]", state["parents"]))
         self._nodes = {}
         for node in cast("Sequence[Mapping[str, Json]]", state["nodes"]):
@@ -186,20 +186,20 @@ class Archive:
             best_child = -math.inf if best_child is None else best_child
             self._nodes[loaded.id] = _Node(loaded, bool(node["seed"]), cast("int", node["expansions"]), best_child)
 
-    def _start_afresh(self, rng: np.random.Generator) -> State:
+    def _make_random_state(self, rng: np.random.Generator) -> State:
         verified = self.problem.verify(self.problem.start(rng))
         state = State(verified.construction, verified.value)
-        self._in_play.append(state.id)
+        self._running.append(state.id)
         return state
 
     def _sort_by_score(self, states: Sequence[State]) -> list[State]:
-        return sorted(states, key=self.score, reverse=True)  # of equal states, the older one first
+        return sorted(states, key=self.score, reverse=True)  # of equal states, the older first
 
     def _rank(self) -> list[str]:
         return sorted(self._nodes, key=lambda name: self.score(self._nodes[name].state), reverse=True)
 
     def _trim(self, parent: str) -> None:
-        """Drop states beyond the size; the initial ones stay, except with `epsilon_greedy`."""
+        """Drop states beyond the size; keep the initial states, except with `epsilon_greedy`."""
         is_puct = self.rule.name == "puct"
         if is_puct:
             children = [node.state for node in self._nodes.values() if not node.seed and node.state.parent == parent]
@@ -209,18 +209,18 @@ class Archive:
         removable = [node.state for node in self._nodes.values() if not (node.seed and (is_puct or is_fixed))]
         for state in self._sort_by_score(removable)[1 if is_fixed else self.rule.size :]:
             del self._nodes[state.id]
-        # Only states that are kept or in play, and their ancestors.
+        # Only kept and running states, and their ancestors.
         reachable = dict.fromkeys(
-            relative for name in (*self._nodes, *self._in_play) for relative in (name, *self.lineage(name))
+            relative for name in (*self._nodes, *self._running) for relative in (name, *self.lineage(name))
         )
         self._parents = {name: self._parents[name] for name in reachable if name in self._parents}
 
     def _choose_by_puct(self) -> str:
         """Choose by Q + c · scale · P · √(1 + T) / (1 + n), see TTT-Discover §A.2 (arXiv:2601.16175).
 
-        Q is the score of the best child, or of the state itself before its first expansion; n counts its expansions and
-        those of its descendants, T all expansions. P falls linearly with the rank; scale is the range of scores. States
-        whose ancestor or descendant is in play are skipped while there is another.
+        Q: score of the best child, or of the state before its first expansion. n: number of expansions of the state and
+        its descendants. T: number of all expansions. P: falls linearly with the rank. scale: range of scores. States
+        with a running ancestor or descendant are skipped if there are others.
         """
         names = self._rank()
         nodes = [self._nodes[name] for name in names]
@@ -232,7 +232,7 @@ class Archive:
         bonus = self.rule.c * float(np.ptp(scores)) * prior * math.sqrt(1 + self.expansions) / (1 + expansions)
         places: list[int] = np.argsort(-(quality + bonus), kind="stable").tolist()
         order = [names[place] for place in places]
-        in_play = set(self._in_play)
+        in_play = set(self._running)
         blocked = {relative for name in in_play for relative in (name, *self.lineage(name))}
         free = [name for name in order if name not in blocked and in_play.isdisjoint(self.lineage(name))]
         return (free or [name for name in order if name not in in_play] or order)[0]

@@ -1,6 +1,6 @@
 """Open problems whose solutions are constructions: arrays of numbers that a verifier evaluates.
 
-Invariant: a value is computed from the construction alone. A program's own claims are never read.
+Invariant: a value is computed only from the construction. Values claimed by a program are never read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIN_RELATIVE_GAIN = 1e-12
 
 
 class InvalidConstruction(ValueError):
-    """Array that is no construction of the problem; the message gives the reason and may be used in a prompt."""
+    """Array that is not a construction of the problem; the message gives the reason and may be used in a prompt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +53,9 @@ class Certificate:
     """Statement about a construction that exact arithmetic proves.
 
     Args:
-        claim: one line for people.
-        bound: proven bound in decimals, rounded to the safe side.
-        exact: exact bound as a fraction, `numerator/denominator`; "" if only the decimals are known.
+        claim: the statement in one readable line.
+        bound: proven bound in decimals, rounded so that it remains valid.
+        exact: exact bound as a fraction, `numerator/denominator`; empty if only the decimals are known.
     """
 
     claim: str
@@ -64,7 +64,7 @@ class Certificate:
 
 
 class Problem(ABC):
-    """Mathematics of one problem: its statement, its verifier and its reward.
+    """A mathematical problem: its statement, verifier and reward.
 
     A subclass is a frozen dataclass with a name, a direction, a statement and a verifier; `docs/discovery.md` has one
     in 30 lines. Objects of it are pickled with the tasks.
@@ -73,11 +73,11 @@ class Problem(ABC):
     name: ClassVar[str]
     """Name in task ids and records."""
     minimise: ClassVar[bool]
-    """Whether smaller values are better."""
+    """True if smaller values are better."""
     symbol: ClassVar[str] = "value"
     """Name of the value in prompts."""
     initial: ClassVar[str] = "initial_values"
-    """Variable of a program that holds the construction to start from."""
+    """Name of a program's variable with the construction to start from."""
     shape: ClassVar[str] = "a one-dimensional array of floats"
     """Description of the array that a program returns."""
     baseline: ClassVar[float | None] = None
@@ -87,8 +87,8 @@ class Problem(ABC):
     scripted: ClassVar[tuple[tuple[float, float], ...]] = ()
     """Values that a scripted search without a model reaches, each after its processor seconds on one core."""
     polish: ClassVar[str | None] = None
-    """`module:function` of a local search, `polish(construction, seconds) -> construction`. It must not import anything
-    that the processes of programs do not have."""
+    """`module:function` of a local search, `polish(construction, seconds) -> construction`. It must only import modules
+    that are available to programs."""
 
     @abstractmethod
     def statement(self) -> str:
@@ -102,7 +102,7 @@ class Problem(ABC):
             construction: any float64 array.
 
         Raises:
-            InvalidConstruction: it breaks a rule.
+            InvalidConstruction: the array breaks a rule.
         """
 
     @abstractmethod
@@ -110,9 +110,9 @@ class Problem(ABC):
         """Return a random valid construction."""
 
     def reward(self, value: float) -> float:
-        """Return the reward of a valid construction: more for a better value, and always above 0.
+        """Return the reward of a valid construction, which increases with better values and is always above 0.
 
-        By default 1/value if values are minimised, otherwise the value; both are for positive values.
+        The default is 1/value if values are minimised, otherwise the value; both require positive values.
         """
         return 1 / value if self.minimise else value
 
@@ -127,11 +127,11 @@ class Problem(ABC):
         axes.set(xlabel="place", ylabel="value")
 
     def is_better(self, value: float, other: float) -> bool:
-        """Tell whether one value is better than another by more than rounding."""
+        """Return whether a value is better than another by more than rounding."""
         return (other - value if self.minimise else value - other) > MIN_RELATIVE_GAIN * abs(other)
 
     def scripted_best(self, cpu_s: float) -> float | None:
-        """Return the value of a scripted search after so many processor seconds; None before the first."""
+        """Return the value of a scripted search after `cpu_s` processor seconds; None before the first value."""
         return next((value for seconds, value in reversed(self.scripted) if seconds <= cpu_s), None)
 
     @property
@@ -141,7 +141,7 @@ class Problem(ABC):
 
 
 def describe_known_results(problem: Problem) -> str:
-    """Return results known without a model, so that a library's search is not taken for learning; "" for none."""
+    """Describe results reached without a model, for comparison with what a model learns; empty if there are none."""
     results = list[str]()
     if problem.baseline is not None:
         results.append(f"the best by hand is {problem.baseline:.9g}")
@@ -180,7 +180,7 @@ def load_published_with_program(name: str) -> tuple[Construction, str]:
     """Return the construction of a name or of a JSON file, and the file's `program`; "" if it has none.
 
     Raises:
-        UsageError: there is none of that name, or the file holds no `values`.
+        UsageError: no construction or file has that name, or the file has no `values`.
     """
     path = PUBLISHED / f"{name}.json"
     if not path.is_file():
@@ -195,4 +195,4 @@ def load_published_with_program(name: str) -> tuple[Construction, str]:
         content = cast("dict[str, object]", json.loads(path.read_text()))
         return np.asarray(content["values"], np.float64), str(content.get("program", ""))
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"start: {path} holds no array of numbers under `values`: {error}") from None
+        raise UsageError(f"start: {path} has no array of numbers under `values`: {error}") from None

@@ -1,6 +1,6 @@
-"""Scripted programs, which show the results of the environment without a model.
+"""Scripted programs, which show the results that the environment gives without a model.
 
-Invariant: they run like a model's programs, with the same verifier, limits and sandbox.
+Invariant: scripted programs run like a model's programs, with the same verifier, limits and sandbox.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """State of a search: a verified construction with its origin.
 
-Invariant: a state is bit for bit the same after it is written and read.
+Invariant: writing and reading a state preserves it bit for bit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class State:
     Args:
         construction: array after its problem's normalisation.
         parent: id of the state that its program started from; None without a parent.
-        program: program that made it; "" for none.
+        program: program that made it; empty for none.
         stdout: end of the program's output.
-        polished: whether a local search improved the program's result.
+        polished: True if a local search improved the program's result.
     """
 
     construction: Construction

@@ -97,7 +97,7 @@ class BeakerSandbox(LimitedEnvironment):
                 "environment_kwargs.image"
             )
         if self._priority not in PRIORITIES:
-            raise UsageError(f"environment_kwargs.priority: {self._priority!r} is none of {', '.join(PRIORITIES)}")
+            raise UsageError(f"environment_kwargs.priority: {self._priority!r} is not one of {', '.join(PRIORITIES)}")
 
     @property
     def _image(self) -> str | None:
@@ -237,7 +237,7 @@ class BeakerSandbox(LimitedEnvironment):
         try:
             self._beaker = beaker = Beaker.from_env(check_for_upgrades=False, **options)
         except BeakerConfigurationError as error:
-            raise MissingError(f"environment beaker: there is no Beaker account here ({error})") from error
+            raise MissingError(f"environment beaker: no Beaker account is configured ({error})") from error
         job = Job(
             command=[self._python, "-c", Path(beaker_agent.__file__).read_text()],
             name="rlkit-task",
@@ -254,7 +254,7 @@ class BeakerSandbox(LimitedEnvironment):
         )
         experiment = make_spec(job)
         (task,) = cast("list[dict[str, object]]", experiment["tasks"])
-        # The token is for this job alone; users who can see it in the job can cancel the job anyway.
+        # The token is valid only for this job; users who can see it in the job can cancel the job anyway.
         task["envVars"] = [
             {"name": "RLKIT_AGENT_TOKEN", "value": self._token},
             {"name": "RLKIT_AGENT_IDLE_S", "value": str(_IDLE_S)},
@@ -263,7 +263,7 @@ class BeakerSandbox(LimitedEnvironment):
         return beaker.workload.url(workload)
 
     def _find_address(self) -> str | None:
-        """Return the address at which the job listens; None while it does not."""
+        """Return the address at which the job listens; None if it does not listen yet."""
         assert self._beaker is not None  # `_create_job` sets both
         assert self._workload is not None
         job = self._beaker.workload.get_latest_job(self._workload)

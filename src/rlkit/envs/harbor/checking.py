@@ -1,4 +1,4 @@
-"""Check of tasks: the solution gets the full reward, and doing nothing does not."""
+"""Check tasks: the solution must get the full reward, and doing nothing must not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 type Finding = Literal["sound", "broken", "solved", "no solution", "environment failed"]
-"""`broken`: the solution does not get the full reward. `solved`: doing nothing does. `no solution`: the task has none,
-and only doing nothing was tried. `environment failed`: no finding on the task, which may be sound elsewhere."""
+"""`broken`: the solution does not get the full reward. `solved`: doing nothing gets it. `no solution`: the task has no
+solution, so only doing nothing was tried. `environment failed`: no result; the task may work elsewhere."""
 
 FAULTS: tuple[Finding, ...] = ("broken", "solved", "environment failed")
 
@@ -34,15 +34,15 @@ _DETAIL_CHARS = 400
 _OUTPUT_LINES = 8
 _OUTPUT_BYTES = 1 << 16
 _TASKS_SHOWN = 5
-"""Tasks named in a line on an open end."""
+"""Maximum number of tasks named in a line about a missing seal."""
 
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """The result of a check of a task.
+    """Result of the check of a task.
 
     Args:
-        solution: the verifier's numbers for the solution; None without any.
+        solution: the verifier's numbers for the solution; None if there are none.
         nothing: the verifier's numbers for doing nothing.
         said: last lines of output of the tests, or of the environment's engine, about a fault.
         open_ends: ways for an agent to forge a reward here, and their fixes.
@@ -72,7 +72,7 @@ class _AgentTrial:
 
     @property
     def is_solved(self) -> bool:
-        """True if `reward`, or else every number of the verifier, is full marks."""
+        """True if `reward`, or every number of the verifier if there is no `reward`, is the full reward."""
         return bool(self.rewards) and min(_select_numbers(self.rewards)) >= SOLVED
 
 
@@ -84,11 +84,11 @@ async def check_tasks(
     jobs: int,
     on_check: Callable[[TaskCheck], None] = lambda checked: None,
 ) -> Sequence[TaskCheck]:
-    """Try each task with Harbor's agents `oracle`, which runs the solution, and `nop`, which does nothing.
+    """Run each task with Harbor's agents `oracle`, which runs the solution, and `nop`, which does nothing.
 
     Args:
         tasks: folders by id.
-        jobs: tasks at one time.
+        jobs: maximum number of concurrent tasks.
         on_check: called with each result.
 
     Raises:
@@ -107,7 +107,7 @@ async def check_tasks(
 
 
 def render_checks(checks: Sequence[TaskCheck]) -> str:
-    """Return `name  sound  solution 1  nothing 0  0.4 s` for each task, with its fault at the end.
+    """Return a line such as `name  sound  solution 1  nothing 0  0.4 s` per task, with its fault at the end.
 
     Output on the fault follows below a task. The last lines list the open ends.
     """
@@ -165,7 +165,7 @@ def _find_open_ends(path: Path, environment: Environment) -> Sequence[str]:
 
 
 def _judge(solution: _AgentTrial | None, nothing: _AgentTrial) -> tuple[Finding, str, Sequence[str]]:
-    """Return the finding, the fault in words, and the output about it."""
+    """Return the finding, a description of the fault, and the output about it."""
     for trial, label in ((solution, "its solution"), (nothing, "doing nothing")):
         if trial is not None and trial.is_environment_fault:
             return "environment failed", f"{label}: {trial.error}", trial.output
@@ -191,7 +191,7 @@ async def _run_agent(path: Path, agent: str, environment: Environment, gates: Ga
         return await play_trial(make, _read, gates=gates, trials_dir=None, keep=lambda trial: False)
     except MissingError:  # no task could run
         raise
-    except Exception as error:  # a fault of one task must not hide those of others
+    except Exception as error:  # a fault of one task must not hide faults of others
         output = _last_lines(str(error))
         # The task was read before: a UsageError is about its fit to the environment, any other about the environment.
         return _AgentTrial(None, join_line(type(error).__name__, str(error)), not isinstance(error, UsageError), output)

@@ -76,7 +76,7 @@ class Selection:
         named = [task_id for task_id in task_ids if not self.task_ids or _matches_any(task_id, self.task_ids)]
         included = [task_id for task_id in named if not _matches_any(task_id, self.exclude)]
         if not included:
-            raise UsageError(f"exclude: excludes all of the {len(named)} selected tasks")
+            raise UsageError(f"exclude: all of the {len(named)} selected tasks are excluded")
         selected = sorted(filter(self._is_in_split, included))
         if not selected:
             fix = "" if self.eval_tasks else ": change eval_fraction, or name the tasks with eval_tasks"

@@ -1,6 +1,6 @@
 """Conversion between blocks of servers and messages for a model.
 
-Invariant: no block of a server is dropped: one that has no place in a conversation is an error.
+Invariant: no block from a server is dropped; a block that is not supported in a conversation raises an error.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def convert_tool(spec: ToolSpec, clean: Clean) -> Tool:
     """Return a tool in the form for the model.
 
     Raises:
-        EnvironmentFault: its description is no text, or its arguments have no JSON schema.
+        EnvironmentFault: its description is not a text, or its arguments have no JSON schema.
     """
     name, description, schema = cast("tuple[object, object, object]", (spec.name, spec.description, spec.input_schema))
     if not isinstance(name, str) or not isinstance(description, str | None):
-        raise EnvironmentFault(f"the server described a tool as {name!r}: {description!r}, which are no texts")
+        raise EnvironmentFault(f"the server described a tool as {name!r}: {description!r}, which are not texts")
     if not isinstance(schema, Mapping | None):
-        raise EnvironmentFault(f"the server described the arguments of {name} as {schema!r}, which is no JSON schema")
+        raise EnvironmentFault(f"the server described the arguments of {name} as {schema!r}, not with a JSON schema")
     parameters = cast("Mapping[str, Json]", map_text(cast("Json", schema), clean)) if schema else NO_ARGUMENTS
     return {"name": name, "description": clean(description or ""), "parameters": parameters}
 
@@ -60,7 +60,7 @@ def convert_messages(messages: Sequence[ServerMessage], clean: Clean) -> list[Me
     """Return the initial conversation of a task.
 
     Raises:
-        EnvironmentFault: it is empty, or has a message or block that no conversation can hold.
+        EnvironmentFault: it is empty, or has an unsupported message or block.
     """
     converted, names = list[Message](), dict[str, str]()
     for message in messages:
@@ -96,7 +96,7 @@ def _convert_call(block: ToolCallBlock, clean: Clean) -> ToolCall:
 
 
 def _convert_other(message: ServerMessage, clean: Clean, names: Mapping[str, str]) -> list[Message]:
-    """Convert a message, with tool results before the rest, as chat formats require; some also name the tool."""
+    """Convert a message; tool results come first and name their tool, as chat formats require."""
     results = [block for block in message.blocks if block.type == "tool_result"]
     rest = [block for block in message.blocks if block.type != "tool_result"]
     converted = list[Message]()
@@ -140,7 +140,7 @@ def make_candidate(episode: Episode, *, plain: bool) -> list[ServerMessage]:
     """Return the recorded conversation of an episode in the server's form, for comparing episodes.
 
     Args:
-        plain: texts only, for servers of an older version: no thoughts, calls or results of tools.
+        plain: only texts, without thoughts, tool calls and tool results, for older servers.
     """
     from openreward.api.environments.types import Message as ServerMessage
 

@@ -1,7 +1,7 @@
-"""Conversion of configurations of OpenReward's cookbook (`training/tinker`).
+"""Convert configurations of OpenReward's cookbook (`training/tinker`).
 
-Invariant: every field of the old configuration is converted, or a note explains it. No value of a secret is copied,
-only the name of a variable for it.
+Invariant: every field of the old configuration is converted, or a note explains why not. Values of secrets are not
+copied, only the names of their variables.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _NUM_ROLLOUTS = 16
 
 @dataclass(frozen=True)
 class Conversion:
-    """Converted settings as in a file, notes for people, and the old name of each field."""
+    """Converted settings, notes for the user, and the old name of each field."""
 
     settings: Section
     notes: list[str] = field(default_factory=list[str])
@@ -120,8 +120,8 @@ def convert_file(path: Path) -> Conversion:
     """Convert a file, and check that the result can be trained with.
 
     Raises:
-        UsageError: the file cannot be read or converted, or the result is no configuration. The message names the file,
-            and fields as they are called there.
+        UsageError: the file cannot be read or converted, or the result is invalid. The message names the file,
+            and fields by their old names.
     """
     old = plain(read_file(path))
     if not isinstance(old, dict):
@@ -158,7 +158,7 @@ def _add_thinking(new: Conversion, old: Mapping[str, Json]) -> None:
 
     try:
         first, *others = get_recommended_renderer_names(str(old.get("model_name")))
-    except (TinkerCookbookError, KeyError, ValueError):  # a model that the table does not know
+    except (TinkerCookbookError, KeyError, ValueError):  # the model is not in the table
         first, others = "", []
     silent = f"{first}_disable_thinking"
     if not old.get("thinking") and silent in others:
@@ -231,7 +231,7 @@ def _count(holder: Mapping[str, Json], name: str, default: int, field: str = "")
 def _secrets(new: Conversion, secrets: Mapping[str, Json]) -> Section:
     converted = dict[str, Json]()
     for name, value in secrets.items():
-        if value == "":  # how the cookbook takes a secret of the run away from an environment
+        if value == "":  # the cookbook's way to remove a secret of the run from an environment
             continue
         converted[name] = variable = re.sub(r"\W", "_", str(name)).upper()
         note = f"secrets.{name}: its value is not taken over: set it as {variable} in the environment or in .env"

@@ -46,7 +46,7 @@ def test_what_differs_is_told_of_each_task_that_is_chosen(upstream: Upstream, no
         f"{DATASET}: keystrokes: its solution is keystrokes (solution.yaml), which cannot be replayed: "
         "`rlkit tasks check` has none",
         f"{DATASET}: services: its services (database) of docker-compose.yaml need a container engine: set environment "
-        "to docker; local refuses it",
+        "to docker; local does not support it",
     ]
     notes.clear()
     assert list(fetched(upstream, notes, task_ids=["ans*"])) == ["answer"]

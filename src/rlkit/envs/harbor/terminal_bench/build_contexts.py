@@ -19,7 +19,7 @@ _FILE = "docker-compose.yaml"
 
 
 def find_context_fault(task: Path) -> str | None:
-    """Return why the build contexts of a task's folder cannot be copied; None if they can."""
+    """Return the reason why the build contexts of a task's folder cannot be copied; None if they can."""
     try:
         compose: object = yaml.safe_load((task / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -45,7 +45,7 @@ def _list_paths(build: Json) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(task: Path, path: str) -> bool:
-    """Return whether a path leads out, by its text or through links; a path with a variable may lead anywhere."""
+    """Return whether a path leads out, by its text or through links; True for a path with a variable."""
     if "$" in path or path.startswith(("/", "~")) or os.path.normpath(path).split("/")[0] == "..":
         return True
     try:

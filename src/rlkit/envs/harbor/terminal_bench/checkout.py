@@ -52,7 +52,7 @@ def find_newest_commit(
 def check_out(
     source: GitFolder, target: Path, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS
 ) -> Path:
-    """Check out a folder, and fetch as little of its repository as the server allows.
+    """Check out a folder; fetch as little of its repository as the server allows.
 
     Args:
         target: a new folder for the repository.
@@ -65,7 +65,7 @@ def check_out(
         MissingError: git is not installed, the repository cannot be reached, or has no such commit or folder.
     """
     problem: GitError | None = None
-    # From the smallest download to the one that every server allows.
+    # From the smallest download to the download that every server allows.
     fetches = (
         ("--depth=1", "--filter=blob:none", "origin", source.commit),
         ("--depth=1", "origin", source.commit),

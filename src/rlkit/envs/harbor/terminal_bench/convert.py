@@ -92,7 +92,7 @@ def convert(source: Path, target: Path) -> Conversion:
         raise UsageError(f"--to: {target} is inside {source}; choose another folder")
     tasks = [source] if (source / OLD_TASK_FILE).is_file() else sorted(list_old_tasks(source))
     if not tasks:
-        raise UsageError(f"{source} holds no {OLD_TASK_FILE} of terminal-bench 1, nor does a folder in it")
+        raise UsageError(f"neither {source} nor a folder in it has a {OLD_TASK_FILE} of terminal-bench 1")
     _make_writable(target)
     folders, failed, differences = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
     for task in tasks:
@@ -122,7 +122,7 @@ def _make_writable(target: Path) -> None:
 
 
 def _convert_task(source: Path, target: Path) -> str | None:
-    """Convert one task, or return in one line why it cannot be converted."""
+    """Convert one task; return a one-line reason if it cannot be converted."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
 
     target_folder = target / source.name
@@ -150,7 +150,7 @@ def _convert_task(source: Path, target: Path) -> str | None:
 def _require_room(reason: str) -> None:
     """Raise a MissingError if the disk is full; `shutil` and Harbor's mapper give no error numbers."""
     if any(os.strerror(number) in reason for number in files.FULL):
-        raise MissingError("the disk is full, and the tasks cannot be converted: free some space, then retry")
+        raise MissingError("the disk is full, so the tasks cannot be converted: free some space, then retry")
 
 
 def _find_file_fault(source: Path) -> str | None:
@@ -174,7 +174,7 @@ def _find_file_fault(source: Path) -> str | None:
 
 
 def _read_yaml(path: Path) -> Mapping[str, Json]:
-    """Read a mapping from a file of a task, or raise a ValueError of one line that names the file."""
+    """Read a mapping from a file of a task; raise a one-line ValueError that names the file."""
     try:
         content = cast("object", yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -187,7 +187,7 @@ def _read_yaml(path: Path) -> Mapping[str, Json]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path.name}: must hold a mapping of settings, and not {type(content).__name__}")
+        raise ValueError(f"{path.name}: must be a mapping of settings, not {type(content).__name__}")
     return cast("Mapping[str, Json]", content)
 
 

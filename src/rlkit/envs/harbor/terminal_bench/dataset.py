@@ -30,7 +30,7 @@ type Note = Callable[[str], None]
 type PinCommit = Callable[[Json], Json]
 
 CONVERSION = 2
-"""Version of the conversion: conversions of earlier versions are made again."""
+"""Version of the conversion: tasks converted by earlier versions are converted again."""
 
 _TASKS, _REPORT = "tasks", "conversion.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -54,11 +54,11 @@ def select_tasks(
     pin_commit: PinCommit = lambda newest: newest,
     limits: GitLimits = DEFAULT_LIMITS,
 ) -> dict[str, Path]:
-    """Return the folders of selected tasks of a dataset by name; fetch and convert the dataset if need be.
+    """Return the folders of selected tasks of a dataset by name; fetch and convert the dataset if necessary.
 
     Args:
         note: called with progress, and with the differences from terminal-bench 1 of each selected task.
-        pin_commit: returns the commit at the run's start, given the newest one of a branch.
+        pin_commit: function from the newest commit of a branch to the commit at the run's start.
 
     Raises:
         MissingError: git is not installed, or the repository, commit or folder cannot be fetched.
@@ -125,7 +125,7 @@ def _lock(path: Path, on_wait: Callable[[], None]) -> Generator[None]:
 
 
 def _convert(source: GitFolder, target: Path, *, name: str, note: Note, limits: GitLimits) -> None:
-    shutil.rmtree(target, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(target, ignore_errors=True)  # left by a killed process
     repository = target / "repository"
     note(f"fetching {name}: {source.folder} at commit {source.commit[:12]}")
     folder = check_out(source, repository, note=note, limits=limits)
@@ -154,7 +154,7 @@ def _convert(source: GitFolder, target: Path, *, name: str, note: Note, limits: 
 
 
 def _find_refusal(task: Path) -> str | None:
-    """Return why a task of a stranger's repository is left out: it would copy files of this machine, or lacks files."""
+    """Return the reason to skip a task, or None: it would copy files of this machine, or lacks files."""
     if task.is_symlink():
         return "it is a link"
     for path in _list_files(task):
@@ -172,7 +172,7 @@ def _find_link_fault(link: Path, task: Path) -> str | None:
         return "leads out of its folder"
     if not os.path.exists(link):  # noqa: PTH110  as above
         return "leads nowhere"
-    return "leads to a folder" if link.is_dir() else None  # a link to a parent would be copied for ever
+    return "leads to a folder" if link.is_dir() else None  # a link to a parent would be copied forever
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
@@ -181,7 +181,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 
 def _find_newest_commit(entry: Entry, *, note: Note, limits: GitLimits) -> str:
-    """Return the newest commit of the entry's branch; the last converted one if the repository is unreachable."""
+    """Return the newest commit of the entry's branch; the last converted commit if the repository is unreachable."""
     try:
         return find_newest_commit(entry.github_url, entry.branch, note=note, limits=limits)
     except MissingError as error:

@@ -21,7 +21,7 @@ _IDLE_WORDS = set("sh bash /bin/sh /bin/bash -c sleep infinity inf tail -f /dev/
 
 
 def list_differences(task: Path) -> list[str]:
-    """List what cannot be converted exactly of a task in a folder with a readable `task.yaml`, a line each."""
+    """List the parts of a task that cannot be converted exactly, one line each; its `task.yaml` must be readable."""
     return [*_compare_settings(task), *_compare_compose_file(task / "docker-compose.yaml")]
 
 
@@ -52,7 +52,7 @@ def _compare_compose_file(path: Path) -> Iterator[str]:
     if not processor.can_collapse_to_dockerfile(dict(compose)):
         others = ", ".join(name for name in services if name != main)
         subject = f"services ({others}) of docker-compose.yaml need" if others else "docker-compose.yaml needs"
-        yield f"its {subject} a container engine: set environment to docker; local refuses it"
+        yield f"its {subject} a container engine: set environment to docker; local does not support it"
     elif "entrypoint" in service:
         yield "its entrypoint needs a container engine: set environment to docker; local refuses it"
     volumes = {str(volume) for volume in _as_sequence(service.get("volumes"))}
@@ -72,7 +72,7 @@ def _read_yaml(path: Path) -> Mapping[str, Json]:
 
 
 def as_mapping(value: object) -> Mapping[str, Json]:
-    """Return a mapping from YAML as it is, and an empty one for anything else."""
+    """Return a mapping from YAML unchanged, and an empty mapping for any other value."""
     return cast("Mapping[str, Json]", value) if isinstance(value, Mapping) else {}
 
 

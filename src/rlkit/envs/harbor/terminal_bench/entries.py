@@ -20,7 +20,7 @@ REGISTRY_URL = "https://raw.githubusercontent.com/laude-institute/terminal-bench
 """The published registry of terminal-bench 1."""
 
 HEAD = "head"
-"""Name of the newest commit of a branch, and of the version that follows it."""
+"""Name of the newest commit of a branch, and of the version that tracks it."""
 
 # fmt: off
 _ON_A_BRANCH = (
@@ -34,7 +34,7 @@ PUBLISHED: Mapping[str, Sequence[str]] = {
     "terminal-bench-core": ("0.1.0", "0.1.1", HEAD),
     **dict.fromkeys(_ON_A_BRANCH, (HEAD,)),
 }
-"""Versions in the published registry by name. Harbor's has some of the names, with other versions."""
+"""Versions in the published registry by name. Harbor's registry has some of the names, with other versions."""
 
 
 def _check_argument(value: str) -> str:
@@ -65,7 +65,7 @@ def _check_folder(value: str) -> str:
 
 
 class Entry(BaseModel):
-    """A version of a dataset, in the form of terminal-bench 1's registry.
+    """A version of a dataset, in the format of terminal-bench 1's registry.
 
     Args:
         version: such as `0.1.1`, or `head`.
@@ -86,7 +86,7 @@ class Entry(BaseModel):
 
     @property
     def label(self) -> str:
-        """`name==version`, as `tb run --dataset` takes it."""
+        """`name==version`, as in `tb run --dataset`."""
         return f"{self.name}=={self.version}"
 
 
@@ -99,12 +99,12 @@ def is_published(name: str, version: str | None) -> bool:
 
 
 def is_entry(row: Json) -> bool:
-    """Return whether a row of a registry has the form of terminal-bench 1; Harbor's rows list tasks instead."""
+    """Return whether a row of a registry has the format of terminal-bench 1; Harbor's rows list tasks instead."""
     return isinstance(row, Mapping) and "github_url" in row
 
 
 def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry: str) -> Entry:
-    """Find the entry of a dataset in rows of terminal-bench 1's form, read from a registry's file or URL.
+    """Find the entry of a dataset in rows of terminal-bench 1's format, read from a registry's file or URL.
 
     The default version is the newest release, or `head` without releases.
 
@@ -135,5 +135,5 @@ def _as_fields(row: Json) -> Mapping[str, Json]:
 
 
 def _parse_release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release; nothing for other versions, which come before all releases."""
+    """Return the numbers of a release; empty for other versions, which sort before all releases."""
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else ()

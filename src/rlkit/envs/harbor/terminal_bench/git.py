@@ -37,7 +37,7 @@ _FINAL = re.compile(
     re.IGNORECASE,
 )
 _NAMES = re.compile(r"(?<!\w)'[^']*'|\w[\w+.-]*://\S+|\brefs/\S+")
-"""Names of files, repositories and branches in git's messages: they may contain any words."""
+"""Names of files, repositories and branches in git's messages, which may contain any words."""
 
 _TAIL_CHARACTERS = 300
 _READ_BYTES = 4096
@@ -73,14 +73,14 @@ class Git:
     limits: GitLimits
 
     def run(self, *arguments: str) -> str:
-        """Run a command and return its output, or raise a GitError if it failed or ran into a limit."""
+        """Run a command and return its output; raise a GitError if it failed or exceeded a limit."""
         program = shutil.which("git")
         if program is None:
             raise MissingError("git is not installed: install it, or set tasks_dir to a folder of tasks")
         return self._call(program, arguments, _make_environment() | self._choose_ssh_command(program))
 
     def _choose_ssh_command(self, program: str) -> dict[str, str]:
-        """Return the variable for an ssh without prompts, unless the user has configured a program."""
+        """Return the environment variable for ssh without prompts, unless the user has configured a program."""
         if os.environ.keys() & {"GIT_SSH", "GIT_SSH_COMMAND"}:
             return {}
         try:

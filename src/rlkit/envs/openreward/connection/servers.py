@@ -1,6 +1,6 @@
 """Local servers that a run starts and ends.
 
-Invariant: a server ends with the last task that uses it, and with this process, however that ends.
+Invariant: a server ends with the last task that uses it, and with this process, however the process ends.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class LocalServer:
     """Server that runs for the lifetime of this object.
 
     Raises:
-        UsageError: it does not answer at `port` within `within_s` seconds.
+        UsageError: the server does not answer at `port` within `within_s` seconds.
     """
 
     def __init__(self, command: Sequence[str], port: int, *, within_s: float) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        log = tempfile.TemporaryFile()  # noqa: SIM115  the server's, for as long as it runs
+        log = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the server runs
         line = [sys.executable, "-I", keeper.__file__, *command]
         try:
             process = subprocess.Popen(
@@ -50,7 +50,7 @@ class LocalServer:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # or a Ctrl-C would end it while the run finishes its step
+                start_new_session=True,  # otherwise Ctrl-C would end it while the run finishes its step
             )
         except OSError as error:
             raise UsageError(f"server: {command[0]} cannot be started: {error.strerror}") from error
@@ -63,7 +63,7 @@ class LocalServer:
             raise
 
     def check(self) -> None:
-        """Raise UsageError if it has ended, though it is still needed."""
+        """Raise UsageError if the server has ended although it is still needed."""
         if self._process.poll() is not None and self.close.alive:
             raise UsageError(_describe_exit(self._process, self._log, self._command_text))
 
@@ -75,18 +75,18 @@ class LocalServer:
 def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServer:
     """Return the server that a command starts, or the running one of the same command.
 
-    `{port}` in the command becomes the port to listen on, and `python` as its first word the Python of rlkit.
+    `{port}` in the command is replaced by the port to listen on, and `python` as its first word by rlkit's Python.
 
     Raises:
-        UsageError: the command has no place for a port, cannot be run, or starts nothing that answers.
+        UsageError: the command lacks `{port}`, cannot be run, or its server does not answer.
     """
     try:
         words = tuple(shlex.split(command) if isinstance(command, str) else command)
     except ValueError as error:
-        raise UsageError(f"server: {command!r} is no command: {error}") from None
+        raise UsageError(f"server: {command!r} is not a valid command: {error}") from None
     if not words or not any(_PORT in word for word in words):
         raise UsageError(
-            f"server: {shlex.join(words)!r} does not say where the port goes; write {_PORT}, as in "
+            f"server: {shlex.join(words)!r} has no placeholder for the port; write {_PORT}, as in "
             "`python server.py --port {port}`"
         )
     key = (str(Path.cwd()), *words)
@@ -118,7 +118,7 @@ def _describe_exit(process: subprocess.Popen[bytes], log: IO[bytes], command_tex
 
 def _answers(url: str) -> bool:
     try:
-        # No proxy: it is on this machine.
+        # No proxy, because the server is on this machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{url}/health", timeout=_HEALTH_S) as answer:
             return answer.status == 200
@@ -139,7 +139,7 @@ def _stop(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     process.stdin.close()
     try:
         process.wait(_END_S)
-    except subprocess.TimeoutExpired:  # it ends its own command when it is gone, too
+    except subprocess.TimeoutExpired:  # the command also ends when its keeper is killed
         process.kill()
         process.wait()
     log.close()
