@@ -97,7 +97,7 @@ def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: P
     ("command", "message"),
     [
         ("python server.py", r"server: 'python server.py' has no placeholder for the port; write \{port\}"),
-        ("", "server: '' does not say"),
+        ("", "server: '' has no placeholder"),
         ("'python {port}", "server: .* is not a valid command: No closing quotation"),
         ("python -c 'raise SystemExit(\"no licence\")' {port}", "ended with exit code 1: no licence"),
         ("no-such-program {port}", "ended with exit code 1: .*no-such-program"),
