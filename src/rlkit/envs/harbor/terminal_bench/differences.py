@@ -54,7 +54,7 @@ def _compare_compose_file(path: Path) -> Iterator[str]:
         subject = f"services ({others}) of docker-compose.yaml need" if others else "docker-compose.yaml needs"
         yield f"its {subject} a container engine: set environment to docker; local does not support it"
     elif "entrypoint" in service:
-        yield "its entrypoint needs a container engine: set environment to docker; local refuses it"
+        yield "its entrypoint needs a container engine: set environment to docker; local does not support it"
     volumes = {str(volume) for volume in _as_sequence(service.get("volumes"))}
     if unmounted := sorted(volumes - processor.TBENCH_DEFAULT_VOLUMES):
         yield f"its volumes ({', '.join(unmounted)}) are not mounted"
