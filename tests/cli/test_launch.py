@@ -50,7 +50,7 @@ def test_the_specification_is_printed_as_beaker_takes_it(rlkit: Callable[..., An
 def test_a_run_that_would_begin_anew_after_a_preemption_is_told(rlkit: Callable[..., Any]) -> None:
     run = ["--", "rlkit", "train", "a.yaml"]
     result = rlkit("launch", "beaker", "--dry-run", "--code", "image", *run)
-    assert "no mount keeps: a job that is preempted begins anew" in result.stderr
+    assert "is not on a mount: a preempted job would start from scratch" in result.stderr
     assert "the job has no TINKER_API_KEY" in result.stderr
     result = rlkit("launch", "beaker", "--dry-run", *SAFE, *run)
     assert result.stderr == ""
@@ -75,7 +75,7 @@ def test_the_value_of_a_secret_is_in_no_specification(
     ):
         result = rlkit("launch", "beaker", "--dry-run", "--code", "image", *given)
         assert result.exit_code == 2
-        assert "holds a secret, and anyone who sees the job would see it" in result.stderr
+        assert "contains a secret, which would be visible to everyone who can see the job" in result.stderr
         assert "0123456789abcdef" not in result.output
     found = launched(rlkit, "--code", "image", "--secret", "WANDB_API_KEY", "--", "true")
     assert "0123456789abcdef" not in json.dumps(found)
@@ -86,13 +86,13 @@ def test_the_value_of_a_secret_is_in_no_specification(
     [
         (
             ["--priority", "hihg", "--", "true"],
-            "--priority: 'hihg' is none of low, normal, high, urgent, immediate. Did",
+            "--priority: 'hihg' is not one of low, normal, high, urgent, immediate. Did",
         ),
         (["--code", "gti", "--", "true"], "--code: 'gti' is neither git nor image. Did you mean 'git'?"),
         (["--mount", "/x", "--", "true"], "--mount: '/x' is not KIND:SOURCE:/PATH"),
         (["--env", "NO_SUCH_VARIABLE", "--", "true"], "--env: NO_SUCH_VARIABLE is not set here"),
-        (["--preemptible", "--min-runtime", "2h", "--code", "image", "--", "true"], "leave --preemptible out"),
-        (["--", "true"], "is no git repository"),
+        (["--preemptible", "--min-runtime", "2h", "--code", "image", "--", "true"], "--preemptible exclude each other"),
+        (["--", "true"], "is not a git repository"),
     ],
 )
 def test_what_cannot_be_launched_is_one_line(arguments: list[str], told: str, rlkit: Callable[..., Any]) -> None:

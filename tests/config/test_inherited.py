@@ -34,7 +34,7 @@ OWN = {
 )
 def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, value: float) -> None:
     settings: dict[str, object] = {"envs": {"arithmetic": {name: OWN[name]}}, section: {name: value}}
-    with pytest.raises(ConfigError, match=f"{section}.{name}: has no effect, since every environment sets its own"):
+    with pytest.raises(ConfigError, match=f"{section}.{name}: has no effect, because every environment sets its own"):
         load_config([], settings=settings)
     inherited = settings | {"envs": {"arithmetic": {name: OWN[name]}, "other": {"env": "arithmetic"}}}
     assert load_config([], settings=inherited)
@@ -42,7 +42,9 @@ def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, valu
 
 def test_valid_episodes_that_every_environment_counts_from_the_other_side_are_refused() -> None:
     envs: dict[str, object] = {"arithmetic": {"max_failing_rollouts": 2}, "b": {"env": "arithmetic", "min_valid": 3}}
-    told = r"rollouts\.min_valid: has no effect, since every environment sets its own min_valid or max_failing_rollouts"
+    told = (
+        r"rollouts\.min_valid: has no effect, because every environment sets its own min_valid or max_failing_rollouts"
+    )
     refused(told, envs=envs, rollouts={"min_valid": 4})
     inherited = envs | {"c": {"env": "arithmetic"}}
     assert load_config([], settings={"envs": inherited, "rollouts": {"min_valid": 4}})
@@ -65,10 +67,10 @@ def test_a_group_that_can_never_be_valid_is_refused() -> None:
             r"envs\.arithmetic\.min_valid: 9 is more than the rollouts of a group of envs\.arithmetic; ",
         ),
         ({"min_valid": 3, "group_size": 2}, r"set it to 2 or less"),
-        ({"min_valid": 3, "max_failing_rollouts": 1}, r"min_valid expresses the same setting"),
+        ({"min_valid": 3, "max_failing_rollouts": 1}, r"min_valid sets the same limit"),
         (
             {"max_failing_rollouts": 3, "group_size": 4},
-            r"leaves 1 of 4 rollouts, and a group needs 2 at least",
+            r"leaves 1 of 4 rollouts, but a group needs at least 2",
         ),
         (
             {"max_failing_rollouts": 1, "group_size": 1},
@@ -88,7 +90,7 @@ def test_no_environment_has_the_name_of_all_of_them(settings: dict[str, object])
 
 
 def test_the_weight_of_the_only_environment_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"envs\.arithmetic\.weight: has no effect, since it is the only"):
+    with pytest.raises(ConfigError, match=r"envs\.arithmetic\.weight: has no effect, because there is only one"):
         load_config([], settings={"envs": {"arithmetic": {"weight": 3.0}}})
 
 
@@ -147,7 +149,7 @@ EVALUATED = {"held_out": {"env": "arithmetic"}}
         ("service", r"no step has a 'service'"),
         ("env/odd/reward/mean", r"there is no environment 'odd' in envs$"),
         ("eval/arithmetic/reward/mean", r"there is no environment 'arithmetic' in eval\.envs$"),
-        ("env/arithmetic", r"'env/arithmetic' is no metric of an environment, such as env/arithmetic/reward/mean"),
+        ("env/arithmetic", r"'env/arithmetic' is not a metric of an environment, such as env/arithmetic/reward/mean"),
         ("kl_reference/v1", r"no step has a 'kl_reference/v1': set kl_penalty\.coefficient"),
         ("batch/length_penalty", r"set length_penalty\.coefficient"),
         ("batch/clipped", r"set batch\.clip_advantages"),

@@ -214,7 +214,7 @@ def test_an_environment_has_an_estimator_of_its_own_or_that_of_the_run(load: Loa
     assert "envs.a.advantage.name: expected group_mean" in refused("envs: {a: {env: arithmetic, advantage: grop}}")
     own = "envs: {arithmetic: {advantage: rloo}}\n"
     assert refused(f"{own}advantage: grpo") == (
-        "a.yaml:2: advantage: has no effect, since every environment sets its own advantage"
+        "a.yaml:2: advantage: has no effect, because every environment sets its own advantage"
     )
     load(own)
 

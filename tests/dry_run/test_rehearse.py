@@ -237,11 +237,11 @@ def test_an_estimator_that_ends_the_program_is_found_and_does_not() -> None:
     [
         (
             {"envs": {"words": {"max_turns": 3}}},
-            r"envs\.words\.max_turns: has no effect, since each of its tasks has a ",
+            r"envs\.words\.max_turns: has no effect, because each task has a ",
         ),
         (
             {"advantage": {"name": "turn_returns", "discount": 0.9}},
-            r"advantage\.discount: has no effect, since each task of words has a single turn",
+            r"advantage\.discount: has no effect, because each task of words has a single turn",
         ),
         (
             {"eval": {"envs": {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "max_turns": 2}}}},

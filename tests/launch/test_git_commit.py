@@ -33,7 +33,7 @@ def test_the_commit_that_is_checked_out_is_found(checkout: Path, tmp_path: Path)
 
 def test_what_the_job_would_not_have_is_refused_unless_it_is_allowed(checkout: Path) -> None:
     (checkout / "new").touch()
-    with pytest.raises(UsageError, match="changes that are not committed"):
+    with pytest.raises(UsageError, match="uncommitted changes"):
         read_git_commit(checkout, allow_dirty=False)
     git(checkout, "add", "new")
     git(checkout, "commit", "-q", "-m", "two")
@@ -43,7 +43,7 @@ def test_what_the_job_would_not_have_is_refused_unless_it_is_allowed(checkout: P
 
 
 def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no git repository: run this in one, or give --code image"):
+    with pytest.raises(UsageError, match="is not a git repository: run the command in one, or use --code image"):
         read_git_commit(tmp_path, allow_dirty=True)
     git(tmp_path, "init", "-q")
     with pytest.raises(UsageError, match="has no commit yet"):

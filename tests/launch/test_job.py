@@ -158,7 +158,7 @@ def test_beakers_own_types_read_the_specification() -> None:
             {"env": {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567"}},
             "--env WANDB_API_KEY: its value looks",
         ),
-        ({"preemptible": True, "min_runtime": "2h"}, "leave --preemptible out"),
+        ({"preemptible": True, "min_runtime": "2h"}, "--preemptible exclude each other"),
     ],
 )
 def test_what_cannot_be_a_job_is_one_line(settings: Mapping[str, Any], told: str) -> None:

@@ -236,14 +236,14 @@ def test_several_environments_have_their_tasks_played_equally_often(tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"steps": 5, "epochs": 2}, "epochs: `steps: 5` sets the length of the run, too; set steps to null"),
+        ({"steps": 5, "epochs": 2}, "epochs: `steps: 5` also sets the length of the run; set steps to null"),
         ({"steps": None}, "steps: both `steps` and `epochs` are null; set one of them"),
         ({"epochs": 0}, "epochs: expected at least 1, found 0"),
         ({"epochs": 1.5}, "epochs: expected an integer"),
         ({"epochs": 1, "envs": {"words": {"weight": 2.0}, "b": {}}}, "envs.words.weight: has no effect with `epochs`"),
         (
             {"epochs": 1, "envs": {"words": {"curriculum": {"name": "filter"}}}},
-            "envs.words.curriculum: contradicts `epochs`, since both decide how often a task is drawn",
+            "envs.words.curriculum: contradicts `epochs`, because both set how often a task is drawn",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_tokens_per_second_are_those_of_the_step_alone() -> None:
 
 
 def test_the_default_console_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    ConsoleTracker().note("hello")
+    ConsoleTracker().on_note("hello")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "hello\n")
 

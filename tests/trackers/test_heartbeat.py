@@ -110,5 +110,5 @@ def test_a_tracker_says_where_a_silent_step_stands(
 
 def test_a_run_that_never_started_ends_without_a_line() -> None:
     lines = list[str]()
-    ConsoleTracker(lines.append).finished(None)
+    ConsoleTracker(lines.append).on_finish(None)
     assert not lines

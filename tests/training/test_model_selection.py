@@ -164,8 +164,8 @@ def test_a_metric_that_is_never_reported_is_told(tmp_path: Path) -> None:
         ({"best": {"metric": "env/odd/reward/mean"}}, "there is no environment 'odd' in envs"),
         ({"best": {"metric": "m", "min_gain": 0.1}}, "min_gain has no effect: set patience"),
         ({"checkpoint": {"keep_best": 3}}, "keep_best has no effect: set keep_last"),
-        ({"checkpoint": {"keep_last": 1, "keep_best": 2}}, "checkpoint.keep_best: has no effect, since no metric"),
-        ({"best": {"metric": "eval/all/reward/mean", "patience": 3}}, "best.metric: nothing is evaluated"),
+        ({"checkpoint": {"keep_last": 1, "keep_best": 2}}, "checkpoint.keep_best: has no effect, because no metric"),
+        ({"best": {"metric": "eval/all/reward/mean", "patience": 3}}, "best.metric: there are no evaluations"),
     ],
 )
 def test_a_setting_without_effect_is_refused(settings: dict[str, object], said: str) -> None:

@@ -1,6 +1,6 @@
-"""Counts of the work in progress of a run, shown to its user.
+"""Counts of a run's work in progress, displayed to the user.
 
-Invariant: a report never waits and changes nothing but a count; a count of 0 is not mentioned.
+Invariant: reporting never blocks and changes only a count; counts of 0 are not displayed.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _running: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=Non
 
 
 def current_activity() -> Activity:
-    """Return the activity of the run that this task belongs to, or outside of a run one that nobody reads."""
+    """Return the activity of the current run; outside of a run, return an unused one."""
     return _running.get() or Activity()
 
 
 @contextmanager
 def use_activity(activity: Activity) -> Generator[None]:
-    """Let `current_activity` return this one inside, and in tasks created inside."""
+    """Let `current_activity` return `activity` in this context, and in asyncio tasks created in it."""
     token = _running.set(activity)
     try:
         yield

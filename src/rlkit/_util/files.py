@@ -1,7 +1,7 @@
-"""Files that a reader never sees half written.
+"""Atomic writes of files.
 
-Invariant: a replaced file is the old one or the new one, and durably the new one once its writer has returned; data is
-appended completely or, if that fails, removed again.
+Invariant: a reader sees the old or the new content of a replaced file. The new content is durable once the writing
+function returns. A failed append is rolled back.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Numbers of the errors that free space on the disk would fix."""
+"""Error numbers of a full disk or an exhausted quota."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one operation, and create missing folders.
+    """Replace the content of `path` atomically, and create missing folders.
 
-    After a power cut it holds the old content or the new one; the new one if this has returned.
+    After a power failure, the file has the old or the new content; the new content if this function has returned.
     """
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # threads write one file at once, too
+    temporary = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.tmp"
+    )  # unique, because threads may write the same file
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -37,12 +39,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes` does."""
+    """Write UTF-8 text with `write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, so that a power cut does not undo it."""
+    """Create a folder and its missing parents durably."""
     missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -50,7 +52,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Put the entries of a folder on the disk: a power cut can take the name of a flushed file."""
+    """Flush a folder's entries to the disk: a power failure can lose the name of a flushed file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,12 +64,12 @@ def sync_folder(path: Path) -> None:
 
 
 def append(file: BinaryIO, data: bytes) -> None:
-    """Append all of `data` to an unbuffered file, or nothing. It outlives the process, not a power cut."""
+    """Append all of `data` to an unbuffered file, or nothing. The data survives the process, not a power failure."""
     left = memoryview(data)
     try:
         while left:
             left = left[file.write(left) :]
     except OSError:
         with suppress(OSError):
-            file.truncate(file.tell() - (len(data) - len(left)))  # tell() is a system call, so only now
+            file.truncate(file.tell() - (len(data) - len(left)))  # only on errors, because tell() is a system call
         raise

@@ -1,6 +1,6 @@
-"""Places in Python code, for messages: the user's own rather than those of libraries.
+"""Locations in Python code, for messages: preferably in the user's code, not in libraries.
 
-Invariant: the place is the innermost of the user's code, if there is any.
+Invariant: a result is the innermost line of the user's code, if there is any.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-# The frame that calls each step of an event loop is in this file.
+# File of the frame that runs each callback of an event loop.
 _EVENTS = asyncio.events.Handle._run.__code__.co_filename
 _DEEPEST_CAUSE = 20
 _DEEPEST_FRAME = 500
 
 
 class Place(NamedTuple):
-    """A running line of code: its file, its number, and the name of its function."""
+    """A line of code: file, line number and function name."""
 
     file: str
     line: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     @property
     def is_user_code(self) -> bool:
-        """True for the user's code, which is neither rlkit's nor a library's."""
+        """True if the code belongs neither to rlkit nor to a library."""
         return not self.file.startswith("<") and not any(self.file.startswith(folder) for folder in _libraries())
 
 
@@ -47,7 +47,7 @@ def error_place(error: BaseException) -> Place | None:
 
 
 def stack_place(frame: FrameType) -> Place:
-    """Return the line of the user's code that a thread is in, below its event loop; otherwise its innermost line."""
+    """Return the user's line that a thread is running in its event loop; if there is none, its innermost line."""
     stack = list[Place]()
     outer: FrameType | None = frame
     while outer is not None and len(stack) < _DEEPEST_FRAME:

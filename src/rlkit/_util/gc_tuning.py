@@ -1,6 +1,6 @@
-"""Rarer garbage collection during a run.
+"""Less frequent garbage collection during a run.
 
-Invariant: after the last run of the process the collector runs as often as before, over all objects.
+Invariant: after the last run of the process, the collector has its previous thresholds and covers all objects.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 _NEW_OBJECTS = 10_000
-"""Net new objects between two collections; with Python's default they take a tenth of a run's time."""
+"""Net new objects between two collections; with Python's default, collections take a tenth of a run's time."""
 
 _previous_thresholds: list[tuple[int, int, int]] = []
 
 
 @contextmanager
 def rare_collections() -> Generator[None]:
-    """Exclude existing objects from garbage collection inside, and collect new ones more rarely.
+    """Context that excludes existing objects from garbage collection, and collects new objects less often.
 
-    A collection over everything that the libraries of a run hold blocks the event loop for a tenth of a second or more,
-    and finds nothing. Several runs may be inside at once.
+    A collection over all objects of the imported libraries blocks the event loop for 0.1 s or more and frees nothing.
+    Several runs may enter the context at once.
     """
     if not _previous_thresholds:
         gc.freeze()

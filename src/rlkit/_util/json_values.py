@@ -1,7 +1,7 @@
-"""Values of a user's code as text and JSON that any file can hold.
+"""Convert values of a user's code to text and JSON.
 
-Invariant: every result can be written as UTF-8 and as strict JSON, and nothing but `NotJson` is raised. The work is
-bounded by the budget of a value, not by its size.
+Invariant: every result can be written as UTF-8 and as strict JSON, and only `NotJson` is raised. The work is bounded by
+the budget, not by the size of the value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class NotJson(ValueError):
-    """A value that JSON cannot hold, not even as its text."""
+    """A value that cannot be converted to JSON, not even by its `repr`."""
 
 
 class TooLarge(NotJson):
@@ -36,9 +36,9 @@ class TooLarge(NotJson):
 
 
 class JsonBudget:
-    """The bytes of JSON that values may take up together.
+    """Limit in bytes of the JSON of one or more values.
 
-    A lower bound is counted while a value is read, so that one far too large is refused early.
+    A lower bound of the size is counted during the conversion, so that a far too large value is rejected early.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -57,12 +57,12 @@ class JsonBudget:
 
 
 def json_bytes(value: Json) -> int:
-    """Return the size of a plain value as the JSON that is recorded."""
+    """Return the size of a plain value as recorded JSON, in bytes."""
     return len(_ENCODER.encode(value))  # of ASCII
 
 
 def escape_surrogates(text: str) -> str:
-    r"""Return the text with each lone surrogate, which UTF-8 cannot hold, as its escape: `\udcff`."""
+    r"""Replace each lone surrogate, which UTF-8 cannot encode, by its escape: `\udcff`."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -75,7 +75,7 @@ def safe_str(value: object) -> str:
             text = f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}"
         return escape_surrogates(text)
     except Exception as error:  # from the user's `__str__`
-        return f"<a {type(value).__name__} whose text cannot be had: {type(error).__name__}>"
+        return f"<a {type(value).__name__} whose str() raises {type(error).__name__}>"
 
 
 def render_value(value: object) -> str:
@@ -92,7 +92,7 @@ def render_value(value: object) -> str:
 
 
 def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -> Json:
-    """Apply `change` to every text in a value, to keys only if `keys`."""
+    """Apply `change` to every string in a value, and with `keys` also to keys of mappings."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -103,20 +103,20 @@ def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -
 
 
 def to_json(value: object, budget: JsonBudget | None = None) -> Json:
-    """Return a value as JSON that shares nothing with it; what JSON does not have is its `repr`.
+    """Convert a value to JSON, as a deep copy; types that JSON does not support become their `repr`.
 
     Args:
         value: value of any type.
-        budget: bytes that it may take up; None for no limit.
+        budget: limit in bytes; None for no limit.
 
     Raises:
         TooLarge: the value exceeds the budget.
-        Unwritable: a key of a mapping is no text, the value holds itself, or a `repr` raises.
+        NotJson: a key of a mapping is not a string, the value contains itself, or a `repr` raises.
     """
     try:
         return _to_json(value, budget or JsonBudget(sys.maxsize))
     except RecursionError:
-        raise NotJson("it holds itself, or is nested too deeply") from None
+        raise NotJson("it contains itself, or is nested too deeply") from None
 
 
 def _to_json(value: object, budget: JsonBudget) -> Json:
@@ -152,7 +152,7 @@ def _text(text: str, budget: JsonBudget) -> str:
 
 
 def _fits(number: float | None) -> bool:
-    """Return whether any reader of JSON can hold the number."""
+    """Return whether every JSON reader supports the number."""
     if isinstance(number, int):
         return number.bit_length() <= _INTEGER_BITS
     return number is None or math.isfinite(number)
@@ -164,7 +164,7 @@ def _repr(value: object, budget: JsonBudget) -> str:
     except (RecursionError, TooLarge):
         raise
     except Exception as error:  # from the user's `__repr__`
-        raise NotJson(f"it holds a {render_value(value)}") from error
+        raise NotJson(f"it contains a {render_value(value)}") from error
 
 
 def _key(key: object, budget: JsonBudget) -> str:
@@ -173,4 +173,4 @@ def _key(key: object, budget: JsonBudget) -> str:
         return _text(str.__str__(key), budget)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
-    raise NotJson(f"it has the key {render_value(key)}, which is no text")
+    raise NotJson(f"it has the key {render_value(key)}, which is not a string")

@@ -1,8 +1,8 @@
-"""Time for which one rollout held the event loop, and the line of code that held it.
+"""Time for which a rollout blocks ("holds") the event loop, and the line of code that blocks it.
 
-Invariant: the time of a long hold is known as soon as it is over, before anything else runs on the loop. A watching
-thread finds the line, since the loop itself cannot look while it is held. A step that waited for a processor of a busy
-machine is not reported.
+Invariant: the duration of a long hold is known as soon as the hold ends, before other code runs on the loop. A watching
+thread finds the line, because the blocked loop cannot. A callback that only waited for a processor on a busy machine is
+not reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from rlkit._util.frames import Place, stack_place
 
 HOLD_S = 0.1
-"""Shorter steps of a coroutine are no holds: together they are the work of the program."""
+"""Minimum duration of a hold in seconds; shorter callbacks are normal work."""
 
 REPORTED_HOLD_S = 0.5
 """Length from which a hold is reported."""
@@ -33,7 +33,7 @@ _frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]  documented
 
 
 class RolloutClock(Protocol):
-    """A clock that is charged with the holds of its rollout."""
+    """A clock to which the holds of its rollout are charged."""
 
     name: str
     """The environment of the rollout."""
@@ -44,12 +44,12 @@ class RolloutClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A long step of the event loop, in which nothing else could run.
+    """A long callback of the event loop, during which nothing else could run.
 
     Args:
-        env: name of the environment whose code it was.
-        seconds: length of the step.
-        place: the line that was seen most often; None if none was seen.
+        env: name of the environment whose code ran.
+        seconds: duration.
+        place: line of code observed most often; None if none was observed.
     """
 
     env: str
@@ -59,9 +59,9 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """The current step of user code, with the clocks of the rollouts it belongs to.
+    """The current callback of user code, with the clocks of its rollouts.
 
-    `places` counts the lines that were seen; it stays None in nearly all steps.
+    `places` counts the observed lines; it stays None for nearly all callbacks.
     """
 
     charged: Collection[RolloutClock]
@@ -76,17 +76,17 @@ class LoopHolds:
     def __init__(self) -> None:
         self._step: _Step | None = None
         self._tell: Callable[[Hold], None] | None = None
-        self._waited_s = 0.0  # for a processor, when the watch last met a new step
+        self._waited_s = 0.0  # wait for a processor, when the watch last observed a new step
         self.held_s = 0.0
         """Seconds of all holds so far."""
 
     @property
     def now_s(self) -> float:
-        """The time of the loop without its holds."""
+        """The loop's time, minus all holds."""
         return _clock() - self.held_s
 
     def begin(self, charged: Collection[RolloutClock], env: str = "") -> bool:
-        """Begin a step of user code; return False inside another one, which includes it."""
+        """Begin a step of user code; return False if it is nested in another step."""
         if self._step is not None:
             return False
         self._step = _Step(charged, env, _clock())
@@ -101,7 +101,7 @@ class LoopHolds:
         names = [step.env] if step.env else []
         for clock in step.charged:
             clock.held_s += seconds
-            if clock.name:  # the clock of a part of a rollout has none
+            if clock.name:  # the clock of a part of a rollout has no name
                 names.append(clock.name)
         if self._tell is None or seconds < REPORTED_HOLD_S or not names:
             return
@@ -117,12 +117,12 @@ class LoopHolds:
         limit_s: float = math.inf,
         end: Callable[[Place], object] = lambda place: None,
     ) -> Generator[None]:
-        """Watch the long holds of this thread's loop and the lines that hold it.
+        """Watch for long holds of this thread's loop, and for the lines that cause them.
 
         Args:
-            tell: called on the loop once a hold is over.
+            tell: receives each hold, on the loop; None to report none.
             limit_s: limit in seconds of real time for a step of a rollout.
-            end: called once, on another thread, while a rollout goes on past the limit.
+            end: called once, on another thread, while a rollout exceeds the limit.
         """
         previous, stop = self._tell, threading.Event()
         arguments = (threading.get_ident(), threading.get_native_id(), stop, limit_s, end)
@@ -148,17 +148,17 @@ class LoopHolds:
             if step is None or frame is None:
                 continue
             place = stack_place(frame)
-            if self._step is step:  # the line belongs to the same step
+            if self._step is step:  # still the same step, so the line belongs to it
                 step.places = step.places or Counter[Place]()
                 step.places[place] += 1
                 if step.charged and time.monotonic() - step.began_s > limit_s:
                     end(place)
                     return
-            del frame  # or its locals would live on
+            del frame  # otherwise its locals would stay alive
 
 
 def processor_wait_s(native_id: int) -> float:
-    """Return the seconds for which a thread was ready and had no processor; 0 if the system does not say."""
+    """Return the seconds that a thread waited for a processor; 0 if the system does not report it."""
     try:
         return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):  # not Linux, or built without it
@@ -183,7 +183,7 @@ def loop_holds() -> LoopHolds:
 
 @contextmanager
 def attribute_holds(env: str) -> Generator[None]:
-    """Attribute holds inside to an environment and to no rollout."""
+    """Attribute holds in this context to an environment, but to no rollout."""
     try:
         holds = loop_holds()
     except RuntimeError:  # no running event loop, so nothing to hold

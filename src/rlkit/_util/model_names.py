@@ -1,6 +1,6 @@
-"""Names of models that mean the same on every machine.
+"""Names of models on the Hugging Face hub, from names or local paths.
 
-Invariant: every result is a name on the Hugging Face hub, never a path of this machine.
+Invariant: every result is a name on the hub, never a local path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlkit._util.paths import cache_dir
 _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.\-]*/)?[A-Za-z0-9][\w.\-]*")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+")
 _CACHED = re.compile(r"(?P<owner>.+?)--(?P<name>.+?)(?P<converted>-[0-9a-f]{16})?")
-"""A folder of rlkit's cache; one with a hash was converted from a user's file."""
+"""Name of a folder in rlkit's cache; a name with a hash was converted from a user's file."""
 
 
 def hub_id(model: str) -> str | None:

@@ -1,9 +1,8 @@
 """Paths of rlkit's data: runs and engine state in the user's home, models in the user's cache.
 
-Never a temporary directory: many machines clear those on reboot, and a run is worth more than that.
+Temporary directories are not used, because many machines clear them on reboot.
 
-Invariant: paths are absolute, and a relative one means the same for as long as the process runs, whatever an
-environment does to the working directory.
+Invariant: returned paths are absolute, and stay the same if an environment changes the working directory.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ARTEFACTS = "artefacts"
-"""Subfolder of a run, with a folder for each environment that writes files of its own."""
+"""Subfolder of a run for files written by environments, with a folder per environment."""
 
 
 def runs_dir() -> Path:
@@ -27,7 +26,7 @@ def engine_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of fetched and converted models: `$RLKIT_CACHE_DIR`, by default `rlkit` in the user's cache."""
+    """Return the folder of cached models: `$RLKIT_CACHE_DIR`, by default `rlkit` in the user's cache."""
     base = _from_env("XDG_CACHE_HOME") or Path.home() / ".cache"
     return _from_env("RLKIT_CACHE_DIR") or base / "rlkit"
 

@@ -1,7 +1,7 @@
-"""A semaphore that serves waiters in order of rank, and that can close.
+"""A semaphore that serves waiters in order of rank, and that can be closed.
 
-Invariant: at most `count` holders at any instant, and of those that wait the lowest rank is next. Once there is a
-reason to give no more places, none is given again.
+Invariant: there are at most `count` holders, and the waiter with the lowest rank is next. A closed semaphore stays
+closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import count as counter
 
 
 class SlotsClosed(Exception):
-    """No more places are given."""
+    """The semaphore is closed."""
 
 
 class Slots:
@@ -29,9 +29,9 @@ class Slots:
 
     Args:
         count: number of places.
-        closed: returns the reason to give no more places, asked whenever somebody wants one; None gives them.
-        clock: returns seconds, by which `busy_s` is counted.
-        on_close: receives the reason, once.
+        closed: returns a reason to close, or None; called at each `acquire` and `release`.
+        clock: returns the time in seconds, for `busy_s`.
+        on_close: receives the reason once.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Slots:
     ) -> None:
         self.count = self._free = count
         self.close_reason: str | None = None
-        """Reason for which the first place was refused; None while places are given."""
+        """Reason for closing; None while open."""
         self._closed = closed
         self._on_close = on_close
         self._clock = clock
@@ -55,14 +55,14 @@ class Slots:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that places were held up to now, summed over the places."""
+        """Seconds that places were held so far, summed over the places."""
         return self._busy_s + (self.count - self._free) * (self._clock() - self._changed_s)
 
     async def acquire(self, rank: tuple[int, ...]) -> None:
-        """Take a place, to be released; equal ranks are served in the order in which they came.
+        """Acquire a place; equal ranks are served in order of arrival.
 
         Raises:
-            SlotsClosed: there is a reason to give no more places.
+            SlotsClosed: the semaphore is closed.
         """
         if self._is_closed():
             raise SlotsClosed(self.close_reason)
@@ -78,11 +78,11 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release()  # the place came together with the cancellation
+                self.release()  # the place was granted at the time of the cancellation
             raise
 
     def release(self) -> None:
-        """Give a place back, to the waiter of the lowest rank."""
+        """Release a place to the waiter with the lowest rank."""
         if self._waiting and not self._is_closed():
             while self._waiting:
                 turn = heapq.heappop(self._waiting)[2]
@@ -92,7 +92,7 @@ class Slots:
         self._change_free(1)
 
     def _is_closed(self) -> bool:
-        """Return whether no more places are given; refuse all who wait at the moment of closing."""
+        """Return whether the semaphore is closed; at the moment of closing, reject all waiters."""
         if self.close_reason is None and (reason := self._closed()) is not None:
             self.close_reason = reason
             for _, _, turn in self._waiting:

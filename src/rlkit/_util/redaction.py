@@ -1,8 +1,8 @@
-"""Secrets of the environment, and credentials in URLs, in text that is shown or kept.
+"""Redact secrets (environment variables) and URL credentials from text that is displayed or stored.
 
-Invariant: the result of `redact` holds no value of a variable with the name of a secret, neither as it is nor as
-programs write it: escaped, in a URL, line by line, or in base64, even as a part of the encoded data. A shown URL has no
-user, password, query or fragment, which may all be credentials.
+Invariant: the result of `redact` contains no value of a variable for which `is_secret_name` is true, plain or encoded
+(escaped, URL-encoded, line by line, base64 at any offset). A displayed URL has no user, password, query or fragment,
+because each may be a credential.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from urllib.parse import quote, quote_plus
 REDACTED = "***"
 SHORTEST_SECRET_CHARS = 6
 _SHORTEST_LINE_CHARS = 16
-"""Length from which a line of a secret is redacted; shorter lines may be words of other texts."""
+"""Minimum length of a line of a secret to redact it alone; shorter lines may occur in other texts."""
 
 _SECRET_PART = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE", re.IGNORECASE)
-"""Parts that mark a name as a secret wherever they are: few other words contain them."""
+"""Substrings that mark a name as secret at any position; ordinary words rarely contain them."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _SECRET_WORD = re.compile(r".*creds?|credentials?|.*auth|authorization|private|.*dsns?")
 _PASS_WORD = re.compile(r".*pass")
-_AFTER_PASSES = frozenset(
+_WORDS_AFTER_TEST_PASS = frozenset(
     {"at", "count", "fraction", "k", "limit", "mark", "n", "number", "only", "rate", "ratio", "score", "threshold"}
     | {"through"}
 )
-"""Words behind the PASS of a test or an attempt: PASS_RATE, PASS_AT_K."""
+"""Words that follow PASS if it means a passed test: PASS_RATE, PASS_AT_K."""
 
-_OTHER_WORDS = frozenset(
+_NOT_SECRET_WORDS = frozenset(
     {"bandpass", "bypass", "compass", "encompass", "highpass", "lowpass", "overpass", "sacred", "surpass", "trespass"}
     | {"underpass"}
 )
-_ABOUT_SECRETS = frozenset(
+"""Words that end like a secret's name but do not denote a secret."""
+
+_SECRET_METADATA_WORDS = frozenset(
     {"enabled", "enable", "method", "methods", "mode", "provider", "realm", "required", "scheme", "sock", "type"}
 )
-"""Last words of names whose values say something about a secret: AUTH_METHOD, SSH_AUTH_SOCK."""
+"""Last words of names that describe a secret but do not contain it: AUTH_METHOD, SSH_AUTH_SOCK."""
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[\w.~%-]*)(:\d*)?")
 _URL = re.compile(r"\w[\w+.-]*://\S+?(?=['\");:,.]*(?:\s|$))")
@@ -50,31 +52,31 @@ _URL = re.compile(r"\w[\w+.-]*://\S+?(?=['\");:,.]*(?:\s|$))")
 def is_secret_name(name: str) -> bool:
     """Return whether a variable or field of this name holds a secret.
 
-    KEY, TOKEN, SECRET, PASSWORD, PASSWD and PASSPHRASE count anywhere in the name. PASS, CRED, AUTH, PRIVATE and DSN
-    count as words, or as the end of one (SSHPASS, OAUTH), so that PASSES, AUTHOR and COMPASS do not.
+    KEY, TOKEN, SECRET, PASSWORD, PASSWD and PASSPHRASE match anywhere in the name. PASS, CRED, AUTH, PRIVATE and DSN
+    match only as words or ends of words (SSHPASS, OAUTH), so PASSES, AUTHOR and COMPASS do not match.
     """
     if _SECRET_PART.search(name):
         return True
     words = [word.lower() for word in _WORDS.findall(name)]
-    if not words or words[-1] in _ABOUT_SECRETS:
+    if not words or words[-1] in _SECRET_METADATA_WORDS:
         return False
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if _PASS_WORD.fullmatch(word) and word not in _OTHER_WORDS and following not in _AFTER_PASSES:
+        if _PASS_WORD.fullmatch(word) and word not in _NOT_SECRET_WORDS and following not in _WORDS_AFTER_TEST_PASS:
             return True
-    return any(_SECRET_WORD.fullmatch(word) and word not in _OTHER_WORDS for word in words)
+    return any(_SECRET_WORD.fullmatch(word) and word not in _NOT_SECRET_WORDS for word in words)
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return `text` without the values of the variables that `is_secret_name` names.
+    """Replace the values of secret variables (see `is_secret_name`) in `text` by `***`.
 
-    The longest go first, since one secret may be the beginning of another. Short values
-    (`TOKENIZERS_PARALLELISM=false`) and paths that exist are words of every other message, not secrets.
+    Longer values are replaced first, because one secret may be a prefix of another. Short values
+    (`TOKENIZERS_PARALLELISM=false`) and existing paths are not redacted, because they occur in ordinary messages.
     """
     return make_redactor(environ)(text)
 
 
 def make_redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """Return `redact` for many texts, which reads the environment only once."""
+    """Return a function that redacts like `redact` but reads the environment only once."""
     forms = _forms(_secrets(os.environ if environ is None else environ))
 
     def redact_text(text: str) -> str:
@@ -86,9 +88,9 @@ def make_redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], s
 
 
 def show_url(url: str) -> str:
-    """Return a URL without credentials, or a path as it is.
+    """Return a URL without credentials; a path is returned unchanged.
 
-    `***` replaces all behind the scheme if credentials cannot be told from the rest.
+    If credentials cannot be separated from the rest, `***` replaces everything after the scheme.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -101,12 +103,12 @@ def show_url(url: str) -> str:
 
 
 def hide_credentials(text: str) -> str:
-    """Return a text with `show_url` applied to each URL."""
+    """Apply `show_url` to each URL in a text."""
     return _URL.sub(lambda url: show_url(url[0]), text)
 
 
 def is_malformed_url(url: str) -> bool:
-    """Return whether the part of a URL between its scheme and its path has no known form."""
+    """Return whether a URL has a scheme but no valid host."""
     return show_url(url).endswith("://***")
 
 
@@ -121,7 +123,7 @@ def _secrets(environ: Mapping[str, str]) -> frozenset[str]:
 
 @lru_cache(maxsize=4)
 def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
-    """Return the forms in which secrets may be written, the longest first."""
+    """Return the plain and encoded forms of secrets, longest first."""
     return tuple(sorted({form for secret in secrets for form in _list_forms(secret)}, key=len, reverse=True))
 
 
@@ -141,8 +143,8 @@ def _list_forms(secret: str) -> Iterator[str]:
 
 
 def _base64(data: bytes) -> Iterator[str]:
-    """Yield the characters that encode only these bytes, for each of their three possible offsets."""
+    """Yield the base64 characters that encode only `data`, for each of the three possible offsets."""
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + data).decode().rstrip("=")
-        shared = 1 if (offset + len(data)) % 3 else 0  # the last character encodes what follows, too
+        shared = 1 if (offset + len(data)) % 3 else 0  # the last character also encodes the next byte
         yield encoded[(0, 2, 3)[offset] : len(encoded) - shared]

@@ -1,6 +1,6 @@
-"""Sections of a configuration, and the choice of one of several by name.
+"""Base classes of configuration sections, and tables of sections selected by name.
 
-Invariant: a section is immutable and refuses unknown keys.
+Invariant: a section is immutable and rejects unknown keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ type Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, with no unknown keys."""
+    """A part of the configuration: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -38,21 +38,21 @@ class Section(BaseModel):
         return getattr(self, name) == type(self).model_fields[name].default
 
     def refuse_unused(self, *names: str, fix: str) -> None:
-        """Raise ValueError if one of these fields, which have no effect, does not have its default."""
+        """Raise ValueError if one of these fields, which have no effect here, differs from its default."""
         for name in names:
             if not self.is_default(name):
                 raise ValueError(f"{name} has no effect: {fix}")
 
 
 _SETTINGLESS_MAX = 2
-"""Largest number of classes without settings that are described separately."""
+"""Maximum number of classes without settings that are described separately."""
 
 
 class NamedSection(Section):
-    """A section chosen by the value of its key, with its settings as fields; see `SectionTable`."""
+    """A section selected by name from a `SectionTable`; its settings are fields."""
 
     key: ClassVar[str] = "name"
-    """The key whose value is `name`."""
+    """The key that holds the name."""
     name: ClassVar[str]
     kind: ClassVar[str]
     """Word for messages, such as `estimator`."""
@@ -64,15 +64,15 @@ class NamedSection(Section):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SectionTable:
-    """Metadata of a field's type: the classes that one of its keys chooses from, later additions included.
+    """Type annotation of a field whose value is one of several classes, selected by name; later additions count.
 
     ::
 
         type LossConfig = Annotated[Loss, SectionTable(LOSSES)]
 
     Args:
-        classes: by name.
-        default: name of the class if the key is missing.
+        classes: classes by name.
+        default: name to use if the key is missing.
     """
 
     classes: Mapping[str, type[NamedSection]]
@@ -94,14 +94,14 @@ class SectionTable:
         name = settings.pop(self._key, self.default)
         if not isinstance(name, str) or name not in self.classes:
             raise PydanticCustomError("union_tag", "not one of the table", {"key": self._key})
-        # Errors have the name before the field, as those of a tagged union.
+        # Error locations contain the name before the field, as in a tagged union.
         validator, tagged = _validator(self.classes[name]), {name: settings}
         if info.mode == "json":
             return validator.validate_json(to_json(tagged), strict=True)[name]
         return validator.validate_python(tagged)[name]
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe each class by the first paragraph of its docstring, and many without settings as one."""
+        """Describe each class by the first paragraph of its docstring; group classes without settings."""
         plain = [name for name, each in self.classes.items() if not each.model_fields]
         plain = plain if len(plain) > _SETTINGLESS_MAX else []
         options = list[JsonSchemaValue]()

@@ -1,8 +1,8 @@
 """Stopwatch of a rollout, for its time limit.
 
-Invariant: a service in trouble uses up no rollout's time: neither a failed request that is retried counts, nor waiting
-while the service answers nobody. Holds of the event loop count for the rollout that causes them, and for no other. No
-moment is excluded twice.
+Invariant: service outages do not count towards a rollout's time limit: neither retries of failed requests, nor waiting
+while the service answers no request. Time during which a rollout blocks the event loop counts only for that rollout. No
+time is excluded twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Request(Protocol):
 
     @property
     def excused_s(self) -> float:
-        """Seconds of waiting up to now that are the service's fault."""
+        """Seconds of waiting so far that the service caused."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class Request(Protocol):
 
 
 class Stopwatch:
-    """Counts the time of one rollout since its creation; `name` is the environment, for findings."""
+    """Measure the time of one rollout since its creation; `name` is the environment, for findings."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Stopwatch:
         self._waiting: dict[Request, float] = {}  # `excused_s` of each when time was last excluded
 
     def _clock(self) -> float:
-        """Return the time of the event loop without the holds of others."""
+        """Return the time of the event loop, minus the time that other rollouts blocked it."""
         return self._holds.now_s + self.held_s
 
     @property
@@ -54,10 +54,10 @@ class Stopwatch:
         return self._clock() - self._started_s - self._excused_s - max(map(self._new, self._waiting), default=0.0)
 
     async def wait_for_limit(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
-        """Wait until the limit is reached, and return True, or the rollout is done, and return False.
+        """Wait for the limit or the end of the rollout; return True if the limit was reached.
 
-        While the rollout waits for a request, the limit is checked once a second. A limit reached during a silence of
-        the service counts once the service answers any request, and so was only slow.
+        While the rollout waits for a request, the limit is checked once a second. If the limit is reached while the
+        service is silent, it applies only after the service answers any request.
         """
         while True:
             left_s = limit_s - self.played_s
@@ -88,13 +88,13 @@ _running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", def
 
 
 def current_stopwatches() -> frozenset[Stopwatch]:
-    """Return the stopwatches of the rollouts that this task belongs to."""
+    """Return the stopwatches of the rollouts to which the current asyncio task belongs."""
     return _running.get()
 
 
 @contextmanager
 def use_stopwatches(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
-    """Attribute requests made inside, and in tasks created inside, to these rollouts."""
+    """Attribute requests made in this context, and in asyncio tasks created in it, to these rollouts."""
     token = _running.set(frozenset(stopwatches))
     try:
         yield
@@ -103,7 +103,7 @@ def use_stopwatches(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
 
 
 class request_wait:  # noqa: N801  a context manager for every request: a generator costs ten times as much
-    """Context in which the rollouts of this task wait for a request."""
+    """Context in which the current rollouts wait for a request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

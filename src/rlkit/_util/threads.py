@@ -1,7 +1,7 @@
 """Concurrent coroutines, and threads for blocking calls.
 
-Invariant: rlkit never waits for threads that an environment keeps busy: its own blocking calls have threads of their
-own, and a thread that never ends stops neither the event loop nor the process from ending.
+Invariant: rlkit never waits for an environment's threads. Its own blocking calls run on separate threads, and a thread
+that never ends prevents neither the event loop nor the process from ending.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import cache, partial
 from typing import cast, override
 
 _THREADS = 8
-"""More than the store ever uses, so that hanging connections to a service leave it some."""
+"""More threads than the store uses, so that it is not blocked by hanging connections to a service."""
 
 _GRACE_S = 3.0
-"""Time for busy threads at the end; well under the time that a run has to clean up."""
+"""Seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up."""
 
 
 def run[T](main: Coroutine[object, object, T]) -> T:
-    """Run a coroutine as `asyncio.run` does, on an event loop that does not wait for threads that never end."""
+    """Run a coroutine like `asyncio.run`, on an event loop that does not wait forever for busy threads."""
 
     async def with_threads() -> T:
         asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
@@ -34,14 +34,14 @@ def run[T](main: Coroutine[object, object, T]) -> T:
 
 
 class DaemonThreadPool(ThreadPoolExecutor):
-    """Daemon threads for an event loop, abandoned at the end.
+    """Pool of daemon threads for an event loop, abandoned at shutdown.
 
-    An executor of the standard library waits for each of its threads when it is shut down, and once more when the
-    interpreter ends. An event loop requires the base class.
+    The standard library's executor waits for its threads at shutdown and again when the interpreter ends. An event loop
+    requires a subclass of it.
 
     Args:
-        count: number of threads; by default that of an event loop.
-        name: prefix of the threads' names; by default that of an event loop.
+        count: number of threads; by default the same as in asyncio's default pool.
+        name: prefix of the threads' names.
         grace_s: time to finish all work at shutdown; the rest is abandoned.
     """
 
@@ -100,7 +100,7 @@ class DaemonThreadPool(ThreadPoolExecutor):
                     return
                 future, function = self._pending.popleft()
             _call(future, function)
-            del future, function  # or they would live until the next call
+            del future, function  # otherwise they would live until the next call
 
 
 def _call(future: Future[object], function: Callable[[], object]) -> None:
@@ -108,7 +108,7 @@ def _call(future: Future[object], function: Callable[[], object]) -> None:
         return
     try:
         future.set_result(function())
-    except BaseException as error:  # raised where it is awaited
+    except BaseException as error:  # re-raised where the future is awaited
         future.set_exception(error)
     finally:
         del future  # the exception's traceback holds this frame
@@ -117,7 +117,7 @@ def _call(future: Future[object], function: Callable[[], object]) -> None:
 async def run_together[T](coroutines: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """Run coroutines concurrently and return their results in order.
 
-    If one raises, cancel and await the others, and raise its own exception, not a group.
+    If a coroutine raises, cancel and await the others, and raise its exception, not a group.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -136,8 +136,8 @@ def _first(failure: BaseException) -> BaseException:
 async def in_thread[*Ts, T](function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function in a thread and return its result.
 
-    The event loop's own threads are left to environments: graders that block all of them must not delay the journal, or
-    no time limit would ever be recorded.
+    The event loop's default threads are reserved for environments: graders that block all of them must not delay the
+    journal.
     """
     return await asyncio.get_running_loop().run_in_executor(_threads(), function, *args)
 
@@ -147,4 +147,4 @@ def _threads() -> DaemonThreadPool:
     return DaemonThreadPool(_THREADS, name="rlkit")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of its threads
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork

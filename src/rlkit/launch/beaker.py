@@ -2,7 +2,7 @@
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
 """Submission of jobs to Beaker, through beaker-py.
 
-Invariant: a job continues when its caller stops following it.
+Invariant: a job continues if its caller stops following it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def submit(
 
     Raises:
         MissingError: beaker-py is not installed, or there is no account.
-        ServiceError: Beaker refused.
+        ServiceError: Beaker rejected the request or failed.
         RunFailed: the followed job failed.
     """
     with _open_beaker(workspace) as beaker:
@@ -87,9 +87,9 @@ def _open_beaker(workspace: str | None) -> Generator[Beaker]:
             yield beaker
     except BeakerConfigurationError as error:
         raise MissingError(
-            f"there is no account of Beaker here ({error}): set BEAKER_TOKEN, or give --dry-run"
+            f"there is no Beaker account on this machine ({error}): set BEAKER_TOKEN, or use --dry-run"
         ) from error
     except RlkitError:
         raise
-    except Exception as error:  # beaker-py lets through what gRPC and requests raise
+    except Exception as error:  # beaker-py passes on exceptions of gRPC and requests
         raise ServiceError(f"Beaker: {type(error).__name__}: {error}") from error

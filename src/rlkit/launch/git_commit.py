@@ -1,6 +1,6 @@
 """Git commit that a job runs.
 
-Invariant: the commit can be fetched on another machine, and its URL holds no credential.
+Invariant: the commit can be fetched on another machine, and its URL contains no credential.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SSH = re.compile(r"(?:ssh://)?git@(?P<host>[^:/]+)[:/](?P<path>.+)")
 
 @dataclass(frozen=True, slots=True)
 class GitCommit:
-    """Hash of a commit, and the URL of a repository that has it."""
+    """Hash of a commit, and the URL of a repository that contains it."""
 
     repository: str
     commit: str
@@ -27,50 +27,48 @@ class GitCommit:
 def read_git_commit(directory: Path, *, allow_dirty: bool) -> GitCommit:
     """Return the commit that is checked out in a folder.
 
-    `allow_dirty` accepts uncommitted or unpushed changes, without which the job runs.
+    With `allow_dirty`, uncommitted or unpushed changes are accepted, but the job runs without them.
 
     Raises:
-        UsageError: there is no repository or no remote, the changes are not committed or the commit not pushed, or the
-            URL of the remote is malformed.
+        UsageError: there is no repository or no remote, there are uncommitted or unpushed changes, or the URL of the
+            remote is malformed.
         MissingError: git is not installed.
     """
     if _run_git(directory, "rev-parse", "--is-inside-work-tree") != "true":
-        raise UsageError(f"{directory} is no git repository: run this in one, or give --code image")
+        raise UsageError(f"{directory} is not a git repository: run the command in one, or use --code image")
     commit = _run_git(directory, "rev-parse", "HEAD")
     if commit is None:
-        raise UsageError(f"{directory} has no commit yet: commit, or give --code image")
+        raise UsageError(f"{directory} has no commit yet: commit, or use --code image")
     remotes = (_run_git(directory, "remote") or "").split()
     if not remotes:
         raise UsageError(
-            f"{directory} has no remote that a job could fetch the code from: push it, or give --code image"
+            f"{directory} has no remote from which a job could fetch the code: push the code, or use --code image"
         )
     remote = "origin" if "origin" in remotes else remotes[0]
     if not allow_dirty:
         if _run_git(directory, "status", "--porcelain"):
             raise UsageError(
-                "there are changes that are not committed, and the job would run without them: commit them, or give "
-                "--allow-dirty"
+                "there are uncommitted changes, and the job would run without them: commit them, or use --allow-dirty"
             )
         if not _run_git(directory, "branch", "--remotes", "--contains", commit):
-            raise UsageError(f"no remote has the commit {commit[:12]}: push it, or give --allow-dirty")
+            raise UsageError(f"no remote has the commit {commit[:12]}: push it, or use --allow-dirty")
     url = _run_git(directory, "remote", "get-url", remote) or ""
     if is_malformed_url(url):
         raise UsageError(
-            f"the URL of the remote {remote} is malformed: percent-encode a user and password in it, or give "
-            "--code image"
+            f"the URL of the remote {remote} is malformed: percent-encode its user and password, or use --code image"
         )
     return GitCommit(make_public_url(url), commit)
 
 
 def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> GitCommit | None:
-    """Return the commit of a folder for the source `git`, and None for `image`; UsageError for another source."""
+    """Return the commit of a folder if `source` is `git`, None if it is `image`; UsageError otherwise."""
     if source not in ("git", "image"):
         raise UsageError(f"--code: {source!r} is neither git nor image.{did_you_mean(source, ('git', 'image'))}")
     return read_git_commit(directory, allow_dirty=allow_dirty) if source == "git" else None
 
 
 def make_public_url(url: str) -> str:
-    """Return a URL without credentials, over HTTPS if it is of SSH."""
+    """Return a URL without credentials; an SSH URL becomes HTTPS."""
     if match := _SSH.fullmatch(url):
         return f"https://{match['host']}/{match['path']}"
     return show_url(url)
@@ -81,5 +79,5 @@ def _run_git(directory: Path, *arguments: str) -> str | None:
     try:
         process = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise MissingError("git is not installed: install it, or give --code image") from error
+        raise MissingError("git is not installed: install it, or use --code image") from error
     return process.stdout.strip() if process.returncode == 0 else None

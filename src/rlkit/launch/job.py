@@ -1,7 +1,7 @@
-"""Specification of a job for Beaker.
+"""Specification of a Beaker job.
 
-Invariant: the command reaches the job word for word: its words are arguments of a shell script, never part of its text.
-A specification holds names of secrets that Beaker stores, never their values.
+Invariant: the words of the command are passed unchanged, as arguments of a shell script. A specification contains names
+of secrets stored in Beaker, never their values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ fi
 if [ -n "${RLKIT_INSTALL:-}" ]; then eval "$RLKIT_INSTALL"; fi
 exec "$@"
 """
-"""Script of the job: it fetches the code and becomes the command, which so receives the signal of a preemption."""
+"""Script of the job: fetches the code, then replaces itself by the command, which receives the preemption signal."""
 
 RESULTS = "/results"
 
@@ -60,7 +60,7 @@ _SERVICE_VARIABLES = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_UR
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Source that is mounted in the container, by its name or its path on the host."""
+    """Source to mount in the container: a name, or a path on the host."""
 
     kind: MountKind
     source: str
@@ -68,7 +68,7 @@ class Mount:
 
     @classmethod
     def parse(cls, text: str) -> Mount:
-        """Parse `weka:bucket:/path`, `dataset:name:/path` and so on; UsageError for anything else."""
+        """Parse `KIND:SOURCE:/PATH`, such as `weka:bucket:/path`; UsageError if the form is invalid."""
         kind, _, rest = text.partition(":")
         source, _, target = rest.rpartition(":")
         if kind not in _SOURCE_FIELDS or not source or not target.startswith("/"):
@@ -81,18 +81,18 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Command and the machines that run it.
+    """Command, and requirements on the machines that run it.
 
     Args:
         image: `docker:NAME`, or the name of an image in Beaker.
-        budget: budget that pays; None for the workspace's own.
+        budget: budget to charge; None for the workspace's own.
         clusters: permitted clusters; empty for any.
         hostnames: permitted nodes; empty for any.
         gpus: GPUs of each replica.
         cpus: CPUs of each replica; None for no limit.
         memory: memory of each replica, such as `32GiB`; None for no limit.
-        preemptible: Beaker may stop and restart the job for a more urgent one; None for Beaker's default.
-        min_runtime: time without preemption, such as `2h`; excludes `preemptible`.
+        preemptible: allow Beaker to stop and restart the job; None for Beaker's default.
+        min_runtime: time without preemption, such as `2h`; cannot be combined with `preemptible`.
         timeout: time after which Beaker stops the job, such as `24h`.
         secrets: names of secrets in Beaker, by environment variable.
         code: commit to fetch before the command runs; None for the content of the image.
@@ -130,22 +130,22 @@ class Job:
                 "there is no command: write it after --, as in `rlkit launch beaker -- rlkit train config.yaml`"
             )
         if self.preemptible is not None and self.min_runtime is not None:
-            raise UsageError("--min-runtime says how long a job cannot be preempted: leave --preemptible out")
+            raise UsageError("--min-runtime and --preemptible exclude each other: leave out one of them")
         for name, value in (self.env or {}).items():
             if not _VARIABLE_NAME.fullmatch(name):
                 raise UsageError(f"--env: {name!r} is not a valid variable name")
             if is_secret(name, value):
                 raise UsageError(
-                    f"--env {name}: its value looks like a secret, and anyone who sees the job would see it: keep it "
-                    f"in Beaker (`beaker secret write {name} …`) and give --secret {name}"
+                    f"--env {name}: its value looks like a secret, and would be visible to everyone who can see the "
+                    f"job: store it in Beaker (`beaker secret write {name} …`) and use --secret {name}"
                 )
         public = {"--description": self.description, "--install": self.install}
         public |= {f"--env {name}": value for name, value in (self.env or {}).items()}
         for place, text in [*(("the command", word) for word in self.command), *public.items()]:
             if text is not None and redact(redact_shapes(text)) != text:
                 raise UsageError(
-                    f"{place} holds a secret, and anyone who sees the job would see it: keep it in Beaker (`beaker "
-                    "secret write NAME …`) and give --secret NAME"
+                    f"{place} contains a secret, which would be visible to everyone who can see the job: store it in "
+                    "Beaker (`beaker secret write NAME …`) and use --secret NAME"
                 )
 
 
@@ -194,20 +194,20 @@ def list_warnings(job: Job) -> list[str]:
     runs = env.get(RUNS_VARIABLE, RESULTS)
     if is_training_command(job.command) and job.preemptible is not False and not is_persistent(job, runs):
         messages.append(
-            f"runs are written to {runs}, which no mount keeps: a job that is preempted begins anew; give "
-            "--mount and --runs-dir below it"
+            f"runs are written to {runs}, which is not on a mount: a preempted job would start from scratch; set "
+            "--mount, and --runs-dir to a folder on it"
         )
     if not any(name in env or name in (job.secrets or {}) for name in _SERVICE_VARIABLES):
         messages.append(
-            "the job has no TINKER_API_KEY, and would train with the embedded engine: give --secret TINKER_API_KEY"
+            "the job has no TINKER_API_KEY, so it would train with the embedded engine: set --secret TINKER_API_KEY"
         )
     if job.replicas > 1 and is_training_command(job.command):
-        messages.append("each replica trains a run of its own, and all of one name: one replica is enough")
+        messages.append("each replica would train its own run of the same name: use one replica")
     return messages
 
 
 def to_yaml(specification: Mapping[str, Json]) -> str:
-    """Return a specification as YAML, with multi-line texts as literal blocks."""
+    """Render a specification as YAML, with multi-line texts as literal blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -223,7 +223,7 @@ def to_yaml(specification: Mapping[str, Json]) -> str:
 def make_restartable(command: Sequence[str], *, name: str) -> list[str]:
     """Return a command that resumes its run when its job restarts.
 
-    Only `rlkit train` changes: it gets `--resume`, and `name` if its run has none. The name must be unique to the job.
+    Only `rlkit train` is changed: `--resume` is added, and `--name` if the run has no name. `name` must be unique.
     """
     words = list(command)
     if not is_training_command(words) or "--dry-run" in words:
@@ -236,19 +236,19 @@ def make_restartable(command: Sequence[str], *, name: str) -> list[str]:
 
 
 def is_training_command(command: Sequence[str]) -> bool:
-    """Return whether a command runs `rlkit train`, also through `uv run` or `python -m`."""
+    """Return whether a command runs `rlkit train`, directly or through `uv run` or `python -m`."""
     return any(word == "train" and PurePosixPath(program).name == "rlkit" for program, word in pairwise(command))
 
 
 def parse_priority(text: str) -> Priority:
-    """Return the priority of a name; UsageError if there is none."""
+    """Parse a priority; UsageError if it is invalid."""
     if text not in PRIORITIES:
-        raise UsageError(f"--priority: {text!r} is none of {', '.join(PRIORITIES)}.{did_you_mean(text, PRIORITIES)}")
+        raise UsageError(f"--priority: {text!r} is not one of {', '.join(PRIORITIES)}.{did_you_mean(text, PRIORITIES)}")
     return text
 
 
 def parse_variables(words: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables from `NAME=VALUE`, or `NAME` for its value in `environ`; UsageError if it is not set."""
+    """Parse variables: `NAME=VALUE`, or `NAME` for the value in `environ`; UsageError if that is not set."""
     variables = dict[str, str]()
     for word in words:
         name, equals, value = word.partition("=")
@@ -259,7 +259,7 @@ def parse_variables(words: Sequence[str], *, environ: Mapping[str, str] = os.env
 
 
 def parse_secrets(words: Sequence[str]) -> dict[str, str]:
-    """Return secrets by variable from `NAME=SECRET`, or `NAME` for a secret of the same name."""
+    """Parse secrets: `NAME=SECRET`, or `NAME` for a secret of the same name."""
     return {name: secret or name for name, _, secret in (word.partition("=") for word in words)}
 
 

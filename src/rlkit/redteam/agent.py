@@ -1,6 +1,6 @@
 """Harbor agent that runs the script of a cheat in the trial's environment.
 
-Invariant: the agent never works on the task. Its own record, for tests that read one, has one empty message.
+Invariant: the agent never works on the task. Its trajectory file, for tests that read it, has one empty message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCRIPT_S = 60
 """Time limit of a script."""
 
 _OUTPUT_CHARS = 2000
-"""Limit of a script's output; the end is kept."""
+"""Maximum recorded characters of a script's output, from its end."""
 
 
 class _Options(AgentOptions):
@@ -62,6 +62,6 @@ class CheatingAgent(BaseAgent):
         output = f"{result.stdout or ''}\n{result.stderr or ''}".strip()[-_OUTPUT_CHARS:]
         steps = [{"step_id": 1, "source": "agent", "message": ""}]
         record = {"schema_version": "ATIF-v1.4", "steps": steps}
-        # These replace the paths: in a mounted folder, the script may have left links there.
+        # Replaces the files, because the script may have left links in a mounted folder.
         write_text(self.logs_dir / RECORD, json.dumps(record))
         write_text(self.logs_dir / REPORT, json.dumps({"exit_code": result.return_code, "said": output}))

@@ -1,6 +1,6 @@
-"""Attacks on any environment: Harbor's tasks by trials, others by replies.
+"""Red-team any environment: cheating agents on Harbor tasks, cheating replies on other environments.
 
-Invariant: only cheats that apply to an environment attack it, and every slow phase reports progress.
+Invariant: only applicable cheats are tried, and every slow phase reports progress.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ async def attack_environment(
     seed: int,
     note: Note = lambda message: None,
 ) -> RedTeamReport:
-    """Try the cheats on some tasks of an environment with `attack_replies` or `attack_tasks`, and report progress.
+    """Try the cheats on a sample of tasks: `attack_tasks` for Harbor tasks, `attack_replies` otherwise.
 
     Args:
-        timeout_s: limit of one rollout, in seconds; trials of Harbor's tasks have their own limits.
-        seed: chooses tasks of a sequence, and the random content of cheats.
+        timeout_s: limit of one rollout, in seconds; Harbor trials have their own limits.
+        seed: seed of the sample of tasks and of the random content of cheats.
         note: receives progress lines.
     """
     if harbor := _draw_harbor_tasks(source, tasks=tasks, seed=seed):
@@ -50,7 +50,7 @@ async def attack_environment(
 async def attack_folders(
     tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, note: Note = lambda message: None
 ) -> RedTeamReport:
-    """Try the cheats on folders of Harbor's tasks with `attack_tasks`, and report progress."""
+    """Try the cheats on folders of Harbor tasks with `attack_tasks`, and report progress."""
     from rlkit.redteam.task_attacks import attack_tasks
     from rlkit.redteam.task_cheats import TASK_CHEATS
 
@@ -69,8 +69,8 @@ async def attack_folders(
 
 
 def _draw_harbor_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> Sequence[HarborTask]:
-    """Return some tasks if the source consists of Harbor's tasks."""
-    module = sys.modules.get("rlkit.envs.harbor.task")  # without this import, no task is Harbor's
+    """Draw tasks if the source holds Harbor tasks; else return an empty list."""
+    module = sys.modules.get("rlkit.envs.harbor.task")  # if it is not imported, there are no Harbor tasks
     if module is None or not isinstance(source, Sequence) or not source:
         return []
     from rlkit.envs.harbor.task import HarborTask

@@ -1,11 +1,11 @@
-"""Programs that cheat environments which run a model's programs.
+"""Cheating programs, for environments that run a model's programs.
 
 Invariant: no program computes a valid construction.
 """
 
 from __future__ import annotations
 
-_RETURN_VALUES = (  # a constant function is a valid construction of some problems, and no cheat
+_RETURN_VALUES = (  # constant functions are left out: they are valid constructions of some problems
     "None", "float('nan')", "np.array([])", "np.full(64, np.nan)", "np.full(64, np.inf)", "np.full(64, -np.inf)",
     "np.full(64, -1.0)", "np.full((26, 3), np.nan)", "np.full((26, 3), 1e308)", "np.full((32, 3), -1.0)",
     "np.zeros((0, 3))", "np.ones(64) * 1j", "'1.0'", "{'reward': 1.0}", "1e999", "10 ** 5000",

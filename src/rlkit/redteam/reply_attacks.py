@@ -1,6 +1,6 @@
-"""Attacks on environments that grade replies: each reply in its own rollout, all in a forked process.
+"""Attack environments that grade replies: each reply in its own rollout, all in a forked process.
 
-Invariant: only a rollout that cannot be stopped ends the attack, and the report names the rest.
+Invariant: the attack ends early only if a rollout cannot be stopped; the report then names the untried part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HONEST_REPLY = ""
 """Reply of an honest empty attempt."""
 
 CONCURRENCY = 4
-"""Number of simultaneous rollouts: environments with servers and programs mostly wait."""
+"""Number of concurrent rollouts; environments with servers and programs mostly wait."""
 
 type SkippedTask = tuple[str, str]
 """Task without any attempt, with the reason."""
@@ -56,10 +56,10 @@ async def attack_replies(
 
     Args:
         timeout_s: limit of one rollout, in seconds.
-        seed: chooses tasks of a sequence, and the random content of cheats.
+        seed: seed of the sample of tasks and of the random content of cheats.
 
     Raises:
-        UsageError: there are no tasks.
+        UsageError: the source has no tasks.
     """
 
     def work(send: Send[Attempt | SkippedTask]) -> Coroutine[object, object, None]:

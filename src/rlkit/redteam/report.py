@@ -1,6 +1,6 @@
-"""Report of the red team: the reward of each cheat, beside that of an honest empty attempt.
+"""Report of the red team: the reward of each cheat, compared with an honest empty attempt.
 
-Invariant: a cheat that failed or was not tried earned nothing, and the report tells the two apart.
+Invariant: a cheat that failed or was not tried earned nothing; the report distinguishes the two.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 from rlkit.types import Json
 
 type Result = Literal["earned", "nothing", "failed", "not tried"]
-"""`earned`: more than an honest empty attempt. `nothing`: no more than that. `failed`: the episode has no reward. `not
-tried`: the environment lacks something that the cheat needs."""
+"""`earned`: the reward is higher than that of an honest empty attempt. `nothing`: it is not. `failed`: the episode has
+no reward. `not tried`: the environment lacks a requirement of the cheat."""
 
 SHOWN_TASKS = 3
 """Limit of tasks that a summary names for each result."""
@@ -30,7 +30,7 @@ class Attempt:
     Args:
         reward: reward of the cheat; None if the episode has none.
         honest_reward: reward of an honest empty attempt.
-        detail: reason without a reward, or without an attempt.
+        detail: reason why there is no reward, or no attempt.
     """
 
     cheat: str
@@ -47,8 +47,8 @@ class RedTeamReport:
     """All attempts on one environment.
 
     Args:
-        attempts: attempts, sorted by cheat in the order of the red team's list.
-        skipped_tasks: reasons by task without any attempt.
+        attempts: attempts, in the order of the red team's list of cheats.
+        skipped_tasks: reasons by task, for tasks that were not attacked.
     """
 
     attempts: Sequence[Attempt]

@@ -1,6 +1,6 @@
-"""Attacks on Harbor's tasks: each cheat in its own trial and environment.
+"""Attack Harbor tasks: each cheat in its own trial and environment.
 
-Invariant: a failed trial is a result and does not affect the others; only a missing requirement ends the attack.
+Invariant: a failed trial does not affect other trials; only a missing requirement ends the attack.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Trial:
     """Result of a trial.
 
     Args:
-        rewards: the verifier's numbers; None without any.
+        rewards: the verifier's rewards; None if there are none.
         skip_reason: reason why the script could not run; "" if it ran.
         error: reason for missing rewards.
     """
@@ -68,7 +68,7 @@ async def attack_tasks(
 
     Args:
         tasks: folders of tasks, by id.
-        on_attempt: called with each attempt at its end.
+        on_attempt: receives each finished attempt.
 
     Raises:
         UsageError: the environment cannot run a task.
@@ -141,7 +141,7 @@ async def _run_trial(path: Path, cheat: TaskCheat, environment: Environment, gat
 
 
 def _read_variables(path: Path) -> dict[str, Json]:
-    """Return facts that an agent can know: the files that the instructions name, and the tests' files."""
+    """Return facts that an agent can know: file names in the instructions, and names of test files."""
     instructions = " ".join(file.read_text() for file in sorted(path.glob("**/instruction.md")))
     folders = [path / "tests", *path.glob("steps/*/tests")]
     files = {file.relative_to(folder) for folder in folders for file in folder.rglob("*") if file.is_file()}
@@ -162,7 +162,7 @@ def _read_trial(result: TrialResult, _passing: GatePass, folder: Path) -> _Trial
 
 
 def _find_skip_reason(scripts: Sequence[Mapping[str, Json]]) -> str:
-    """Return the reason why no step's script ran; "" if one did."""
+    """Return the reason why no script ran; "" if a script ran."""
     if not scripts or any(script["exit_code"] == 0 for script in scripts):
         return ""
     last = scripts[-1]

@@ -1,4 +1,4 @@
-"""Cheat against a task of Harbor's: a name, a sentence and a shell script.
+"""Cheat against a Harbor task: a name, a description and a shell script.
 
 Invariant: a script uses only facts that an agent can know: the paths in the instruction (`OUTPUTS`) and, from earlier
 episodes, the names of the tests' files (`TESTS`).
@@ -11,7 +11,7 @@ from typing import Literal
 
 type Seal = Literal["view", "record", "programs", "tests", "kernel"]
 """Defence against a cheat: the verifier's view, rlkit's copy of the agent's record, the programs of the image, the
-tests, or refused system calls."""
+tests, or blocked system calls."""
 
 SKIP_EXIT_CODE = 77
 """Exit code of a script that cannot run here; the last line of its output is the reason."""
@@ -31,14 +31,14 @@ writable() { touch "$1/.cheat" 2> /dev/null && rm "$1/.cheat" || skip "$1 cannot
 """
 """Shell functions for all scripts.
 
-`PAY` is a command that writes both reward files. `forever` starts a daemon that repeats a command, `leave` one for a
-program. `shim` writes a program that pays and succeeds.
+`PAY` is a command that writes both reward files. `forever` starts a daemon that repeats a command, `leave` starts a
+program as a daemon. `shim` writes a program that runs `PAY` and succeeds.
 """
 
 
 @dataclass(frozen=True)
 class TaskCheat:
-    """Way to earn a reward without solving a task.
+    """A way to earn a reward without solving the task.
 
     Args:
         script: bash commands, which run as the agent's user before verification, in each step of a task.

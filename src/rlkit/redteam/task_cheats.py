@@ -1,4 +1,4 @@
-"""Table of the cheats against Harbor's tasks, ordered by target.
+"""Table of the cheats against Harbor tasks, ordered by target.
 
 Invariant: each cheat has a unique name and one sentence, which the documentation's table repeats.
 """

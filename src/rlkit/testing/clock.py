@@ -1,7 +1,7 @@
 """Virtual clock: an event loop whose time jumps to the next timer.
 
-Invariant: code between two awaits takes no time, nor do calls in other threads, which the loop awaits. A deadlock is an
-error at once.
+Invariant: virtual time advances only in timers; code and awaited thread calls take no virtual time. A deadlock raises
+immediately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, override
 
 
 class Deadlock(RuntimeError):
-    """Error of a program that would wait for ever: nothing is ready, without timers or busy threads."""
+    """Raised when nothing is ready, no timer is set and no thread is running, so the program would wait forever."""
 
 
 class VirtualClock(asyncio.SelectorEventLoop):
@@ -52,7 +52,7 @@ class VirtualClock(asyncio.SelectorEventLoop):
     def jump(self, seconds: float | None) -> None:
         """Advance the time to the next timer."""
         if seconds is None:
-            raise Deadlock("nothing is ready and no timer is set: the program would wait for ever")
+            raise Deadlock("nothing is ready and no timer is set: the program would wait forever")
         self._now_s += seconds
 
     @property
@@ -65,7 +65,7 @@ class VirtualClock(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Selector that waits for threads only."""
+    """Selector that never sleeps: it advances the clock to the next timer, or waits for running threads."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def run_virtual[T](main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on virtual time.
 
     Raises:
-        Deadlock: it waits for an event that cannot happen.
+        Deadlock: the coroutine waits for an event that cannot happen.
     """
     with asyncio.Runner(loop_factory=VirtualClock) as runner:
         return runner.run(main)

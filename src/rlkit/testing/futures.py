@@ -20,9 +20,9 @@ _REQUEST = httpx.Request("POST", "http://simulated")
 
 
 class SimulatedFuture[T]:
-    """Substitute for `tinker.APIFuture`: a request that has been sent.
+    """Substitute for `tinker.APIFuture`: a sent request.
 
-    The service's work has its own context, as in the SDK's thread, since it is not part of the rollout.
+    The service's work runs in a separate context, as in the SDK's thread, because it is not part of the rollout.
     """
 
     def __init__(self, result: Awaitable[T]) -> None:

@@ -1,6 +1,6 @@
 """HTTP proxy with injected faults, between a real client and a real service.
 
-Invariant: other requests pass unchanged; the faults follow from the seed and the order of requests.
+Invariant: requests without a fault pass unchanged; the seed and the order of requests determine the faults.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 type ProxyFault = Literal["401", "402", "429", "500", "503", "408", "reply", "cut", "hang"]
-"""HTTP status instead of a response; or the request runs and its `reply` is lost, or `cut` off; or it
-will `hang` until the client disconnects."""
+"""An HTTP status in place of a response; `reply`: the request runs, but its response is lost; `cut`: the response is
+truncated; `hang`: no response until the client disconnects."""
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
 _HOP_BY_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
@@ -41,7 +41,7 @@ class FaultyProxy:
     Args:
         share: share of the requests with a fault.
         kinds: kinds of faults, with equal probability.
-        only: end of the paths of requests that can have a fault; any path by default.
+        only: suffix of the paths of requests that can have a fault; any path by default.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ async def _respond_with_fault(fault: ProxyFault, request: Request) -> Response:
 
 
 def _cut_response(response: httpx.Response, headers: dict[str, str]) -> Response:
-    """Return half of a response, after which the connection closes."""
+    """Return half of a response, then close the connection."""
 
     async def stream_half() -> AsyncIterator[bytes]:
         yield response.content[: len(response.content) // 2]

@@ -1,7 +1,7 @@
 """Simulated Tinker service: the SDK's clients in this process, without a model, on any event loop.
 
-Invariant: a response follows from the seed and the requests, its time from the latencies. Weights are a number that
-hashes all training data in their order: runs with equal weights trained on the same data in the same order.
+Invariant: the seed and the requests determine the responses; the latencies determine their times. Weights are a hash of
+all training data in order: runs with equal weights trained on the same data in the same order.
 
 With `run_virtual`, hours of training take seconds::
 
@@ -41,10 +41,11 @@ class SimulatedTinker(TinkerService):
     """Simulated service for `RLTrainer(service=…)`.
 
     Args:
-        world: state that outlives the service; a new one by default.
-        slots: limit of concurrent samples; further ones wait.
+        world: state that outlives the service; a new world by default.
+        slots: maximum concurrent samples; further samples wait.
         context_tokens: context size of the model.
-        is_repeatable: equal requests get equal responses; False for a service like the hosted one.
+        is_repeatable: the value of the service's property, which says that equal requests get equal responses; False
+            for the hosted service.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class SimulatedClient:
     def create_lora_training_client(
         self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
     ) -> SimulatedFuture[SimulatedTrainingClient]:
-        """Make an adapter whose weights follow from the model and the seed."""
+        """Make an adapter whose weights depend on the model and the seed."""
         return self._load_client(digest(base_model, rank, seed))
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> SimulatedFuture[SimulatedTrainingClient]:
@@ -153,7 +154,7 @@ class SimulatedTrainingClient:
     def forward_backward(
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        """Add to the gradient; the loss is −Σ advantage · log-probability, which depends on data and weights."""
+        """Add to the gradient; the loss is −Σ advantage · log-probability."""
 
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
             advantages = [np.asarray(datum.loss_fn_inputs["advantages"].data, np.float64) for datum in data]
@@ -164,7 +165,7 @@ class SimulatedTrainingClient:
     def forward_backward_custom(
         self, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        """Differentiate a loss that runs on this machine."""
+        """Add to the gradient of a loss that is computed on this machine."""
         import torch
 
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
@@ -207,14 +208,14 @@ class SimulatedTrainingClient:
         return self._enqueue("step", self._latency.step_s, step)
 
     def save_weights_and_get_sampling_client(self) -> SimulatedFuture[SimulatedSamplingClient]:
-        """Make a sampler of the weights at the time of the call's turn."""
+        """Make a sampler of the weights, after all earlier requests."""
         return self._enqueue("save", self._latency.save_s, lambda: SimulatedSamplingClient(self._sampling))
 
     def save_state(self, name: str, ttl_seconds: int | None = None) -> SimulatedFuture[types.SaveWeightsResponse]:
         """Save a checkpoint."""
 
         def save() -> types.SaveWeightsResponse:
-            number = self._world.calls["save"]  # grows, so that no path repeats after its checkpoint is deleted
+            number = self._world.calls["save"]  # increases, so that the path of a deleted checkpoint is not reused
             path = f"tinker://simulated-{number}:train:0/weights/{name}"
             self._world.checkpoints[path] = self._weights
             return types.SaveWeightsResponse(path=path)
@@ -247,18 +248,18 @@ class SimulatedSamplingClient:
     def sample(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> SimulatedFuture[types.SampleResponse]:
-        """Sample lower-case letters that follow from prompt, seed and index; the latency determines their number."""
+        """Sample lower-case letters, determined by prompt, seed and index; `Latency` determines their number."""
         return self._sampling.sample(prompt, num_samples, sampling_params)
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> SimulatedFuture[list[float | None]]:
-        """Return log-probabilities of the last tokens, which follow from the prompt; None for the others."""
+        """Return log-probabilities of the last tokens, determined by the prompt; None for the other tokens."""
         return self._sampling.score(prompt, prompt_logprobs_last_n)
 
 
 class _Sampling:
-    """Source of samples, with a limit of concurrent ones."""
+    """Source of samples, with a limit of concurrent samples."""
 
     def __init__(self, world: World, latency: Latency, slots: int | None) -> None:
         self._world = world
@@ -330,7 +331,7 @@ class _Sampling:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the slot came together with the cancellation
+            if turn.done() and not turn.cancelled():  # the slot was granted at the time of the cancellation
                 self._release(count)
             raise
 

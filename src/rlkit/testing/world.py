@@ -1,6 +1,6 @@
 """State of a simulated service: latencies, faults, counts and checkpoints.
 
-Invariant: all random values follow from the seed.
+Invariant: the seed determines all random values.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class World:
         return None
 
     def draw_uniform(self, *path: object) -> float:
-        """Return a number in [0, 1) that follows from the seed and the path."""
+        """Return a number in [0, 1), determined by the seed and the path."""
         return digest(self.seed, *path) / 2**64
 
     def count_repeat(self, prompt: bytes) -> int:

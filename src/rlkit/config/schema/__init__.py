@@ -1,7 +1,7 @@
-"""The one schema of a run, for YAML, the command line and Python.
+"""Schema of a run's configuration, for YAML, the command line and Python.
 
-Invariant: a run uses every field of its configuration; an unknown or contradictory one is an error. The sentence of a
-field gives the reason for its default.
+Invariant: a run uses every field of its configuration; an unknown or contradictory field is an error. The docstring of
+a field gives the reason for its default.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ DEFAULT_STEPS = 100
 
 
 class BatchConfig(Section):
-    """The groups of a step, and how they become training sequences."""
+    """Groups of a step, and their conversion to training sequences."""
 
     groups: Positive = 16
-    """Tasks of a step."""
+    """Number of groups, and so of tasks, in a step."""
     group_size: Annotated[int, Field(ge=1)] = 8
-    """Rollouts of each task. Eight estimate the mean reward of the group, which is the baseline, well enough."""
+    """Rollouts per task. Eight are enough to estimate the group's mean reward, which is the baseline."""
     substeps: Positive = 1
-    """Optimiser steps per step, each on an equal share of its groups. More than one is off-policy."""
+    """Optimiser steps per step, each on an equal share of the groups. More than one is off-policy."""
     replace_uninformative: bool = False
-    """Replace a group whose rewards are all equal by another, so that every step learns from `groups` groups."""
+    """Replace a group with equal rewards by another group, so that every step learns from `groups` groups."""
     max_replaced: Positive | None = None
-    """Maximum number of replaced groups in a step; beyond it, the step has fewer. Null for four times `groups`."""
+    """Maximum number of replaced groups in a step, after which the step has fewer groups; null for four times
+    `groups`."""
     max_tokens: Annotated[int, Field(ge=2)] | None = None
     """Maximum length of a training sequence in tokens; null for no limit."""
     too_long: Literal["truncate", "drop", "error"] = "truncate"
     """Treatment of a sequence longer than `max_tokens`: train on its beginning, drop it, or end the run."""
     normalize: Literal["none", "token", "sequence", "constant"] = "none"
-    """Divisor of a token's advantage. `none`: 1, so that the loss is the sum over tokens that the Tinker service
-    computes; Adam is invariant to its scale. `token`: sampled tokens of the group. `sequence`: sampled tokens of the
-    episode, times the episodes of the group. `constant`: `normalize_tokens`, times the episodes of the group. All but
-    `none` also divide by the groups of an optimiser step, so that its loss is a mean over groups."""
+    """Divisor of a token's advantage. `none`: 1, so the loss is a sum over tokens, as in the Tinker service; Adam is
+    invariant to its scale. `token`: sampled tokens of the group. `sequence`: sampled tokens of the episode × episodes
+    of the group. `constant`: `normalize_tokens` × episodes of the group. All except `none` also divide by the number of
+    groups of an optimiser step, so the loss is a mean over groups."""
     normalize_tokens: Positive | None = None
-    """With `normalize: constant`: assumed tokens of an episode; null for `sampling.max_tokens`."""
+    """With `normalize: constant`: constant number of tokens per episode; null for `sampling.max_tokens`."""
     clip_advantages: Annotated[float, Field(gt=0)] | None = None
-    """Maximum absolute advantage; larger ones are clipped. Null for no limit, since rewards of a fixed range bound it
-    already."""
+    """Maximum absolute advantage; larger advantages are clipped. Null for no limit, because a fixed range of rewards
+    already bounds advantages."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -80,17 +81,17 @@ type ScheduleConfig = Annotated[Schedule, SectionTable(SCHEDULES, default="sync"
 
 
 class EvalConfig(Section):
-    """Evaluation of the current weights before the first step, every few steps, and after the last."""
+    """Evaluation of the current weights before the first step, every `every` steps, and after the last step."""
 
     every: Annotated[int, Field(ge=0)] = 10
-    """Steps between evaluations; 0 evaluates only before the first and after the last."""
+    """Steps between evaluations; 0 evaluates only before the first step and after the last."""
     envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
-    """Environments to evaluate, by a name of your choice."""
+    """Environments for evaluation, by a name of your choice."""
 
     @model_validator(mode="after")
     def _check_envs(self) -> Self:
         if not self.envs and self.every and not self.is_default("every"):
-            raise ValueError("`every` has no effect: add environments to eval.envs, or leave it out (eval=null)")
+            raise ValueError("`every` has no effect: add environments to eval.envs, or leave out `every` (eval=null)")
         return self
 
 
@@ -106,7 +107,7 @@ _INHERITED = (
 """Fields of the run that an environment may override: section and field."""
 
 _ALTERNATIVES = {"min_valid": "max_failing_rollouts"}
-"""Fields of an environment that express the same setting as another of its fields, and replace it."""
+"""Alternative fields of an environment, which set the same limit as the field in the key."""
 
 _EVALUATION_FIELDS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_retries"))
 """Fields of `_INHERITED` that evaluations use, too."""
@@ -120,37 +121,36 @@ class Config(Section):
     """The configuration of a run."""
 
     model: Annotated[str, Field(min_length=1)] = DEFAULT_MODEL
-    """Model of the service, name on the hub, or directory. The default is small enough for a laptop."""
+    """Model of the service, name on the Hugging Face hub, or directory. The default is small enough for a laptop."""
     name: EnvName | None = None
     """Name of the run and of its folder; null derives one from the environments and the time."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of all randomness of the run."""
     epochs: Positive | None = None
-    """Number of times that each task is drawn, in place of `steps`, which follow from the number of tasks. Null, since
-    not every environment has a finite number of tasks."""
+    """Number of times that each task is drawn; an alternative to `steps`. Null, because not every environment has a
+    finite number of tasks."""
     steps: Annotated[
         Positive | None, Field(default_factory=_default_steps, json_schema_extra={"default": DEFAULT_STEPS})
     ]
     """Training steps; null if `epochs` is set."""
     budget_usd: Annotated[float, Field(gt=0)] | None = None
-    """Budget in US dollars, as rlkit counts them; the run saves and ends when it is used up. Null for no limit."""
+    """Budget in US dollars, by rlkit's own count. The run saves and ends when it is used up. Null for no limit."""
     budget_tokens: Positive | None = None
-    """Budget in tokens of prompts, samples and training together; null for no limit."""
+    """Budget in tokens: prompt, sampled and trained tokens together; null for no limit."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
-    """Budget in hours of working time, resumptions included; null for no limit."""
+    """Budget in hours of working time, over all resumptions; null for no limit."""
     load_checkpoint: str | None = None
     """`tinker://…/weights/…` path of a checkpoint to start from; null for a fresh adapter."""
     envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
-    """Environments to train on, by a name of your choice."""
+    """Environments for training, by a name of your choice."""
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     schedule: ScheduleConfig = Sync()
     """Order of rollouts and gradients."""
     advantage: AdvantageConfig = GroupMean()
-    """Estimator of advantages from rewards. A name alone is short for the section with its defaults, and
-    `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, is the simplest: it only subtracts
-    the mean."""
+    """Estimator of advantages from rewards. A bare name uses the estimator's default settings; `package.module:name` or
+    `file.py:name` is short for `custom`. The default `group_mean` is the simplest: it only subtracts the mean."""
     loss: LossConfig = ImportanceSampling()
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
@@ -174,8 +174,8 @@ class Config(Section):
         for field, envs in (("envs", self.envs), ("eval.envs", self.eval.envs)):
             if "all" in envs:
                 raise ValueError(
-                    f"{field}.all: this name is reserved for the metrics of all environments together; choose another, "
-                    "and set its `env`"
+                    f"{field}.all: this name is reserved for the metrics of all environments together; choose another "
+                    "name, and set its `env`"
                 )
         for name, env in self.envs.items():
             forcing, thinking_tokens = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
@@ -186,8 +186,8 @@ class Config(Section):
                 )
             if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
                 raise ValueError(
-                    f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to "
-                    "learn; set temperature above 0"
+                    f"envs.{name}: at temperature 0 all rollouts of a task are equal, so nothing can be learned; set "
+                    "temperature above 0"
                 )
             size = env.group_size or self.batch.group_size
             self._check_valid_episodes(name, env, size)
@@ -200,7 +200,7 @@ class Config(Section):
     @property
     def step_count(self) -> int:
         """Training steps of the run; with `epochs`, of the result of `rlkit.tasks.from_config.resolve_steps`."""
-        assert self.steps is not None, "the number of tasks is not known yet"
+        assert self.steps is not None, "the number of tasks is unknown"
         return self.steps
 
     def _check_length(self) -> None:
@@ -210,18 +210,18 @@ class Config(Section):
             return
         if self.steps is not None:
             raise ValueError(
-                f"epochs: `steps: {self.steps}` sets the length of the run, too; set steps to null, or leave epochs out"
+                f"epochs: `steps: {self.steps}` also sets the length of the run; set steps to null, or leave out epochs"
             )
         for name, env in self.envs.items():
             if env.curriculum is not None:
                 raise ValueError(
-                    f"envs.{name}.curriculum: contradicts `epochs`, since both decide how often a task is drawn; set "
-                    "`steps` instead of epochs, or leave the curriculum out"
+                    f"envs.{name}.curriculum: contradicts `epochs`, because both set how often a task is drawn; set "
+                    "`steps` instead of epochs, or leave out the curriculum"
                 )
             if env.weight != 1.0:
                 raise ValueError(
-                    f"envs.{name}.weight: has no effect with `epochs`, since each task of every environment is drawn "
-                    "equally often; set `steps` instead of epochs, or leave the weight out"
+                    f"envs.{name}.weight: has no effect with `epochs`, because each task of every environment is drawn "
+                    "equally often; set `steps` instead of epochs, or leave out the weight"
                 )
 
     def _check_valid_episodes(self, name: str, env: EnvConfig, size: int) -> None:
@@ -229,11 +229,11 @@ class Config(Section):
         if (failing := env.max_failing_rollouts) is not None:
             field, limit = f"envs.{name}.max_failing_rollouts", size - min(size, 2)
             if env.min_valid is not None:
-                raise ValueError(f"{field}: min_valid expresses the same setting; leave one of the two out")
+                raise ValueError(f"{field}: min_valid sets the same limit; leave out one of them")
             if failing > limit:
                 raise ValueError(
-                    f"{field}: leaves {max(0, size - failing)} of {size} rollouts, and a group needs {min(size, 2)} at "
-                    f"least; set it to {limit} or less"
+                    f"{field}: leaves {max(0, size - failing)} of {size} rollouts, but a group needs at least "
+                    f"{min(size, 2)}; set it to {limit} or less"
                 )
             return
         min_valid = env.min_valid or self.rollouts.min_valid
@@ -255,27 +255,27 @@ class Config(Section):
             if all(overrides) and not holder.is_default(name):
                 field = name if section is None else f"{section}.{name}"
                 settings = name if alternative == name else f"{name} or {alternative}"
-                raise ValueError(f"{field}: has no effect, since every environment sets its own {settings}")
+                raise ValueError(f"{field}: has no effect, because every environment sets its own {settings}")
         if len(self.envs) == 1 and (only := next(iter(self.envs.items())))[1].weight != 1.0:
-            raise ValueError(f"envs.{only[0]}.weight: has no effect, since it is the only environment")
+            raise ValueError(f"envs.{only[0]}.weight: has no effect, because there is only one environment")
         if not self.schedule.steps_ahead:
             for name, env in self.envs.items():
                 if not env.newest_weights:
                     raise ValueError(
-                        f"envs.{name}.newest_weights: has no effect, since weights change only between the rollouts of "
-                        f"the schedule {self.schedule.name}; set schedule.mode to async"
+                        f"envs.{name}.newest_weights: has no effect, because with the schedule {self.schedule.name} "
+                        "weights change only between rollouts; set schedule.mode to async"
                     )
 
     @property
     def best_metric(self) -> str | None:
-        """Metric by which weights are compared, if they are."""
+        """Metric that selects the best weights; None if there is none."""
         return self.best.metric or ("eval/all/reward/mean" if self.eval.envs else None)
 
     def _check_best(self) -> None:
         if (self.best.metric or "").startswith("eval/all/") and not self.eval.envs:
-            raise ValueError("best.metric: nothing is evaluated; add environments to eval.envs")
+            raise ValueError("best.metric: there are no evaluations; add environments to eval.envs")
         if not self.checkpoint.is_default("keep_best") and not self.best_metric:
-            raise ValueError("checkpoint.keep_best: has no effect, since no metric selects the best; set best.metric")
+            raise ValueError("checkpoint.keep_best: has no effect, because no metric selects the best; set best.metric")
         for name in sorted(self.best.model_fields_set):
             if self.best_metric is None and not self.best.is_default(name):
                 raise ValueError(f"best.{name} has no effect: add environments to eval.envs, or set best.metric")
@@ -288,7 +288,7 @@ class Config(Section):
             raise ValueError(f"best.metric: {problem}")
 
     def _absent_metrics(self) -> dict[str, str]:
-        """Return the metrics, or groups of metrics, that no step has with these settings, each with a remedy."""
+        """Return the metrics, or groups of metrics, that no step has with these settings, each with a fix."""
         remedies = dict[str, str]()
         if not self.kl_penalty.coefficient:
             remedies["kl_reference"] = "set kl_penalty.coefficient"
@@ -316,7 +316,7 @@ class Config(Section):
         return self
 
     def full_penalty_tokens(self, env: str) -> int:
-        """Return the sampled tokens of an episode of an environment at which the length penalty is full."""
+        """Return the number of sampled tokens per episode at which an environment's length penalty is full."""
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
 
     def refuse_turn_settings(self, single: Set[str]) -> None:
@@ -334,8 +334,8 @@ class Config(Section):
             for setting in section.turn_settings:
                 if users <= single and not section.is_default(setting):
                     raise ConfigError(
-                        f"{field}.{setting}: has no effect, since each task of {', '.join(sorted(users))} has a single "
-                        "turn; leave it out"
+                        f"{field}.{setting}: has no effect, because each task of {', '.join(sorted(users))} has a "
+                        f"single turn; leave out {setting}"
                     )
 
     def _check_estimator(self, field: str, advantage: Estimator, size: int) -> None:

@@ -1,7 +1,7 @@
-"""The sections of one environment: in training, in evaluation, and its curriculum.
+"""The sections of an environment, in training and in evaluation, and of its curriculum.
 
-Invariant: a curriculum has only the settings that it uses. A setting of later turns is refused once it is known that
-the tasks have a single turn.
+Invariant: a curriculum has only the settings that it uses. Settings of later turns are rejected if all tasks have a
+single turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ type Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class FilterCurriculum(Section):
-    """Skip tasks that are almost never or almost always solved, and retry them now and then."""
+    """Skip tasks that are almost never or almost always solved, and retry them periodically."""
 
     name: Literal["filter"]
     """Name of the curriculum."""
@@ -28,15 +28,15 @@ class FilterCurriculum(Section):
     high: Share = 0.9
     """Solve rate above which a task is skipped; as far from 1 as `low` is from 0."""
     min_groups: Positive = 2
-    """Groups of a task before it may be skipped, since a single group may be bad luck."""
+    """Minimum groups of a task before it can be skipped, because a single group may be unlucky."""
     recheck: Annotated[int, Field(ge=2)] = 5
-    """Epochs between retries of a skipped task, so that it can come back. The retries of different tasks are spread
+    """Epochs between retries of a skipped task, after which it can return. The retries of different tasks are spread
     over the epochs."""
     solved: float = 1.0
-    """Smallest reward of a solved episode; 1 is full marks with most graders."""
+    """Minimum reward of a solved episode; 1 is the full reward of most graders."""
     newest: Probability = 0.5
-    """Weight of the newest group in a task's solve rate. A half forgets as fast as a policy changes between two epochs;
-    1 uses only the last group."""
+    """Weight of the newest group in a task's solve rate. 0.5 forgets about as fast as a policy changes between two
+    epochs; 1 uses only the last group."""
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -48,18 +48,18 @@ class FilterCurriculum(Section):
 
 
 class TargetCurriculum(Section):
-    """Draw tasks more often, the nearer their solve rate is to a target."""
+    """Draw tasks more often if their solve rate is close to a target."""
 
     name: Literal["target"]
     """Name of the curriculum."""
     target: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Solve rate of the tasks that are drawn most often; at a half, the rewards of a group differ most."""
+    """Solve rate of the tasks that are drawn most often; at 0.5, the rewards of a group differ most."""
     sharpness: Annotated[float, Field(gt=0)] = 2.0
-    """Decay of the weight away from the target; 2, with a target of a half, is the learnability p(1 − p)."""
+    """Decay of the weight away from the target; 2, with a target of 0.5, is the learnability p(1 − p)."""
     explore: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of draws that are uniform over all tasks, so that one whose solve rate was 0 or 1 can come back."""
+    """Share of draws that are uniform over all tasks, so that tasks with solve rate 0 or 1 are retried."""
     solved: float = 1.0
-    """Smallest reward of a solved episode; 1 is full marks with most graders."""
+    """Minimum reward of a solved episode; 1 is the full reward of most graders."""
     newest: Probability = 0.5
     """Weight of the newest group in a task's solve rate, as in `filter`."""
 
@@ -71,7 +71,8 @@ class EnvConfig(Section):
     """Environment of a run. Null fields are inherited from the run."""
 
     env: str | None = None
-    """A built-in name (`arithmetic`), `package.module:name` or `file.py:name`; null for the key of this section."""
+    """Built-in name (such as `arithmetic`), `package.module:name` or `file.py:name`; null for the key of this
+    section."""
     args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Arguments of the environment."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -91,15 +92,15 @@ class EnvConfig(Section):
     min_valid: Positive | None = None
     """Minimum episodes with a reward in a group; null for `rollouts.min_valid`."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
-    """Rollouts of a group that may fail after all retries before the group is dropped; an alternative to
+    """Maximum rollouts of a group that may fail after all retries; with more, the group is dropped. An alternative to
     `min_valid`."""
     newest_weights: bool = True
-    """Switch a rollout to newer weights at its next turn; with false it keeps the weights that it began with."""
+    """Switch a running rollout to newer weights at its next turn; if false, it keeps its initial weights."""
     advantage: AdvantageConfig | None = None
     """Estimator of advantages for this environment; null for the run's `advantage`."""
     curriculum: CurriculumConfig | None = None
-    """Choice of tasks by how often each was solved. Null plays every task once an epoch, since solve rates are not
-    known before the run."""
+    """Choice of tasks by solve rate. Null plays every task once per epoch, because solve rates are unknown before the
+    run."""
 
 
 class EvalEnvConfig(Section):
@@ -108,15 +109,15 @@ class EvalEnvConfig(Section):
     env: str | None = None
     """As in `envs`; null for the key of this section."""
     args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """Arguments of the environment, which should select tasks other than those of training."""
+    """Arguments of the environment. They should select other tasks than the training tasks."""
     tasks: Positive = 100
-    """Number of tasks, the first in the environment's order."""
+    """Number of tasks: the first tasks in the environment's order."""
     attempts: Positive = 1
-    """Rollouts of each task."""
+    """Rollouts per task."""
     max_tokens: Positive | None = None
     """Maximum tokens of a completion; null for `sampling.max_tokens`."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """Temperature of sampling; 0 is greedy, so that two evaluations differ only by the weights."""
+    """Sampling temperature; 0 is greedy, so two evaluations differ only by the weights."""
     max_turns: Positive | None = None
     """Maximum turns of a rollout; null for the environment's own limit."""
     timeout_s: Annotated[float, Field(gt=0)] | None = None
@@ -126,4 +127,4 @@ class EvalEnvConfig(Section):
 def refuse_turn_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:
     """Raise ConfigError if `max_turns` is set for an environment whose tasks have a single turn."""
     if spec.max_turns is not None:
-        raise ConfigError(f"{field}.max_turns: has no effect, since each of its tasks has a single turn; leave it out")
+        raise ConfigError(f"{field}.max_turns: has no effect, because each task has a single turn; leave out max_turns")

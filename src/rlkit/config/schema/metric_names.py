@@ -1,7 +1,7 @@
-"""Names of the metrics of a run, as far as they are known before it.
+"""Names of a run's metrics that are known before the run.
 
-Invariant: a name is unknown only if no line of metrics of the run can have it. An environment, a service and a task
-source may report metrics of their own under any name.
+Invariant: a name is rejected only if no step of the run can have it. Environments, services and task sources may report
+metrics of their own under any name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EPISODE_METRICS = (
     *[f"tasks/{name}" for name in ("seen", "solve_rate", "too_hard", "too_easy", "effective")],
     *[f"tasks/{name}" for name in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")],
 )
-"""Metrics under `env/<name>/` and `eval/<name>/`, besides `pass_at_<k>` and those that the environment reports."""
+"""Metrics under `env/<name>/` and `eval/<name>/`, except `pass_at_<k>` and the environment's own."""
 
 STEP_METRICS = {
     "batch": (
@@ -38,7 +38,7 @@ STEP_METRICS = {
     "time": ("sample_s", "train_s", "step_s", "tokens_per_s", "episodes_per_s", "utilisation"),
     "usage": ("requests", "prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens", "usd"),
 }
-"""All metrics of a step by the first part of their names, but for `service/`, where a service reports its own."""
+"""All other metrics of a step by the first part of their names, except the service's own under `service/`."""
 
 _PREFIXES = ("env", "eval", *STEP_METRICS, "service")
 
@@ -46,10 +46,10 @@ _PREFIXES = ("env", "eval", *STEP_METRICS, "service")
 def metric_problem(
     metric: str, *, envs: Collection[str], evals: Collection[str], remedies: Mapping[str, str]
 ) -> str | None:
-    """Return why no step of a run can have a metric of this name, as a phrase for people; None if one may.
+    """Return the reason why no step of a run can have a metric of this name; None if a step may have it.
 
     Args:
-        remedies: metrics that no step of this run has, or the first part of their names, each with a remedy.
+        remedies: metrics (or first parts of their names) that no step of this run has, each with a fix.
     """
     group, _, rest = metric.partition("/")
     if group == "service" and rest:
@@ -58,7 +58,7 @@ def metric_problem(
         env, _, name = rest.partition("/")
         if env not in ("all", *(evals if group == "eval" else envs)):
             return f"there is no environment {env!r} in {'eval.envs' if group == 'eval' else 'envs'}"
-        return None if name else f"{metric!r} is no metric of an environment, such as {group}/{env}/reward/mean"
+        return None if name else f"{metric!r} is not a metric of an environment, such as {group}/{env}/reward/mean"
     if group in STEP_METRICS and rest in STEP_METRICS[group]:
         remedy = remedies.get(metric) or remedies.get(group)
         return None if remedy is None else f"no step has a {metric!r}: {remedy}"
@@ -68,7 +68,7 @@ def metric_problem(
 
 
 def _all_names(envs: Collection[str], evals: Collection[str]) -> list[str]:
-    """Return all names that are known before the run, for suggestions."""
+    """Return all known names, for suggestions."""
     prefixes = [f"eval/{name}" for name in (("all", *evals) if evals else ())]
     prefixes += [f"env/{name}" for name in ("all", *envs)]
     episode_metrics = [f"{prefix}/{name}" for prefix in prefixes for name in EPISODE_METRICS]

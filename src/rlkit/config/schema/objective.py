@@ -1,6 +1,6 @@
 """The sections of the objective and the optimiser: advantages, losses, penalties, adapter, learning rate.
 
-Invariant: a setting without effect is an error, and the sentence of a field gives the reason for its default.
+Invariant: a setting without effect is an error. The docstring of a field gives the reason for its default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlkit.algorithms.losses import LOSSES, LocalLoss, Loss
 
 
 class CustomAdvantage(Estimator):
-    """A function of your own, from a group to its advantages."""
+    """Your own function from a group to its advantages."""
 
     name: ClassVar = "custom"
     function: str
@@ -29,7 +29,7 @@ class CustomAdvantage(Estimator):
 
 
 class CustomLoss(LocalLoss):
-    """A function of your own, computed on this machine. It costs a second pass over the batch."""
+    """Your own loss function, computed on this machine. It costs a second pass over the batch."""
 
     name: ClassVar = "custom"
     function: str
@@ -44,7 +44,7 @@ _UNSUPPORTED = {
 
 
 def _check_supported(value: object) -> object:
-    """Refuse the losses of the Tinker service that do not suit reinforcement learning here, with the reason."""
+    """Reject losses of the Tinker service that rlkit does not support, with the reason."""
     name = value.get("name") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  a file may contain anything
     if isinstance(name, str) and name in _UNSUPPORTED:
         raise ValueError(f"{name} is not supported: {_UNSUPPORTED[name]}")
@@ -52,7 +52,7 @@ def _check_supported(value: object) -> object:
 
 
 def expand_advantage(value: str) -> dict[str, str]:
-    """Return the section that the name of an estimator, or the import path of a function, is short for."""
+    """Expand the name of an estimator, or the import path of a function, to a section."""
     return {"name": "custom", "function": value} if ":" in value else {"name": value}
 
 
@@ -68,13 +68,13 @@ type LossConfig = Annotated[Loss, _LOSSES, BeforeValidator(_check_supported)]
 
 
 class KLPenaltyConfig(Section):
-    """A penalty on each sampled token by its log-probability ratio to a reference. It costs a pass of the reference
-    over every sequence. Its advantages are centred in the group, so that only differences between tokens count."""
+    """Penalty on each sampled token by its log-probability ratio to a reference model. It costs a pass of the reference
+    over every sequence. The penalties are centred in the group, so only differences between tokens matter."""
 
     coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Advantage per nat of log-probability ratio; 0 is off, since a LoRA that is trained on-policy rarely drifts."""
+    """Advantage per nat of log-probability ratio. 0 is off, because on-policy LoRA training rarely drifts."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Discount of the penalties of later tokens, per token of distance; at 0 a token bears only its own penalty, which
+    """Discount of the penalties of later tokens, per token of distance. At 0, a token has only its own penalty, which
     has the least variance."""
     reference: str = "base"
     """Reference model: `base` without an adapter, or the `tinker://…/sampler_weights/…` path of a checkpoint."""
@@ -91,16 +91,17 @@ class KLPenaltyConfig(Section):
 
 
 class LengthPenaltyConfig(Section):
-    """A penalty on the length of an episode, subtracted from its reward before advantages are estimated: nothing up to
-    `from_tokens`, `coefficient` from `to_tokens` on, and linear in between. Recorded rewards do not change.
+    """Penalty on the length of an episode, subtracted from its reward before advantages are estimated: 0 up to
+    `from_tokens`, `coefficient` from `to_tokens` on, linear in between. Recorded rewards do not change.
     """
 
     coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Full penalty, in units of the reward; 0 is off, since it trades reward for brevity."""
+    """Full penalty, in units of the reward. 0 is off, because the penalty trades reward for brevity."""
     from_tokens: Annotated[int, Field(ge=0)] = 0
-    """Sampled tokens of an episode, over all its turns, without a penalty; by default each token costs the same."""
+    """Sampled tokens per episode, over all turns, without a penalty. 0 penalises every token equally."""
     to_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Sampled tokens at which the penalty is full; null for the environment's `max_tokens`, which suits one turn."""
+    """Sampled tokens at which the penalty is full; null for the environment's `max_tokens`, which suits single-turn
+    tasks."""
 
     @model_validator(mode="after")
     def _check_used(self) -> Self:
@@ -110,16 +111,16 @@ class LengthPenaltyConfig(Section):
 
 
 class LoraConfig(Section):
-    """The adapter that is trained."""
+    """The trained LoRA adapter."""
 
     rank: Positive = 32
-    """Rank of the adapter; 32 is enough for reinforcement learning, which learns few bits an episode."""
+    """Rank of the adapter; 32 is enough for reinforcement learning, which learns few bits per episode."""
     train_attn: bool = True
     """Adapt the attention projections."""
     train_mlp: bool = True
     """Adapt the MLP projections, which carry most of the gain."""
     train_unembed: bool = False
-    """Adapt the output head. Off: it costs a gradient over the whole vocabulary and gains little."""
+    """Adapt the output head. Off, because it costs a gradient over the whole vocabulary and gains little."""
 
     @model_validator(mode="after")
     def _check_parameters(self) -> Self:
@@ -129,7 +130,7 @@ class LoraConfig(Section):
 
 
 _STEP_MAX = 1000.0
-"""Limit of the embedded engine, beyond which weights diverge at once."""
+"""Limit of the embedded engine; beyond it, weights diverge immediately."""
 
 
 def _validate_rate(value: object, check: ValidatorFunctionWrapHandler) -> float | Literal["auto"]:
@@ -145,30 +146,29 @@ def _validate_rate(value: object, check: ValidatorFunctionWrapHandler) -> float 
 
 
 class OptimizerConfig(Section):
-    """Adam, and its learning rate over the run."""
+    """Adam, and its learning-rate schedule."""
 
     learning_rate: Annotated[
         Annotated[float, Field(gt=0)] | Literal["auto"],
         WrapValidator(_validate_rate),
     ] = 1e-4
-    """Learning rate after the warm-up; LoRA needs ten times that of full fine-tuning, or more. `auto` takes the value
-    that tinker-cookbook recommends for the model, and is refused if it has none."""
+    """Learning rate after the warm-up. LoRA needs at least ten times the rate of full fine-tuning. `auto` uses
+    tinker-cookbook's recommendation for the model, and is an error if there is none."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Decay of the rate from the warm-up to the end of the run; constant, so that a run can be extended."""
+    """Decay of the learning rate from the warm-up to the end of the run; `constant`, so that a run can be extended."""
     final_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """With `linear` and `cosine`: fraction of the rate at the end of the run, reached one step after the last."""
+    """With `linear` and `cosine`: final fraction of the learning rate, reached one step after the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up before the full rate. 0, since on-policy gradients are as good at the start as later, and
-    Adam's bias correction keeps its first steps small."""
+    """Steps of linear warm-up. 0, because early on-policy gradients are as good as later ones, and Adam's bias
+    correction keeps the first steps small."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay rate of Adam's mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay rate of Adam's mean of squared gradients: below the usual 0.999, since the gradients of RL change
-    quickly."""
+    """Decay rate of Adam's mean of squared gradients; below the usual 0.999, because RL gradients change quickly."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Constant that Adam adds to the denominator."""
     weight_decay: Annotated[float, Field(ge=0, le=_STEP_MAX)] = 0.0
-    """Weight decay of the adapter; 0 is off, since the adapter starts at zero and stays small."""
+    """Weight decay of the adapter. 0 is off, because the adapter starts at zero and stays small."""
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Maximum norm of a step's gradient; 0 is off."""
 
@@ -179,7 +179,7 @@ class OptimizerConfig(Section):
         return self
 
     def check_steps(self, steps: int) -> None:
-        """Raise ValueError if the warm-up or the schedule has no effect in a run of so many steps."""
+        """Raise ValueError if the warm-up or the schedule has no effect in a run of `steps` steps."""
         if self.warmup_steps >= steps and self.warmup_steps:
             raise ValueError(
                 f"optimizer.warmup_steps: the run ends after {steps} steps, before the full learning rate; "
@@ -187,6 +187,6 @@ class OptimizerConfig(Section):
             )
         if self.schedule != "constant" and steps - self.warmup_steps == 1:
             raise ValueError(
-                f"optimizer.schedule: {self.schedule} has no effect, since the learning rate falls from the second "
-                "step after the warm-up and the run has one; set it to constant, or train for longer"
+                f"optimizer.schedule: {self.schedule} has no effect, because the learning rate falls from the second "
+                "step after the warm-up, and the run has only one; set it to constant, or train for longer"
             )

@@ -1,6 +1,6 @@
 """The sections of the service, its prices, checkpoints, early stopping, and the chat format.
 
-Invariant: a setting without effect is an error, and the sentence of a field gives the reason for its default.
+Invariant: a setting without effect is an error. The docstring of a field gives the reason for its default.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from rlkit._util.sections import Positive, Section
 
 
 class CheckpointConfig(Section):
-    """Saving of the weights. The last step is always saved."""
+    """Checkpoints of the weights. The last step is always saved."""
 
     every: Annotated[int, Field(ge=0)] = 20
-    """Steps between checkpoints; 0 saves only the last."""
+    """Steps between checkpoints; 0 saves only the last step."""
     ttl_days: Annotated[float, Field(ge=1 / 24, le=3650)] | None = 30.0
-    """Days until the service deletes a checkpoint, since storage is billed; null keeps them."""
+    """Days until the service deletes a checkpoint, because storage is billed; null for no expiry."""
     keep_last: Positive | None = None
-    """Number of newest checkpoints to keep during the run; older ones are deleted on the service for good. Null deletes
-    none."""
+    """Number of newest checkpoints to keep during the run; older checkpoints are deleted on the service permanently.
+    Null deletes none."""
     keep_best: Annotated[int, Field(ge=0)] = 1
     """With `keep_last`: number of best checkpoints by `best.metric` to keep as well."""
 
     @model_validator(mode="after")
     def _check_used(self) -> Self:
         if self.keep_last is None:
-            self.refuse_unused("keep_best", fix="set keep_last, without which no checkpoint is deleted")
+            self.refuse_unused("keep_best", fix="set keep_last, because otherwise no checkpoint is deleted")
         return self
 
 
@@ -37,11 +37,11 @@ class BestConfig(Section):
 
     metric: str | None = None
     """Metric that selects the best weights, as named in `metrics.jsonl`; null for `eval/all/reward/mean` if the run has
-    evaluations. Evaluated steps are saved too, so that the best weights are kept."""
+    evaluations. Evaluated steps are also saved, so that the best weights are available."""
     lower: bool = False
     """Lower values of the metric are better."""
     patience: Positive | None = None
-    """Values in a row without improvement after which training ends; null for no early stopping."""
+    """Consecutive values without improvement after which training ends; null for no early stopping."""
     min_gain: Annotated[float, Field(ge=0)] = 0.0
     """With `patience`: minimum improvement over the best value so far."""
     goal: float | None = None
@@ -55,7 +55,7 @@ class BestConfig(Section):
 
 
 class PricesConfig(Section):
-    """US dollars per million tokens; all null for the price table of rlkit."""
+    """Prices in US dollars per million tokens; all null for rlkit's price table."""
 
     prefill: Annotated[float, Field(ge=0)] | None = None
     """Price of prompt tokens."""
@@ -80,30 +80,31 @@ class ServiceConfig(Section):
     """The Tinker service that runs the model. With neither a credential nor a URL, rlkit starts its embedded engine."""
 
     base_url: str | None = None
-    """URL of a Tinker service; null for TINKER_BASE_URL, the hosted service if there is a credential, or the engine."""
+    """URL of a Tinker service; null for TINKER_BASE_URL, then the hosted service if there is a credential, then the
+    engine."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds of silence, or for one reply, after which the run saves what it can and ends."""
+    """Seconds without any response, or for one reply, after which the run saves and ends."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds of retries before the first session. A minute outlasts a restart of the service, and still reports a
-    wrong address soon."""
+    """Time limit in seconds for opening the first session, with retries. A minute is enough for a restart of the
+    service, and short enough to report a wrong address soon."""
     engine_threads: Positive | None = None
     """CPU threads of the embedded engine; null for one per core."""
     engine_device: Literal["cpu", "cuda"] | None = None
-    """Device of the embedded engine; null for the GPU if there is one."""
+    """Device of the embedded engine; null for the GPU if available."""
 
     @model_validator(mode="after")
     def _check_service(self) -> Self:
         if self.base_url is not None:
-            fix = "with a base_url the embedded engine is not started"
+            fix = "the embedded engine is not used with a base_url"
             self.refuse_unused("engine_threads", "engine_device", fix=fix)
         return self
 
 
 class ChatConfig(Section):
-    """Conversion of conversations into tokens."""
+    """Conversion of conversations to tokens."""
 
     renderer: str | None = None
-    """Renderer of tinker-cookbook, or `chat_template` for that of the tokenizer; null for the model's default."""
+    """Renderer of tinker-cookbook, or `chat_template` for the tokenizer's template; null for the model's default."""
     tokenizer: str | None = None
-    """Source of the tokenizer: a folder with a tokenizer.json, or a name on the hub; null for the model's own, which
-    needs no hub if a package contains it."""
+    """Source of the tokenizer: a folder with a tokenizer.json, or a name on the hub. Null for the model's tokenizer,
+    which needs no download if an installed package contains it."""

@@ -1,7 +1,7 @@
-"""The section `track`: services that show a run, besides its own folder.
+"""The section `track`: experiment-tracking services.
 
-Invariant: a service is off unless it is configured, since most of them send data of the run off the machine. The
-tracker of a service defines its section.
+Invariant: a service is off unless it is configured, because most services send data off the machine. Each tracker
+defines its own section.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUILT_IN = {
 
 @cache
 def tracker_paths() -> Mapping[str, str]:
-    """Return `module:Class` of each installed tracker, by its name."""
+    """Return `module:Class` of each installed tracker by name."""
     return BUILT_IN | {
         point.name: point.value for point in entry_points(group="rlkit.trackers") if point.name not in BUILT_IN
     }
@@ -55,19 +55,19 @@ def _section_type() -> type[Section]:
     fields: dict[str, Any] = {}
     for name in tracker_paths():
         settings: type[Section] = load_tracker_class(name).settings_type
-        text = f"{settings.__doc__} `{{}}` for its defaults; null is off."
+        text = f"{settings.__doc__} `{{}}` for the default settings; null is off."
         fields[name] = (Annotated[settings | None, Field(description=text)], None)
-    text = "Services that show the run. A process for each reads the run's folder."
+    text = "Experiment-tracking services to send the run to. A separate process per service reads the run's folder."
     return create_model("TrackConfig", __base__=Section, __doc__=text, **fields)
 
 
 def track_config(sections: object = None) -> Section:
-    """Return the section `track` with these sections of services; None for no services."""
+    """Return the section `track` with these sections; None for no services."""
     return _section_type().model_validate({} if sections is None else sections)
 
 
 class _TrackSchema:
-    """Schema of `track` for pydantic, made when it is first needed, since trackers import the configuration."""
+    """Schema of `track` for pydantic, built at its first use, because trackers import the configuration."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.with_info_plain_validator_function(self._validate)
