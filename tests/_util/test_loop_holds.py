@@ -238,12 +238,12 @@ def test_the_line_that_blocks_is_told_with_its_environment_and_doctor_knows_it_l
     )
     place = f"{HERE}:{line} in wait_to_be_seen"
     (note,) = [note for note in run.ears.notes if "blocking" in note]
-    assert note.startswith(f"step 1: blocking in words: {place} held the event loop once, for ")
+    assert note.startswith(f"step 1: blocking in words: {place} blocked the event loop once, for at most ")
     assert "asyncio.to_thread" in note
     result: Any = CliRunner().invoke(app, ["doctor", str(run.directory), "--json"], prog_name="rlkit")
     (finding,) = json.loads(result.stdout)["findings"]
     assert (finding["name"], finding["env"], finding["first"]) == ("blocking", "words", 1)
-    assert finding["evidence"].startswith(f"{place} held the event loop 4 times, for ")
+    assert finding["evidence"].startswith(f"{place} blocked the event loop 4 times, for at most ")
 
 
 def test_a_hold_without_a_watch_is_told_to_nobody_and_left_out_all_the_same() -> None:

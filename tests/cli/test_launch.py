@@ -63,7 +63,7 @@ def test_the_value_of_a_secret_is_in_no_specification(
     for given in ("WANDB_API_KEY", "OTHER=sk-0123456789abcdef0123"):
         result = rlkit("launch", "beaker", "--dry-run", "--code", "image", "--env", given, "--", "true")
         assert result.exit_code == 2
-        assert "give --secret" in result.stderr
+        assert "use --secret" in result.stderr
         assert "0123456789abcdef" not in result.output
     secret = "0123456789abcdef0123456789abcdef01234567"
     for given in (

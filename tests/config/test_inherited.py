@@ -74,7 +74,7 @@ def test_a_group_that_can_never_be_valid_is_refused() -> None:
         ),
         (
             {"max_failing_rollouts": 1, "group_size": 1},
-            r"a group needs 1 at least; set it to 0",
+            r"a group needs at least 1; set it to 0",
         ),
     ):
         with pytest.raises(ConfigError, match=told):

@@ -158,7 +158,7 @@ def test_a_source_of_few_tasks_begins_anew_in_each_part() -> None:
 def test_a_run_that_would_train_on_nothing_is_named(batch: dict[str, object]) -> None:
     made = played(batch=batch)
     assert part(made, "training").status == "failed"
-    assert part(made, "training").detail.startswith("nothing was left to train on: look at batch.max_tokens")
+    assert part(made, "training").detail.startswith("there was no data to train on: check batch.max_tokens")
 
 
 def test_a_source_that_cannot_be_set_back_is_named() -> None:
@@ -186,7 +186,7 @@ def test_a_held_out_split_is_played_too_and_little_of_it() -> None:
     ("env", "told"),
     [
         (Broken(), "4 of 4 rollouts failed: "),
-        (Silent(), "none of 4 rollouts asked the model for anything"),
+        (Silent(), "none of 4 rollouts made a request to the model"),
         (Remote(), "ConnectionRefusedError: sandbox.example:443"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_metric_that_no_step_of_the_dry_run_has_is_named(metric: str) -> None:
     made = played(best={"metric": metric})
     assert made.passed
     assert part(made, "best.metric").status == "not tried"
-    assert f"whether a step has a '{metric}'" in part(made, "best.metric").detail
+    assert f"no step of the dry run had a '{metric}'" in part(made, "best.metric").detail
     for known in ("env/words/retried/gap", "env/words/pass_at_8", "env/words/reward/mean"):
         assert "best.metric" not in [one.name for one in played(best={"metric": known}).parts]
 
@@ -363,8 +363,7 @@ def test_a_tokenizer_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch
     assert part(made, "chat") == Part(
         "chat",
         "not tried",
-        "the tokenizer of simulated cannot be loaded from the hub: no route; bytes stand in for tokens, and are "
-        "counted as such",
+        "the tokenizer of simulated cannot be loaded from the hub: no route; bytes are used and counted as tokens",
     )
 
 

@@ -156,7 +156,7 @@ def test_an_answer_that_is_none_is_asked_for_again_and_then_the_services(
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(200, answer)]  # type: ignore[list-item]
     monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", 99)
-    with pytest.raises(ServiceError, match=r"does not answer: its answer cannot be read \(.*Error\): "):
+    with pytest.raises(ServiceError, match=r"does not answer: malformed response \(.*Error\): "):
         ask(url, lambda policy: policy.chat(ASKED))
 
 

@@ -181,7 +181,7 @@ def test_a_kl_that_is_too_large_from_the_beginning_is_found_and_stale_weights_ar
     stale = {"optim__kl_sample_train_v1": -0.05, "batch__staleness__mean": 1.5}
     found = only(find_problems(run(5, lambda step: stale)), "sampler_trainer_kl", "all")
     assert "0.05 nats a token; healthy runs stay below 0.01" in found.evidence
-    assert found.action == "lower schedule.max_staleness"
+    assert found.action == "reduce schedule.max_staleness"
 
 
 def test_an_evaluation_that_falls_while_the_reward_rises_is_found() -> None:

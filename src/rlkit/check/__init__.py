@@ -1,10 +1,10 @@
-"""Checks that an author runs on an environment before the first training step.
+"""Checks of an environment, to run before training.
 
     report = await rlkit.check.check(Reverse("hello"))
     assert report.ok, report.findings
 
-Invariant: the check ends, and it changes neither the environment nor the process nor its clock: all rollouts run in a
-forked process.
+Invariant: the check always ends, and all rollouts run in a forked process, so the caller's environment, process and
+clock do not change.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ async def check(
     tasks: int = 5,
     seed: int = 0,
 ) -> Report:
-    """Play an environment with scripted replies and report what it does wrong.
+    """Play an environment with scripted replies, and report its faults.
 
-    The checks cover pickling, the prompt, the reward of the gold and of an empty answer, exact tokens across turns, the
-    turn limit, resource leaks, cancellation and odd replies. Rollouts must not change the environment, and the reward
-    must not depend on the time, on chance or on earlier rollouts.
+    The checks cover pickling, the prompt, the reward of the gold answer and of an empty answer, exact tokens across
+    turns, the turn limit, resource leaks, cancellation and odd replies. Rollouts must not change the environment, and
+    the reward must not depend on the time, on chance or on earlier rollouts.
 
-    Optional attributes of an environment: `gold: str` is an answer with the full reward; `max_reward: float`
-    is that reward (default 1.0), and `stochastic = True` makes chance part of the task.
+    Optional attributes of an environment: `gold: str` is an answer that earns the full reward, `max_reward: float` is
+    the full reward (default 1.0), and `stochastic = True` allows the reward to depend on chance.
 
     Args:
         chat: the model's chat format; `ByteChat()` by default.
         timeout_s: limit of one rollout, in seconds.
-        seed: chooses tasks of a sequence, and the noise among the replies.
+        seed: seed of the choice of tasks and of the random replies.
 
     Raises:
         UsageError: there are no tasks.

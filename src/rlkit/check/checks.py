@@ -1,7 +1,7 @@
 """Checks of an environment: one function each, and their table.
 
-Invariant: a check judges rollouts. Only the last one changes the process, permanently: it moves the wall clock and
-seeds the random generators.
+Invariant: only the last check changes the process, permanently: it moves the wall clock and seeds the random
+generators.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ async def _check_odd_replies(context: CheckContext) -> str:
 
 
 async def _check_unchanged(context: CheckContext) -> str:
-    """Compare the environments; a private attribute that is filled once is a cache."""
+    """Compare environments before and after rollouts; a private attribute that is set once counts as a cache."""
     snapshots = [take_snapshot(env) for env in context.envs]
     for env, reply in context.iter_cases(context.envs, ["again", *context.replies]):
         await context.player.play(env, reply)
@@ -242,8 +242,8 @@ class Check:
     """Check of an environment.
 
     Args:
-        inspect: adds problems to the context and returns an observation for a check without problems; raises `Skip`.
-        fix: advice on the problems.
+        inspect: adds problems to the context, and returns an observation to report if there are none; may raise `Skip`.
+        fix: advice for a failed check.
     """
 
     name: str
@@ -284,8 +284,8 @@ CHECKS = (
 
 
 async def run_checks(context: CheckContext, send: Callable[[Finding], None]) -> None:
-    """Run the checks and send each finding at once; a rollout that hangs ends them."""
-    gc.freeze()  # spares the garbage collections of the clean-up check the caller's objects
+    """Run the checks and send each finding immediately; a hanging rollout ends the checks."""
+    gc.freeze()  # excludes the caller's objects from the garbage collections of the clean-up check
     try:
         for check in CHECKS:
             context.player.announce(check.name)

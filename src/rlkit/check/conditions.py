@@ -1,6 +1,6 @@
-"""Conditions that a reward must not depend on: the time of day, chance, a slow model, other rollouts.
+"""Conditions on which a reward must not depend: the time, chance, the model's speed, other rollouts.
 
-Invariant: the changes to the process are permanent, so this runs only in the process that a check forks.
+Invariant: changes to the process are permanent, so this code runs only in the forked process of a check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OFFSETS_S = (
 """Offsets of the wall clock: within the second, the day, the week and the year."""
 
 DELAY_S = 0.03
-"""Extra duration of a completion of a slower model."""
+"""Additional duration of a completion of a slower model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Condition:
         prepare: called before each rollout.
         delay_s: extra duration of each completion, in seconds.
         concurrency: number of simultaneous rollouts.
-        is_strict: a failed rollout is a problem too; elsewhere, a condition may break an environment.
+        is_strict: also report a failed rollout. Other conditions may legitimately break an environment.
     """
 
     name: str
@@ -89,10 +89,10 @@ class _Datetime(datetime.datetime, metaclass=_AcceptsOriginal):
 
 
 def make_clock_movable() -> Callable[[float], None]:
-    """Replace the readers of the wall clock; return a function that sets it some seconds ahead of the true time.
+    """Replace the functions that read the wall clock; return a function that moves the clock ahead by some seconds.
 
-    This replaces functions and classes of `time` and `datetime`, and names bound to them in modules outside the
-    standard library. Timers and time limits use the monotonic clock, which stays.
+    Replaces functions and classes of `time` and `datetime`, also where other modules imported them by name. The
+    monotonic clock, which timers and time limits use, does not change.
     """
     ahead_s, now, now_ns, write = 0.0, time.time, time.time_ns, time.strftime
 
@@ -121,13 +121,13 @@ def make_clock_movable() -> Callable[[float], None]:
 
 
 def seed_chance(seed: int) -> None:
-    """Put the global generators of `random` and numpy in the state of a seed."""
+    """Seed the global generators of `random` and numpy."""
     random.seed(seed)
     np.random.seed(seed)
 
 
 def force_chance(*, high: bool) -> None:
-    """Make the next draws of the global generators close to 0, or close to 1, beyond any threshold."""
+    """Make the next draws of the global generators close to 0, or with `high` close to 1."""
     near = random.Random(0)
     outputs = [near.randrange(1 << 16) for _ in range(WORDS)]
     words = [_untemper(0xFFFFFFFF - output if high else output) for output in outputs]

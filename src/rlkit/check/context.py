@@ -1,6 +1,6 @@
 """Tasks under check, and the results that later checks use.
 
-Invariant: a check plays at least one case and stops for time only between cases: a slow environment gets fewer.
+Invariant: a check plays at least one case. A slow environment gets fewer cases; time limits apply between cases.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rlkit.errors import UsageError
 from rlkit.types import Json
 
 BUDGET_S = 2.0
-"""Time limit after which a check starts no further case."""
+"""Seconds after which a check starts no further case."""
 
 SAMPLE_TASKS = 2
-"""Number of tasks for behaviour that all tasks of an environment share."""
+"""Number of tasks to play for behaviour that all tasks of an environment share."""
 
 DEFAULT_MAX_REWARD = 1.0
 """Full reward of an environment without `max_reward`."""
@@ -74,14 +74,14 @@ class CheckContext:
 
     @property
     def replies(self) -> list[str]:
-        """Replies that reach an environment's branches: plain, empty, with thinking, and calls of its tools."""
+        """Replies that exercise an environment: plain, empty, with thinking, and tool calls."""
         tools = {tool["name"]: tool for rollout in self.first_rollouts for tool in rollout.tools}
         return [PLAIN, "", THOUGHTFUL, MADE_UP_CALL, *write_tool_calls(list(tools.values()))[:6]]
 
     def iter_cases(
         self, envs: Sequence[Env], replies: Iterable[str], *, budget_s: float = BUDGET_S
     ) -> Iterator[tuple[Env, str]]:
-        """Yield each reply with each task until the time is over."""
+        """Yield each reply with each task, for at most `budget_s` seconds."""
         start_s = time.monotonic()
         for number, (reply, env) in enumerate((reply, env) for reply in replies for env in envs):
             if number and time.monotonic() - start_s > budget_s:

@@ -1,6 +1,6 @@
 """A forked process for work that may hang, crash or change the process.
 
-Invariant: the caller gets a result however the work ends, after a limited silence, and no process is left.
+Invariant: the caller gets a result however the work ends, within a time limit, and no process is left behind.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from rlkit.check.player import GRACE_S
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 MARGIN_S = 1.0
-"""Silence after the limits of a rollout and its clean-up that counts as a blocked process."""
+"""Seconds without a message, beyond the limits of a rollout and its clean-up, after which a process is blocked."""
 
 POLL_S = 0.02
 
 type Send[T] = Callable[[T | str], None]
-"""Sends a result to the caller, or a text that names the next activity."""
+"""Function that sends a result, or a text that describes the next activity, to the caller."""
 
 type Work[T] = Callable[[Send[T]], Coroutine[object, object, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Reason why work did not end, and advice."""
+    """Reason why work did not finish, and a fix."""
 
     reason: str
     fix: str
 
 
 async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], Abort | None]:
-    """Run work in a forked process; return the results that it sent, and the reason if it did not end.
+    """Run work in a forked process; return the sent results, and an `Abort` if the work did not finish.
 
     A fork allows objects that cannot be pickled, such as an instance of a local class.
 
     Args:
-        work: called in the process, which runs the returned coroutine. It sends a text before each rollout.
+        work: called in the forked process; returns the coroutine to run. It must send a text before each rollout.
         timeout_s: limit of one rollout, in seconds.
 
     Raises:
-        UsageError: the work raised it before its coroutine ran.
+        UsageError: the work raised a UsageError.
         MissingError: the platform cannot fork.
-        RlkitError: the work raised anything else.
+        RlkitError: the work raised another exception.
     """
     if not hasattr(os, "fork"):
         raise MissingError("checking an environment needs os.fork: use Linux, macOS or WSL")
@@ -104,7 +104,7 @@ def _kill(pid: int) -> None:
     for target in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.kill(pid, signal.SIGKILL)):
         try:
             target()
-        except (ProcessLookupError, PermissionError):  # it has ended, or does not lead its group yet
+        except (ProcessLookupError, PermissionError):  # the process has ended, or has no group of its own yet
             continue
     os.waitpid(pid, 0)
 
@@ -113,7 +113,7 @@ def _run_work(work: Work[Any], sender: Connection) -> NoReturn:
     async def finish(coroutine: Coroutine[object, object, None]) -> None:
         await coroutine
         sender.send(None)
-        os._exit(0)  # an ordinary end would wait for a rollout that swallows cancellation
+        os._exit(0)  # a normal exit would wait for a rollout that swallows cancellation
 
     try:
         os.setsid()
@@ -128,7 +128,7 @@ def _run_work(work: Work[Any], sender: Connection) -> NoReturn:
 
 
 def _silence_output() -> None:
-    """Keep prints, logs and warnings of the work out of the caller's output."""
+    """Discard prints, logs and warnings of the work."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

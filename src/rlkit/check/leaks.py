@@ -1,6 +1,6 @@
 """Resource leaks of rollouts: tasks, threads, open files and child processes.
 
-Invariant: only a resource whose count grows with every rollout is a leak. Pools, caches and shared connections settle.
+Invariant: only a resource whose count grows with every rollout is a leak, unlike pools, caches and shared connections.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 ROUNDS = 3
-"""Rounds in which a leak grows."""
+"""Number of consecutive rounds in which a leak must grow."""
 
 SETTLE_S = 0.3
-"""Limit for a finished rollout to release its resources."""
+"""Seconds for a finished rollout to release its resources."""
 
 SETTLE_POLL_S = 0.02
 

@@ -1,6 +1,6 @@
-"""Rollouts under observation, with a scripted reply.
+"""Play observed rollouts with a scripted reply.
 
-Invariant: every rollout ends. An error, a wrong return value or a changed conversation is data; only a rollout that
+Invariant: every rollout ends. Errors, invalid return values and changed conversations are recorded; only a rollout that
 exceeds its time limit, or does not end when cancelled, raises `Hang`.
 """
 
@@ -23,10 +23,10 @@ from rlkit.testing.policies import MAX_TOKENS, ScriptedPolicy
 from rlkit.types import Message, Outcome, Tool, Turn
 
 GRACE_S = 1.0
-"""Limit for the clean-up of a cancelled rollout."""
+"""Seconds for the clean-up of a cancelled rollout."""
 
 MAX_TURNS = 8
-"""Number of times a rollout gets the same reply."""
+"""Maximum number of times that a rollout gets the same reply."""
 
 
 class Hang(Exception):
@@ -48,7 +48,7 @@ class WatchedRollout:
         end: "done" with a reward; "limit" if `LimitReached` passed through; "raised"; "no reward" if the return value
             is not an outcome; "cancelled".
         detail: the error or the return value, on one line; "" with a reward.
-        rewritten: change of an earlier reply in the conversation; None without one.
+        rewritten: description of a change to an earlier reply in the conversation, or None.
     """
 
     end: _EndKind
@@ -61,14 +61,14 @@ class WatchedRollout:
     seconds: float
 
     def has_same_reward(self, other: WatchedRollout) -> bool:
-        """Return whether rewards agree within rounding; without both, whether the ends agree."""
+        """Return whether the rewards are equal up to rounding; if a reward is missing, whether the ends are equal."""
         if self.reward is None or other.reward is None:
             return self.end == other.end
         return math.isclose(self.reward, other.reward, rel_tol=1e-9, abs_tol=1e-12)
 
     @property
     def result(self) -> str:
-        """The end in a few words."""
+        """Short description of the end."""
         return self.detail if self.reward is None else f"reward {self.reward:g}"
 
 
@@ -78,7 +78,7 @@ class Player:
 
     Args:
         timeout_s: limit of one rollout, in seconds.
-        announce: receives a line before each rollout, as a sign of life.
+        announce: receives a line before each rollout.
     """
 
     chat: ChatFormat
@@ -109,7 +109,7 @@ class Player:
         return rollout
 
     async def cancel(self, env: Env, reply: str, *, turn: int) -> WatchedRollout | None:
-        """Cancel a rollout that waits for completion number `turn`; return None if it does not request that one.
+        """Cancel a rollout while it waits for completion number `turn`; return None if it never requests that one.
 
         Raises:
             Hang: the rollout did not end within `GRACE_S`, or made no request within `timeout_s`.
@@ -137,7 +137,7 @@ class Player:
 
 
 class WatchedPolicy(ScriptedPolicy):
-    """Policy with one reply, which records the tools and changes of the conversation.
+    """Policy with a single reply, which records the offered tools and changes of the conversation.
 
     Args:
         delay_s: duration of each completion, in seconds.
@@ -184,7 +184,7 @@ class WatchedPolicy(ScriptedPolicy):
         await asyncio.sleep(self._delay_s)
 
     def _find_rewritten(self, messages: Sequence[Message]) -> str | None:
-        """Describe a change of an earlier reply; one conversation may have several replies."""
+        """Describe a change to an earlier reply; a conversation may have several replies."""
         pairs = [
             (messages[len(prompt)], reply)
             for prompt, reply in self._exchanges

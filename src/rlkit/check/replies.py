@@ -1,6 +1,6 @@
 """Replies of the scripted model in a check.
 
-Invariant: every reply could come out of a tokenizer: lone surrogates appear only as JSON escapes.
+Invariant: every reply is text that a tokenizer can produce: lone surrogates appear only as JSON escapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EMPTY = ("", " \n", "<think></think>")
 MADE_UP_CALL = '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>'
 
 THOUGHTFUL = "<think>\nLet me see.\n</think>\n\n  42  "
-"""A reply with parts that an environment loses if it keeps only the text."""
+"""A reply with thinking and white space, which an environment loses if it keeps only the text."""
 
 NUMBERS = (
     "1" * 5_000, "9**9**9", "1e999", "-1e999", "nan", "-inf", "Infinity", "0/0", "1/0", "½", "²", "٣", "－１", "1_000",
@@ -47,11 +47,12 @@ TEXT = (
 )  # fmt: skip
 
 ODD = (*NUMBERS, *JSON, *MARKUP, *TEXT)
-"""Replies that graders stumble over: numbers out of range, broken notation, nothing but markup, odd characters."""
+"""Replies that are difficult for graders: numbers out of range, broken notation, bare markup, unusual characters."""
 
 
 def write_tool_calls(tools: Sequence[Tool]) -> list[str]:
-    """Return calls as a model writes them, with arguments that fit the schema, with none, and of the wrong type."""
+    """Return tool calls in a model's format: with valid arguments, without arguments, and with arguments of wrong
+    types."""
     pairs = [(tool["name"], arguments) for tool in tools for arguments in _make_arguments(tool["parameters"])]
     calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in pairs]
     return [f"<tool_call>\n{call}\n</tool_call>" for call in calls]

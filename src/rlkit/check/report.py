@@ -1,6 +1,6 @@
 """Report of the checks of an environment.
 
-Invariant: a check that does not apply is `skipped` with its reason; it neither passes nor fails.
+Invariant: a check that does not apply is `skipped`, with a reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Finding:
     Args:
         check: name of the check.
         detail: observation, or the reason why the check does not apply.
-        fix: advice on a failed check; "" for the others.
+        fix: advice for a failed check, else "".
     """
 
     check: str

@@ -1,6 +1,6 @@
-"""Snapshots of an environment's state, as text to compare.
+"""Snapshots of an environment's state, as comparable text.
 
-Invariant: two snapshots of an unchanged object are equal; opaque values count as unchanged.
+Invariant: two snapshots of an unchanged object are equal; values that cannot be inspected count as unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_VALUES = 100_000
-"""Limit of values in a snapshot; the rest of a larger environment is not compared."""
+"""Maximum number of values in a snapshot; further values are not compared."""
 
 _PLAIN = (bool, int, float, str, list, dict, set, deque)
 
@@ -67,7 +67,7 @@ def _iterate_leaves(value: object, path: str, visited: dict[int, object]) -> Ite
         text = hex(value) if isinstance(value, int) and value.bit_length() > 64 else repr(value)
         yield path, _shorten(text)
     elif id(value) not in visited:
-        visited[id(value)] = value  # the reference stays, or another object could get its id
+        visited[id(value)] = value  # keeps the object alive, so that its id is not reused
         yield path, _describe(value)
         for name, child in _list_children(value):
             yield from _iterate_leaves(child, path + name, visited)

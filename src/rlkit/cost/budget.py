@@ -1,6 +1,6 @@
 """The budget of a run, over all its processes.
 
-Invariant: a limit that is reached stays reached, so a run stops at it once.
+Invariant: a reached limit stays reached.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Budget:
     def reached(self) -> str | None:
         """Limit that is reached, as a phrase for people; None if no limit is."""
         limits = self._limits
-        if limits == _UNLIMITED:  # every rollout asks
+        if limits == _UNLIMITED:  # fast path, because every rollout checks
             return None
         pending = sum((pending() for pending in self._pending), Usage())
         usage, reserved = self.usage + pending, ", or needed to train on finished episodes" if pending.tokens else ""

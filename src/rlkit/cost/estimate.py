@@ -43,16 +43,16 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Means over the rollouts of an environment.
+    """Mean rollout of an environment.
 
     Args:
         turns: requests for a completion.
         first: tokens of the first prompt, which the rollouts of a task share.
-        later: tokens of all other prompts together.
-        repeated: of these, the tokens that the previous turn ended with, which a cache may hold.
+        later: tokens of all later prompts together.
+        repeated: tokens of later prompts that repeat the previous turn, which a cache may contain.
         sampled: tokens that the model sampled.
         trained: tokens of the training sequences.
-        own_s: seconds besides waiting for completions.
+        own_s: seconds other than waiting for completions.
     """
 
     turns: float
@@ -65,13 +65,13 @@ class Rollout:
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Self | None:
-        """Average the valid episodes; None if there is none with a turn."""
+        """Average the valid episodes; None if no valid episode has a turn."""
         episodes = [episode for group in groups for episode in group.episodes if episode.reward is not None]
         rows = [_row(episode) for episode in episodes if episode.turns]
         return cls(*np.mean(rows, axis=0).tolist()) if rows else None
 
     def scaled(self, factor: float) -> Rollout:
-        """Multiply all lengths but the first prompt and the number of turns."""
+        """Multiply all lengths, except the first prompt and the number of turns."""
         return replace(
             self,
             later=self.later * factor,
@@ -189,11 +189,11 @@ def estimate(
     speed: Speed | None,
     draws: Mapping[str, int] | None = None,
 ) -> Estimate:
-    """Estimate tokens, price and time of a run that takes all its steps.
+    """Estimate tokens, price and time of a complete run.
 
-    The lower bound assumes short rollouts without a gradient, as of a model that solves all tasks, and a cache that
-    holds all that a conversation repeats. The upper bound assumes long rollouts that are all trained on, as many
-    replacements as `batch.max_replaced` allows, and no cache but that of requests for several samples.
+    The lower bound assumes short rollouts without a gradient, as for a model that solves all tasks, and a cache of all
+    repeated prompt tokens. The upper bound assumes that long rollouts are all trained on, the maximum number of
+    replacements, and no cache except within requests for several samples.
 
     Args:
         evaluated: rollouts and number of tasks, by environment of `eval.envs`.
@@ -225,13 +225,13 @@ def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Ex
 
 def shares(config: Config) -> dict[str, float]:
     """Return each environment's share of the groups; the shares sum to 1."""
-    largest = max(spec.weight for spec in config.envs.values())  # since the sum of large weights may overflow
+    largest = max(spec.weight for spec in config.envs.values())  # because the sum of large weights may overflow
     weights = {name: spec.weight / largest for name, spec in config.envs.items()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def evaluations(config: Config, steps: int) -> int:
-    """Count the evaluations of a run of so many steps: before the first, every `eval.every`, and after the last."""
+    """Return the number of evaluations: before the first step, every `eval.every` steps, and after the last step."""
     every = config.eval.every
     between = (steps - 1) // every if every else 0
     return 2 + between if config.eval.envs else 0
@@ -265,7 +265,7 @@ class _End:
         return self.config.envs[name].group_size or self.config.batch.group_size
 
     def _passes(self) -> float:
-        """Return how often a played sequence is computed for training, on average."""
+        """Return the mean number of training passes over a played sequence."""
         config, loss = self.config, self.config.loss
         is_every = config.batch.replace_uninformative or config.kl_penalty.coefficient or loss.needs_every_sequence
         return loss.passes * (1.0 if self.long or is_every else 0.0)
@@ -279,7 +279,7 @@ class _End:
         return np.array([prefill, (rollout.first + rollout.later) * size - prefill, rollout.sampled * size, 0.0])
 
     def seconds(self, speed: Speed) -> float:
-        """Return the time of all steps; evaluations run between them in the upper bound, beside them in the lower."""
+        """Return the time of all steps; evaluations run between steps (upper bound) or concurrently (lower bound)."""
         config, long, steps = self.config, self.long, self.run.steps
         in_step = [
             (self.rollouts[name][long], self._group_size(name) * groups / steps)
@@ -297,16 +297,16 @@ class _End:
         trained_s += speed.step_s.end(high=long) * config.batch.substeps
         if config.kl_penalty.coefficient:
             scored_s = played * tokens / (speed.reference or speed.trained).end(high=not long)
-            # A group is scored while others are in play: at best all scoring overlaps with rollouts, at worst none.
+            # A group is scored while other rollouts run: at best all scoring overlaps with rollouts, at worst none.
             played_s = played_s + scored_s if long else max(played_s, scored_s)
-        # With steps ahead, rollouts and training overlap, but for the first rollouts or the last training.
+        # With steps ahead, rollouts and training overlap, except the first rollouts and the last training.
         steps_s = steps * (played_s + trained_s)
         if ahead:
             steps_s = steps * max(played_s, trained_s) + min(played_s, trained_s)
         evaluated, evaluated_s = evaluations(config, steps), self._played_s(in_evaluation, speed, steps_at_once=1)
         if long:
             return steps_s + evaluated * evaluated_s
-        # The evaluation of the last weights overlaps with nothing; and all rollouts share the slots and the machine.
+        # The evaluation of the last weights overlaps with nothing. All rollouts share the slots and the machine.
         busy_s = steps * self._busy_s(in_step, speed) + evaluated * self._busy_s(in_evaluation, speed)
         return max(steps_s + evaluated_s, busy_s)
 
@@ -336,7 +336,7 @@ class _End:
 
 
 def save_estimate(config: Config, expected: Estimate) -> Path:
-    """Save an estimate, to be compared at the end of its run; return the path of the file."""
+    """Save an estimate for the comparison at the end of its run; return the path of the file."""
     path = _path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, json.dumps(expected.to_json(), indent=2) + "\n")

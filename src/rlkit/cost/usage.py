@@ -1,7 +1,6 @@
 """Usage of a Tinker service, and its price.
 
-Invariant: a request counts once it is answered; a failed one counts nothing. A price has all its parts, with the day on
-which it was read, or there is none.
+Invariant: only answered requests count. A price is complete and has a date, or is absent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Usage:
 
     Args:
         prefill_tokens: prompt tokens that the service had to compute.
-        cached_tokens: prompt tokens that it had computed before, for its cache or for another sample of the request.
+        cached_tokens: prompt tokens from its cache, or computed for another sample of the same request.
         sampled_tokens: tokens of completions.
         trained_tokens: tokens of the sequences whose gradient was computed.
     """
@@ -51,7 +50,7 @@ class Usage:
         Args:
             prompt: tokens of the prompt.
             cached: prompt tokens that the service found in its cache.
-            completions: tokens of each sample; all samples but the first find the whole prompt computed.
+            completions: tokens of each sample; the prompt is computed only for the first sample.
         """
         self.requests += 1
         self.prefill_tokens += prompt - cached
@@ -95,7 +94,7 @@ FREE = Price(0.0, 0.0, 0.0, 0.0)
 def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price | None:
     """Return the price of a run's tokens; None if it is unknown.
 
-    The embedded engine is free. The price table holds for the hosted service, not for another one.
+    The embedded engine is free. The price table applies only to the hosted service.
 
     Raises:
         ConfigError: the configuration sets a limit in dollars, or prices, that cannot have an effect.
@@ -115,7 +114,7 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
     price = listed_price(config.model) if kind == "hosted" else None
     if price is None and config.budget_usd is not None:
         raise ConfigError(
-            f"budget_usd: the price of {config.model} is not known.{similar_model(config.model)} "
+            f"budget_usd: the price of {config.model} is unknown.{similar_model(config.model)} "
             "Set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
         )
     return price
@@ -127,7 +126,7 @@ def listed_price(model: str) -> Price | None:
 
 
 def similar_model(model: str) -> str:
-    """Return a hint at a model of the table with a similar name, as ` Did you mean …?`; "" if there is none."""
+    """Return a hint such as ` Did you mean …?` for a model of the table with a similar name; "" if there is none."""
     return did_you_mean(model, _table())
 
 

@@ -1,4 +1,4 @@
-"""Pilot: a few rollouts and one optimiser step on the run's own service, to measure its speed.
+"""Pilot: a few rollouts and one optimiser step on the run's real service, to measure its speed.
 
 Invariant: the trained weights are not saved.
 """
@@ -37,16 +37,16 @@ from rlkit.training.from_config import load_kl_reference, make_learning_rate, ma
 from rlkit.types import Datum, Group
 
 _SHORTER, _LONGER = 0.75, 1.5
-"""Range of the length of rollouts during training, relative to the pilot; replies grow more often than they shrink."""
+"""Assumed range of rollout lengths in training, relative to the pilot; replies grow more often than they shrink."""
 
 _BATCHING_GAIN = 3.0
-"""Largest gain in sampling throughput of a machine that has the rollouts of a whole step at once."""
+"""Maximum gain in sampling throughput of a machine that samples all rollouts of a step concurrently."""
 
 _UNCERTAINTY = 1.5
 """Uncertainty of a single measurement, as a factor."""
 
 _NUDGE = 1e-3
-"""Advantage of a rollout in a group without advantages, so that there is something to train on."""
+"""Advantage of a rollout in a group with zero advantages, so that the pilot can train on the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Pilot:
     """The result of a few rollouts and an optimiser step.
 
     Args:
-        rollouts: shorter and longer mean rollouts than those of the pilot, by environment.
+        rollouts: mean rollout by environment, scaled to be shorter and longer.
         speed: measured speed; None if nothing was sampled or trained on.
         rollout_count: number of rollouts that were played.
     """
@@ -75,7 +75,7 @@ async def run_pilot(
     groups: int,
     note: Callable[[str], None],
 ) -> Pilot:
-    """Play groups of each environment on the service of a run, and train on them once.
+    """Play `groups` groups of each environment on the run's service, and train on them once.
 
     Raises:
         RolloutsFailed: an environment has no valid rollout with a turn.
@@ -92,8 +92,10 @@ async def run_pilot(
         learner = await watch.call(
             lambda: start(checkpoint=config.load_checkpoint), "starting a training session", retry=True
         )
-        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        weights = await watch.call(lambda: learner.sampler(0), "handing over weights", retry=True)
+        context = await watch.call(
+            lambda: service.context_tokens(config.model), "reading the context length", retry=True
+        )
+        weights = await watch.call(lambda: learner.sampler(0), "transferring weights", retry=True)
         sampler = PatientSampler(weights, watch, 0)
         settings = make_env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
@@ -123,19 +125,19 @@ async def run_pilot(
 
 
 def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task]:
-    """Return at most `count` first tasks of an environment of a run."""
+    """Return the first tasks of an environment, at most `count`."""
     seed = derive_seed(config.seed, "tasks", name)
     source = task_source(tasks, config.envs[name].curriculum, field=f"envs.{name}.curriculum", seed=seed)
     return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
 
 
 async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: ServiceWatch) -> tuple[float, float]:
-    """Train once. Return the seconds of the gradient, and those of the optimiser step with the hand-over of weights."""
+    """Train once; return the seconds of the gradient, and of the optimiser step with the transfer of weights."""
     objective, rate = load_loss(config.loss), make_learning_rate(config).at(1)
 
     async def step() -> None:
         await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
-        await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
+        await watch.call(lambda: learner.sampler(1), "transferring weights", retry=True)
 
     gradient = watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
     return (await _timed(gradient))[1], (await _timed(step()))[1]
@@ -163,8 +165,8 @@ def measure_speed(
         total: sampled tokens, and the seconds of all rollouts together.
         trained: tokens of the gradient, and its seconds.
         reference: tokens scored by the reference of the KL penalty, and the seconds; 0 tokens without a penalty.
-        step_s: seconds of the optimiser step and the hand-over of its weights.
-        is_local: true on the user's own machine, whose total throughput is limited; a hosted service scales.
+        step_s: seconds of the optimiser step and the transfer of its weights.
+        is_local: the service runs on this machine, so its total throughput is limited; a hosted service scales.
     """
     if not all(tokens and seconds > 0 for tokens, seconds in (stream, total, trained)):
         return None
@@ -196,7 +198,7 @@ def _mean_rollouts(name: str, groups: Sequence[Group]) -> Pair:
 
 
 class NudgedEstimator(Estimator):
-    """Estimator with tiny advantages for groups of equal rewards, which are common among nonsense replies."""
+    """Estimator with tiny advantages for groups of equal rewards, which are common with random replies."""
 
     name: ClassVar = "nudged"
     inner: Estimator

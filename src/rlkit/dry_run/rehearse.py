@@ -1,6 +1,6 @@
 """Rehearsal of a run (`rlkit train --dry-run`): a small run on a simulated service, and an estimate of the whole run.
 
-Invariant: the environments are real and the service is simulated; only a pilot sends requests to the real one. The
+Invariant: the environments are real, and the service is simulated; only a pilot sends requests to the real service. The
 result names everything that was not tried.
 """
 
@@ -50,7 +50,7 @@ _SHORT_REPLY = 0.1
 """Mean length of short completions, as a fraction of the maximum tokens."""
 
 _LONG_REPLY = 10.0
-"""Mean length of long completions, as a multiple of the maximum tokens: all are cut off."""
+"""Mean length of long completions, as a multiple of the maximum tokens; all are truncated."""
 
 _TASK_COUNT = 2
 """Number of tasks to play of each environment: one with short replies, and one with long ones."""
@@ -79,7 +79,7 @@ class Rehearsal:
     """The result of a dry run.
 
     Args:
-        parts: checks of the parts, those included that were not tried.
+        parts: checks of all parts, including parts that were not tried.
         estimate: cost and time of the whole run; None if a part failed.
         hosted: estimate for the hosted service, for a run on the embedded engine whose model has a listed price.
     """
@@ -105,27 +105,27 @@ async def rehearse(
 ) -> Rehearsal:
     """Play a small version of a run on the simulated service, at no cost and without a key.
 
-    Each environment plays a group with short replies and one with long ones, all of them nonsense; then the training
-    loop takes a step, saves it, and resumes from there as after an interruption. The environments, their graders, the
-    model's format, the estimators and the losses are the run's own.
+    Each environment plays a group with short random replies and a group with long ones. Then the training loop takes a
+    step, saves it, and resumes as after an interruption. The environments, graders, chat format, estimators and losses
+    are the run's own.
 
     Args:
         envs: tasks made in Python, as for `RLTrainer`.
         chat: chat format of the model; loaded from the model by default.
-        pilot: groups of each environment to play and train on with the run's own service; 0 for none.
-        note: receiver of progress messages.
+        pilot: number of groups per environment to play and train on with the real service; 0 for none.
+        note: receives progress messages.
 
     Raises:
-        ConfigError: the configuration is wrong, or an environment cannot be loaded.
+        ConfigError: the configuration is invalid, or an environment cannot be loaded.
         UsageError: `pilot` is negative.
         RlkitError: the pilot failed.
     """
     if pilot < 0:
-        raise UsageError(f"pilot: {pilot} must not be negative; 0 is for no pilot")
+        raise UsageError(f"pilot: {pilot} must not be negative; use 0 for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose_service(config.service)
     price, hosted_price, price_parts = await in_thread(_load_prices, config, choice, note)
-    # Before environments are played, which may take long.
+    # Before playing environments, which may take long.
     load_estimators(config, {})
     load_loss(config.loss)
     parts = list[Part]()
@@ -158,7 +158,7 @@ async def rehearse(
 
 
 def make_small_config(config: Config) -> Config:
-    """Return the configuration of a run with as few and as small groups as its settings allow, and without limits."""
+    """Return the configuration with the fewest and smallest groups that its settings allow, and without budgets."""
     tree = config.model_dump(mode="json")
     tree |= {"name": None, "epochs": None, "budget_usd": None, "budget_tokens": None, "max_hours": None}
     tree["best"] |= {"goal": None, "patience": None, "min_gain": 0.0}
@@ -250,7 +250,9 @@ class _Rehearser:
                     result = await self._train_to(service, Path(folder) / "run", steps=steps)
                     metrics |= result.metrics.keys()
                     if result.steps < steps:
-                        detail = f"ended after {result.steps} steps, {result.reason or 'as the tasks have run out'}"
+                        detail = (
+                            f"ended after {result.steps} steps, {result.reason or 'because there are no more tasks'}"
+                        )
                         self.parts.append(Part("training", "failed" if steps == 1 else "not tried", detail))
                         return
         except RlkitError as error:
@@ -258,9 +260,9 @@ class _Rehearser:
         sequences = sum(map(len, world.step_digests))
         if not sequences:
             settings = "batch.max_tokens, batch.too_long and batch.clip_advantages"
-            return self.fail("training", f"nothing was left to train on: look at {settings}")
+            return self.fail("training", f"there was no data to train on: check {settings}")
         steps = f"{len(world.step_digests)} optimiser steps on {sequences} sequences"
-        self.parts.append(Part("training", "ok", f"{steps}, the later from the former's checkpoint"))
+        self.parts.append(Part("training", "ok", f"{steps}; the second step resumed from the first one's checkpoint"))
         self.parts.extend(_check_best_metric(whole, metrics))
 
     async def _train_to(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
@@ -285,10 +287,10 @@ EMPTY = Rollout(0, 0, 0, 0, 0, 0, 0)
 def _load_prices(
     config: Config, choice: ServiceChoice, note: Callable[[str], None]
 ) -> tuple[Price | None, Price | None, Sequence[Part]]:
-    """Look up the prices of the run's own service and of the hosted one, and for the engine the weights.
+    """Return the price on the run's service, the price on the hosted service for runs on the engine, and the parts.
 
-    A run is free only where the embedded engine has the weights of its model. None of this needs a key. Only if weights
-    are missing, the hub is probed. The second price is that of the hosted service for runs on the engine.
+    A run is free only if the embedded engine has the weights of its model. The hub is contacted only if weights are
+    missing. No key is needed.
     """
     price, model = price_of(config, choice.kind), config.model
     hint = similar_model(model)
@@ -305,8 +307,8 @@ def _load_prices(
     hub = hub_problem()
     detail = (
         f"the weights of {model} are not on this machine, "
-        f"{'a run would fetch them from the hub' if hub is None else f'and {hub}'}; the hosted service needs none "
-        "here: set TINKER_API_KEY"
+        f"{'a run would download them from the hub' if hub is None else f'and {hub}'}; the hosted service does not "
+        "need them: set TINKER_API_KEY"
     )
     unlisted = Part("prices", "not tried", f"{model} is not in the price table of the hosted service.{hint}")
     return None, hosted, [Part("model", "not tried", detail), *(prices or [unlisted])]
@@ -329,7 +331,7 @@ async def _load_chat_part(
     except MissingError as error:
         if pilot:
             raise
-        return ByteChat(), Part("chat", "not tried", f"{error}; bytes stand in for tokens, and are counted as such")
+        return ByteChat(), Part("chat", "not tried", f"{error}; bytes are used and counted as tokens")
     prompt_tokens = len(chat.render([{"role": "user", "content": "?"}]))
     return chat, Part("chat", "ok", f"a question of one letter is {prompt_tokens} tokens of {config.model}")
 
@@ -345,7 +347,7 @@ def _env_part(field: str, groups: Sequence[Group], short: Rollout | None, long: 
     if errors:
         return Part(field, "failed", f"{len(errors)} of {len(episodes)} rollouts failed: {errors[0]}")
     if short is None or long is None:
-        return Part(field, "failed", f"none of {len(episodes)} rollouts asked the model for anything")
+        return Part(field, "failed", f"none of {len(episodes)} rollouts made a request to the model")
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     return Part(
         field,
@@ -362,25 +364,25 @@ def _render_range(first: float, second: float) -> str:
 
 
 def _check_best_metric(config: Config, step_metrics: Set[str]) -> list[Part]:
-    """Report `best.metric` as not tried, if an environment or a service may yet return it in the run."""
+    """Report `best.metric` as not tried if no step of the dry run had it, but the real run may."""
     metric = config.best_metric
     if metric is None or metric in step_metrics:
         return []
     if metric.partition("/")[0] not in ("env", "eval", "service") or has_by_chance(metric, config):
         return []
-    detail = f"whether a step has a {metric!r}: none of the dry run had.{did_you_mean(metric, sorted(step_metrics))}"
+    detail = f"no step of the dry run had a {metric!r}.{did_you_mean(metric, sorted(step_metrics))}"
     return [Part("best.metric", "not tried", detail)]
 
 
 def _render_pilot(pilot: Pilot, choice: ServiceChoice) -> str:
     step = " and an optimiser step" if pilot.usage.trained_tokens else ""
     done = f"{pilot.rollout_count} rollouts{step} in {pilot.seconds:.1f} s, {pilot.usage.tokens:,} tokens"
-    caveat = "; too little was done to say how fast it is" if pilot.speed is None else ""
+    caveat = "; too few tokens to measure the speed" if pilot.speed is None else ""
     return f"{describe_service(choice)}: {done}{caveat}"
 
 
 def _list_untried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
-    """Return the parts that only the service itself can check."""
+    """Return the parts that only the real service can check."""
     if piloted:
         return []
     reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"
@@ -389,7 +391,7 @@ def _list_untried(config: Config, choice: ServiceChoice, *, piloted: bool) -> li
     return [
         Part("service", "not tried", service),
         *(
-            Part(name, "not tried", f"whether {path} is there")
+            Part(name, "not tried", f"existence of {path}")
             for name, path in paths.items()
             if path not in (None, "base")
         ),

@@ -1,6 +1,6 @@
-"""Evaluation of a model, during training or alone.
+"""Evaluation of a model, during training or standalone.
 
-Invariant: evaluated episodes are never trained on, and have random streams of their own.
+Invariant: evaluated episodes are never trained on, and use separate random streams.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rlkit.types import Episode, Group
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluatedTask:
-    """Group of an evaluated task; `attempts` are all its episodes, failed ones that were retried included."""
+    """Group of an evaluated task; `attempts` are all its episodes, including failed episodes that were retried."""
 
     group: Group
     attempts: Sequence[Episode]
@@ -52,11 +52,11 @@ class EvaluatedTask:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Tasks that are evaluated at intervals, never trained on.
+    """Periodic evaluation of fixed tasks.
 
     Args:
-        tasks: tasks by name of the environment, the same in every evaluation.
-        every: steps between evaluations; 0 for the first and the last only.
+        tasks: tasks by name of the environment.
+        every: steps between evaluations; 0 to evaluate only before the first step and after the last.
     """
 
     tasks: Mapping[str, Sequence[Env]]
@@ -64,11 +64,11 @@ class Evaluation:
     every: int
 
     def is_due(self, step: int, *, last: int) -> bool:
-        """Return whether the weights of a step are evaluated."""
+        """Return whether to evaluate the weights of a step."""
         return bool(self.tasks) and (step in (0, last) or bool(self.every and step % self.every == 0))
 
     async def play(self, sampler: Sampler, *, rank: int = 0) -> Sequence[EvaluatedTask]:
-        """Play every task with these weights; `rank` is the place in the queue for slots."""
+        """Play every task with these weights; `rank` is the rank in the queue for slots."""
         self.player.counts.finished = self.player.counts.failed = 0
         tasks = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
@@ -86,7 +86,7 @@ async def compute_eval_metrics(tasks: Sequence[EvaluatedTask]) -> Mapping[str, f
     """Return the metrics of an evaluation, under `eval/…`."""
     groups = [task.group for task in tasks]
     return await in_thread(
-        # Metrics of outcomes come first, so that they replace nothing.
+        # Metrics of outcomes come first, so that they cannot overwrite others.
         lambda: (
             group_metrics(groups, prefix="eval")
             | compute_score_metrics(groups, prefix="eval")
@@ -105,12 +105,12 @@ async def evaluate(
     on_progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
     on_groups: Callable[[Sequence[Group]], None] = lambda groups: None,
 ) -> Mapping[str, float]:
-    """Evaluate a model in the environments of `eval.envs`, or else in those of training.
+    """Evaluate a model in the environments of `eval.envs`, or of `envs` if there are none.
 
     Args:
-        checkpoint: a `tinker://` path of sampler weights; None for the base model.
-        endpoint: address of a model to evaluate instead of one of the Tinker service.
-        note: receives lines for the user.
+        checkpoint: `tinker://` path of sampler weights; None for the base model.
+        endpoint: address of a model to evaluate in place of the Tinker service's model.
+        note: receives messages for the user.
         on_progress: receives a function that returns the current progress.
         on_groups: receives the groups with their rewards.
 
@@ -119,7 +119,7 @@ async def evaluate(
 
     Raises:
         ConfigError: an environment cannot be loaded.
-        ServiceError: the service, or the endpoint, failed after retries.
+        ServiceError: the service or the endpoint failed after retries.
     """
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     field = "eval.envs" if config.eval.envs else "envs"
@@ -205,8 +205,8 @@ def _describe_failures(tasks: Sequence[EvaluatedTask]) -> list[str]:
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     """Return the standard errors of the mean rewards, by environment and over all, for two tasks or more.
 
-    Tasks are independent, attempts at one task are not. With T tasks, N episodes that have a reward and their mean m,
-    the error is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N; with one attempt each, s/√N. Source: Liang and
+    Tasks are independent; attempts at one task are not. With T tasks and N episodes with a reward, of mean m, the error
+    is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N; with one attempt per task, s/√N. Source: Liang and
     Zeger 1986, for the mean alone; Miller 2024, "Adding error bars to evals", §2.2 (arXiv:2411.00640).
     """
     errors = dict[str, float]()
@@ -225,7 +225,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def make_eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
-    """Return the player of an evaluation, with random streams of its own."""
+    """Return the player of an evaluation, with separate random streams."""
     settings = {
         name: EnvSettings(
             group_size=spec.attempts,
@@ -248,15 +248,15 @@ def load_eval_tasks(
     note: Callable[[str], None] = lambda message: None,
     origins: TaskManifest | None = None,
 ) -> Mapping[str, Sequence[Env]]:
-    """Return the tasks of an evaluation: the first of each environment, in its own order.
+    """Return the tasks of an evaluation: the first tasks of each environment.
 
     Args:
         field: configuration field that holds the sections `specs`, for messages.
-        note: receives lines for the user.
+        note: receives messages for the user.
         origins: record of the tasks' provenance at the start of the run.
 
     Raises:
-        ConfigError: an environment cannot be loaded, or a limit of turns has no effect in it.
+        ConfigError: an environment cannot be loaded, or its `max_turns` has no effect.
     """
     tasks, origins = dict[str, Sequence[Env]](), origins or TaskManifest()
     for name, spec in specs.items():

@@ -1,7 +1,7 @@
-"""Policy that plays through an endpoint of OpenAI's protocol, for evaluation only.
+"""Policy that uses an OpenAI-compatible endpoint, for evaluation only.
 
-Invariant: its replies are never trained on. An endpoint returns no token ids: turns have as many tokens as the endpoint
-counted, numbered from 0.
+Invariant: its replies are never trained on. Endpoints return no token ids, so turns have placeholder tokens, as many as
+the endpoint reports.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _RETRIED_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _MAX_MESSAGE_CHARS = 300
 
 _MAX_TOKENS = 1 << 24
-"""Limit on the token count that an endpoint reports: its turn holds an array of that length."""
+"""Limit of the token count that an endpoint reports, because a turn holds an array of that length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of a model.
+    """Address of a model at an endpoint.
 
     Args:
         url: address that ends with `/v1`.
@@ -42,7 +42,7 @@ class Endpoint:
         key: API key, if the endpoint needs one.
 
     Raises:
-        UsageError: the URL is not an HTTP address, or no HTTP header can hold the key.
+        UsageError: the URL is not an HTTP address, or the key contains characters that HTTP headers cannot contain.
     """
 
     url: str
@@ -62,13 +62,13 @@ class Endpoint:
 
 
 class EndpointPolicy(Policy):
-    """An endpoint as the policy of one episode.
+    """Policy of one episode that sends requests to an endpoint.
 
     Args:
         endpoint: address, model and key.
         sampling: sampling settings of the evaluation.
         limits: limits of the rollout.
-        timeout_s: limit in seconds for a request with its retries.
+        timeout_s: limit in seconds of a request, including retries.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EndpointPolicy(Policy):
         else:
             forced = request.forced if len(request.forced) else ""
             if not isinstance(request.prompt, str) or not isinstance(forced, str):
-                raise EnvironmentFault("an endpoint takes no tokens: use texts")
+                raise EnvironmentFault("an endpoint does not accept tokens: use texts")
             body["prompt"] = request.prompt + forced
             if request.stop is not None:
                 body["stop"] = [request.stop] if isinstance(request.stop, str) else list(request.stop)
@@ -127,7 +127,7 @@ class EndpointPolicy(Policy):
         while True:
             request_id = None
             try:
-                async with asyncio.timeout(self._timeout_s):  # the client's own limit is for each chunk of a response
+                async with asyncio.timeout(self._timeout_s):  # the client's limit applies to each chunk of a response
                     response = await self._client.post(
                         path, cast_to=httpx.Response, body=body, options={"headers": headers}
                     )
@@ -150,7 +150,7 @@ class EndpointPolicy(Policy):
 
 
 class NoSampler(Sampler):
-    """Placeholder for the sampler of an evaluation without weights; nothing calls `sample`."""
+    """Placeholder for the sampler of an evaluation without weights; `sample` is never called."""
 
     @property
     @override
@@ -168,7 +168,7 @@ class NoSampler(Sampler):
 async def connect_endpoint(
     endpoint: Endpoint, *, timeout_s: float
 ) -> AsyncGenerator[Callable[[Sampling, Limits], EndpointPolicy]]:
-    """Connect to an endpoint, and yield a factory of policies, one for each episode."""
+    """Connect to an endpoint, and yield a factory of policies, which are made per episode."""
     import httpx
     import openai
 
@@ -176,7 +176,7 @@ async def connect_endpoint(
         base_url=endpoint.url,
         api_key=endpoint.key or "none",  # the client requires a key
         timeout=timeout_s,
-        max_retries=0,  # retries here have a limit in seconds, and include malformed responses
+        max_retries=0,  # `EndpointPolicy` retries, with a limit in seconds, and also malformed responses
         http_client=openai.DefaultAsyncHttpxClient(
             limits=httpx.Limits(max_connections=None)
         ),  # `max_live` is the limit
@@ -188,16 +188,16 @@ async def connect_endpoint(
 
 
 def _make_refusal(status: int, problem: str, request_id: str | None) -> Exception:
-    """Return the error of a request that is not retried; an invalid request fails its own rollout only."""
+    """Return the error of a request that is not retried; an invalid request fails only its rollout."""
     if status not in (400, 413, 422):
-        return ServiceError(f"the endpoint refuses ({problem})", request_id=request_id)
+        return ServiceError(f"the endpoint rejected the request ({problem})", request_id=request_id)
     if "context" in problem or "too long" in problem:
-        return ContextFull(f"the endpoint refuses a prompt ({problem})")
-    return EnvironmentFault(f"the endpoint refuses a request ({problem})")
+        return ContextFull(f"the endpoint rejected the prompt ({problem})")
+    return EnvironmentFault(f"the endpoint rejected the request ({problem})")
 
 
 def _encode_message(message: Message) -> dict[str, Any]:
-    """Return a message in the format of the protocol, without its thinking."""
+    """Convert a message to OpenAI's format, without its thinking."""
     encoded: dict[str, Any] = {
         key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")
     }
@@ -241,7 +241,7 @@ def _read_reply(content: bytes, forced: str | None) -> Reply:
         is_truncated, request_id = choice.get("finish_reason") == "length", response.get("id")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         excerpt = _truncate(content[:_MAX_MESSAGE_CHARS].decode(errors="replace"))
-        raise _MalformedResponse(f"its answer cannot be read ({type(error).__name__}): {excerpt}") from error
+        raise _MalformedResponse(f"malformed response ({type(error).__name__}): {excerpt}") from error
     turn = Turn(
         prompt=as_prompt(np.arange(max(prompt_tokens, 1), dtype=np.int32)),
         completion=np.arange(completion_tokens, dtype=np.int32),
@@ -255,7 +255,7 @@ def _read_reply(content: bytes, forced: str | None) -> Reply:
 
 
 def _read_message(source: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
-    """Return the message of a response, and its tool calls whose arguments are not a JSON object."""
+    """Return the message of a response, and the tool calls whose arguments are not a JSON object."""
     content = source.get("content") or ""
     if not isinstance(content, str):  # some endpoints return parts
         content = "".join(str(part["text"]) for part in content if part["type"] == "text")

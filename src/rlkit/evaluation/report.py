@@ -1,4 +1,4 @@
-"""Result of an evaluation as tables and as JSON: rewards, scores, endings of episodes."""
+"""Report of an evaluation, as tables and as JSON: rewards, scores and endings of episodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EvaluationReport:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:
-        """Return the report of the metrics and the groups of an evaluation."""
+        """Make a report from the metrics and the groups of an evaluation."""
         rows = {name: summarize_env(metrics, f"eval/{name}") for name in envs}
         scores = {name: read_scores(metrics, f"eval/{name}") for name in envs}
         return cls(rows, scores, score_tasks(groups), metrics)
@@ -55,7 +55,7 @@ class EvaluationReport:
         return {"envs": envs, "tasks": [score.to_json() for score in self.tasks], "metrics": self.metrics}
 
     def render(self, *, tasks: bool = False) -> str:
-        """Return tables of rewards and scores, and with `tasks` one of all tasks."""
+        """Render tables of rewards and scores, and with `tasks` a table of all tasks."""
         endings = [f"{name}: {_render_counts(counts)}" for name in self.rows if (counts := self._count_endings(name))]
         parts = [
             [render_rewards(self.rows)],
@@ -92,7 +92,7 @@ def read_scores(metrics: Mapping[str, float], prefix: str) -> Scores:
 
 
 def render_rewards(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a table of mean rewards: `name  0.830 ± 0.021  100  0`."""
+    """Render a table of mean rewards: `name  0.830 ± 0.021  100  0`."""
     width = max(len(name) for name in [*rows, "env"])
     lines = [f"{'env':{width}}  {'reward':^15}  episodes  failed"]
     for name, row in rows.items():

@@ -1,6 +1,6 @@
-"""Scores of a model with several attempts at each task, and their confidence intervals.
+"""Scores of a model from several attempts at each task, with confidence intervals.
 
-Invariant: tasks are independent, the attempts at one task are not: every interval is over tasks.
+Invariant: intervals are computed over tasks, because attempts at one task are not independent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rlkit.metrics.metrics import SOLVED
 from rlkit.types import Episode, Group, Json
 
 COVERAGE = 0.95
-"""Probability that an interval holds the true value."""
+"""Probability that an interval contains the true value."""
 
 LABELS_MAX = 20
-"""Most values of a label for which scores are computed."""
+"""Maximum number of values of a label; labels with more values get no scores."""
 
 _Z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
 
@@ -69,9 +69,9 @@ def compute_scores(groups: Sequence[Group]) -> dict[str, Score]:
 
 
 def estimate_mean(values: Sequence[float]) -> Score:
-    """Return the mean of tasks' values from 0 to 1, with a 95 % interval between 0 and 1.
+    """Return the mean of values from 0 to 1, one per task, with a 95 % interval.
 
-    It is Wilson's interval for the effective number of tasks, n = m(1 − m) / s² with the mean m and its standard error
+    The interval is Wilson's for the effective number of tasks n = m(1 − m) / s², with the mean m and its standard error
     s. If all values are equal, n is the number of tasks.
     Source: Wilson 1927; the effective number as in Korn and Graubard 1998.
     """
@@ -86,10 +86,10 @@ def estimate_mean(values: Sequence[float]) -> Score:
 
 
 def compute_score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
-    """Return the scores of groups by environment, over all, and by label, each with the ends of its interval.
+    """Return the scores of groups by environment, for all environments together, and by label, with intervals.
 
-    The keys are `<prefix>/<env>/<score>`, `…/<score>/low` and `…/<score>/high`. For each label in the `labels` of the
-    outcomes' info there are the same under `<prefix>/<env>/<label>/<value>/…`, with the number of `tasks`.
+    The keys are `<prefix>/<env>/<score>`, `…/<score>/low` and `…/<score>/high`. For each label in `info["labels"]`, the
+    same keys are under `<prefix>/<env>/<label>/<value>/…`, with the number of `tasks`.
     """
     metrics = dict[str, float]()
     for name in [*dict.fromkeys(group.env for group in groups), "all"]:
@@ -114,7 +114,7 @@ def _flatten(prefix: str, scores: Mapping[str, Score]) -> dict[str, float]:
 
 
 def _split_by_label(groups: Sequence[Group]) -> Mapping[str, Mapping[str, Sequence[Group]]]:
-    """Return groups by label and sorted value, without labels of one value or of more than `LABELS_MAX`."""
+    """Group by label and sorted value; omit labels with a single value or more than `LABELS_MAX` values."""
     labelled = defaultdict[str, dict[str, list[Group]]](dict)
     for group in groups:
         for label, value in _read_labels(group).items():
@@ -132,7 +132,7 @@ def _read_labels(group: Group) -> dict[str, str]:
 
 
 def _escape(text: str) -> str:
-    """Return `text` without the slash, which separates the parts of a metric's name."""
+    """Replace slashes, which separate the parts of a metric's name."""
     return text.replace("/", "_").strip() or "_"
 
 

@@ -1,6 +1,6 @@
 """Scores of single tasks in an evaluation, and the endings of their episodes.
 
-Invariant: everything is counted from the episodes alone.
+Invariant: all counts are computed from the episodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ERROR_NAME = re.compile(r"([A-Za-z_]\w*):")
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """Result of an evaluation at one task.
+    """Result of an evaluation for one task.
 
     Args:
         task: id of the task.
@@ -70,8 +70,8 @@ def count_endings(scores: Sequence[TaskScore]) -> dict[str, int]:
 def describe_ending(episode: Episode) -> str:
     """Return the ending of an episode as a word.
 
-    `solved` if its reward is full, else `info["ended"]` if the environment sets it, else its status. A failed episode
-    has `failed: ` and the word before the first colon of its error.
+    It is `solved` if the reward is at least 1, else `info["ended"]` if the environment sets that, else the status. For
+    a failed episode it is `failed: ` and the name of the error.
     """
     if episode.reward is None:
         error_name = _ERROR_NAME.match(episode.error or "")

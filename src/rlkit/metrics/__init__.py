@@ -1,1 +1,1 @@
-"""Metrics of steps and evaluations, and what they say about a run."""
+"""Metrics of steps and evaluations, and findings about a run."""

@@ -1,6 +1,6 @@
-"""Findings about environments that hold the event loop.
+"""Findings about environments that block the event loop.
 
-Invariant: each line of an environment is reported once during the run, and recorded with its counts.
+Invariant: each blocking line of an environment is reported once during the run, and recorded with its count.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from rlkit.types import Json
 RULE = "blocking"
 
 _FINDINGS_MAX = 20
-"""Largest number of findings of one run; more places of one environment would say nothing new."""
+"""Maximum number of findings of one run."""
 
-_ACTION = "await what it waits for, or move the work into a thread: `await asyncio.to_thread(...)`"
+_ACTION = "await slow calls, or run the work in a thread: `await asyncio.to_thread(...)`"
 
 
 class BlockingFindings:
-    """Turns the holds of an event loop into findings.
+    """Convert holds of an event loop to findings.
 
     Args:
         step: returns the current step.
         tell: receives each new finding.
-        record: receives all findings as JSON, when one is new and at every doubling of its count.
+        record: receives all findings as JSON, for each new finding and whenever the count of a finding doubles.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class BlockingFindings:
 
     def add(self, hold: Hold) -> None:
         """Add a hold."""
-        key = (hold.env, "a line that was not seen" if hold.place is None else str(hold.place))
+        key = (hold.env, "an unknown line" if hold.place is None else str(hold.place))
         step = self._step()
         new = key not in self._findings
         if new and len(self._findings) == _FINDINGS_MAX:
@@ -51,10 +51,10 @@ class BlockingFindings:
         finding, times, longest_s = self._findings.get(key, (Finding(RULE, hold.env, step, step, "", _ACTION), 0, 0.0))
         times, longest_s = times + 1, max(longest_s, hold.seconds)
         often = "once" if times == 1 else f"{times} times"
-        evidence = f"{key[1]} held the event loop {often}, for {longest_s:.1f} s at most: nothing else could go on"
+        evidence = f"{key[1]} blocked the event loop {often}, for at most {longest_s:.1f} s: nothing else could run"
         finding = replace(finding, last=step, evidence=evidence)
         self._findings[key] = finding, times, longest_s
-        if times & (times - 1) == 0:  # at the first, second, fourth, … time: each writes a file
+        if times & (times - 1) == 0:  # powers of two, because each record writes a file
             self._record([asdict(recorded) for recorded, _, _ in self._findings.values()])
         if new:
             self._tell(finding)

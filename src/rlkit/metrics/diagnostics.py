@@ -1,12 +1,12 @@
 """Diagnosis of a run from its metrics: each finding has a name, its evidence and one action.
 
-Invariant: findings are a function of the lines of metrics alone, so a run reports while it trains what its folder
-reports later. Steady, healthy metrics have no findings. `rlkit.metrics.blocking_findings` finds what metrics do not
-show, such as a line of an environment that blocks the event loop.
+Invariant: findings depend only on the lines of metrics, so a running run and its folder report the same. Steady,
+healthy metrics have no findings. `rlkit.metrics.blocking_findings` reports code that blocks the event loop, which
+metrics do not show.
 
 A rule looks at the last `WINDOW` steps that have a metric, and needs at least `ENOUGH` of them. It uses the mean of a
-share, since a step may have few groups of an environment, and the median of KL and entropy, since these can leap in a
-single step. It compares them with the first `ENOUGH` steps. A KL that is not finite is a finding at once.
+share, because a step may have few groups of an environment, and the median of KL and entropy, because these can jump in
+a single step. It compares them with the first `ENOUGH` steps. A non-finite KL is a finding immediately.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MEMORY = 100
 """Steps kept for rare events. It also bounds how long an environment may be absent from the steps."""
 
 MIXED_MIN = 0.2
-"""Share of groups with different rewards. Below it, four of five rollouts are paid for and give no gradient."""
+"""Minimum share of groups with different rewards. Below it, four of five rollouts cost money and give no gradient."""
 
 CUT_MAX = 0.2
-"""Share of episodes or turns that a limit ends. Above it, the limit rather than the answer decides the reward."""
+"""Maximum share of episodes or turns that end at a limit. Above it, the limit often determines the reward."""
 
 FAILED_MAX = 0.1
-"""Share of rollouts that fail. Above it, every second group of 8 has a retry, or continues with fewer episodes."""
+"""Maximum share of failed rollouts. Above it, every second group of 8 has a retry or fewer episodes."""
 
 ENTROPY_MIN = 0.2
-"""Share of the entropy at the beginning. Below it, the rollouts of a group are nearly the same, and there is nothing to
-compare. Reward is bought with entropy, and stops rising without it (Cui et al. 2025, arXiv:2505.22617)."""
+"""Minimum entropy, as a share of the initial entropy. Below it, the rollouts of a group are nearly equal and cannot be
+compared. Rewards rise at the cost of entropy, and stop rising without it (Cui et al. 2025, arXiv:2505.22617)."""
 
 ENTROPY_NEGLIGIBLE = 0.05
-"""Entropy in nats a token. A model that begins below it, as with single-word answers, has no diversity to lose."""
+"""Entropy in nats per token. A model that starts below it, as with single-word answers, has no diversity to lose."""
 
 CERTAIN_MAX = 0.5
 """Share of groups that are all good. Above it, low entropy means that the tasks are learned."""
@@ -147,7 +147,7 @@ class _Mean(NamedTuple):
 
 @dataclass(slots=True)
 class _History:
-    """The part of a run that the rules look at.
+    """The part of a run that the rules use.
 
     Args:
         recent: last `MEMORY` lines.
@@ -204,7 +204,7 @@ _EPISODES = re.compile("env/.+/episodes")
 
 
 def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose groups that nearly all have equal rewards, so that there is little to learn; not for groups of one."""
+    """Diagnose that nearly all groups have equal rewards, so there is little to learn; groups of size 1 are ignored."""
     mixed = history.mean(f"env/{env}/groups/mixed")
     episodes, groups = history.mean(f"env/{env}/episodes"), history.mean(f"env/{env}/groups")
     good, bad = (history.mean(f"env/{env}/groups/all_{kind}") for kind in ("good", "bad"))
@@ -214,17 +214,17 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
         return None
     evidence = f"{mixed.steps}, {good.value:.0%} of the groups were all good and {bad.value:.0%} all bad"
     tasks = "harder" if good.value > bad.value else "easier"
-    return _Diagnosis(evidence, f"give it {tasks} tasks, or larger groups (batch.group_size)")
+    return _Diagnosis(evidence, f"use {tasks} tasks, or larger groups (batch.group_size)")
 
 
 def _truncation(history: _History, env: str) -> _Diagnosis | None:
     """Diagnose limits that end many episodes or turns."""
     length, truncated = history.mean(f"env/{env}/stop/length"), history.mean(f"env/{env}/truncated")
     if length is not None and length.value > CUT_MAX:
-        evidence = f"{length.steps}, {length.value:.0%} of the turns were cut off at the limit of tokens"
+        evidence = f"{length.steps}, {length.value:.0%} of the turns were truncated at the token limit"
         return _Diagnosis(evidence, f"raise envs.{env}.max_tokens, or set a length_penalty")
     if truncated is not None and truncated.value > CUT_MAX:
-        evidence = f"{truncated.steps}, {truncated.value:.0%} of the episodes were cut short"
+        evidence = f"{truncated.steps}, {truncated.value:.0%} of the episodes were truncated"
         return _Diagnosis(evidence, f"raise envs.{env}.max_turns, or the environment's own limit")
     return None
 
@@ -329,7 +329,7 @@ def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
     staleness = history.mean("batch/staleness/mean")
     is_stale = staleness is not None and staleness.value > 0
     return _Diagnosis(
-        evidence, "lower schedule.max_staleness" if is_stale else "lower the learning rate or batch.substeps"
+        evidence, "reduce schedule.max_staleness" if is_stale else "reduce the learning rate or batch.substeps"
     )
 
 
@@ -348,7 +348,7 @@ def _median(values: Sequence[tuple[int, float]]) -> _Mean:
 
 
 def _reward(lines: Sequence[Line], prefix: str) -> _Mean | None:
-    """Return the mean reward over lines. Its error counts the episodes of a group as one, so it is rather too large."""
+    """Return the mean reward over lines; its error treats a group as one episode, so it is an upper estimate."""
     keys = [f"{prefix}/{name}" for name in ("reward/mean", "reward/std", "groups")]
     rows = [(step, [metrics[key] for key in keys]) for step, metrics in lines if metrics.keys() >= {*keys}]
     groups = sum(values[2] for _, values in rows)
