@@ -293,7 +293,7 @@ def test_prices_are_those_of_the_service_that_is_used() -> None:
         ({"budget_usd": 5}, "engine", "budget_usd has no effect: the embedded engine costs nothing"),
         ({"prices": {"prefill": 1, "sample": 2, "train": 3}}, "engine", "prices has no effect"),
         ({"budget_usd": 5, "model": "Qwen/Qwen3-8b"}, "hosted", "Did you mean 'Qwen/Qwen3-8B'"),
-        ({"budget_usd": 5, "model": "Qwen/Qwen3-8B"}, "url", "the price of Qwen/Qwen3-8B is not known"),
+        ({"budget_usd": 5, "model": "Qwen/Qwen3-8B"}, "url", "the price of Qwen/Qwen3-8B is unknown"),
     ],
 )
 def test_a_limit_that_cannot_be_kept_is_refused(settings: dict[str, object], kind: str, said: str) -> None:
@@ -303,6 +303,6 @@ def test_a_limit_that_cannot_be_kept_is_refused(settings: dict[str, object], kin
 
 def test_a_refused_limit_leaves_no_folder_behind(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"budget_usd": 5})
-    with pytest.raises(rlkit.ConfigError, match="the price of simulated is not known"):
+    with pytest.raises(rlkit.ConfigError, match="the price of simulated is unknown"):
         run.train()
     assert not run.directory.exists()
