@@ -150,7 +150,9 @@ def test_a_source_of_few_tasks_begins_anew_in_each_part() -> None:
     assert part(made, "training").status == "ok"
     short = played(Finite(2))
     assert part(short, "envs.words").status == "ok"
-    assert part(short, "training") == Part("training", "not tried", "ended after 1 steps, because there are no more tasks")
+    assert part(short, "training") == Part(
+        "training", "not tried", "ended after 1 steps, because there are no more tasks"
+    )
     assert short.estimate is not None
 
 
