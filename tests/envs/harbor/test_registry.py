@@ -109,9 +109,9 @@ def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -
     [
         (b"<html>Log in</html>", "the answer is not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"[" * 100_000, "the answer is not JSON: maximum recursion depth exceeded"),
-        ({"error": "log in"}, "the answer must be a list of datasets, and not of type dict"),
-        (["log in"], "the answer must be a list of datasets, and row 0 has no name"),
-        ([{"message": "log in"}], "the answer must be a list of datasets, and row 0 has no name"),
+        ({"error": "log in"}, "the answer must be a list of datasets, not of type dict"),
+        (["log in"], "the answer must be a list of datasets, but row 0 has no name"),
+        ([{"message": "log in"}], "the answer must be a list of datasets, but row 0 has no name"),
     ],
 )
 def test_an_answer_that_is_no_registry_does_not_replace_what_is_kept(
@@ -208,8 +208,8 @@ def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> N
     [
         (None, "cannot be read: No such file"),
         ("[{", "is not JSON: "),
-        ('{"datasets": []}', "must be a list of datasets, and not of type dict"),
-        (b"\xff", "cannot be read: it is not text"),
+        ('{"datasets": []}', "must be a list of datasets, not of type dict"),
+        (b"\xff", "cannot be read: not a text file"),
     ],
 )
 def test_a_file_that_is_no_registry_is_told(tmp_path: Path, text: str | bytes | None, told: str) -> None:
