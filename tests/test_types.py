@@ -92,6 +92,6 @@ def test_each_module_of_data_has_data() -> None:
     for module, name in [
         ("training.step", "StepRecipe"),
         ("algorithms.datums", "UpdateResult"),
-        ("algorithms.advantages", "BatchEstimator"),
+        ("algorithms.advantages", "StepFunction"),
     ]:
         assert is_dataclass(getattr(importlib.import_module(f"rlkit.{module}"), name))

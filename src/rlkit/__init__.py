@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.algorithms.advantages import AdvantageEstimator, BatchEstimator
+    from rlkit.algorithms.advantages import AdvantageEstimator, step_estimator
     from rlkit.api import train
     from rlkit.config import load_config
     from rlkit.config.schema import Config
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
 
 _MODULES = {
-    "algorithms.advantages": ["AdvantageEstimator", "BatchEstimator"],
+    "algorithms.advantages": ["AdvantageEstimator", "step_estimator"],
     "api": ["train"],
     "config": ["load_config"],
     "config.schema": ["Config"],
@@ -62,7 +62,6 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AdvantageEstimator",
-    "BatchEstimator",
     "Checkpoint",
     "Config",
     "ConfigError",
@@ -100,6 +99,7 @@ __all__ = [
     "evaluate",
     "load_config",
     "rehearse",
+    "step_estimator",
     "train",
 ]
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import rlkit
 from rlkit.algorithms.advantages import (
-    BatchEstimator,
     FunctionEstimator,
     advantages_by_turn,
     as_estimator,
     estimate_advantages,
     estimate_metrics,
+    step_estimator,
 )
 from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.algorithms.estimator import Estimator
@@ -181,7 +181,7 @@ def test_a_function_is_known_by_its_name_through_partials_and_decorators() -> No
     def mine(groups: Sequence[Group], scale: float) -> list[np.ndarray]:
         return [np.full(len(group.episodes), scale) for group in groups]
 
-    wrapped = as_estimator(BatchEstimator(partial(mine, scale=2.0)))
+    wrapped = as_estimator(step_estimator(partial(mine, scale=2.0)))
     assert wrapped.title.startswith("mine (test_advantages.py:")
     assert wrapped.sees_steps
     assert not FunctionEstimator(function=mine).sees_steps
@@ -276,7 +276,7 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
 )
 def test_what_is_wrong_with_an_estimator_of_whole_steps_is_told(function, told: str) -> None:
     with pytest.raises(EnvironmentFault, match=told):
-        asyncio.run(Preparation({"env": BatchEstimator(function)}).prepare(group([0, 1])))
+        asyncio.run(Preparation({"env": step_estimator(function)}).prepare(group([0, 1])))
 
 
 def configured(**settings: object) -> Config:
@@ -358,7 +358,7 @@ def each(group):
     seen["each"].add(group.env)
     return np.nan_to_num(group.rewards - np.nanmean(group.rewards))
 
-@rlkit.BatchEstimator
+@rlkit.step_estimator
 def step(groups):
     seen["steps"].append([group.env for group in groups])
     return [np.nan_to_num(group.rewards - np.nanmean(group.rewards)) for group in groups]
@@ -399,7 +399,7 @@ def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: P
             raise KeyError("mine")
         return [np.array([1.0, 0.0, -1.0])]
 
-    run = Simulation(tmp_path / "run", settings={"steps": 2}, estimators={"words": BatchEstimator(broken)})
+    run = Simulation(tmp_path / "run", settings={"steps": 2}, estimators={"words": step_estimator(broken)})
     with pytest.raises(
         rlkit.EnvironmentFault, match=r"estimator broken \(.*\) failed on a group of words: KeyError: 'mine'"
     ):
@@ -430,7 +430,7 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
     with pytest.raises(ConfigError, match=r"found 'grop'\. Did you mean 'grpo'"):
         rlkit.train(envs=tasks, advantage="grop")
     with pytest.raises(ConfigError, match=r"set schedule\.mode to sync"):
-        rlkit.train(envs=tasks, advantage=BatchEstimator(BatchStd().step_advantages), schedule={"mode": "stream"})
+        rlkit.train(envs=tasks, advantage=step_estimator(BatchStd().step_advantages), schedule={"mode": "stream"})
 
 
 @pytest.mark.parametrize(

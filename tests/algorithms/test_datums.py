@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.advantages import BatchEstimator
+from rlkit.algorithms.advantages import step_estimator
 from rlkit.algorithms.datums import Excess, Preparation, PreparedGroup, episode_data, trained_tokens
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import Normalization
@@ -234,7 +234,7 @@ def test_groups_are_estimated_together_by_environment_and_the_others_stay_as_the
     def by_place(groups: Sequence[Group]) -> list[np.ndarray]:
         return [np.array([place + 1.0, 0.0]) for place, _ in enumerate(groups)]
 
-    preparation = Preparation({"a": BatchEstimator(by_place), "b": GroupMean(), "c": BatchEstimator(by_place)})
+    preparation = Preparation({"a": step_estimator(by_place), "b": GroupMean(), "c": step_estimator(by_place)})
     assert preparation.needs_whole_steps
     assert not Preparation({"b": GroupMean()}).needs_whole_steps
     alone = [prepare(preparation, group([1, 0], env=env, draw=draw)) for draw, env in enumerate("aba")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.advantages import BatchEstimator
+from rlkit.algorithms.advantages import step_estimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.kl_penalty import KLPenalty, discounted_sums
@@ -131,7 +131,7 @@ def test_a_group_that_is_estimated_with_others_keeps_its_penalty_and_asks_no_mor
         return [one.rewards - mean for one in groups]
 
     preparation = Preparation(
-        {"env": BatchEstimator(minus_the_steps_mean)},
+        {"env": step_estimator(minus_the_steps_mean)},
         kl_penalty=KLPenalty(counting, 1.0, 0.5),
         length_penalty={"env": LengthPenalty(0.5, 0, 4)},
         clip=0.6,

@@ -38,22 +38,8 @@ class AdvantageEstimator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchEstimator:
-    """An estimator that sees all groups of its environment in a step; a decorator of a function of these groups.
-
-    ::
-
-        @rlkit.BatchEstimator
-        def against_all(groups: Sequence[rlkit.Group]) -> list[np.ndarray]:
-            mean = np.nanmean(np.concatenate([group.rewards for group in groups]))
-            return [np.nan_to_num(group.rewards - mean) for group in groups]
-
-    With `batch.replace_uninformative`, a group is replaced if it gets nothing but 0 as the only one of its step. The
-    schedule `stream` computes gradients before a step is complete, so it refuses such an estimator.
-
-    Args:
-        function: from the groups to the advantages of each, in their order.
-    """
+class StepFunction:
+    """A function of all groups of a step, from `step_estimator`."""
 
     function: Callable[[Sequence[Group]], Sequence[Advantages]]
 
@@ -62,11 +48,30 @@ class BatchEstimator:
         return self.function(groups)
 
 
-type AnyEstimator = Estimator | AdvantageEstimator | BatchEstimator
+def step_estimator(function: Callable[[Sequence[Group]], Sequence[Advantages]]) -> StepFunction:
+    """Mark a function as an estimator of all groups of its environment in a step.
+
+    ::
+
+        @rlkit.step_estimator
+        def against_all(groups: Sequence[rlkit.Group]) -> list[np.ndarray]:
+            mean = np.nanmean(np.concatenate([group.rewards for group in groups]))
+            return [np.nan_to_num(group.rewards - mean) for group in groups]
+
+    With `batch.replace_uninformative`, a group is replaced if it gets nothing but 0 as the only one of its step. The
+    schedule `stream` rejects such an estimator, because it computes gradients before a step is complete.
+
+    Args:
+        function: returns the advantages of each group, in their order.
+    """
+    return StepFunction(function)
+
+
+type AnyEstimator = Estimator | AdvantageEstimator | StepFunction
 
 
 class FunctionEstimator(Estimator):
-    """The user's own function of a group, or a `BatchEstimator`."""
+    """The user's own function of a group, or of all groups of a step."""
 
     name: ClassVar = "custom"
     function: Callable[..., object]
@@ -75,7 +80,7 @@ class FunctionEstimator(Estimator):
     def title(self) -> str:
         """The function's name, and its file where it has one."""
         inner: object = self.function
-        # of `BatchEstimator`, of a partial, of a decorated function
+        # of `step_estimator`, of a partial, of a decorated function
         while wrappers := [key for key in ("function", "func", "__wrapped__") if hasattr(inner, key)]:
             inner = cast("object", getattr(inner, wrappers[0]))
         name = getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
@@ -84,7 +89,7 @@ class FunctionEstimator(Estimator):
 
     @property
     def sees_steps(self) -> bool:  # noqa: D102  inherited
-        return isinstance(self.function, BatchEstimator)
+        return isinstance(self.function, StepFunction)
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
         advantages = self.function(groups) if self.sees_steps else [self.function(group) for group in groups]
