@@ -358,7 +358,7 @@ def test_a_download_url_serves_its_own_file_only(trainer: tinker.TrainingClient,
 
 def test_external_weights_are_not_trained_on(client: tinker.ServiceClient, trainer: tinker.TrainingClient) -> None:
     path = trainer.save_weights_external("export").result().path
-    with pytest.raises(tinker.RequestFailedError, match="external weights are for download"):
+    with pytest.raises(tinker.RequestFailedError, match="external weights can only be downloaded"):
         client.create_training_client_from_state(path).result()
 
 
