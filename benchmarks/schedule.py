@@ -160,7 +160,7 @@ def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
         },
         "schedule": {"mode": run.mode, **(ahead if run.mode == "async" else {})},
         "sampling": {"max_tokens": workloads.MAX_TOKENS},
-        "rollouts": {"max_live": run.live, "timeout_s": 1e6},
+        "rollouts": {"max_concurrent": run.live, "timeout_s": 1e6},
         "service": {"timeout_s": 1e6},
         "checkpoint": {"every": 0},
     }

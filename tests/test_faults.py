@@ -176,7 +176,7 @@ def test_a_failure_in_the_middle_of_substeps_leaves_a_checkpoint(tmp_path: Path)
     played = list[str]()
     settings = {
         "batch": {"groups": 4, "group_size": 3, "substeps": 2},
-        "rollouts": {"max_live": 3, "max_retries": 0},
+        "rollouts": {"max_concurrent": 3, "max_retries": 0},
         "checkpoint": {"every": 0},
         "schedule": {"mode": "stream"},
         "steps": 9,

@@ -252,7 +252,7 @@ def test_a_number_is_that_of_the_original_or_its_row_says_why_not(path: Path) ->
 def test_the_documented_run_of_the_trainer_is_what_its_page_says() -> None:
     config = load_config([ROOT / "examples" / "migrated" / "trainer_terminal_bench.yaml"]).config
     assert (config.batch.groups, config.batch.group_size, config.sampling.max_tokens) == (8, 4, 4096)
-    assert (config.epochs, config.steps, config.rollouts.max_live) == (1, None, 1)
+    assert (config.epochs, config.steps, config.rollouts.max_concurrent) == (1, None, 1)
     assert config.track.wandb is not None
     assert config.track.wandb.project == "train-qwen"
     assert config.envs["terminal"].args["max_turns"] is None

@@ -396,7 +396,7 @@ def test_maxrl_is_the_gradient_of_the_likelihood_up_to_its_order(p: float) -> No
 @pytest.mark.parametrize(("successes", "trained"), [(1, 1.0), (4, 1.0), (5, 0.0), (7, 0.0)])
 def test_quantile_trains_the_rare_outcome_only(successes: int, trained: float) -> None:
     values = np.array([1.0] * successes + [0.0] * (8 - successes))
-    assert set(values[estimators.quantile(group(values.tolist()), quantile=0.4) != 0]) == {trained}
+    assert set(values[estimators.quantile(group(values.tolist()), level=0.4) != 0]) == {trained}
 
 
 # Entropic weights

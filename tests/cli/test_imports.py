@@ -57,7 +57,7 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     assert (config.name, config.model, config.seed) == ("my-first-run", "Qwen/Qwen3-30B-A3B", 7)
     assert (config.lora.rank, config.batch.groups, config.checkpoint.every) == (16, 8, 5)
     assert (config.sampling.max_tokens, config.sampling.top_p) == (2048, 0.95)
-    assert (config.rollouts.timeout_s, config.rollouts.max_live, config.rollouts.min_valid) == (600, 64, 2)
+    assert (config.rollouts.timeout_s, config.rollouts.max_concurrent, config.rollouts.min_valid) == (600, 64, 2)
     assert config.loss.model_dump() == {"name": "ppo", "clip_low": 0.8, "clip_high": 1.3}
     assert config.advantage.name == "grpo"
     assert config.track.wandb is not None
@@ -96,7 +96,7 @@ def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any
     assert (config.checkpoint.every, config.loss.name, config.advantage.name) == (10, "ppo", "grpo")
     assert config.track.wandb is None
     assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
-    assert (config.rollouts.max_live, config.envs["b"].max_failing_rollouts, config.steps) == (32, 0, 100)
+    assert (config.rollouts.max_concurrent, config.envs["b"].max_failing_rollouts, config.steps) == (32, 0, 100)
     assert "num_epochs: it trained without end, and this for 100 steps: say how long with `steps`" in result.stderr
 
 

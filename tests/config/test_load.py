@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,16 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.config import Config, Resolved, load_config, show_lines
+from rlkit.config import Config, Resolved, load_config, load_envs, show_lines
+from rlkit.config.loading.messages import RENAMED
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
 from rlkit.config.loading.resolved import leaves
 from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import EnvConfig
 from rlkit.config.schema.objective import CustomAdvantage
+from rlkit.env import Env
 from rlkit.errors import ConfigError
+from rlkit.types import Json
 from tests.config.conftest import Load, Refused
 
 ENVS = "envs: {arithmetic: {}}\n"
@@ -77,6 +81,36 @@ def test_later_files_win_and_the_command_line_wins_over_all(folder: Path) -> Non
 def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
     resolved = load("envs:\n  arithmetic:\nsampling:\nloss: null\neval: {envs: null}\nservice: ~\n")
     assert resolved.config == Config(envs={"arithmetic": EnvConfig()})
+
+
+def tasks_with_an_old_parameter(recorded: Callable[[Json], Json]) -> list[Env]:
+    raise NotImplementedError
+
+
+OLD_SETTINGS = {
+    "apart": "envs: {math: {args: {apart: [math500]}}}",
+    "cached": "prices: {cached: 1.0}",
+    "explore": "envs: {words: {curriculum: {name: target, explore: 0.2}}}",
+    "given": "envs: {math: {args: {order: given}}}",
+    "high": "envs: {words: {curriculum: {name: filter, high: 0.8}}}",
+    "low": "envs: {words: {curriculum: {name: filter, low: 0.2}}}",
+    "lower": "best: {lower: true}",
+    "max_concurrent": "rollouts: {max_concurrent: 4}",
+    "max_replaced_groups": "batch: {max_replaced: 4}",
+    "newest": "envs: {words: {curriculum: {name: filter, newest: 0.2}}}",
+    "quantile": "advantage: {name: quantile, quantile: 0.3}",
+    "recheck": "envs: {words: {curriculum: {name: filter, recheck: 4}}}",
+    "recorded": f"envs: {{words: {{env: {__name__}:tasks_with_an_old_parameter}}}}",
+    "solved": "envs: {words: {curriculum: {name: target, solved: 0.5}}}",
+    "overlong": "batch: {overlong: drop}",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_error_for_a_renamed_key_names_the_new_one(old: str, new: str, load: Load) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean '{new}'"):
+        for name, env in load(OLD_SETTINGS[old]).config.envs.items():
+            load_envs(name, env, field=f"envs.{name}", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +173,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("advantage: {name: grpo, k: 1}", "a.yaml:2: advantage.k: is not a field of grpo, it belongs to pkpo"),
         ("advantage: {name: entropic, beta: 0}", "a.yaml:2: advantage.beta: expected a value above 0, found 0"),
         ("advantage: {name: pkpo, k: 1}", "a.yaml:2: advantage.k: expected at least 2, found 1"),
-        ("advantage: {name: quantile, quantile: 1}", "a.yaml:2: advantage.quantile: expected a value below 1, found 1"),
+        ("advantage: {name: quantile, level: 1}", "a.yaml:2: advantage.level: expected a value below 1, found 1"),
         ("advantage: {name: turn_returns, discount: 2}", "a.yaml:2: advantage.discount: expected at most 1, found 2"),
         ("advantage: {beta: 2}", "a.yaml:2: advantage.name: expected group_mean, "),
         ("advantage: 5", "a.yaml:2: advantage: expected a mapping, found 5"),

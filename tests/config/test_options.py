@@ -72,7 +72,7 @@ RUNS: list[dict[str, object]] = [
     {"advantage": f"{__file__}:own_estimator", "prices": {"prefill": 1.0, "sample": 1.0, "train": 1.0}},
     {"loss": {"name": "custom", "function": f"{__file__}:own_loss"}},
     {"epochs": 1, "steps": None, "envs": {"words": WORDS, "more": WORDS}},
-    {"envs": {"words": {**WORDS, "curriculum": {"name": "filter", "high": 0.9}}}},
+    {"envs": {"words": {**WORDS, "curriculum": {"name": "filter", "max_solve_rate": 0.9}}}},
     {"envs": {"words": {**WORDS, "curriculum": {"name": "target"}}}},
 ]
 """Together they use every section."""

@@ -75,7 +75,7 @@ def test_the_training_of_what_waits_for_a_slow_service_is_counted(staleness: int
         "steps": 40,
         "schedule": {"mode": "async", "max_staleness": staleness},
         "batch": {"groups": 8, "group_size": 4},
-        "rollouts": {"max_live": 4},
+        "rollouts": {"max_concurrent": 4},
         "budget_tokens": 4000,
     }
     run = Simulation(tmp_path, World(), Latency(gradient_s=60.0), settings=settings)
@@ -95,7 +95,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
         "steps": 8,
         "schedule": SCHEDULES[schedule],
         "batch": {"groups": 4, "group_size": 3, "substeps": substeps},
-        "rollouts": {"max_live": 5},
+        "rollouts": {"max_concurrent": 5},
     } | ({"eval": HELD_OUT} if evaluated else {})
     tasks = [Talk(number) for number in range(60)]
     expected = Simulation(tmp_path / "whole", World(), settings=settings, tasks=tasks)
@@ -125,7 +125,7 @@ def test_what_the_reference_of_a_penalty_will_be_asked_is_counted(schedule: str,
         "steps": 30,
         "schedule": SCHEDULES[schedule],
         "batch": {"groups": 1, "group_size": 16},
-        "rollouts": {"max_live": 1},
+        "rollouts": {"max_concurrent": 1},
         "kl_penalty": {"coefficient": 0.1},
         "budget_tokens": 3300,
     }
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_counts_what_training_on_earlier_episodes_takes(tmp_p
         "steps": 30,
         "schedule": {"mode": "stream"},
         "batch": {"groups": 2, "group_size": 16},
-        "rollouts": {"max_live": 1},
+        "rollouts": {"max_concurrent": 1},
     }
     run = Simulation(tmp_path, World(), settings=settings | {"budget_tokens": 3000})
     run.train()
@@ -150,7 +150,7 @@ def test_a_run_that_goes_on_counts_what_training_on_earlier_episodes_takes(tmp_p
 
 
 def test_what_was_played_when_the_budget_ended_is_not_played_again(tmp_path: Path) -> None:
-    settings = {"steps": 4, "rollouts": {"max_live": 2}, "batch": {"groups": 2, "group_size": 4}}
+    settings = {"steps": 4, "rollouts": {"max_concurrent": 2}, "batch": {"groups": 2, "group_size": 4}}
     whole = Simulation(tmp_path / "whole", World(), settings=settings)
     whole.train()
     run = Simulation(tmp_path / "run", World(), settings=settings | {"budget_tokens": int(tokens(whole) / 2)})
@@ -162,7 +162,7 @@ def test_what_was_played_when_the_budget_ended_is_not_played_again(tmp_path: Pat
 
 
 def test_a_step_whose_groups_are_played_when_the_budget_ends_is_trained_on(tmp_path: Path) -> None:
-    settings = {"steps": 3, "batch": {"groups": 2, "group_size": 2}, "rollouts": {"max_live": 3}}
+    settings = {"steps": 3, "batch": {"groups": 2, "group_size": 2}, "rollouts": {"max_concurrent": 3}}
     whole = Simulation(tmp_path / "whole", World(), settings=settings)
     whole.train()
     for limit in range(200, int(tokens(whole)), 97):
@@ -209,14 +209,14 @@ def test_a_budget_that_ends_in_the_last_evaluation_leaves_a_completed_run(tmp_pa
     whole.train()
     trained = sum(value for name, value in whole.lines()[-1].items() if name.startswith("usage/") and "_tokens" in name)
     run = Simulation(tmp_path / "run", World(), settings=settings | {"budget_tokens": int(trained) + 1})
-    run.settings = {**run.settings, "rollouts": {"max_live": 1}}
+    run.settings = {**run.settings, "rollouts": {"max_concurrent": 1}}
     result = run.train()
     assert (result.status, result.steps) == ("completed", 2)
     assert any("budget_tokens" in note for note in run.ears.notes)
 
 
 def test_dollars_are_tokens_times_prices(tmp_path: Path) -> None:
-    prices = {"prefill": 1e4, "cached": 1e3, "sample": 3e4, "train": 2e4}
+    prices = {"prefill": 1e4, "cached_prefill": 1e3, "sample": 3e4, "train": 2e4}
     run = Simulation(tmp_path / "run", World(), settings={"steps": 50, "prices": prices, "budget_usd": 100.0})
     result = run.train()
     assert result.status == "budget"

@@ -52,7 +52,7 @@ SETTINGS: dict[str, object] = {
     "sampling": {"max_tokens": 60},
     "service": {"base_url": "http://127.0.0.1:9"},
 }
-PRICES = {"prefill": 1.0, "cached": 0.1, "sample": 3.0, "train": 5.0}
+PRICES = {"prefill": 1.0, "cached_prefill": 0.1, "sample": 3.0, "train": 5.0}
 
 
 def config(**more: object) -> Config:
@@ -128,7 +128,7 @@ def test_a_run_takes_what_its_dry_run_said(env: type[rlkit.Env], more: dict[str,
 @pytest.mark.parametrize("mode", ["sync", "stream", "async"])
 @pytest.mark.parametrize("live", [256, 5])
 def test_the_time_is_that_of_a_service_of_the_speed(mode: str, live: int, tmp_path: Path) -> None:
-    settings = SETTINGS | {"schedule": {"mode": mode}, "rollouts": {"max_live": live}, "steps": 10}
+    settings = SETTINGS | {"schedule": {"mode": mode}, "rollouts": {"max_concurrent": live}, "steps": 10}
     latency = Latency(first_s=0.0, token_s=0.05, mean_tokens=30, sigma=0.01, trained_tokens_per_s=1000)
     run = Simulation(tmp_path, World(), settings=settings, latency=latency, repeatable=False)
     run.train()
@@ -145,7 +145,7 @@ def test_the_time_is_that_of_a_service_of_the_speed(mode: str, live: int, tmp_pa
 @pytest.mark.parametrize("every", [0, 1])
 def test_evaluations_are_played_beside_the_steps(mode: str, live: int, every: int, tmp_path: Path) -> None:
     held_out = {"env": f"{__file__}:HELD_OUT", "tasks": 3}
-    settings = SETTINGS | {"schedule": {"mode": mode}, "rollouts": {"max_live": live}, "steps": 10}
+    settings = SETTINGS | {"schedule": {"mode": mode}, "rollouts": {"max_concurrent": live}, "steps": 10}
     settings |= {"eval": {"every": every, "envs": {"held_out": held_out}}}
     latency = Latency(first_s=0.0, token_s=0.05, mean_tokens=30, sigma=0.01, trained_tokens_per_s=1000)
     run = Simulation(
@@ -172,7 +172,7 @@ def test_no_more_is_sampled_than_the_service_can() -> None:
 
 def test_groups_that_are_replaced_take_their_time() -> None:
     speed = Speed(Band(20, 20), None, Band(1e9, 1e9), Band(0, 0), "as it is")
-    replacing = config(batch={"groups": 3, "group_size": 4, "replace_uninformative": True, "max_replaced": 6})
+    replacing = config(batch={"groups": 3, "group_size": 4, "replace_uninformative": True, "max_replaced_groups": 6})
     found = estimate(replacing, {"words": (one(), one())}, {}, price=None, speed=speed).seconds
     assert found == Band(pytest.approx(5), pytest.approx(5 * (1 + 6 / 3)))  # type: ignore[arg-type]  equal to a float
 

@@ -80,7 +80,7 @@ def test_the_reference_of_a_penalty_is_timed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_pilot_with_nothing_to_train_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = piloted(monkeypatch, batch={"max_tokens": 2, "too_long": "drop"})
+    found = piloted(monkeypatch, batch={"max_tokens": 2, "overlong": "drop"})
     assert (found.speed, found.rollout_count) == (None, 16)
     assert found.usage.trained_tokens == 0
 

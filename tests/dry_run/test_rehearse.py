@@ -156,7 +156,7 @@ def test_a_source_of_few_tasks_begins_anew_in_each_part() -> None:
     assert short.estimate is not None
 
 
-@pytest.mark.parametrize("batch", [{"max_tokens": 2, "too_long": "drop"}, {"clip_advantages": 1e-300}])
+@pytest.mark.parametrize("batch", [{"max_tokens": 2, "overlong": "drop"}, {"clip_advantages": 1e-300}])
 def test_a_run_that_would_train_on_nothing_is_named(batch: dict[str, object]) -> None:
     made = played(batch=batch)
     assert part(made, "training").status == "failed"

@@ -44,7 +44,7 @@ SHAPED = {
     "length_penalty": {"coefficient": 0.5, "from_tokens": 10, "to_tokens": 20},
     "batch": {"groups": 3, "group_size": 4, "max_tokens": 40, "clip_advantages": 0.3},
 }
-PLAIN = {"batch": {"groups": 3, "group_size": 4, "replace_uninformative": True, "max_replaced": 6}}
+PLAIN = {"batch": {"groups": 3, "group_size": 4, "replace_uninformative": True, "max_replaced_groups": 6}}
 MIN_VALID = 3
 
 
@@ -97,7 +97,7 @@ def simulated(directory: Path, schedule: str, seed: int, **settings: object) -> 
         "steps": 4,
         "envs": {"words": {}, "chats": {"env": f"{__name__}:CHATS"}},
         "sampling": {"max_tokens": 25},
-        "rollouts": {"min_valid": MIN_VALID, "max_retries": 2, "max_live": 9},
+        "rollouts": {"min_valid": MIN_VALID, "max_retries": 2, "max_concurrent": 9},
         "schedule": SCHEDULES[schedule],
         "seed": seed,
         **settings,

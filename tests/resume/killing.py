@@ -219,7 +219,7 @@ def train(folder: Path, schedule: dict[str, object], *, doom: Doom | None, at_s:
         "batch": {"groups": 3, "group_size": 4, "replace_uninformative": True},
         "schedule": schedule,
         "checkpoint": {"every": 2},
-        "rollouts": {"max_live": 10, "coalesce": "always"},
+        "rollouts": {"max_concurrent": 10, "coalesce": "always"},
     }
     service = SimulatedTinker(world=world, latency=Latency(mean_tokens=12, sigma=0.6))
     trainer = RLTrainer(

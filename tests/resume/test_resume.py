@@ -620,7 +620,7 @@ def test_a_stream_asks_for_a_gradient_a_group_and_one_step_a_batch(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_no_more_rollouts_are_live_than_allowed_whatever_the_batch(mode: str, tmp_path: Path) -> None:
-    settings = {"schedule": {"mode": mode}, "rollouts": {"max_live": 4}, "batch": {"groups": 4, "group_size": 4}}
+    settings = {"schedule": {"mode": mode}, "rollouts": {"max_concurrent": 4}, "batch": {"groups": 4, "group_size": 4}}
     evaluation = {"every": 1, "envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2, "attempts": 4}}}
     run = whole(tmp_path / "run", **settings, eval=evaluation)
     assert run.world.max_concurrent_samples <= 4

@@ -60,7 +60,9 @@ class Mute:
         return "mute"
 
 
-def play(env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 60, max_live: int = 100, **limits):
+def play(
+    env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 60, max_concurrent: int = 100, **limits
+):
     settings = EnvSettings(group_size, Sampling(max_tokens=16), timeout_s, retries, Limits(**limits))
     chat = ByteChat()
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=chat)
@@ -69,7 +71,7 @@ def play(env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 
     def record(task: Task, episode: Episode) -> None:
         finished.append(episode)
 
-    player = Player(chat, {"e": settings}, seed=0, slots=Slots(max_live), record=record)
+    player = Player(chat, {"e": settings}, seed=0, slots=Slots(max_concurrent), record=record)
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler))
     return group, finished, player, sampler
 
@@ -183,7 +185,7 @@ def test_a_request_that_makes_no_sense_fails_its_own_episode_only(setting: dict[
 
 def test_no_more_rollouts_are_live_than_allowed() -> None:
     env = Scripted(1.0)
-    play(env, group_size=20, max_live=3)
+    play(env, group_size=20, max_concurrent=3)
     assert env.most_live == 3
 
 

@@ -25,8 +25,8 @@ from rlkit.types import Group
 from tests.builders import episode
 from tests.simulation import Simulation, Word
 
-FILTER = {"name": "filter", "min_groups": 1, "newest": 1.0}
-TARGET = {"name": "target", "newest": 1.0}
+FILTER = {"name": "filter", "min_groups": 1, "newest_weight": 1.0}
+TARGET = {"name": "target", "newest_weight": 1.0}
 BOTH = pytest.mark.parametrize("settings", [FILTER, TARGET], ids=["filter", "target"])
 
 
@@ -93,7 +93,7 @@ def test_a_restored_curriculum_goes_on_where_it_was(
 
 @given(st.lists(groups, max_size=10))
 def test_a_solve_rate_is_a_moving_mean_of_the_shares_of_solved_episodes(seen: list[list[float | None]]) -> None:
-    found = SolveRates(["task-0"], solved=1.0, newest=0.25)
+    found = SolveRates(["task-0"], solved_reward=1.0, newest_weight=0.25)
     for rewards in seen:
         found.observe(played(0, rewards))
     valid = [[reward for reward in rewards if reward is not None] for rewards in seen]
@@ -106,7 +106,7 @@ def test_a_solve_rate_is_a_moving_mean_of_the_shares_of_solved_episodes(seen: li
 
 
 def test_rewards_that_sum_to_full_marks_but_for_rounding_are_solved() -> None:
-    found = SolveRates(["task-0"], solved=1.0, newest=0.5)
+    found = SolveRates(["task-0"], solved_reward=1.0, newest_weight=0.5)
     found.observe(played(0, [sum([0.1] * 10)]))
     assert found.rates[0] == 1
 
@@ -117,14 +117,14 @@ def test_a_filter_that_knows_nothing_draws_as_if_there_were_none(count: int, see
 
 
 def test_a_filter_plays_only_what_is_neither_too_hard_nor_too_easy_and_rechecks_the_rest() -> None:
-    tasks = source({**FILTER, "low": 0.2, "high": 0.8, "recheck": 10}, count=6)
+    tasks = source({**FILTER, "min_solve_rate": 0.2, "max_solve_rate": 0.8, "recheck_epochs": 10}, count=6)
     told(tasks, [0.0, 0.1, 0.2, 0.5, 0.8, 1.0])
     counts = Counter(drawn(tasks, 3 * 50 + 3 * 5))  # fifty epochs, in which each of the others has five turns
     assert counts == {0: 5, 1: 5, 2: 50, 3: 50, 4: 50, 5: 5}
 
 
 def test_a_task_is_left_out_only_after_enough_groups() -> None:
-    tasks = source({**FILTER, "min_groups": 2, "recheck": 100}, count=2)
+    tasks = source({**FILTER, "min_groups": 2, "recheck_epochs": 100}, count=2)
     drawn(tasks, 2)  # the epoch in which task 0 has its turn is over
     tasks.observe(played(0, [0.0]))
     assert set(drawn(tasks, 8)) == {0, 1}
@@ -135,7 +135,7 @@ def test_a_task_is_left_out_only_after_enough_groups() -> None:
 
 
 def test_a_task_that_was_left_out_comes_back_when_it_is_solved_at_times() -> None:
-    tasks = source({**FILTER, "recheck": 100}, count=2)
+    tasks = source({**FILTER, "recheck_epochs": 100}, count=2)
     told(tasks, [0.0, 0.5])
     drawn(tasks, 3)
     assert set(drawn(tasks, 20)) == {1}
@@ -145,14 +145,14 @@ def test_a_task_that_was_left_out_comes_back_when_it_is_solved_at_times() -> Non
 
 @given(st.integers(2, 30), st.integers(2, 50), st.sampled_from([0.0, 1.0]))
 def test_where_every_task_is_left_out_each_has_its_turn(count: int, recheck: int, rate: float) -> None:
-    tasks = source({**FILTER, "recheck": recheck}, count=count)
+    tasks = source({**FILTER, "recheck_epochs": recheck}, count=count)
     told(tasks, [rate] * count)
     assert Counter(drawn(tasks, 3 * count)) == dict.fromkeys(range(count), 3)
 
 
 @pytest.mark.parametrize(("target", "sharpness"), [(0.5, 2.0), (0.3, 1.0), (0.7, 8.0)])
 def test_a_target_draws_in_the_wanted_proportions(target: float, sharpness: float) -> None:
-    tasks = source({**TARGET, "target": target, "sharpness": sharpness, "explore": 0.2}, count=8)
+    tasks = source({**TARGET, "target": target, "sharpness": sharpness, "explore_share": 0.2}, count=8)
     found = np.array([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])  # of the last task no group was seen
     told(tasks, found)
     with np.errstate(divide="ignore"):
@@ -165,7 +165,7 @@ def test_a_target_draws_in_the_wanted_proportions(target: float, sharpness: floa
 
 
 def test_the_default_target_weighs_by_learnability() -> None:
-    tasks = source({**TARGET, "explore": 1e-9}, count=5)
+    tasks = source({**TARGET, "explore_share": 1e-9}, count=5)
     told(tasks, shares := [0.1, 0.3, 0.5, 0.8, 1.0])
     weights = np.array([4 * p * (1 - p) for p in shares])
     assert tasks.probabilities() == pytest.approx(weights / weights.sum(), abs=1e-8)  # type: ignore[attr-defined]
@@ -241,11 +241,11 @@ def test_tasks_that_a_curriculum_has_no_use_for_are_refused(tasks: object, said:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"name": "filter", "low": 0.0, "high": 1.0}, "no task would be skipped"),
-        ({"name": "filter", "low": 0.6, "high": 0.4}, "0.6 is above high, 0.4"),
+        ({"name": "filter", "min_solve_rate": 0.0, "max_solve_rate": 1.0}, "no task would be skipped"),
+        ({"name": "filter", "min_solve_rate": 0.6, "max_solve_rate": 0.4}, "0.6 is above max_solve_rate, 0.4"),
         ({"name": "filter", "target": 0.5}, "target"),
-        ({"name": "filter", "recheck": 1}, "recheck"),
-        ({"name": "target", "explore": 0.0}, "explore"),
+        ({"name": "filter", "recheck_epochs": 1}, "recheck_epochs"),
+        ({"name": "target", "explore_share": 0.0}, "explore_share"),
         ({"name": "easy"}, "curriculum"),
     ],
 )
@@ -268,7 +268,7 @@ STRICT = {"mode": "async", "max_staleness": 2, "staleness": "strict"}
 @pytest.mark.parametrize("schedule", [{}, STRICT], ids=["sync", "async"])
 @pytest.mark.parametrize(
     "curriculum",
-    [{"name": "filter", "min_groups": 1, "recheck": 3}, {"name": "target", "explore": 0.05}],
+    [{"name": "filter", "min_groups": 1, "recheck_epochs": 3}, {"name": "target", "explore_share": 0.05}],
     ids=["filter", "target"],
 )
 def test_a_killed_run_goes_on_with_the_draws_that_it_would_have_had(
@@ -303,7 +303,7 @@ def test_a_killed_run_goes_on_with_the_draws_that_it_would_have_had(
 
 
 def test_a_filter_says_how_many_tasks_it_leaves_out() -> None:
-    tasks = source(FILTER | {"low": 0.2, "high": 0.8}, count=4)
+    tasks = source(FILTER | {"min_solve_rate": 0.2, "max_solve_rate": 0.8}, count=4)
     assert tasks.metrics() == {"seen": 0.0, "too_hard": 0.0, "too_easy": 0.0}  # type: ignore[attr-defined]  curricula have it
     told(tasks, [0.0, 0.5, 1.0])
     assert tasks.metrics() == {  # type: ignore[attr-defined]  as above

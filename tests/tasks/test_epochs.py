@@ -293,7 +293,9 @@ def test_an_estimate_counts_the_draws_and_not_the_places_of_the_steps() -> None:
     assert config.step_count == 4
     assert made.tokens.low == 14 * 3 * (10 + 5), "the least has nothing to train on"
     assert made.tokens.high == 14 * 3 * (10 + 5 + 15)
-    replacing = resolve_steps(of_epochs(batch={"groups": 4, "replace_uninformative": True, "max_replaced": 3}), tasks)
+    replacing = resolve_steps(
+        of_epochs(batch={"groups": 4, "replace_uninformative": True, "max_replaced_groups": 3}), tasks
+    )
     assert [extent(replacing, count_draws(replacing, tasks), long=long).steps for long in (False, True)] == [2, 4]
 
 

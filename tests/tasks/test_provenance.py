@@ -20,8 +20,8 @@ MADE_OF: list[Json] = []
 """What the environment below was told that its tasks were made of, at each loading."""
 
 
-def words(size: int, recorded: Callable[[Json], Json]) -> list[Word]:
-    MADE_OF.append(recorded({"size": size}))
+def words(size: int, pin: Callable[[Json], Json]) -> list[Word]:
+    MADE_OF.append(pin({"size": size}))
     return [Word(1), Word(2)]
 
 

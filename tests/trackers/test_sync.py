@@ -72,7 +72,7 @@ def test_everything_is_sent_once_and_what_is_new_later_to_the_same_run(tmp_path:
 def test_all_of_it_can_be_sent_again_to_a_new_run(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
     send(directory, service)
-    assert send(directory, service, again=True) == 4
+    assert send(directory, service, is_new_run=True) == 4
     assert service.opened == [{}, {}]
     assert read_progress(directory, "memory").state == {"id": "new 2"}
 

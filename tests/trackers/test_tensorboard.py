@@ -58,7 +58,7 @@ def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     settings = {"directory": str(tmp_path / "events")}
     for _ in range(2):
-        send(directory, load_service("tensorboard", settings), again=True)
+        send(directory, load_service("tensorboard", settings), is_new_run=True)
     read = loader.EventAccumulator(str(tmp_path / "events")).Reload()
     assert [(one.step, round(one.value, 6)) for one in read.Scalars("env/sums/reward/mean")] == [
         (0, 0.0),
@@ -71,5 +71,5 @@ def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_gets_a_file_of_its_own(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     for _ in range(2):
-        send(directory, load_service("tensorboard", {}), again=True)
+        send(directory, load_service("tensorboard", {}), is_new_run=True)
     assert len(list((directory / "tensorboard").iterdir())) == 2

@@ -137,7 +137,7 @@ def test_no_more_is_in_play_than_the_steps_ahead_can_use(pace: SupplyLimits, sec
     assert plays.most_live <= pace.groups * min(ahead, pace.steps)
 
 
-@given(paces(replace=True, max_replaced=1000), durations, st.integers(2, 4))
+@given(paces(replace=True, max_replaced_groups=1000), durations, st.integers(2, 4))
 def test_groups_that_teach_nothing_are_replaced_until_the_step_is_full(
     pace: SupplyLimits, seconds: list[float], every: int
 ) -> None:
@@ -151,7 +151,7 @@ def test_groups_that_teach_nothing_are_replaced_until_the_step_is_full(
 def test_with_a_limit_to_what_is_replaced_nothing_is_started_that_no_step_uses_and_nothing_is_older_than_it_may_be(
     pace: SupplyLimits, seconds: list[float], teaches: list[bool], most: int
 ) -> None:
-    pace = replace(pace, max_replaced=most)
+    pace = replace(pace, max_replaced_groups=most)
     plays = Plays(lambda draw: seconds[draw % len(seconds)], teaches=lambda draw: teaches[draw % len(teaches)])
     steps = steps_of(pace, plays)
     assert [sum(counts for _, counts in step) for step in steps] == [pace.groups] * pace.steps
@@ -163,7 +163,7 @@ def test_with_a_limit_to_what_is_replaced_nothing_is_started_that_no_step_uses_a
 
 
 def test_past_the_limit_a_group_that_teaches_nothing_counts() -> None:
-    pace = SupplyLimits(2, 3, replace=True, max_replaced=3)
+    pace = SupplyLimits(2, 3, replace=True, max_replaced_groups=3)
     steps = steps_of(pace, Plays(lambda draw: 1.0, teaches=lambda draw: False))
     assert [[counts for _, counts in step] for step in steps] == [[False] * 3 + [True] * 2] * 3
 
@@ -383,6 +383,6 @@ def test_another_group_is_begun_for_one_that_teaches_nothing_before_the_step_ask
         await supply.close()
         return plays.drawn
 
-    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced=5))) == 4
-    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced=1))) == 3
+    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced_groups=5))) == 4
+    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced_groups=1))) == 3
     assert run_virtual(drawn(SupplyLimits(2, 9))) == 2

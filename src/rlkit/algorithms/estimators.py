@@ -313,18 +313,18 @@ class EntropicValidAware(Estimator):
 class Quantile(RewardEstimator):
     """Deviations from a quantile instead of the mean.
 
-    A_i = (r_i − Q(r)) / std(r), with Q the smallest reward r_b with #{j: r_j ≤ r_b} ≥ K·n, where K is `quantile`. With
+    A_i = (r_i − Q(r)) / std(r), with Q the smallest reward r_b with #{j: r_j ≤ r_b} ≥ K·n, where K is `level`. With
     rewards of 0 and 1 only the rare outcome is trained: successes where at most 1 − K succeed, failures elsewhere.
     Shift and scale invariant; does not sum to zero. Source: Wu et al. 2025 (arXiv:2509.22611).
     """
 
     name: ClassVar = "quantile"
     in_reward_units: ClassVar = False
-    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """Share of the group that lies at or below the baseline; the value of the paper."""
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        place = math.ceil(self.quantile * len(r) * (1 - 1e-9)) - 1  # K·n may come out just above a whole number
+        place = math.ceil(self.level * len(r) * (1 - 1e-9)) - 1  # K·n may come out just above a whole number
         return (r - sorted(r)[max(place, 0)]) / r.std()
 
 

@@ -31,7 +31,7 @@ def sync(
     ] = None,
     *,
     to: Annotated[str, typer.Option(help="Tracker: wandb, trackio, tensorboard or docent.")],
-    again: Annotated[bool, typer.Option("--again", help="Send all steps again, to a new run of the tracker.")] = False,
+    new_run: Annotated[bool, typer.Option("--new-run", help="Send all steps, to a new run of the tracker.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Send new steps of a running run, until standard input ends.")
     ] = False,
@@ -40,8 +40,8 @@ def sync(
 
     Steps that were already sent are skipped. Settings default to the section `track` of the run's configuration.
     """
-    if again and follow:
-        raise UsageError("--again and --follow exclude each other: leave out one of them")
+    if new_run and follow:
+        raise UsageError("--new-run and --follow exclude each other: leave out one of them")
     if follow:
         os.nice(_NICENESS)  # before the imports, which take most of the time
     import yaml
@@ -64,7 +64,7 @@ def sync(
         end = _watch_input_end()
         count = send(directory, tracker, has_ended=end.is_set, sleep=end.wait)
     else:
-        count = send(directory, tracker, again=again)
+        count = send(directory, tracker, is_new_run=new_run)
     summary = f"sent {count} steps of {directory.name} to {to}" if count else f"{to} has all steps of {directory.name}"
     output.result({"run": directory.name, "to": to, "steps": count}, summary)
     return 0

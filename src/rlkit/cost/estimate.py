@@ -215,7 +215,7 @@ def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Ex
     mean fewer steps.
     """
     batch = config.batch
-    replaced_max = (batch.max_replaced or 4 * batch.groups) if batch.replace_uninformative else 0
+    replaced_max = (batch.max_replaced_groups or 4 * batch.groups) if batch.replace_uninformative else 0
     if draws is None:
         groups = {name: config.step_count * batch.groups * share for name, share in shares(config).items()}
         return Extent(config.step_count, groups, replaced_max / batch.groups if long else 0.0)
@@ -312,7 +312,7 @@ class _End:
 
     def _played_s(self, rollouts: _Counted, speed: Speed, *, steps_at_once: int) -> float:
         """Return the time of concurrent rollouts; with several steps at once, none waits for the longest rollout."""
-        count, slots = sum(number for _, number in rollouts), self.config.rollouts.max_live
+        count, slots = sum(number for _, number in rollouts), self.config.rollouts.max_concurrent
         if not count:
             return 0.0
         lengths_s = [self._length_s(rollout, speed) for rollout, _ in rollouts]
@@ -329,7 +329,7 @@ class _End:
         total_s = sum(self._length_s(rollout, speed) * number for rollout, number in rollouts)
         sampled = sum(rollout.sampled * number for rollout, number in rollouts)
         machine_s = 0.0 if speed.total is None else sampled / speed.total.end(high=not self.long)
-        return max(total_s / self.config.rollouts.max_live, machine_s)
+        return max(total_s / self.config.rollouts.max_concurrent, machine_s)
 
     def _length_s(self, rollout: Rollout, speed: Speed) -> float:
         return rollout.sampled / speed.stream.end(high=not self.long) + rollout.own_s

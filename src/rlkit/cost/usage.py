@@ -109,7 +109,7 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
                 )
         return FREE
     if prices.prefill is not None and prices.sample is not None and prices.train is not None:
-        cached = prices.prefill if prices.cached is None else prices.cached
+        cached = prices.prefill if prices.cached_prefill is None else prices.cached_prefill
         return Price(prices.prefill, cached, prices.sample, prices.train)
     price = listed_price(config.model) if kind == "hosted" else None
     if price is None and config.budget_usd is not None:

@@ -98,7 +98,7 @@ async def run_pilot(
         weights = await watch.call(lambda: learner.sampler(0), "transferring weights", retry=True)
         sampler = PatientSampler(weights, watch, 0)
         settings = make_env_settings(config, context=context)
-        player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
+        player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_concurrent), purpose="pilot")
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
         estimators = {name: NudgedEstimator(inner=estimator) for name, estimator in load_estimators(config, {}).items()}

@@ -208,14 +208,14 @@ class _Rehearser:
 
     async def play(self, name: str) -> Pair:
         """Play short and long rollouts of an environment."""
-        config, slots = self.config, Slots(self.config.rollouts.max_live)
+        config, slots = self.config, Slots(self.config.rollouts.max_concurrent)
         player = Player(self.chat, make_env_settings(config, context=None), seed=config.seed, slots=slots)
         return await self._play(f"envs.{name}", draw_tasks(config, name, self.tasks[name], _TASK_COUNT), player)
 
     async def evaluate(self, name: str) -> Pair:
         """Play short and long rollouts of an evaluation."""
         tasks = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASK_COUNT])]
-        slots = Slots(self.config.rollouts.max_live)
+        slots = Slots(self.config.rollouts.max_concurrent)
         player = make_eval_player(self.config, self.chat, slots=slots, context=None)
         return await self._play(f"eval.envs.{name}", tasks, player)
 
@@ -259,7 +259,7 @@ class _Rehearser:
             return self.fail("training", str(error))
         sequences = sum(map(len, world.step_digests))
         if not sequences:
-            settings = "batch.max_tokens, batch.too_long and batch.clip_advantages"
+            settings = "batch.max_tokens, batch.overlong and batch.clip_advantages"
             return self.fail("training", f"there was no data to train on: check {settings}")
         steps = f"{len(world.step_digests)} optimiser steps on {sequences} sequences"
         self.parts.append(Part("training", "ok", f"{steps}; the second step resumed from the first one's checkpoint"))

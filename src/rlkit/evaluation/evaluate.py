@@ -135,7 +135,7 @@ async def evaluate(
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
     tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
-    slots = Slots(config.rollouts.max_live)
+    slots = Slots(config.rollouts.max_concurrent)
     if endpoint is not None:
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
             player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make_policy)
@@ -261,7 +261,7 @@ def load_eval_tasks(
     tasks, origins = dict[str, Sequence[Env]](), origins or TaskManifest()
     for name, spec in specs.items():
         where = f"{field}.{name}"
-        envs = load_envs(name, spec, field=where, seed=seed, note=note, recorded=partial(origins.pin, where))
+        envs = load_envs(name, spec, field=where, seed=seed, note=note, pin=partial(origins.pin, where))
         if is_single_turn(envs):
             refuse_turn_limit(spec, field=where)
         if isinstance(envs, Sequence):

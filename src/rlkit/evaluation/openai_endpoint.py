@@ -179,7 +179,7 @@ async def connect_endpoint(
         max_retries=0,  # `EndpointPolicy` retries, with a limit in seconds, and also malformed responses
         http_client=openai.DefaultAsyncHttpxClient(
             limits=httpx.Limits(max_connections=None)
-        ),  # `max_live` is the limit
+        ),  # `max_concurrent` is the limit
     )
     async with client:
         yield lambda sampling, limits: EndpointPolicy(

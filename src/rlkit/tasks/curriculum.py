@@ -23,20 +23,20 @@ from rlkit.types import Group, Json
 class SolveRates:
     """Solve rate of each task, an exponential moving mean.
 
-    A group's share s of solved episodes is that of rewards of at least `solved` among the episodes that did not fail. A
-    task's rate p is the s of its first group, and then p + `newest` · (s − p). A group in which every episode failed
-    changes nothing.
+    A group's share s of solved episodes is that of rewards of at least `solved_reward` among the episodes that did not
+    fail. A task's rate p is the s of its first group, and then p + `newest_weight` · (s − p). A group in which every
+    episode failed changes nothing.
 
     Args:
         ids: ids of the tasks.
-        solved: lowest reward of a solved episode.
-        newest: weight of the newest group, above 0 and up to 1.
+        solved_reward: lowest reward of a solved episode.
+        newest_weight: weight of the newest group, above 0 and up to 1.
     """
 
-    def __init__(self, ids: Iterable[str], *, solved: float, newest: float) -> None:
+    def __init__(self, ids: Iterable[str], *, solved_reward: float, newest_weight: float) -> None:
         self._index = {name: index for index, name in enumerate(ids)}
-        self._solved = solved - EQUAL * abs(solved)  # a sum of rewards may be less by rounding
-        self._newest = newest
+        self._solved_reward = solved_reward - EQUAL * abs(solved_reward)  # a sum of rewards may be less by rounding
+        self._newest_weight = newest_weight
         self.rates: NDArray[np.float64] = np.zeros(len(self._index))
         """[N] from 0 to 1; 0 without a group."""
         self.groups: NDArray[np.int64] = np.zeros(len(self._index), np.int64)
@@ -52,9 +52,9 @@ class SolveRates:
         rewards = group.rewards[group.valid_mask]
         if not len(rewards):
             return
-        share = float(np.mean(rewards >= self._solved))
+        share = float(np.mean(rewards >= self._solved_reward))
         if self.groups[index]:
-            self.rates[index] += self._newest * (share - self.rates[index])
+            self.rates[index] += self._newest_weight * (share - self.rates[index])
         else:
             self.rates[index] = share
         self.groups[index] += 1
@@ -109,11 +109,11 @@ class RatedSource(TaskSource):
 class FilterSource(RatedSource):
     """The tasks of a sequence in epochs, shuffled anew in each, without those that are too hard or too easy.
 
-    A task is left out while its solve rate lies outside [`low`, `high`] and at least `min_groups` of its groups were
-    observed. The task at place i of the sequence is played all the same in each epoch e where (e + i) is a multiple of
-    `recheck`, to update its rate. If all are left out, epochs pass without a draw until the turn of one of them, within
-    `recheck` epochs. Filters of this kind: Bae et al., "Online Difficulty Filtering for Reasoning Oriented
-    Reinforcement Learning", 2025 (arXiv 2504.03380).
+    A task is left out while its solve rate lies outside [`min_solve_rate`, `max_solve_rate`] and at least `min_groups`
+    of its groups were observed. The task at place i of the sequence is still played in each epoch e where e + i is a
+    multiple of `recheck_epochs`, to update its rate. If all are left out, epochs pass without a draw until the turn of
+    one of them, within `recheck_epochs` epochs. Filters of this kind: Bae et al., "Online Difficulty Filtering for
+    Reasoning Oriented Reinforcement Learning", 2025 (arXiv 2504.03380).
     """
 
     count_name = "passed"  # places, over all epochs, whether or not their task was drawn
@@ -131,9 +131,9 @@ class FilterSource(RatedSource):
                 self._shuffle(epoch)
             self._count += 1
             index = self._order[place]
-            is_recheck = (epoch + index) % rule.recheck == 0
+            is_recheck = (epoch + index) % rule.recheck_epochs == 0
             rate, is_rated = self._rates.rates[index], self._rates.groups[index] >= rule.min_groups
-            if is_recheck or not is_rated or rule.low <= rate <= rule.high:
+            if is_recheck or not is_rated or rule.min_solve_rate <= rate <= rule.max_solve_rate:
                 return self._envs[index]
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
@@ -143,8 +143,8 @@ class FilterSource(RatedSource):
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the shares of tasks that are left out as too hard and as too easy."""
         is_rated = self._rates.groups >= self._settings.min_groups
-        hard = is_rated & (self._rates.rates < self._settings.low)
-        easy = is_rated & (self._rates.rates > self._settings.high)
+        hard = is_rated & (self._rates.rates < self._settings.min_solve_rate)
+        easy = is_rated & (self._rates.rates > self._settings.max_solve_rate)
         return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
     def _shuffle(self, epoch: int) -> None:
@@ -158,8 +158,8 @@ class TargetSource(RatedSource):
     of two coins and the sharpness s: 1 at the target, falling on either side of it to 0 at p = 0 and p = 1. With t = ½
     and s = 2 it is 4p(1−p), the learnability of Rutherford et al., "No Regrets", 2024 (arXiv 2408.15099), and of
     Foster et al., "Learning to Reason at the Frontier of Learnability", 2025 (arXiv 2502.12272); as there, the share
-    `explore` of the draws is uniform. A task without a group has the weight 1. If every weight is 0, all draws are
-    uniform.
+    `explore_share` of the draws is uniform. A task without a group has the weight 1. If every weight is 0, all draws
+    are uniform.
     """
 
     count_name = "drawn"
@@ -179,7 +179,7 @@ class TargetSource(RatedSource):
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return [N] float64, the probability of each task in the next draw."""
-        target, explore, rates = self._settings.target, self._settings.explore, self._rates.rates
+        target, explore, rates = self._settings.target, self._settings.explore_share, self._rates.rates
         with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
             divergence = target * (np.log(target) - np.log(rates))
             divergence += (1 - target) * (np.log1p(-target) - np.log1p(-rates))

@@ -47,7 +47,7 @@ def run_tasks(
             tasks = envs[name]
         else:
             pin = partial(manifest.pin, field)
-            tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=pin)
+            tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, pin=pin)
         if not isinstance(tasks, TaskSource):
             collection = list_tasks(tasks)
             tasks = remove_evaluated(collection, evaluated, field=field)
@@ -177,7 +177,9 @@ def task_source(
     if len(envs) < 2:
         raise UsageError(f"{field}: has no effect: it chooses between tasks, and needs two at least, not {len(envs)}")
     try:
-        rates = SolveRates(distinct_ids(envs), solved=curriculum.solved, newest=curriculum.newest)
+        rates = SolveRates(
+            distinct_ids(envs), solved_reward=curriculum.solved_reward, newest_weight=curriculum.newest_weight
+        )
     except UsageError as error:
         raise UsageError(f"{field}: {error}") from None
     match curriculum:

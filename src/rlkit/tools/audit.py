@@ -74,7 +74,7 @@ async def audit_run(run: str | Path) -> tuple[Path, dict[str, Audit]]:
     """
     directory = find_run(run)
     batch = load_config([find_run_config(directory)]).config.batch
-    return directory, await audit(directory, max_tokens=batch.max_tokens, excess=batch.too_long)
+    return directory, await audit(directory, max_tokens=batch.max_tokens, excess=batch.overlong)
 
 
 async def audit(directory: Path, *, max_tokens: int | None = None, excess: Excess = "truncate") -> dict[str, Audit]:
@@ -82,7 +82,7 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
 
     Args:
         max_tokens: value of `batch.max_tokens` in the run.
-        excess: value of `batch.too_long` in the run.
+        excess: value of `batch.overlong` in the run.
 
     Returns:
         Counts by name of the environment.

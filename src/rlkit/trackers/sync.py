@@ -59,14 +59,14 @@ def send(
     directory: Path,
     tracker: ServiceTracker[Any],
     *,
-    again: bool = False,
+    is_new_run: bool = False,
     has_ended: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
     """Send the steps that the service does not have yet, and return their number.
 
     Args:
-        again: send all steps, to a new run of the service.
+        is_new_run: send all steps, to a new run of the service.
         has_ended: returns whether the run has ended; until then, `send` waits for further steps.
 
     Raises:
@@ -80,7 +80,7 @@ def send(
     except Timeout:
         raise UsageError(f"{directory.name} is being sent to {name} by another process: wait for it") from None
     with lock:
-        before = SendProgress() if again else read_progress(directory, name)
+        before = SendProgress() if is_new_run else read_progress(directory, name)
         attempt = partial(_attempt, directory, name, sleep)
         state = attempt("opening a run failed", lambda: tracker.open(read_run(directory), before.state))
         _write_progress(path, before.step, state)

@@ -39,7 +39,7 @@ def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
         max_staleness=config.schedule.steps_ahead,
         in_order=config.schedule.is_in_draw_order(is_repeatable=is_repeatable),
         replace=config.batch.replace_uninformative,
-        max_replaced=config.batch.max_replaced or 4 * config.batch.groups,
+        max_replaced_groups=config.batch.max_replaced_groups or 4 * config.batch.groups,
     )
 
 
@@ -80,7 +80,7 @@ def make_preparation(
         estimators,
         loss.needs_every_sequence,
         batch.max_tokens,
-        batch.too_long,
+        batch.overlong,
         length_penalty=penalties,
         clip=batch.clip_advantages,
         kl_penalty=None if reference is None else KLPenalty(reference, kl.coefficient, kl.discount),
@@ -128,7 +128,7 @@ async def load_kl_reference(config: Config, service: Service, watch: ServiceWatc
 def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[str, float]]]) -> ModelSelection:
     """Return the model selection of a run, after steps with these metrics."""
     best = config.best
-    criterion = Criterion(config.best_metric, best.lower, best.patience, best.min_gain, best.goal)
+    criterion = Criterion(config.best_metric, best.lower_is_better, best.patience, best.min_gain, best.goal)
     selection = ModelSelection(criterion, config.checkpoint.keep_last, config.checkpoint.keep_best)
     for step, step_metrics in metrics:
         selection.add(step, step_metrics)

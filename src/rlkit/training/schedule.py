@@ -39,7 +39,7 @@ class SupplyLimits:
             those that were finished first: as many are kept in play, but one that takes long is trained on when it is
             done.
         replace: play another group for one that teaches nothing.
-        max_replaced: groups to replace in one step; past that, a group that teaches nothing counts.
+        max_replaced_groups: groups to replace in one step; past that, a group that teaches nothing counts.
     """
 
     groups: int
@@ -47,7 +47,7 @@ class SupplyLimits:
     max_staleness: int = 0
     in_order: bool = True
     replace: bool = False
-    max_replaced: int = 0
+    max_replaced_groups: int = 0
 
 
 class GroupSupply:
@@ -138,7 +138,7 @@ class GroupSupply:
 
     def _take(self, played: PlayedGroup) -> StepGroup:
         is_replaced = (
-            self._limits.replace and not played.has_signal and self._replaced_groups < self._limits.max_replaced
+            self._limits.replace and not played.has_signal and self._replaced_groups < self._limits.max_replaced_groups
         )
         is_trained = played.is_usable and not is_replaced
         self._trained_groups += is_trained
@@ -195,7 +195,7 @@ class GroupSupply:
         usable = [played for played in self._ready.values() if played.is_usable]
         useless = sum(not played.has_signal for played in usable)
         # So many of them are replaced for sure; the others take the places of groups that teach.
-        replaced = min(useless, self._limits.max_replaced - self._replaced_groups) if self._limits.replace else 0
+        replaced = min(useless, self._limits.max_replaced_groups - self._replaced_groups) if self._limits.replace else 0
         ready = len(usable) - replaced
         return self._complete_step * self._limits.groups + self._trained_groups + ready + len(self._in_play)
 

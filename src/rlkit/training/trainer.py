@@ -256,7 +256,7 @@ class RLTrainer(Trainer):
         reference = await load_kl_reference(config, service, watch)
         preparation = make_preparation(config, self._estimators, self._loss, reference=reference)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
-        slots = _budgeted_slots(config.rollouts.max_live, budget, note)
+        slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
         groups = Groups(
             self._sources,
             Player(chat, make_env_settings(config, context=context), seed=config.seed, slots=slots),

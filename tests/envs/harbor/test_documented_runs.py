@@ -57,7 +57,7 @@ def test_the_run_of_terminal_bench_trainer_draws_each_task_once(
     resolved = small("trainer_terminal_bench.yaml", ["envs.terminal.args.environment=local"])
     config = resolved.config
     assert (config.epochs, config.steps, config.envs["terminal"].args["max_turns"]) == (1, None, None)
-    assert (config.batch.groups, config.rollouts.max_live) == (8, 1)
+    assert (config.batch.groups, config.rollouts.max_concurrent) == (8, 1)
     episodes, requests = play(resolved, monkeypatch, tmp_path / "run", steps=1)
     assert sorted(episodes.task) == ["edit-config"] * 2 + ["hello-world"] * 2
     assert {(params.temperature, params.max_tokens) for params in requests.sampled} == {(0.7, 4096)}

@@ -195,7 +195,7 @@ for cache, begun, arguments in json.loads(sys.argv[1]):
         recorded = now
         return begun or now
     try:
-        tasks = maths(order="given", recorded=record, note=notes.append, **arguments)
+        tasks = maths(order="dataset", pin=record, note=notes.append, **arguments)
         answers = [task.problem.answer for task in tasks]
     except RlkitError as raised:
         error = f"{type(raised).__name__}: {raised}"

@@ -45,7 +45,7 @@ def refused(**arguments: object) -> str:
 
 
 def test_the_answers_of_gsm8k_are_what_follows_the_hashes() -> None:
-    tasks = maths(dataset="gsm8k", path=GSM8K, order="given")
+    tasks = maths(dataset="gsm8k", path=GSM8K, order="dataset")
     assert len(tasks) == 40
     assert tasks[0].problem.answer == "72"
     assert tasks[0].task_id == "gsm8k/0"
@@ -116,7 +116,7 @@ def test_a_grader_of_the_users_own_is_one_function() -> None:
     def near(text: str, right: str) -> float:
         return 1 / (1 + abs(int(text) - int(right)))
 
-    tasks = maths(dataset="gsm8k", path=GSM8K, order="given", grader=near)
+    tasks = maths(dataset="gsm8k", path=GSM8K, order="dataset", grader=near)
     assert outcome(tasks[0], "73").reward == 0.5
     assert "format_weight and policies have no effect" in refused(path=GSM8K, grader=near, format_weight=0.1)
 
@@ -129,7 +129,7 @@ def test_a_question_is_put_with_its_suffix_the_system_and_examples() -> None:
         ("assistant", "\\boxed{2}"),
         ("user", "2 + 2?\n\nIn a box."),
     ]
-    (task, *_) = maths(dataset="gsm8k", path=GSM8K, examples=2, suffix="", order="given")
+    (task, *_) = maths(dataset="gsm8k", path=GSM8K, examples=2, suffix="", order="dataset")
     assert len(task.prompt()) == 5
     assert task.prompt()[-1]["content"] == task.problem.question
     assert "there are 3 worked examples" in refused(path=GSM8K, examples=4)
@@ -165,7 +165,7 @@ def test_filters_orders_and_limits_choose_the_tasks(tmp_path: Path) -> None:
     assert all(len(task.problem.answer) == 1 for task in chosen(max_answer_characters=1))
     levels = [task.problem.difficulty for task in chosen(order="descending", limit=10)]
     assert levels == [5.0] * 8 + [4.0] * 2
-    assert [task.problem.place for task in chosen(order="given", limit=3)] == [0, 1, 2]
+    assert [task.problem.place for task in chosen(order="dataset", limit=3)] == [0, 1, 2]
     shuffled = [task.problem.place for task in chosen(seed=1)]
     assert sorted(shuffled) == list(range(40)) != shuffled
     assert shuffled == [task.problem.place for task in chosen(seed=1)]
@@ -184,11 +184,11 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     apart = tmp_path / "apart.csv"
     apart.write_text("problem,answer\nWhat is 4+4?,8\n")
     told = list[str]()
-    tasks = maths(path=written(tmp_path, *rows), apart=[str(apart)], note=told.append)
+    tasks = maths(path=written(tmp_path, *rows), exclude=[str(apart)], note=told.append)
     assert sorted(task.problem.place for task in tasks) == [0, 5]
     assert told == [
         "rows: 2 of 6 problems (1 are there twice; 1 have no question or no answer; "
-        "1 are in a set that is kept apart; 1 have an answer that cannot be graded)"
+        "1 are in an excluded set; 1 have an answer that cannot be graded)"
     ]
 
 
@@ -241,7 +241,10 @@ def test_normalising_is_done_at_once(text: str) -> None:
         ({"dataset": "math500", "split": "train"}, "split: math500 has test, and no 'train'"),
         ({"dataset": "gsm8k", "split": "test", "test_share": 0.1}, "gsm8k has splits of its own"),
         ({"dataset": "gsm8k", "question": "problem"}, "question: has no effect"),
-        ({"path": GSM8K, "gold": "hash", "apart": ["math50"]}, "neither a dataset nor a file. Did you mean 'math500'?"),
+        (
+            {"path": GSM8K, "gold": "hash", "exclude": ["math50"]},
+            "neither a dataset nor a file. Did you mean 'math500'?",
+        ),
         ({"path": GSM8K, "gold": "hash", "subjects": ["Algebra"]}, "no problem of gsm8k_train is left: 0 of 40"),
     ],
 )
@@ -250,7 +253,7 @@ def test_what_cannot_be_is_one_line(arguments: dict[str, object], told: str) -> 
 
 
 def test_a_file_stands_in_for_a_split_of_a_dataset() -> None:
-    (task, *_) = maths(dataset="gsm8k", split="test", path=GSM8K_TEST, order="given")
+    (task, *_) = maths(dataset="gsm8k", split="test", path=GSM8K_TEST, order="dataset")
     assert task.task_id == "gsm8k:test/0"
 
 
@@ -286,7 +289,7 @@ def test_the_catalogue_agrees_with_itself() -> None:
     assert list(DATASETS) == wanted.split()
     for about in DATASETS.values():
         assert about.licence
-        for name in about.apart:
+        for name in about.exclude:
             assert name.partition(":")[0] in DATASETS
         for table in (table for tables in about.splits.values() for table in tables):
             assert table.revision is None or len(table.revision) == 40

@@ -77,7 +77,7 @@ ITEMS: Mapping[Form, Sequence[Item]] = {
 """The problems of each form that are for tasks, in the order of the rows."""
 
 LEFT_OUT = {
-    "hendrycks": "27 of 28 problems (1 are in a set that is kept apart)",
+    "hendrycks": "27 of 28 problems (1 are in an excluded set)",
     "olmo3_rl_32b": "7 of 8 problems (1 have no question or no answer)",
     "nemotron": "10 of 20 problems (10 are there twice)",
 }
@@ -142,7 +142,7 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
         for commit in (RENAMED, OBJECTS, NUMERIC, OTHER_SPLIT, WIDE, EARLIER)
     },
     "lines": {"dataset": "nemotron", "revision": EARLIER},
-    "apart": {"dataset": "olmo3_rlzero_7b", "apart": ["math500"]},
+    "apart": {"dataset": "olmo3_rlzero_7b", "exclude": ["math500"]},
 }
 
 
@@ -176,7 +176,7 @@ def test_a_published_form_is_read_and_its_answers_are_graded(form: Form, hub_rea
     name, split = form
     loaded, items, notes = hub_read.forms[form], ITEMS[form], list[str]()
     assert loaded.error is None
-    tasks = maths(dataset=name, split=split, order="given", note=notes.append)
+    tasks = maths(dataset=name, split=split, order="dataset", note=notes.append)
     assert [task.problem.answer for task in tasks] == loaded.answers
     counted = LEFT_OUT.get(name, f"{len(items)} of {len(items)} problems")
     assert notes == [f"{name}:{split}: {counted}"]
@@ -190,7 +190,7 @@ def test_a_published_form_is_read_and_its_answers_are_graded(form: Form, hub_rea
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.usefixtures("offline")
 def test_a_problem_has_the_level_and_subject_of_its_row(name: str) -> None:
-    problem = maths(dataset=name, order="given")[0].problem
+    problem = maths(dataset=name, order="dataset")[0].problem
     assert (problem.level, problem.subject) == LABELS[name]
 
 
@@ -297,7 +297,7 @@ def test_the_earlier_json_lines_of_nemotron_are_the_same_problems(hub_read: Read
 
 def test_a_question_after_its_speaker_is_kept_apart_from_the_same_question(hub_read: Read) -> None:
     assert hub_read.others["apart"].error == (
-        "UsageError: no problem of olmo3_rlzero_7b:train is left: 0 of 10 problems (10 are in a set that is kept apart)"
+        "UsageError: no problem of olmo3_rlzero_7b:train is left: 0 of 10 problems (10 are in an excluded set)"
     )
 
 

@@ -89,7 +89,7 @@ def load_envs(
     seed: int,
     base: Path | None = None,
     note: Callable[[str], None] = lambda message: None,
-    recorded: Callable[[Json], Json] = lambda now: now,
+    pin: Callable[[Json], Json] = lambda now: now,
 ) -> TaskSource | Sequence[Env]:
     """Return the tasks of one configured environment.
 
@@ -97,7 +97,7 @@ def load_envs(
         name: name of the environment in the run; a built-in environment of this name is used if `spec.env` is null.
         spec: environment and arguments. A parameter `seed` of the environment defaults to the run's seed.
         note: receives messages about the tasks, for an environment with a parameter `note`.
-        recorded: maps the current source of the tasks to that at the start of the run, for an environment with such a
+        pin: maps the current source of the tasks to that at the start of the run, for an environment with such a
             parameter.
 
     Raises:
@@ -124,7 +124,7 @@ def load_envs(
     def note_of_field(message: str) -> None:
         note(f"{field}: {message}")
 
-    defaults: dict[str, object] = {"seed": seed, "note": note_of_field, "recorded": recorded}
+    defaults: dict[str, object] = {"seed": seed, "note": note_of_field, "pin": pin}
     arguments = bind(factory, spec.args, field=field, defaults=defaults, load=partial(load_object, base=base))
     with _wrap_errors(field, _source_file(factory), hidden=secrets_in(spec.args)):
         return _tasks(factory(**arguments), target, field=where)

@@ -46,12 +46,12 @@ class BatchConfig(Section):
     """Optimiser steps per step, each on an equal share of the groups. More than one is off-policy."""
     replace_uninformative: bool = False
     """Replace a group with equal rewards by another group, so that every step learns from `groups` groups."""
-    max_replaced: Positive | None = None
+    max_replaced_groups: Positive | None = None
     """Maximum number of replaced groups in a step, after which the step has fewer groups; null for four times
     `groups`."""
     max_tokens: Annotated[int, Field(ge=2)] | None = None
     """Maximum length of a training sequence in tokens; null for no limit."""
-    too_long: Literal["truncate", "drop", "error"] = "truncate"
+    overlong: Literal["truncate", "drop", "error"] = "truncate"
     """Treatment of a sequence longer than `max_tokens`: train on its beginning, drop it, or end the run."""
     normalize: Literal["none", "token", "sequence", "constant"] = "none"
     """Divisor of a token's advantage. `none`: 1, so the loss is a sum over tokens, as in the Tinker service; Adam is
@@ -69,9 +69,9 @@ class BatchConfig(Section):
         if self.groups % self.substeps:
             raise ValueError(f"substeps: {self.groups} groups cannot be split equally into {self.substeps} substeps")
         if not self.replace_uninformative:
-            self.refuse_unused("max_replaced", fix="set replace_uninformative to true")
+            self.refuse_unused("max_replaced_groups", fix="set replace_uninformative to true")
         if self.max_tokens is None:
-            self.refuse_unused("too_long", fix="set max_tokens")
+            self.refuse_unused("overlong", fix="set max_tokens")
         if self.normalize != "constant":
             self.refuse_unused("normalize_tokens", fix="set normalize to constant")
         return self

@@ -23,27 +23,32 @@ class FilterCurriculum(Section):
 
     name: Literal["filter"]
     """Name of the curriculum."""
-    low: Share = 0.1
+    min_solve_rate: Share = 0.1
     """Solve rate below which a task is skipped; at a tenth, four in ten groups of 8 are all failures."""
-    high: Share = 0.9
-    """Solve rate above which a task is skipped; as far from 1 as `low` is from 0."""
+    max_solve_rate: Share = 0.9
+    """Solve rate above which a task is skipped; as far from 1 as `min_solve_rate` is from 0."""
     min_groups: Positive = 2
     """Minimum groups of a task before it can be skipped, because a single group may be unlucky."""
-    recheck: Annotated[int, Field(ge=2)] = 5
+    recheck_epochs: Annotated[int, Field(ge=2)] = 5
     """Epochs between retries of a skipped task, after which it can return. The retries of different tasks are spread
     over the epochs."""
-    solved: float = 1.0
+    solved_reward: float = 1.0
     """Minimum reward of a solved episode; 1 is the full reward of most graders."""
-    newest: Probability = 0.5
+    newest_weight: Probability = 0.5
     """Weight of the newest group in a task's solve rate. 0.5 forgets about as fast as a policy changes between two
     epochs; 1 uses only the last group."""
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
-        if (self.low, self.high) == (0, 1):
-            raise ValueError("low and high: every solve rate is between 0 and 1, so no task would be skipped")
-        if self.low > self.high:
-            raise ValueError(f"low: {self.low:g} is above high, {self.high:g}, so every task would be skipped")
+        if (self.min_solve_rate, self.max_solve_rate) == (0, 1):
+            raise ValueError(
+                "min_solve_rate and max_solve_rate: every solve rate is between 0 and 1, so no task would be skipped"
+            )
+        if self.min_solve_rate > self.max_solve_rate:
+            raise ValueError(
+                f"min_solve_rate: {self.min_solve_rate:g} is above max_solve_rate, {self.max_solve_rate:g}, so every "
+                "task would be skipped"
+            )
         return self
 
 
@@ -56,11 +61,11 @@ class TargetCurriculum(Section):
     """Solve rate of the tasks that are drawn most often; at 0.5, the rewards of a group differ most."""
     sharpness: Annotated[float, Field(gt=0)] = 2.0
     """Decay of the weight away from the target; 2, with a target of 0.5, is the learnability p(1 − p)."""
-    explore: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    explore_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of draws that are uniform over all tasks, so that tasks with solve rate 0 or 1 are retried."""
-    solved: float = 1.0
+    solved_reward: float = 1.0
     """Minimum reward of a solved episode; 1 is the full reward of most graders."""
-    newest: Probability = 0.5
+    newest_weight: Probability = 0.5
     """Weight of the newest group in a task's solve rate, as in `filter`."""
 
 

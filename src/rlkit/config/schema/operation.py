@@ -38,7 +38,7 @@ class BestConfig(Section):
     metric: str | None = None
     """Metric that selects the best weights, as named in `metrics.jsonl`; null for `eval/all/reward/mean` if the run has
     evaluations. Evaluated steps are also saved, so that the best weights are available."""
-    lower: bool = False
+    lower_is_better: bool = False
     """Lower values of the metric are better."""
     patience: Positive | None = None
     """Consecutive values without improvement after which training ends; null for no early stopping."""
@@ -59,7 +59,7 @@ class PricesConfig(Section):
 
     prefill: Annotated[float, Field(ge=0)] | None = None
     """Price of prompt tokens."""
-    cached: Annotated[float, Field(ge=0)] | None = None
+    cached_prefill: Annotated[float, Field(ge=0)] | None = None
     """Price of prompt tokens in the service's cache; null for the price `prefill`."""
     sample: Annotated[float, Field(ge=0)] | None = None
     """Price of sampled tokens."""
@@ -72,7 +72,7 @@ class PricesConfig(Section):
         if missing and missing != ["prefill", "sample", "train"]:
             raise ValueError(f"{missing[0]} is missing: set prefill, sample and train together")
         if missing:
-            self.refuse_unused("cached", fix="set prefill, sample and train too")
+            self.refuse_unused("cached_prefill", fix="set prefill, sample and train too")
         return self
 
 

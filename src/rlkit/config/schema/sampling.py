@@ -40,7 +40,7 @@ class SamplingConfig(Section):
 class RolloutsConfig(Section):
     """Limits, retries and requests of rollouts."""
 
-    max_live: Positive = 256
+    max_concurrent: Positive = 256
     """Maximum concurrent rollouts. The Tinker service queues excess requests, so more is rarely faster."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     """Time limit of a rollout in seconds, after which the rollout fails; service outages do not count."""

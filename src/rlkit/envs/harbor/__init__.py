@@ -69,7 +69,7 @@ def harbor(
     starts_per_s: Seconds | None = None,
     trials_dir: str | None = None,
     keep_trials: Literal["all", "failed", "none"] = "none",
-    recorded: Callable[[Json], Json] = lambda now: now,
+    pin: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
 ) -> Sequence[HarborTask]:
     """Load Harbor tasks, played by Terminus 2 or in a plain shell with the model that is trained.
@@ -90,7 +90,7 @@ def harbor(
             `max_turns` sets a limit.
         reward_key: key of the reward in `reward.json`; by default `reward`, or the only key.
         on_timeout: reward rule (`outcome.Rule`) for an episode whose agent ran out of time.
-        recorded: returns the commit at the run's start, given the newest commit of a dataset that follows a branch.
+        pin: returns the commit at the run's start, given the newest commit of a dataset that follows a branch.
         note: called with download progress, and with differences between a task and its terminal-bench 1 original.
 
     Raises:
@@ -136,7 +136,7 @@ def harbor(
     if dataset:
         from rlkit.envs.harbor.registries.registry import fetch
 
-        tasks = fetch(dataset, selection, registry=registry, note=note, recorded=recorded)
+        tasks = fetch(dataset, selection, registry=registry, note=note, pin=pin)
     else:
         tasks = _read_tasks(tasks_dir or "", file_tasks, selection)
     return [HarborTask(task_id=name, path=path, settings=settings) for name, path in tasks.items()]

@@ -70,13 +70,13 @@ class Dataset:
 
     Args:
         splits: tables by split.
-        apart: datasets and splits, `name` or `name:split`, whose problems are excluded.
+        exclude: datasets and splits, `name` or `name:split`, whose problems are excluded.
     """
 
     splits: Mapping[str, tuple[Table, ...]]
     licence: str
     template: Template = field(default_factory=Template)
-    apart: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     policies: Policies = field(default_factory=Policies)
 
 
@@ -152,7 +152,7 @@ DATASETS: Mapping[str, Dataset] = {
         ),
         "not declared; the problems are those of MATH (mit)",
     ),
-    "hendrycks": Dataset(_hendrycks_splits(), "mit", apart=("math500",)),
+    "hendrycks": Dataset(_hendrycks_splits(), "mit", exclude=("math500",)),
     "minerva": Dataset(
         _single_table("test", "math-ai/minervamath", None, Columns("question", "answer")), "not declared"
     ),

@@ -26,7 +26,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_FILE_HINT = "path to the file beside dataset (or, for a set that is kept apart, apart to a list with the file)"
+_FILE_HINT = "path to the file beside dataset (or, for an excluded set, exclude to a list with the file)"
 
 _PROGRESS_S = 15.0
 """Interval between reports on a download."""

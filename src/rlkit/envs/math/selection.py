@@ -16,7 +16,7 @@ import numpy as np
 from rlkit._util.seeds import derive_seed
 from rlkit.envs.math.problems import Problem, normalise_question
 
-type Order = Literal["shuffled", "given", "ascending", "descending"]
+type Order = Literal["shuffled", "dataset", "ascending", "descending"]
 type Share = tuple[Literal["train", "test"], float]
 """Part of a dataset without splits, and the fraction of all problems that is for testing."""
 
@@ -111,7 +111,7 @@ def _reject_reason(
         return "are filtered out"
     key = normalise_question(problem.question)
     if key in excluded:
-        return "are in a set that is kept apart"
+        return "are in an excluded set"
     if selection.share is not None:
         part, test_share = selection.share
         if (derive_seed(0, "math", key) / _SEEDS < test_share) != (part == "test"):
@@ -124,7 +124,7 @@ def _reject_reason(
 
 def _sort(problems: list[Problem], selection: Selection) -> Iterator[Problem]:
     match selection.order:
-        case "given":
+        case "dataset":
             return iter(problems)
         case "shuffled":
             order: list[int] = np.random.default_rng(selection.seed).permutation(len(problems)).tolist()

@@ -1,6 +1,6 @@
 r"""Maths datasets as tasks: those of the catalogue by name, and any table in a file.
 
-Invariant: no task repeats a question of a set in `apart`, and the gold answer of each task can be graded.
+Invariant: no task repeats a question of a set in `exclude`, and the gold answer of each task can be graded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ type Commits = Mapping[str, str]
 """Commit by repository, where it differs from the catalogue's."""
 
 _QUESTIONS = ("question", "problem", "prompt")
-"""Columns that may hold the questions of a file in `apart`."""
+"""Columns that may hold the questions of a file in `exclude`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def maths(
     level: str | None = None,
     subject: str | None = None,
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    apart: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
     subjects: Sequence[str] = (),
     min_level: float | None = None,
     max_level: float | None = None,
@@ -71,7 +71,7 @@ def maths(
     policies: Policies | None = None,
     grader: RewardFunction | None = None,
     revision: str | None = None,
-    recorded: PinTasks = lambda now: now,
+    pin: PinTasks = lambda now: now,
     note: Note = lambda message: None,
 ) -> Sequence[MathProblem]:
     r"""Return the problems of a dataset or of a file as tasks; `docs/maths.md` describes every argument.
@@ -79,8 +79,8 @@ def maths(
     Args:
         dataset: name in the catalogue. With `path` too, the file has the columns of that dataset.
         split: by default `train` or, where there is none, `test`. With `test_share`, `train` or `test`.
-        apart: sets whose questions are excluded: `name`, `name:split`, or a file; by default those of the catalogue.
-        recorded: maps the commits of datasets without a fixed commit to those recorded when the run began.
+        exclude: sets whose questions are excluded: `name`, `name:split`, or a file; by default those of the catalogue.
+        pin: maps the commits of datasets without a fixed commit to those recorded when the run began.
 
     Raises:
         UsageError: an argument makes no sense, a file cannot be read, or no problem is left.
@@ -88,7 +88,7 @@ def maths(
     """
     overrides = {"question": question, "answer": answer, "gold": gold, "level": level, "subject": subject}
     columns = {name: value for name, value in overrides.items() if value is not None}
-    commits = _resolve_commits(dataset if path is None else None, apart, revision, recorded)
+    commits = _resolve_commits(dataset if path is None else None, exclude, revision, pin)
     source = _open_source(dataset, path, split, columns, commits=commits, test_share=test_share, note=note)
     template = _make_template(source.dataset.template, suffix, system, examples)
     scoring = _make_scoring(source.dataset.policies, format_weight, policies, grader)
@@ -96,7 +96,7 @@ def maths(
     selection = Selection(
         subjects, min_level, max_level, max_question_characters, max_answer_characters, order, limit, seed, share
     )
-    excluded = _read_questions(source.dataset.apart if apart is None else apart, commits, note)
+    excluded = _read_questions(source.dataset.exclude if exclude is None else exclude, commits, note)
     counts = SelectionCounts()
     is_gradable = bool if grader is not None else validate
     problems = select(source.problems, selection, excluded=excluded, is_gradable=is_gradable, counts=counts)
@@ -139,9 +139,7 @@ def _open_source(
     )
 
 
-def _resolve_commits(
-    name: str | None, apart: Sequence[str] | None, revision: str | None, recorded: PinTasks
-) -> Commits:
+def _resolve_commits(name: str | None, exclude: Sequence[str] | None, revision: str | None, pin: PinTasks) -> Commits:
     """Return the commits of repositories without one in the catalogue, and that of `revision`."""
     if revision is not None and name is None:
         raise UsageError("revision: has no effect on a file; it selects a commit of a dataset on the hub")
@@ -153,11 +151,11 @@ def _resolve_commits(
         if len(repositories) > 1:
             raise UsageError(f"revision: {name} has several repositories: {', '.join(sorted(repositories))}")
         pinned = dict.fromkeys(repositories, revision)
-    sets = [*([] if name is None else [name]), *(dataset.partition(":")[0] for dataset in apart or ())]
+    sets = [*([] if name is None else [name]), *(dataset.partition(":")[0] for dataset in exclude or ())]
     names = DATASETS.keys() & sets
     unpinned = {table.repository for name in names for table in _list_tables(name) if not table.revision} - set(pinned)
     newest = {repository: newest_commit(repository) for repository in sorted(unpinned)}
-    commits = cast("Commits", recorded(dict[str, Json](newest))) if newest else newest
+    commits = cast("Commits", pin(dict[str, Json](newest))) if newest else newest
     return {**newest, **commits, **pinned}
 
 
@@ -202,7 +200,7 @@ def _read_questions(sets: Sequence[str], commits: Commits, note: Note) -> set[st
             questions |= {normalise_question(question) for question in _read_file_questions(Path(dataset))}
         else:
             hint = did_you_mean(name, DATASETS)
-            raise UsageError(f"apart: {dataset!r} is neither a dataset nor a file.{hint}")
+            raise UsageError(f"exclude: {dataset!r} is neither a dataset nor a file.{hint}")
     return questions
 
 
@@ -210,7 +208,7 @@ def _read_file_questions(path: Path) -> Iterator[str]:
     for row in read_rows(path):
         column = next((name for name in _QUESTIONS if name in row), None)
         if column is None:
-            raise UsageError(f"apart: {path} has no column {' or '.join(_QUESTIONS)}")
+            raise UsageError(f"exclude: {path} has no column {' or '.join(_QUESTIONS)}")
         yield str(row[column])
 
 

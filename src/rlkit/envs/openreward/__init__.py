@@ -52,7 +52,7 @@ def openreward(
     call_timeout_s: Seconds = 600.0,
     request_timeout_s: Seconds = 60.0,
     seed: Annotated[int, Field(ge=0)] = 0,
-    recorded: Callable[[Json], Json] = lambda now: now,
+    pin: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
 ) -> OpenRewardTasks:
     """Return the tasks of an environment that speaks the Open Reward Standard.
@@ -76,7 +76,7 @@ def openreward(
         send_api_key: also send OpenReward's key to a server with a URL.
         max_sessions: limit of concurrent sessions; it is reduced while the server is busy.
         start_timeout_s: limit for opening a session, including its prompt.
-        recorded: maps the current tasks to those recorded when the run began.
+        pin: maps the current tasks to those recorded when the run began.
         note: called with remarks about the tasks.
 
     Raises:
@@ -113,7 +113,7 @@ def openreward(
         group_score=group_score,
         max_sessions=max_sessions,
     )
-    sizes = settle_sizes(listing, selected or {}, seed=seed, limit_s=request_timeout_s, recorded=recorded, note=note)
+    sizes = settle_sizes(listing, selected or {}, seed=seed, limit_s=request_timeout_s, pin=pin, note=note)
     return OpenRewardTasks(sizes, partial(_make_tasks, selected or {}, settings, running, seed), seed=seed)
 
 

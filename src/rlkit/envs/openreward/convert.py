@@ -110,7 +110,7 @@ def convert(old: Mapping[str, Json]) -> Conversion:
     _add_thinking(new, old)
     _add_environments(new, old)
     at_once = old.get("max_rollout_concurrency") or _count(old, "max_active_tasks", _MAX_ACTIVE_TASKS)
-    _set(new.settings, ("rollouts", "max_live"), at_once)
+    _set(new.settings, ("rollouts", "max_concurrent"), at_once)
     if old.get("num_epochs") is None:
         new.notes.append("num_epochs: it trained without end, and this for 100 steps: say how long with `steps`")
     return new

@@ -165,13 +165,13 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
 
 
 def settle_sizes(
-    listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: PinTasks, note: Note
+    listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, pin: PinTasks, note: Note
 ) -> Mapping[str, int]:
     """Return the sizes of the splits at the beginning of a run, from which it plays.
 
     Args:
         listing: the server's current tasks.
-        recorded: takes what the tasks are, and returns what they were when the run began.
+        pin: takes what the tasks are, and returns what they were when the run began.
         note: called with a line if changes of the tasks cannot be detected.
 
     Raises:
@@ -183,7 +183,7 @@ def settle_sizes(
     task_hash = sdk.blocking(lambda: _hash_tasks(listing.access, tasks, limit_s))
     if task_hash is None:
         note(f"{target} does not show its tasks, so changes of them cannot be detected")
-    pinned = cast("dict[str, Json]", recorded(current | {"mark": task_hash}))
+    pinned = cast("dict[str, Json]", pin(current | {"mark": task_hash}))
     if pinned["target"] != target:
         raise UsageError(f"target: the run was started with {pinned['target']}, not {target}")
     sizes = cast("dict[str, int]", pinned["sizes"])

@@ -118,19 +118,17 @@ def test_a_version_that_follows_a_branch_stays_where_a_run_began(
     newest = git(upstream.repository, "rev-parse", BRANCH)
     told: list[Json] = []
 
-    def recorded(now: Json) -> Json:
+    def pin(now: Json) -> Json:
         told.append(now)
         return upstream.commit
 
     selection = Selection(task_ids=["answer"])
-    begun = fetch(
-        "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, recorded=recorded
-    )
+    begun = fetch("terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, pin=pin)
     assert told == [newest]
     assert "42" in (begun["answer"] / "instruction.md").read_text()
     upstream.repository.rename(tmp_path / "away")
     assert begun == fetch(
-        "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, recorded=recorded
+        "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, pin=pin
     )
     (tmp_path / "away").rename(upstream.repository)
     now = fetched(upstream, notes, "terminal-bench-core@head", task_ids=["answer"])

@@ -35,7 +35,7 @@ def fetch(
     *,
     registry: str | None,
     note: Callable[[str], None] = lambda message: None,
-    recorded: Callable[[Json], Json] = lambda now: now,
+    pin: Callable[[Json], Json] = lambda now: now,
 ) -> dict[str, Path]:
     """Download the selected tasks of a dataset unless they are on this machine; return their folders by name.
 
@@ -44,7 +44,7 @@ def fetch(
         registry: file or URL, in the format of Harbor or terminal-bench 1. None for the published registry with the
             dataset: terminal-bench 1's if it lists this name and version, otherwise Harbor's.
         note: called with progress, and with differences between a task and its terminal-bench 1 original.
-        recorded: returns the commit at the run's start, given the newest one of a version that follows a branch.
+        pin: returns the commit at the run's start, given the newest one of a version that follows a branch.
 
     Raises:
         MissingError: the registry or a repository cannot be reached, or Harbor's registry has no such dataset.
@@ -67,7 +67,7 @@ def fetch(
     from rlkit.envs.harbor.terminal_bench.dataset import select_tasks
 
     entry = find_entry(entries, name, version, registry=show_url(source))
-    return select_tasks(entry, selection, note=note, pin_commit=recorded)
+    return select_tasks(entry, selection, note=note, pin_commit=pin)
 
 
 def parse_dataset(dataset: str) -> tuple[str, str | None]:
