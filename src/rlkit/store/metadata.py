@@ -9,6 +9,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -83,8 +84,7 @@ class RunMetadata:
             jsonl.repair(self._directory / name)
         for path in self._directory.rglob(".*.tmp"):  # no other process is writing
             path.unlink(missing_ok=True)
-        versions = {name: version(name) for name in RECORDED_PACKAGES}
-        self._content["versions"] = {"python": platform.python_version(), **versions}
+        self._content["versions"] = {"python": platform.python_version(), **_read_versions()}
         self._content["config_end"] = CONFIG_END
         if has_state:
             self._content[_STATE] = True
@@ -148,6 +148,12 @@ class RunMetadata:
         """Write run.json, unless it is not yet certain that the run can be resumed."""
         if self._may_write:
             files.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
+
+
+@cache
+def _read_versions() -> Mapping[str, str]:
+    """Return the version of each recorded package; slow, because it parses whole package descriptions."""
+    return {name: version(name) for name in RECORDED_PACKAGES}
 
 
 def _identity(resolved: Resolved) -> dict[str, Json]:
