@@ -124,7 +124,7 @@ def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataset": "minerva", "revision": "main"}, "revision: 'main' is no commit, which has 40 digits"),
+        ({"dataset": "minerva", "revision": "main"}, "revision: 'main' is not a commit of 40 hexadecimal digits"),
         ({"path": Path("x.jsonl"), "revision": OLD}, "revision: has no effect on a file"),
         ({"dataset": "aime", "revision": OLD}, "revision: aime has several repositories: HuggingFaceH4/aime_2024, "),
     ],
@@ -154,15 +154,15 @@ def test_files_of_every_format_give_the_same_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2: no JSON"),
-        ("a.jsonl", b"[1]", "a.jsonl:1: no JSON object"),
+        ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2: not valid JSON"),
+        ("a.jsonl", b"[1]", "a.jsonl:1: not a JSON object"),
         ("a.jsonl", b"\xff\xfe", "save it as UTF-8"),
         ("a.csv", "é".encode("latin-1"), "save it as UTF-8"),
         ("a.csv", b"a\n" + b"1" * 200_000, "cannot be read"),
         ("a.json", b'{"a": 1}', "must hold a list of objects"),
         ("a.json", b"[1]", "item 0"),
-        ("a.json", b"[" * 100_000, "is no JSON"),
-        ("a.parquet", b"PAR1", "is no Parquet file"),
+        ("a.json", b"[" * 100_000, "is not valid JSON"),
+        ("a.parquet", b"PAR1", "is not a Parquet file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_its_place(

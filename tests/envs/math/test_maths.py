@@ -187,7 +187,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     tasks = maths(path=written(tmp_path, *rows), exclude=[str(apart)], note=told.append)
     assert sorted(task.problem.place for task in tasks) == [0, 5]
     assert told == [
-        "rows: 2 of 6 problems (1 are there twice; 1 have no question or no answer; "
+        "rows: 2 of 6 problems (1 are duplicates; 1 have no question or no answer; "
         "1 are in an excluded set; 1 have an answer that cannot be graded)"
     ]
 
@@ -231,13 +231,13 @@ def test_normalising_is_done_at_once(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({}, "dataset: name one of gsm8k, "),
+        ({}, "dataset: set it to one of gsm8k, "),
         ({"dataset": "gsm9k"}, "there is no 'gsm9k'. Did you mean 'gsm8k'?"),
         ({"path": Path("nowhere.jsonl")}, "there is no file 'nowhere.jsonl'"),
-        ({"path": Path("rows.xls")}, "of no known format"),
+        ({"path": Path("rows.xls")}, "has no known format"),
         ({"path": NEW50}, "has no column 'question'."),
         ({"path": GSM8K, "split": "train"}, "has no split 'train'; set test_share"),
-        ({"path": GSM8K, "test_share": 0.1}, "say whether it is train or test"),
+        ({"path": GSM8K, "test_share": 0.1}, "set it to train or test"),
         ({"dataset": "math500", "split": "train"}, "split: math500 has test, and no 'train'"),
         ({"dataset": "gsm8k", "split": "test", "test_share": 0.1}, "gsm8k has splits of its own"),
         ({"dataset": "gsm8k", "question": "problem"}, "question: has no effect"),
@@ -279,7 +279,7 @@ def test_a_configuration_names_it() -> None:
     tasks = load_envs("maths", spec, field="envs.maths", seed=3, note=told.append)
     assert isinstance(tasks, list)
     assert len(tasks) == 3
-    assert told == ["envs.maths: gsm8k: 3 of 40 problems (37 are past the limit)"]
+    assert told == ["envs.maths: gsm8k: 3 of 40 problems (37 are over the limit)"]
     assert isinstance(tasks[0], MathProblem)
     assert tasks[0].scoring.policies.percent == "strict"
 

@@ -79,7 +79,7 @@ ITEMS: Mapping[Form, Sequence[Item]] = {
 LEFT_OUT = {
     "hendrycks": "27 of 28 problems (1 are in an excluded set)",
     "olmo3_rl_32b": "7 of 8 problems (1 have no question or no answer)",
-    "nemotron": "10 of 20 problems (10 are there twice)",
+    "nemotron": "10 of 20 problems (10 are duplicates)",
 }
 
 LABELS = {
@@ -303,11 +303,11 @@ def test_a_question_after_its_speaker_is_kept_apart_from_the_same_question(hub_r
 
 def test_a_form_that_changed_is_one_line(hub_read: Read) -> None:
     assert hub_read.others[RENAMED].error == (
-        f"UsageError: dataset: {OLMO} at {RENAMED} has no column 'prompt'; it has question, answer. Its form has "
-        "changed: set revision to an earlier commit, or path to a file, with question and answer"
+        f"UsageError: dataset: {OLMO} at {RENAMED} has no column 'prompt'; it has question, answer. Its columns have "
+        "changed: set revision to an earlier commit, or set path, question and answer"
     )
     assert hub_read.others[OBJECTS].error == (
-        f"UsageError: {OLMO}: the column 'ground_truth' holds objects with value, unit, where texts or numbers are read"
+        f"UsageError: {OLMO}: the column 'ground_truth' holds objects with value, unit; it must hold text or numbers"
     )
     bad_split = hub_read.others[OTHER_SPLIT].error or ""
     assert bad_split.startswith(f"MissingError: {OLMO} cannot be downloaded from the hub: ValueError: Bad split: train")

@@ -1,4 +1,4 @@
-"""Sums of two numbers, and differences and products: the smallest task at which a real model visibly learns."""
+"""Sums, differences and products of two numbers: the smallest task that a real model visibly learns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlkit.policy import Reply
 from rlkit.types import Outcome
 
 EXAMPLES: Mapping[Operator, str] = {"+": "4 + 5 = 9", "-": "9 - 4 = 5", "*": "4 * 5 = 20"}
-"""Worked sum that shows a base model the task."""
+"""Worked example in the prompt by operator; a base model needs one."""
 
 FIRST_INTEGER = re.compile(r"\s*(-?\d+)(?!\d)")
 
 TEST_SHARE = 5
-"""One sum in so many belongs to the test split."""
+"""Reciprocal of the share of sums in the test split."""
 
 type Operator = Literal["+", "-", "*"]
 type Split = Literal["all", "train", "test"]
@@ -34,7 +34,7 @@ type Grader = Callable[[str, int], float]
 
 @dataclass(frozen=True)
 class Sum(SingleTurnEnv):
-    """Question for `left + right`, or with another operator.
+    """Task to compute `left + right`, or the same with another operator.
 
     Args:
         match: `exact` requires a line with the result and nothing else; `first_integer` reads the number at the
@@ -50,7 +50,7 @@ class Sum(SingleTurnEnv):
 
     @property
     def result(self) -> int:
-        """Right result."""
+        """The right result."""
         match self.operator:
             case "+":
                 return self.left + self.right
@@ -61,7 +61,7 @@ class Sum(SingleTurnEnv):
 
     @property
     def task_id(self) -> str:
-        """Sum itself."""
+        """The formula, such as `4+5`."""
         return f"{self.left}{self.operator}{self.right}"
 
     @property
@@ -102,13 +102,13 @@ def arithmetic(
     Args:
         operators: any of `+`, `-` and `*`, in equal shares.
         count: maximum number of tasks, all different.
-        split: `test` is a fifth of the sums of each operator, `train` the rest, whatever the seed: no task is in both.
+        split: `test` is a fifth of the sums of each operator, `train` the rest; the seed does not change the split.
         match: rule for reading a reply, see `Sum`.
         grader: function of your own, see `Sum`.
         seed: determines the sums and their order.
 
     Raises:
-        UsageError: the split holds no sum, or there are no numbers between the smallest and the largest.
+        UsageError: the split is empty, or `min_operand` is above `max_operand`.
     """
     if min_operand > max_operand:
         raise UsageError(f"min_operand: {min_operand} is above max_operand, {max_operand}")

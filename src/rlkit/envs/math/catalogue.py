@@ -1,7 +1,7 @@
-r"""Catalogue of datasets: repositories, meanings of the columns, and prompts.
+r"""Catalogue of datasets: repositories, columns and prompts.
 
-Invariant: the catalogue is data only, and code treats all datasets alike. A revision is a commit, so that a name always
-means the same rows; for the three without one, a run records the commit that it read.
+Invariant: the catalogue is data only; no code depends on a dataset's name. A revision is a commit, so a name always
+selects the same rows. For the three datasets without a revision, a run records the commit that it read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ r"""Position of the gold answer: the whole `column`, its last `\boxed{…}`, or 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Meanings of a table's columns.
+    """Columns of a table by their meaning.
 
     Args:
-        answer: column with the gold answer; of a list, the first item counts.
+        answer: column with the gold answer; if it holds a list, the first item is the answer.
         gold: position of the gold answer in `answer`.
         level: column with the difficulty: a number, `Level 3`, or a share such as `3/8`.
-        only: column and the text that it must contain or list.
+        only: column and text; a row is used only if its column contains the text.
         speaker: prefix that is not part of a question, such as a role.
     """
 
@@ -49,9 +49,9 @@ class Table:
     """Table on the hub.
 
     Args:
-        revision: commit; None if a run records the one that it reads.
-        config: configuration of the repository, where it has several.
-        subject: subject of all problems, where no column gives it.
+        revision: commit; None for the newest, which a run records.
+        config: configuration of the repository, if it has several.
+        subject: subject of all problems, if no column holds it.
         rows_max: maximum number of rows, from the beginning; None for all.
     """
 
@@ -81,7 +81,7 @@ class Dataset:
 
 
 _EVALUATED = Policies(unevaluated="reject")
-"""Policies of datasets whose difficulty is arithmetic, so that `17 + 25` is no answer."""
+"""Policies of datasets that test arithmetic: `17 + 25` is not an answer."""
 
 _NUMBER_TEMPLATE = Template(suffix="Think step by step, then write the final number, without units, in \\boxed{}.")
 
@@ -139,7 +139,7 @@ def _single_table(
 
 
 _DOLCI_COLUMNS = Columns("prompt", "ground_truth", speaker="user:")
-"""Columns whose prompts are whole conversations in one text, each message after its role."""
+"""Columns of the Dolci datasets; a prompt is a conversation in one string, with a role before each message."""
 
 DATASETS: Mapping[str, Dataset] = {
     "gsm8k": Dataset(_gsm8k_splits(), "mit", _NUMBER_TEMPLATE, policies=_EVALUATED),

@@ -1,6 +1,6 @@
 r"""Extraction of the final answer from a model's reply.
 
-Invariant: time is linear in the length, and no text raises; thinking is never an answer.
+Invariant: time is linear in the length; no text raises an error; text inside of thinking is never an answer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ANSWER_IS = re.compile(r"(?:final answer|answer)(?:\*\*)?[ \t]?(?:is|:)(?:\*\*)
 def final_answer(text: str, *, boxed_only: bool = False) -> str | None:
     r"""Return the answer at the end of a reply, or None.
 
-    Thinking is removed first. Then the last `\boxed{…}` or `\fbox{…}` counts, with braces of any depth; one that is not
-    closed was cut off, and no earlier one replaces it. Without any box the answer is the rest of the line after the
-    last `####`, and without that, after the last `answer is` or `Answer:`.
+    Thinking is removed first. The answer is the content of the last `\boxed{…}` or `\fbox{…}`, with nested braces. If
+    that box is not closed, the reply was cut off and has no answer. Without any box the answer is the rest of the line
+    after the last `####`, or else after the last `answer is` or `Answer:`.
 
     Args:
         boxed_only: ignore answers outside of a box.
@@ -42,7 +42,7 @@ def final_answer(text: str, *, boxed_only: bool = False) -> str | None:
 
 
 def strip_thinking(text: str) -> str:
-    """Return the text after the last `</think>` or in the final channel; nothing if the thinking never ends."""
+    """Return the text after the last `</think>` or in the final channel; empty if the thinking does not end."""
     if _FINAL_CHANNEL in text:
         text = text.rpartition(_FINAL_CHANNEL)[2]
     elif _ANALYSIS_CHANNEL in text:
@@ -55,7 +55,7 @@ def strip_thinking(text: str) -> str:
 def find_boxed(text: str) -> str | None:
     r"""Return the content of the last `\boxed` or `\fbox`; None if there is none, or it is not closed.
 
-    An empty one only mentions the box and is ignored.
+    An empty box is ignored, because it only mentions the command.
     """
     for box in reversed(list(_BOX.finditer(text))):
         content = _read_box(text, box.end())
@@ -74,7 +74,7 @@ def _read_box(text: str, at: int) -> str | None:
         match = _UNBRACED.match(text, at)
         return match[1].rstrip(".,") if match else ""
     depth = 0
-    for brace in _BRACE.finditer(text, at):  # `\{` is none
+    for brace in _BRACE.finditer(text, at):  # `\{` is not a brace
         depth += {"{": 1, "}": -1}.get(brace[1], 0)
         if depth == 0:
             return text[at + 1 : brace.start()].strip()
@@ -82,7 +82,7 @@ def _read_box(text: str, at: int) -> str | None:
 
 
 def _first_line(text: str, at: int) -> str | None:
-    """Return the first non-empty line from an index on without the marks around it, or None."""
+    """Return the first non-empty line after an index without the marks around it, or None."""
     line = text[at:].strip().split("\n", 1)[0]
     marks = _EMPHASIS.findall(text, text.rfind("\n", 0, at) + 1, at)
     if len(marks) % 2:  # `**Answer: 7**` is emphasised as a whole
@@ -92,7 +92,7 @@ def _first_line(text: str, at: int) -> str | None:
 
 
 def _strip_marks(line: str) -> str:
-    """Remove pairs of marks around the whole line and the full stop; the points of an ellipsis stay."""
+    """Remove pairs of marks around the whole line, and a final full stop unless it ends an ellipsis."""
     while True:
         previous = line
         line = line.strip()

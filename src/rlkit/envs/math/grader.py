@@ -1,7 +1,7 @@
-r"""Grader of answers: rlkit's own comparison first, and math-verify where that cannot decide.
+r"""Grader of answers: rlkit's own comparison first, then math-verify if rlkit cannot decide.
 
-Invariant: grading ends for any answer, and never blocks the event loop for longer than a few milliseconds; a gold
-answer that cannot be graded raises an error and gives no reward.
+Invariant: grading ends for any answer and never blocks the event loop for longer than a few milliseconds. A gold answer
+that cannot be graded raises an error instead of giving a reward of 0.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["GoldError", "Grade", "Grader", "Policies", "Verdict", "compare", "fi
 type GradingMethod = Literal["exact", "numeric", "math-verify", "monstrous", "timeout", "unparsed"]
 
 SLICE_S = 0.004
-"""Time of comparisons after which the event loop runs other tasks."""
+"""Time in seconds of comparisons after which the event loop runs other tasks."""
 
 _UNBOUNDED_COMMANDS = (r"\sum", r"\prod", r"\int", r"\lim", r"\iint", r"\oint")
-"""Commands that math-verify may evaluate without end."""
+"""Commands that math-verify may never finish to evaluate."""
 
 _ELLIPSES = (r"\dots", r"\ldots", r"\cdots", "...", "…")
-"""Ellipses, which math-verify ignores, as if the answer ended there."""
+"""Ellipses; math-verify ignores them, as if the answer ended there."""
 
 
 class GoldError(EnvironmentFault):
-    """Gold answer that cannot be graded: the episode fails, for the model has done nothing wrong."""
+    """Gold answer that cannot be graded. It fails the episode, because the model is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Grade:
     Args:
         how: `exact` for equal text, words or rational numbers, `numeric` for values compared as floats or at points,
             `math-verify` for its verdict; `monstrous` for an answer over a limit, `timeout` for one that math-verify
-            did not finish, `unparsed` for one that cannot be read. The last three are wrong.
+            did not finish, `unparsed` for one that cannot be parsed. The last three are wrong answers.
     """
 
     correct: bool
@@ -58,12 +58,12 @@ def compare(answer: str, gold: str, *, policies: Policies = DEFAULT_POLICIES) ->
 
 
 def validate(gold: str) -> bool:
-    """Tell whether a gold answer can be graded: it can be read, and equals itself."""
+    """Tell whether a gold answer can be graded: it can be parsed and equals itself."""
     return equals_itself(gold)
 
 
 class _JudgeQueue:
-    """Queue of comparisons on one event loop: thousands at once would block it for seconds."""
+    """Queue of comparisons on one event loop: running thousands at once would block it for seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -104,7 +104,7 @@ class Grader:
         self.processes = processes
         self._counts: Counter[GradingMethod] = Counter()
         self._queue: _JudgeQueue | None = None
-        math_verify_pool.is_installed()  # searches the file system, so not in an event loop
+        math_verify_pool.is_installed()  # cached here: it searches the file system, which would block an event loop
 
     def __reduce__(self) -> tuple[partial[Grader], tuple[()]]:
         return partial(Grader, policies=self.policies, limit_s=self.limit_s, processes=self.processes), ()
@@ -132,11 +132,11 @@ class Grader:
         return grade
 
     async def _ask_math_verify(self, answer: str, gold: str) -> Grade:
-        """Grade by math-verify, where it is installed; answers that it may evaluate without end are `unparsed`."""
+        """Grade by math-verify if it is installed; answers that it may never finish are `unparsed`."""
         is_gold_readable = judge(gold, gold, self.policies).gold_read
         grade = Grade(False, "unparsed")
         if not math_verify_pool.is_installed():
-            reason = "cannot be read; see whether math-verify can: install it"
+            reason = "cannot be parsed by rlkit; install math-verify, which may parse it"
         elif any(mark in answer and mark not in gold for mark in (*_UNBOUNDED_COMMANDS, *_ELLIPSES)):
             return grade
         else:
@@ -145,7 +145,7 @@ class Grader:
             )
             if reply in ("yes", "no"):
                 return Grade(reply == "yes", "math-verify")
-            reason = "cannot be read, nor by math-verify"
+            reason = "cannot be parsed, neither by rlkit nor by math-verify"
             if reply == "timeout":
                 grade, reason = Grade(False, "timeout"), f"cannot be graded within {self.limit_s:g} s"
         if not is_gold_readable:

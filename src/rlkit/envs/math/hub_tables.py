@@ -26,7 +26,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_FILE_HINT = "path to the file beside dataset (or, for an excluded set, exclude to a list with the file)"
+_FILE_HINT = "path to the file in addition to dataset (for an excluded set, add the file to exclude)"
 
 _PROGRESS_S = 15.0
 """Interval between reports on a download."""
@@ -64,7 +64,7 @@ def table_rows(table: Table, *, note: Callable[[str], None]) -> Iterator[Row]:
 def _check_hub(repository: str) -> None:
     if (problem := hub_problem()) is not None:
         raise MissingError(
-            f"{repository} is not on this machine, and {problem}: download it where there is a network, "
+            f"{repository} is not on this machine, and {problem}: download it on a machine with a network, "
             f"and set {_FILE_HINT}"
         )
 
@@ -123,7 +123,7 @@ def _builder(table: Table, **settings: Sequence[str]) -> _Builder:
 
 
 def _stream_rows(table: Table) -> Iterable[Row]:
-    """Stream the rows of a table; Parquet allows to download only the columns in use."""
+    """Stream the rows of a table; from Parquet, download only the columns in use."""
     builder = _builder(table)
     stream = builder.as_streaming_dataset(split=table.split)
     if stream.column_names is not None:
@@ -138,7 +138,7 @@ def _check_columns(table: Table, names: Sequence[str]) -> None:
     if missing:
         raise UsageError(
             f"dataset: {table.repository} at {table.revision} has no column {missing[0]!r}; it has {', '.join(names)}. "
-            f"Its form has changed: set revision to an earlier commit, or path to a file, with question and answer"
+            f"Its columns have changed: set revision to an earlier commit, or set path, question and answer"
         )
 
 
@@ -157,7 +157,7 @@ def _write_rows(rows: Iterable[Row], table: Table, path: Path, note: Callable[[i
 
 @contextmanager
 def _translate_errors(repository: str) -> Generator[None]:
-    """Raise any error of the hub's libraries as a `MissingError` of one line: they have many kinds."""
+    """Translate every error of the hub's libraries into a `MissingError` of one line."""
     try:
         yield
     except RlkitError:

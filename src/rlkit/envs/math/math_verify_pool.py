@@ -1,4 +1,4 @@
-"""Pool of processes that run math-verify, and are killed when it takes too long.
+"""Pool of processes that run math-verify and are killed at a time limit.
 
 Invariant: a process answers each question within the limit; the caller's event loop never waits for an answer; a
 process that hangs is killed and replaced.
@@ -27,7 +27,7 @@ START_S = 120.0
 """Limit for loading math-verify; a slower process counts as broken."""
 
 GRACE_S = 1.0
-"""Delay after the limit at which a process ends itself, in case nobody kills it."""
+"""Delay after the limit until a process ends itself, in case its parent does not kill it."""
 
 _WORKER_PATH = Path(__file__).with_name("math_verify_worker.py")
 _CHUNK_BYTES = 65_536
@@ -62,7 +62,7 @@ class MathVerifyPool:
         """Return the future reply of math-verify."""
         future: Future[MathVerifyReply] = Future()
         with self._lock:
-            if self._pid != os.getpid():  # a fork has none of its parent's threads
+            if self._pid != os.getpid():  # threads do not survive a fork
                 self._questions, self._threads, self._pid = queue.SimpleQueue(), [], os.getpid()
             if len(self._threads) < self._count:
                 thread = threading.Thread(target=self._serve, args=(self._questions,), name="math-verify", daemon=True)

@@ -1,7 +1,7 @@
 """Program of a worker process: runs math-verify on one pair of answers after the other.
 
-Invariant: a call over the limit ends the process, also one that holds the interpreter's lock, and also without a parent
-to kill it. It imports nothing of rlkit, so that it starts as a plain script.
+Invariant: a call over the limit ends the process, even if the call holds the interpreter's lock or the parent has died.
+The program imports nothing of rlkit, so it runs as a plain script.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ DIGITS = 12
 
 
 def main(limit_s: float) -> None:
-    """Answer lines of `[answer, gold]` by `true`, `false`, or `null` where the gold answer cannot be read."""
+    """Answer each line `[answer, gold]` by `true`, `false`, or `null` if the gold answer cannot be parsed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted run ends its workers itself
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # The whole text: by default math-verify takes the last number of a text that it cannot read.
+    # The whole text: by default math-verify extracts the last number of a text that it cannot parse.
     extraction = [LatexExtractionConfig(boxed_match_priority=0)]
 
     def parse_boxed(text: str) -> list[object]:

@@ -1,7 +1,7 @@
 r"""Problems read from the rows of a table.
 
-Invariant: a problem's answer is what its row says, and nothing is guessed: a row without a question or an answer is
-counted and left out.
+Invariant: an answer comes from its row and is never guessed; a row without a question or an answer is counted and
+skipped.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Problem:
 
     Args:
         answer: gold answer as its author wrote it.
-        place: row, counted from 0 over the whole dataset.
-        level: difficulty in the dataset's own words.
+        place: index of the row in the whole dataset, from 0.
+        level: difficulty as the dataset states it.
     """
 
     question: str
@@ -48,11 +48,11 @@ class Problem:
 _LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?")
 
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad)\b|\\[,;:!> ]|[\s$~{}]+")
-"""Notation that changes only how a question looks."""
+"""Notation that changes only the layout of a question."""
 
 
 def normalise_question(question: str) -> str:
-    r"""Return a question in a form that is equal for two questions in the same words.
+    r"""Return a question in a normal form, equal for questions that differ only in case and layout.
 
     Case is folded; spaces, dollar signs, braces and LaTeX for layout are removed; `\dfrac` and `\tfrac` become
     `\frac`. Operators and numbers stay, since they distinguish problems.
@@ -106,7 +106,7 @@ def _check_values(value: object, column: str, where: str) -> None:
     first = values[0] if values else None
     if isinstance(first, Mapping) and "content" not in first:
         fields = ", ".join(map(str, cast("Mapping[object, object]", first)))
-        raise UsageError(f"{where}: the column {column!r} holds objects with {fields}, where texts or numbers are read")
+        raise UsageError(f"{where}: the column {column!r} holds objects with {fields}; it must hold text or numbers")
 
 
 def _read_question(row: Row, columns: Columns) -> str:
@@ -124,7 +124,7 @@ def _read_label(row: Row, column: str | None) -> str:
 
 
 def _to_text(value: object) -> str:  # noqa: PLR0911  one for each kind of value
-    """Return a value as text: of a list its first item, of a conversation the user's last message."""
+    """Return a value as text; for a list its first item, for a conversation the user's last message."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):  # tables write NaN for a missing value
         return ""
     if isinstance(value, bytes):

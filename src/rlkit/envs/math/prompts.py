@@ -1,6 +1,6 @@
 r"""Prompts for maths problems.
 
-Invariant: a prompt contains the template and the question, and nothing of the answer.
+Invariant: a prompt contains the template and the question, never the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rlkit.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Worked example: a question with a whole reply."""
+    """Worked example: a question with a complete reply."""
 
     question: str
     reply: str
@@ -57,4 +57,4 @@ EXAMPLES = (
         "Of the 8 outcomes 3 have exactly two heads, so the probability is $\\frac{3}{8}$.\n\n\\boxed{\\frac{3}{8}}",
     ),
 )
-"""Worked examples for models that do not know the form of a reply."""
+"""Worked examples for models that do not know the expected form of a reply."""

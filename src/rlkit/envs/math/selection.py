@@ -1,6 +1,6 @@
 """Selection of the problems of a dataset that become tasks.
 
-Invariant: the selection follows from the rows, the settings and the seed. Every row that is left out is counted.
+Invariant: the rows, the settings and the seed determine the selection. Every row that is left out is counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlkit.envs.math.problems import Problem, normalise_question
 
 type Order = Literal["shuffled", "dataset", "ascending", "descending"]
 type Share = tuple[Literal["train", "test"], float]
-"""Part of a dataset without splits, and the fraction of all problems that is for testing."""
+"""Split to select from a dataset without splits, and the fraction of problems in its test split."""
 
 _SEEDS = 2**31
 """Upper bound of a seed."""
@@ -39,7 +39,7 @@ class Selection:
     share: Share | None = None
 
     def accepts(self, problem: Problem) -> bool:
-        """Tell whether a problem passes the filters; where levels are limited, one without a level does not."""
+        """Tell whether a problem passes the filters; limits on the level reject a problem without a level."""
         if self.subjects and problem.subject not in self.subjects:
             return False
         if self.min_level is not None or self.max_level is not None:
@@ -96,7 +96,7 @@ def select(
         else:
             counts.left_out["have an answer that cannot be graded"] += 1
     for _ in ordered:
-        counts.left_out["are past the limit"] += 1
+        counts.left_out["are over the limit"] += 1
     counts.selected = len(selected)
     return selected
 
@@ -115,9 +115,9 @@ def _reject_reason(
     if selection.share is not None:
         part, test_share = selection.share
         if (derive_seed(0, "math", key) / _SEEDS < test_share) != (part == "test"):
-            return f"are not in the share for {part}"
+            return f"are not in the split {part}"
     if key in questions:
-        return "are there twice"
+        return "are duplicates"
     questions.add(key)
     return None
 

@@ -29,7 +29,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     path = path.expanduser()
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise UsageError(f"path: {path} is of no known format: its name must end in {', '.join(_READERS)}")
+        raise UsageError(f"path: {path} has no known format: its name must end in {', '.join(_READERS)}")
     if not path.is_file():
         raise UsageError(f"path: there is no file {str(path)!r}")
     try:
@@ -51,12 +51,12 @@ def _read_json(path: Path) -> Iterator[Row]:
     try:
         rows: object = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"path: {path} is no JSON: {error}") from None
+        raise UsageError(f"path: {path} is not valid JSON: {error}") from None
     if not isinstance(rows, list):
-        raise UsageError(f"path: {path} must hold a list of objects; for an object a line, name it .jsonl")
+        raise UsageError(f"path: {path} must hold a list of objects; if each line is an object, rename it to .jsonl")
     for number, row in enumerate(cast("list[object]", rows)):
         if not isinstance(row, dict):
-            raise UsageError(f"path: item {number} of {path} is no JSON object")
+            raise UsageError(f"path: item {number} of {path} is not a JSON object")
         yield cast("Row", row)
 
 
@@ -64,9 +64,9 @@ def _parse_row(text: str, where: str) -> Row:
     try:
         row: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"path: {where}: no JSON: {error}") from None
+        raise UsageError(f"path: {where}: not valid JSON: {error}") from None
     if not isinstance(row, dict):
-        raise UsageError(f"path: {where}: no JSON object")
+        raise UsageError(f"path: {where}: not a JSON object")
     return cast("Row", row)
 
 
@@ -87,7 +87,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         table = cast("_Batches", parquet.ParquetFile(path))
     except cast("type[Exception]", pyarrow.ArrowException) as error:
-        raise UsageError(f"path: {path} is no Parquet file: {error}") from None
+        raise UsageError(f"path: {path} is not a Parquet file: {error}") from None
     for batch in table.iter_batches():
         yield from batch.to_pylist()
 

@@ -30,7 +30,7 @@ class Scoring:
 
     Args:
         format_weight: deducted from the reward of a truncated reply, or one without a boxed answer.
-        grader: computes the reward in place of the other two.
+        grader: computes the reward instead of the other two settings.
     """
 
     format_weight: float = 0.0
@@ -96,7 +96,7 @@ class MathProblem(Env):
             method, is_correct = grade.how, grade.correct
         reward = float(is_correct) - self.scoring.format_weight * (not formatted)
         metrics = {"correct": float(is_correct), "format": float(formatted)}
-        # Right answers in different notations are one answer, where votes are counted.
+        # The gold answer stands for every right answer, so different notations share one vote.
         return Outcome(reward, metrics, self._info(gold if is_correct else answer, method), truncated=reply.truncated)
 
     def _info(self, answer: str | None, method: str) -> dict[str, Json]:

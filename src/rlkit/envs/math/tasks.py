@@ -1,4 +1,4 @@
-r"""Maths datasets as tasks: those of the catalogue by name, and any table in a file.
+r"""Maths datasets as tasks: datasets of the catalogue by name, and tables in files.
 
 Invariant: no task repeats a question of a set in `exclude`, and the gold answer of each task can be graded.
 """
@@ -78,7 +78,7 @@ def maths(
 
     Args:
         dataset: name in the catalogue. With `path` too, the file has the columns of that dataset.
-        split: by default `train` or, where there is none, `test`. With `test_share`, `train` or `test`.
+        split: by default `train`, or `test` if there is no `train`. With `test_share`, `train` or `test`.
         exclude: sets whose questions are excluded: `name`, `name:split`, or a file; by default those of the catalogue.
         pin: maps the commits of datasets without a fixed commit to those recorded when the run began.
 
@@ -117,10 +117,10 @@ def _open_source(
     note: Note,
 ) -> _ProblemSource:
     if name is None and path is None:
-        raise UsageError(f"dataset: name one of {', '.join(DATASETS)}, or set path to a file")
+        raise UsageError(f"dataset: set it to one of {', '.join(DATASETS)}, or set path to a file")
     dataset = Dataset({}, "") if name is None else _find_dataset(name)
     if test_share and split not in ("train", "test"):
-        raise UsageError("split: with test_share, say whether it is train or test")
+        raise UsageError("split: with test_share, set it to train or test")
     if path is not None:
         default = next(iter(dataset.splits.values()))[0].columns if dataset.splits else Columns("question", "answer")
         if split is not None and not test_share and split not in dataset.splits:
@@ -130,7 +130,7 @@ def _open_source(
         return _ProblemSource(_join_split(name or path.stem, split), problems, dataset)
     assert name is not None  # `name` or `path` is set
     if columns:
-        raise UsageError(f"{next(iter(columns))}: has no effect, since the columns of {name} are known")
+        raise UsageError(f"{next(iter(columns))}: has no effect: the columns of the dataset {name} are fixed")
     if test_share and len(dataset.splits) > 1:
         raise UsageError(f"test_share: {name} has splits of its own: {', '.join(dataset.splits)}")
     table_split = next(iter(dataset.splits)) if split is None or test_share else split
@@ -145,7 +145,7 @@ def _resolve_commits(name: str | None, exclude: Sequence[str] | None, revision: 
         raise UsageError("revision: has no effect on a file; it selects a commit of a dataset on the hub")
     pinned = dict[str, str]()
     if revision is not None and not re.fullmatch("[0-9a-f]{40}", revision):
-        raise UsageError(f"revision: {revision!r} is no commit, which has 40 digits from 0 to f; a branch may move")
+        raise UsageError(f"revision: {revision!r} is not a commit of 40 hexadecimal digits; a branch may move")
     if name is not None and revision is not None:
         repositories = {table.repository for table in _list_tables(name)}
         if len(repositories) > 1:
@@ -178,7 +178,9 @@ def _read_split(name: str, split: str, commits: Commits, note: Note) -> Iterator
     """Yield the problems of a split, numbered over all its tables; None for a row without one."""
     dataset = _find_dataset(name)
     if split not in dataset.splits:
-        raise UsageError(f"split: {name} has {', '.join(dataset.splits)}, and no {split!r}; test_share can make one")
+        raise UsageError(
+            f"split: {name} has {', '.join(dataset.splits)}, and no {split!r}; set test_share to create one"
+        )
     places = count()
     for table in dataset.splits[split]:
         rows = table_rows(replace(table, revision=commits.get(table.repository, table.revision)), note=note)
@@ -228,5 +230,5 @@ def _make_scoring(
     default: Policies, format_weight: float, policies: Policies | None, grader: RewardFunction | None
 ) -> Scoring:
     if grader is not None and (format_weight or policies is not None):
-        raise UsageError("grader: it returns the reward, so format_weight and policies have no effect beside it")
+        raise UsageError("grader: it returns the reward, so format_weight and policies have no effect with it")
     return Scoring(format_weight, policies or default, grader)

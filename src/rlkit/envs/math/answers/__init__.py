@@ -2,5 +2,5 @@
 
     text ─cleaning, lexer─► tokens ─reader, labels, expressions─► value ─comparison─► yes, no or unknown
 
-Nothing here evaluates code, and limits on length, depth, digits and work bound the time.
+No text is evaluated as code. Limits on length, depth, digits and work bound the time.
 """

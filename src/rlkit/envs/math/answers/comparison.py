@@ -1,7 +1,7 @@
 """Comparison of two answers by their types, then by exact and numeric comparison.
 
-Invariant: `judge` never raises, and its work is bounded by the lengths of the texts; values of two types are equal only
-by an explicit rule, so that a list is never right where the question asks for one value.
+Invariant: `judge` never raises, and the lengths of the texts bound its work. Values of different types are equal only
+by an explicit rule, so a list never equals a single value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedErr
 from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number
 from rlkit.envs.math.answers.policies import DEFAULT_POLICIES, Policies
 from rlkit.envs.math.answers.predicates import (
+    find_named_value,
     has_braced_item,
     has_labels,
     is_collection,
@@ -27,7 +28,6 @@ from rlkit.envs.math.answers.predicates import (
     sort_by_coordinate,
     sort_by_size,
     subtract_sides,
-    value_of_named_equation,
 )
 from rlkit.envs.math.answers.reader import Answer, parse_answer
 from rlkit.envs.math.answers.relations import flip, split_label
@@ -47,7 +47,7 @@ class Judgement(NamedTuple):
 
     Args:
         how: `exact` for equal text, words or rational numbers; `numeric` for values compared at points or as floats;
-            `monstrous` for an answer over a limit; `unparsed` for one that cannot be read.
+            `monstrous` for an answer over a limit; `unparsed` for one that cannot be parsed.
     """
 
     verdict: Verdict
@@ -81,7 +81,7 @@ def judge(answer: str, gold: str, policies: Policies = DEFAULT_POLICIES) -> Judg
 
 
 def equals_itself(gold: str, policies: Policies = DEFAULT_POLICIES) -> bool:
-    """Tell whether an answer can be read, and its value equals itself by comparison, not by its text."""
+    """Tell whether an answer can be parsed, and its value equals itself when compared as a value, not as text."""
     try:
         parsed = parse_answer(gold)
         return _judge_parsed(parsed, parsed, gold, gold, policies).verdict == "yes"
@@ -132,7 +132,7 @@ class _Comparison:
         self._evaluate = numeric.Evaluator(natural=natural)
 
     def compare(self, answer: Value, gold: Value) -> Truth:
-        """Compare two answers; None if undecided. As an answer, a set of one item equals that item."""
+        """Compare two whole answers; None if undecided. A whole answer that is a set of one item equals that item."""
         match answer, gold:
             case Group("set", (item,)), _ if not is_collection(gold):
                 return self._compare_values(item, gold)
@@ -141,14 +141,14 @@ class _Comparison:
             case Relation(), _ if not isinstance(gold, Relation):
                 if is_unsolved(answer) and sets.as_union(gold) is not None:
                     return None
-                if (value := value_of_named_equation(answer)) is not None:
+                if (value := find_named_value(answer)) is not None:
                     return _at_most_unknown(self._compare_values(value, gold))
             case _:
                 pass
         return self._compare_values(answer, gold)
 
     def _compare_values(self, answer: Value, gold: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
-        """Compare two values, also items of others; None if undecided."""
+        """Compare two values, which may be items of larger ones; None if undecided."""
         if isinstance(answer, Relation) and isinstance(gold, Relation):
             left, right = split_label(answer), split_label(gold)
             if left is None or right is None or not may_name_the_same(left.label, right.label):
@@ -245,8 +245,8 @@ class _Comparison:
     def _compare_groups(self, answer: Group, gold: Group) -> Truth:
         """Compare two groups.
 
-        Order matters if one is in brackets. A set has each item once and never equals a tuple; nor does a bare list,
-        except `x=1, y=2`. Two numbers in square brackets are an interval.
+        Order matters if one of them is in brackets. Duplicates in a set are ignored. A set never equals a tuple; a list
+        without brackets equals a tuple only with labels: `x=1, y=2`. Two numbers in square brackets are an interval.
         """
         kinds = {answer.kind, gold.kind}
         items, gold_items = answer.items, gold.items
@@ -293,7 +293,7 @@ class _Comparison:
         return None if is_uncertain else True
 
     def _compare_vector(self, rows: Sequence[Sequence[Expression]], items: Sequence[Value]) -> Truth:
-        """Compare a matrix with its rows in brackets or, where the policy allows it, a row or column with a tuple."""
+        """Compare a matrix with its rows in brackets or, if the policy allows it, a row or column with a tuple."""
         bracketed = [item.items for item in items if isinstance(item, Group) and item.kind in ("tuple", "square")]
         if len(bracketed) == len(items):
             return len(bracketed) == len(rows) and _conjunction(map(self._compare_cells, rows, bracketed))
@@ -312,7 +312,7 @@ class _Comparison:
         )
 
     def _compare_based(self, answer: Scalar, gold: Based) -> Truth:
-        """Compare a number without a base, which the question may give; `40_9` in an answer is not 40."""
+        """Compare a number without a base with a gold answer that has one; the question may name the base."""
         if self._policies.base == "digits":
             return answer.raw.upper() == gold.digits
         return gold.value is not None and answer.expression == Number(Fraction(gold.value))

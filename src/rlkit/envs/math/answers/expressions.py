@@ -31,7 +31,7 @@ from rlkit.envs.math.answers.nodes import (
 
 MAX_DEPTH = 40
 MAX_LETTERS = 4
-"""Letters of a word above which it is no product of variables."""
+"""Maximum number of letters of a word that is read as a product of variables."""
 
 _CLOSING = {"(": ")", "[": "]", "{": "}", "⌊": "⌋", "⌈": "⌉"}
 _STARTS = frozenset(
@@ -100,7 +100,7 @@ class ExpressionParser:
             return value
         self.at += 1
         self._descend()
-        denominator = self.read_sum()  # as in TeX, `value` is everything before the sign in its braces
+        denominator = self.read_sum()  # as in TeX, `value` is everything before the sign in the same braces
         self._depth -= 1
         if kind == "over":
             return self.builder.divide(value, denominator)
@@ -139,7 +139,7 @@ class ExpressionParser:
                 return self.builder.multiply(factors) if len(factors) > 1 else factors[0]
 
     def _read_divisor(self) -> Expression:
-        """Read the divisor after a slash: of `1/ab` both letters, but of `1/ab^2` only the first, as in a product."""
+        """Read the divisor after a slash: both letters in `1/ab`, but only the first one in `1/ab^2`."""
         token = self.token
         if token.kind != "word" or len(token.text) > MAX_LETTERS or self.peek(1).kind in _BINDING:
             return self._read_signed_power()

@@ -1,7 +1,7 @@
 r"""Labels of values: `P(X=2)` in `P(X=2)=\frac12`, `|AB|` in `|AB|=5`, `f'(2)`, `\gcd(4,6)`, `[ABC]`.
 
-Invariant: a label is recognised by its tokens alone, in linear time; a possible product, size of an unknown or other
-expression to solve for is no certain label.
+Invariant: a label is recognised by its tokens alone, in linear time. A label is not certain if it may be a product or
+an expression with an unknown to solve for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COUNTING_FUNCTIONS = frozenset("nd")
 """Functions that count a set in capitals: `n(A)`."""
 
 _SIZED_SYMBOLS = frozenset("zwuv")
-"""Complex numbers and vectors; `|x|=5` says that `x` is 5 or -5."""
+"""Complex numbers and vectors; `x` is not among them, because `|x|=5` means that `x` is 5 or -5."""
 
 _NOTATION = re.compile(r"\\frac\{d\w\}\{d\w\}|d\w/d\w|(?:\{\})?[\^_](?:\d+|\{\d+\})[CP]_(?:\d+|\{\d+\})")
 r"""`\frac{dy}{dx}`, `dy/dx`, `{}^5C_2`."""
@@ -47,7 +47,7 @@ class Label(NamedTuple):
 
     Args:
         text: source text without spaces.
-        certain: whether it can be nothing else.
+        certain: whether the text cannot be anything but a label.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Label(NamedTuple):
 
 
 def find_label(tokens: Sequence[Token]) -> Label | None:
-    """Return the label on one side of an equation; None if it is no label, or a single symbol."""
+    """Return the label on one side of an equation; None if the side is not a label, or is a single symbol."""
     text = "".join(map(_to_text, tokens[:MAX_TOKENS]))
     if _NOTATION.fullmatch(text):
         return Label(text, True)
@@ -79,7 +79,7 @@ def _comparison_key(text: str) -> tuple[list[str], str, str]:
 
 
 def has_function_application(tokens: Sequence[Token]) -> bool:
-    """Tell whether an expression contains a function with a usual letter: `f(1)+f(2)`."""
+    """Tell whether an expression contains a function with a common name: `f(1)+f(2)`."""
     return any(
         token.kind == "symbol" and token.text in _ALWAYS_FUNCTIONS and following.kind == "("
         for token, following in pairwise(tokens)
@@ -91,7 +91,7 @@ def _to_text(token: Token) -> str:
 
 
 def _check_size_label(tokens: Sequence[Token]) -> bool | None:
-    """Tell whether `|AB|`, `‖v‖` or `[ABC]` is surely a length, size or area; None if it is no label."""
+    """Tell whether `|AB|`, `‖v‖` or `[ABC]` is certainly a length, size or area; None if it is not a label."""
     opening, inside, closing = tokens[0], _without_braces(tokens[1:-1]), tokens[-1]
     kinds = {token.kind for token in inside}
     if closing.kind != _BRACKETS.get(opening.kind, opening.kind) or not inside:
@@ -117,7 +117,7 @@ def _is_capitals(tokens: Sequence[Token], min_length: int) -> bool:
 
 
 def _check_application(tokens: Sequence[Token]) -> bool | None:  # noqa: PLR0911  one for each kind of name
-    """Tell whether `f(x)` is surely no product; None if it is no label."""
+    """Tell whether `f(x)` is certainly not a product; None if it is not a label."""
     start = _find_head_end(tokens)
     if start == 0 or start >= len(tokens) or tokens[start].kind not in _BRACKETS:
         return None

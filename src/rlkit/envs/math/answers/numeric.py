@@ -15,15 +15,15 @@ from rlkit.envs.math.answers.lexing.parse_errors import LimitError
 from rlkit.envs.math.answers.nodes import ZERO, Call, Expression, Number, Power, Product, Sum, Symbol
 
 SCALES = (1.7, -0.83, 0.37, 6.1, -2.9, 0.071, 13.3, -0.29)
-"""Scales of the evaluation points, with some in every domain of a root, a logarithm or an arcus sine."""
+"""Scales of the evaluation points; the domain of each root, logarithm and arcsine contains some."""
 
 MIN_POINTS = 3
-"""Points with real values that suffice; with fewer, complex values count too."""
+"""Number of points with real values that suffices; if there are fewer, points with complex values count too."""
 
 IDENTITY_TOLERANCE = 1e-9
 CONSTANT_TOLERANCE = 1e-11
 REAL_TOLERANCE = 1e-9
-"""Imaginary part, relative to the whole, below which it is rounding."""
+"""Relative size of an imaginary part that is a rounding error."""
 
 MAX_DENOMINATOR = 10**5
 """A fraction in lowest terms with a larger denominator may approximate an irrational number to `CONSTANT_TOLERANCE`."""
@@ -68,7 +68,7 @@ class Evaluator:
         """Return the value of an expression for values of its symbols.
 
         Raises:
-            ArithmeticError: it has none there, or none that a float can hold.
+            ArithmeticError: the expression has no value there, or none that fits into a float.
             ValueError: the same, from other functions.
             LimitError: the work limit is reached.
         """
@@ -119,7 +119,7 @@ def compare_expressions(left: Expression, right: Expression, evaluate: Evaluator
     if not names:
         return _compare_constants(left, right, evaluate)
     if any(isinstance(side, Number) and to_float(side) is None for side in (left, right)):
-        return False  # a number beyond the range of floats, and a function
+        return False  # a number beyond the range of floats does not equal a function
     return _compare_functions(left, right, names, evaluate)
 
 
@@ -167,7 +167,7 @@ def walk(expression: Expression) -> Iterator[Expression]:
 
 
 def to_float(expression: Expression) -> float | None:  # noqa: PLR0911  one for each kind of number
-    """Return the value of a real constant, also of `∞` and `−∞`, or None."""
+    """Return the value of a real constant, including `∞` and `−∞`, or None."""
     match expression:
         case Number(value):
             try:
@@ -200,7 +200,7 @@ def _rational_power(base: complex, exponent: Fraction) -> complex:
 
 
 def _compare_constants(left: Expression, right: Expression, evaluate: Evaluator) -> Verdict:
-    """Compare constants; rational terms are subtracted exactly, since a float loses the rest beside a large one."""
+    """Compare constants; rational terms are subtracted exactly, because a large float absorbs small ones."""
     left_part, left_rest = _rational_part(left)
     right_part, right_rest = _rational_part(right)
     if left_rest == right_rest:
@@ -284,7 +284,7 @@ def _is_approximation(expression: Expression) -> bool:
 
 
 def _is_long(expression: Expression) -> bool:
-    """Tell whether an expression is a number of so many digits that it may equal an irrational one as a float."""
+    """Tell whether an expression is a number with so many digits that it may equal an irrational one as a float."""
     if not isinstance(expression, Number):
         return False
     numerator, denominator = abs(expression.value.numerator), expression.value.denominator

@@ -16,7 +16,7 @@ from rlkit.envs.math.answers.sets import REALS
 from rlkit.envs.math.answers.values import Group, Scalar, Text, Union, Value
 
 MAX_WORDS = 12
-"""A longer text is a sentence, and no answer."""
+"""Maximum number of words in an answer; a longer text is a sentence."""
 
 _TEXT_KINDS = frozenset(
     {"word", "text", "symbol", "and", "or", "(", ")", ",", "'", "mod", "∪", "number", ":", "-", "not"}
@@ -73,7 +73,7 @@ def read_text(tokens: Sequence[Token]) -> Value:
 
 
 def _is_phrase(token: Token) -> bool:
-    """Tell whether a token is a word, and no product of variables."""
+    """Tell whether a token is a word and not a product of variables."""
     return token.kind == "text" or (
         token.kind == "word" and (len(token.text) > MAX_LETTERS or words.alters_value(token.text))
     )

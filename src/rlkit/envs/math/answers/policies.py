@@ -1,4 +1,4 @@
-"""Conventions of equality where mathematics alone does not decide."""
+"""Conventions of equality that mathematics alone does not decide."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Policies:
 
     Args:
         unevaluated: `accept` allows `2^{10}` and `1000+24` for `1024`; `reject` requires evaluated arithmetic, for
-            tasks whose difficulty it is. A fraction, a mixed number and `1.5\times 10^8` are literals.
+            tasks that test it. A fraction, a mixed number and `1.5\times 10^8` are literals.
         percent: `either` allows `25`, `25\%` and `0.25` for `25\%`, and `20\%` for `20` and for `0.2`; `strict` reads
-            `25\%` as a quarter only.
-        degrees: `either` allows `90`, `90^\circ` and `\frac{\pi}{2}` for `90^\circ`; `strict` reads an angle only.
+            `25\%` as 0.25 only.
+        degrees: `either` allows `90`, `90^\circ` and `\frac{\pi}{2}` for `90^\circ`; `strict` allows the angle only.
         base: `digits` allows `52` for `52_8`, since the question gives the base; `value` allows its value, 42.
         logarithm: base of `\log` without one: `ten`, `natural`, or `either`, whichever makes the answers equal.
         vector: `either` allows the point `(1,2)` and the list `[1,2]` for a column or a row of these numbers; `strict`
-            requires a matrix for a matrix, and none for a point. A column is never a row; `[[1],[2]]` is a column.
+            requires a matrix for a matrix and a point for a point. A column is never a row; `[[1],[2]]` is a column.
     """
 
     unevaluated: Literal["accept", "reject"] = "accept"

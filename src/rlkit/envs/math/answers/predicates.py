@@ -1,6 +1,6 @@
-"""Predicates of values, and views of a value as another type: sorted list, difference of two sides, words.
+"""Predicates of values, and conversions of a value to another type: sorted list, difference of two sides, words.
 
-Invariant: nothing is compared here; a view that a value does not have is None or False.
+Invariant: nothing is compared here; a conversion that does not apply to a value returns None or no text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COORDINATES = frozenset("xyz")
 
 
 def is_set(value: Value) -> bool:
-    """Tell whether a value is a set of real numbers, also one described by an inequality."""
+    """Tell whether a value is a set of real numbers; an inequality describes one."""
     return isinstance(value, Interval | Union) or (
         isinstance(value, Relation) and sets.find_variable(value) is not None
     )
@@ -31,12 +31,12 @@ def is_unsolved(value: Value) -> bool:
 
 
 def is_collection(value: Value) -> bool:
-    """Tell whether a value may have several items, so that a set of it differs from it."""
+    """Tell whether a value may have several items, so braces around it change its meaning."""
     return is_set(value) or (isinstance(value, Group) and value.kind not in ("tuple", "square"))
 
 
-def value_of_named_equation(relation: Relation) -> Value | None:
-    """Return the value of an equation whose other side the question may ask for, `|z|=5`, `m+n=33`, or None."""
+def find_named_value(relation: Relation) -> Value | None:
+    """Return the right side of an equation whose left side the question may ask for, 5 in `|z|=5`, or None."""
     if relation.signs != ("=",) or split_label(relation) is not None:
         return None
     left, right = relation.sides
@@ -47,7 +47,7 @@ def value_of_named_equation(relation: Relation) -> Value | None:
 
 
 def has_braced_item(group: Group) -> bool:
-    """Tell whether a group is a list with an item in braces that may be TeX's own."""
+    """Tell whether a group is a list with an item in braces, which may be TeX grouping."""
     return group.kind == "list" and any(isinstance(item, Group) and item.kind == "braces" for item in group.items)
 
 
@@ -70,7 +70,7 @@ def raw_text(value: Value) -> str:
 
 
 def is_letter_product(value: Scalar) -> bool:
-    """Tell whether a value is a letter or several, which may be a choice or a name."""
+    """Tell whether a value is one letter or a product of letters, which may be a choice or a name."""
     factors = value.expression.factors if isinstance(value.expression, Product) else (value.expression,)
     return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
 

@@ -22,7 +22,7 @@ _LINKS = frozenset({"per", "of", "square", "sq", "cubic"})
 _JOINING = frozenset({"^", "_", "=", "+", "-", "*", "/"})
 _BEFORE_UNITS = frozenset({"number", ")", "}", "%", "word", "text", "/"})
 _MAX_VARIABLES = 4
-"""A longer word is no product of variables."""
+"""Maximum number of letters of a word that is read as a product of variables."""
 
 
 def read_quantity(tokens: list[Token], builder: Builder) -> tuple[Scalar, ExpressionParser]:

@@ -1,4 +1,4 @@
-"""Reader of answers: from a text to a typed value such as a list, an interval, an equation, a unit, a word.
+"""Reader of answers: parses a text into a typed value such as a list, an interval, an equation or a word.
 
 Invariant: time is proportional to length times depth, both limited; every text gives a value or a `ParseError`.
 """
@@ -120,14 +120,14 @@ class _Reader:
             self._depth -= 1
 
     def _read_list_item(self, low: int, high: int) -> Value:
-        """Read an item of a list; in braces it is a set of one, unless they are TeX's own."""
+        """Read an item of a list; an item in braces is a set of one, unless TeX needs the braces for grouping."""
         item = self._read_item(low, high)
         braced = self._tokens[low].kind == "{" and self._match[low] == high - 1
         tex = braced and any(token.kind in ("over", "choose") for token in self._tokens[low:high])
         return Group("braces", (item,)) if braced and not tex else item
 
     def _strip_braces(self, low: int, high: int) -> tuple[int, int]:
-        """Strip braces around the whole range, which are TeX's own."""
+        """Strip braces around the whole range, which are TeX grouping."""
         while high - low > 1 and self._tokens[low].kind == "{" and self._match[low] == high - 1:
             low, high = low + 1, high - 1
         return low, high
@@ -198,7 +198,7 @@ class _Reader:
         return relation._replace(named=find_label(first) is not None or has_function_application(first))
 
     def _read_sides(self, ranges: list[tuple[int, int]], signs: list[str]) -> Iterator[Value]:
-        """Read the sides of a chain; of equal values, `x = 17 + 25 = 42`, one evaluated side suffices."""
+        """Read the sides of a chain; for equal values, `x = 17 + 25 = 42`, one evaluated side suffices."""
         before, computed_flags = self._computed, list[bool]()
         for bounds in ranges:
             self._computed = False
@@ -214,7 +214,7 @@ class _Reader:
         return Text(name.text) if name is not None and name.certain else self._read_mathematics(low, high)
 
     def _read_approximation(self, ranges: list[tuple[int, int]], signs: list[str]) -> Value:
-        """Read a chain with `≈`: after a value comes a rounded value, after a name its value."""
+        """Read a chain with `≈`: after a value stands a rounded value, after a name the value itself."""
         cut = signs.index("≈")
         exact, rough = (self._read_side(*ranges[at]) for at in (cut, cut + 1))
         if cut == 0 and is_name(exact):
@@ -294,7 +294,7 @@ class _Reader:
         return self._make_matrix([self._split(*row, frozenset({"cell"})) for row in rows])
 
     def _split_rows(self, low: int, high: int) -> list[list[tuple[int, int]]]:
-        """Return the cells of each row of `[[1,2],[3,4]]`; empty if the items are no rows."""
+        """Return the cells of each row of `[[1,2],[3,4]]`; empty if the items are not rows."""
         rows = self._split(low, high, frozenset({","}))
         if not all(self._tokens[start].kind == "[" and self._match[start] == end - 1 for start, end in rows):
             return []

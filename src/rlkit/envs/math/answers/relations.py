@@ -38,7 +38,7 @@ class LabelledValue(NamedTuple):
 
 
 def split_label(value: Value) -> LabelledValue | None:
-    """Return the label and the value of an equation with a label on one side, which the other does not contain."""
+    """Return the label and the value of an equation with a label on one side; the other side must not contain it."""
     if not isinstance(value, Relation) or value.signs != ("=",):
         return None
     left, right = value.sides
@@ -49,7 +49,7 @@ def split_label(value: Value) -> LabelledValue | None:
 
 
 def make_relation(signs: tuple[str, ...], sides: tuple[Value, ...]) -> Value:
-    r"""Return a relation; a chain of equal values becomes the last one, and `x=\pm 3` a list.
+    r"""Return a relation; a chain of equal values becomes the last one, and `x=\pm 3` becomes a list.
 
     Raises:
         UnsupportedError: a chain of equations that are not all identities.
@@ -80,7 +80,7 @@ def make_list(items: Sequence[Value], *, alternatives: bool, conditions: bool) -
         conditions: whether only `and` joins them: the intersection of inequalities.
 
     Raises:
-        UnsupportedError: inequalities separated by commas, or that cannot be joined.
+        UnsupportedError: inequalities are separated by commas or cannot be joined.
     """
     if len(items) == 1:
         return items[0]
@@ -102,7 +102,7 @@ def make_list(items: Sequence[Value], *, alternatives: bool, conditions: bool) -
 
 
 def expand_plus_minus(value: Value) -> tuple[Value, ...]:
-    r"""Return the values with the upper and the lower signs of `\pm`; without it, the value alone."""
+    r"""Return the values with the upper and the lower signs of `\pm`; a value without `\pm` alone."""
     if not isinstance(value, Scalar) or not any(part == PLUS_MINUS for part in walk(value.expression)):
         return (value,)
     builder = Builder()
@@ -157,7 +157,7 @@ def _label(side: Value) -> str | None:
 
 
 def _has_variables(sides: Sequence[Value]) -> bool:
-    """Tell whether any side contains a variable, or is no expression."""
+    """Tell whether any side contains a variable, or is not an expression."""
     return not all(isinstance(side, Scalar) and not find_variables(side.expression) for side in sides)
 
 

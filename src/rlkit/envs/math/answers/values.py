@@ -36,7 +36,7 @@ class Scalar(NamedTuple):
 class Group(NamedTuple):
     """Values separated by commas: without brackets, in braces, in parentheses, or in square brackets.
 
-    A group of kind `braces` is an item of a list without brackets. Its braces may be TeX's own or a set's: `{1}, {2}`.
+    A group of kind `braces` is an item of a list without brackets. Its braces may be TeX grouping or a set: `{1}, {2}`.
     """
 
     kind: Kind

@@ -57,7 +57,7 @@ def _strip_marks(text: str) -> str:
 
 
 def _strip_lead_in(text: str) -> str:
-    r"""Remove lead-ins such as `The answer is` and `**Answer:**`, also where emphasis spans lead-in and answer."""
+    r"""Remove lead-ins such as `The answer is` and `**Answer:**`; emphasis may span lead-in and answer."""
     marks = _MARKS.match(text)
     unmarked = text[marks.end() :] if marks else text
     lower = unmarked.lower()
@@ -74,7 +74,7 @@ def _strip_lead_in(text: str) -> str:
 
 
 def _strip_end(text: str) -> str:
-    r"""Remove full stops and commas at the end; those of an ellipsis and of `\,` stay."""
+    r"""Remove full stops and commas at the end, except those of an ellipsis or `\,`."""
     while text and text[-1] in _ENDS and not _ELLIPSIS.search(text):
         if text[:-1].endswith("\\"):
             return text

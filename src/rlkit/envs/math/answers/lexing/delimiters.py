@@ -1,6 +1,6 @@
-r"""Delimiters sized by TeX, with `\left`, `\right` or `\bigl`, and the empty ones, `\left.` and `\right.`.
+r"""Removal of TeX's sizes of delimiters (`\left`, `\right`, `\bigl`) and of empty delimiters (`\left.`, `\right.`).
 
-Invariant: an empty delimiter is removed together with its point; the text between two delimiters is unchanged.
+Invariant: an empty delimiter is removed together with its dot; the text between two delimiters is unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlkit.envs.math.answers.lexing.parse_errors import MalformedError, Unsuppor
 
 _BARS = frozenset({"|", r"\vert", r"\rvert", r"\mid", r"\|"})
 _BRACES = frozenset({r"\{", r"\lbrace"})
-_POINT = "."
+_DOT = "."
 
 
 def remove_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
@@ -36,29 +36,29 @@ def remove_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
             output.append(lexeme)
             continue
         at = skip_blanks(pending, at)
-        delimiter = pending[at][0] if at < len(pending) and pending[at][0] == _POINT else "".join(pending[at : at + 1])
-        if delimiter in ("", _POINT):
-            at = _drop_point(pending, at)
+        delimiter = pending[at][0] if at < len(pending) and pending[at][0] == _DOT else "".join(pending[at : at + 1])
+        if delimiter in ("", _DOT):
+            at = _drop_dot(pending, at)
         if lexeme == r"\left":
             open_delimiters.append(delimiter)
         elif lexeme == r"\right" and open_delimiters:
             _check_pair(open_delimiters.pop(), delimiter)
-        elif lexeme == r"\right" and delimiter in ("", _POINT):
+        elif lexeme == r"\right" and delimiter in ("", _DOT):
             raise MalformedError(r"a \right. without its \left")
-    if not {"", _POINT}.isdisjoint(open_delimiters):
+    if not {"", _DOT}.isdisjoint(open_delimiters):
         raise MalformedError(r"a \left. without its \right")
     return output
 
 
-def _drop_point(lexemes: list[str], at: int) -> int:
-    """Remove the point of the lexeme at an index, and return the next index; `.3`, `.5` becomes `3.5`."""
+def _drop_dot(lexemes: list[str], at: int) -> int:
+    """Remove the leading dot of a lexeme and return the next index; `.3`, `.5` are joined to `3.5`."""
     if at >= len(lexemes):
         return at
     after = lexemes[at][1:]
     if not after:
         return at + 1
     following = "".join(lexemes[at + 1 : at + 2])
-    if after.isdecimal() and following[:1] == _POINT and following[1:].isdecimal():
+    if after.isdecimal() and following[:1] == _DOT and following[1:].isdecimal():
         lexemes[at + 1] = after + following
         return at + 1
     lexemes[at] = after
@@ -66,8 +66,8 @@ def _drop_point(lexemes: list[str], at: int) -> int:
 
 
 def _check_pair(opening: str, closing: str) -> None:
-    is_empty = closing in ("", _POINT)  # cleaning has removed a full stop at the end
-    if opening == _POINT and closing in _BARS:
+    is_empty = closing in ("", _DOT)  # `clean` has removed a dot at the end
+    if opening == _DOT and closing in _BARS:
         raise UnsupportedError("an evaluation at a point")
     if opening in _BRACES and is_empty:
         raise UnsupportedError("a system of equations")

@@ -1,6 +1,6 @@
-r"""Lexemes, the parts of tokens: `\frac`, `12.5`, `abc`, `{`, blanks.
+r"""Splitting of a text into lexemes, the parts of tokens: `\frac`, `12.5`, `abc`, `{`, blanks.
 
-Invariant: the joined lexemes are the text with Unicode signs replaced by LaTeX; the length is limited.
+Invariant: the joined lexemes are the text with Unicode symbols replaced by LaTeX; the length of both is limited.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def split_lexemes(text: str) -> list[str]:
     """Split a text into lexemes, or raise `LimitError` if it is too long."""
     if len(text) > MAX_CHARS:
         raise LimitError(f"more than {MAX_CHARS} characters")
-    return find_lexemes(_ascii(text))
+    return split_ascii_lexemes(_ascii(text))
 
 
-def find_lexemes(text: str) -> list[str]:
-    """Split a text without Unicode signs into lexemes."""
+def split_ascii_lexemes(text: str) -> list[str]:
+    """Split a text without Unicode symbols into lexemes."""
     return _LEXEME.findall(text)
 
 
@@ -66,7 +66,7 @@ def skip_blanks(lexemes: Sequence[str], at: int) -> int:
 
 
 def _ascii(text: str) -> str:
-    """Replace Unicode signs by LaTeX where it has them."""
+    """Replace Unicode symbols that have an equivalent in LaTeX."""
     text = _RUPEES.sub("₹", _DOLLARS.sub(r"\\$", text))
     if text.isascii():
         return text

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlkit.envs.math.answers.lexing.cleaning import clean, is_lead_in
 from rlkit.envs.math.answers.lexing.delimiters import remove_empty_delimiters
-from rlkit.envs.math.answers.lexing.lexemes import find_lexemes, read_group, skip_blanks, split_lexemes
+from rlkit.envs.math.answers.lexing.lexemes import read_group, skip_blanks, split_ascii_lexemes, split_lexemes
 from rlkit.envs.math.answers.lexing.notation import (
     ALIASES,
     CURRENCY_COMMANDS,
@@ -40,10 +40,10 @@ class Token(NamedTuple):
 
     Args:
         kind: `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself.
-        text: source text; of a `text`, its content.
+        text: source text; for the kind `text`, its content.
         spaced: whether a blank precedes it.
         grouped: whether it is a number with commas between thousands, which may also be a list.
-        whole: whether it is a number without a point.
+        whole: whether it is a number without a decimal point.
     """
 
     kind: str
@@ -186,7 +186,7 @@ class _Lexer:
         raise UnsupportedError("an ellipsis")
 
     def _drop_measure(self) -> None:
-        r"""Drop the sign and, in `m\angle ABC`, the `m` of its measure."""
+        r"""Drop the angle sign and, in `m\angle ABC`, the `m` before it."""
         if self._tokens and self._tokens[-1].kind in ("symbol", "text") and self._tokens[-1].text.strip() == "m":
             self._tokens.pop()
 
@@ -209,7 +209,7 @@ class _Lexer:
         return content
 
     def _read_barred(self) -> None:
-        """Read a barred letter as another letter, ignore a bar over several, and reject one over digits."""
+        """Read a barred letter as a letter of its own; ignore a bar over several letters; reject a bar over digits."""
         start = self._at
         content = self._read_group().strip()
         if content.replace(".", "").isdecimal():
@@ -220,14 +220,14 @@ class _Lexer:
             self._at = start
 
     def _read_text(self, content: str) -> None:
-        """Read a text that begins with a number, or is a letter, as formula, and any other as one token."""
+        """Read a text as a formula if it begins with a number or is a letter, and otherwise as one token."""
         stripped = content.strip()
         if stripped in FUNCTIONS:
             self._push("function", FUNCTIONS[stripped])
         elif stripped in ("and", "or", ", and", ", or", "and/or"):
             self._push("or" if stripped.endswith("or") else "and", stripped)
         elif stripped.startswith("$") and stripped.endswith("$"):
-            self._lexemes[self._at : self._at] = find_lexemes(stripped.strip("$"))
+            self._lexemes[self._at : self._at] = split_ascii_lexemes(stripped.strip("$"))
         elif stripped in CURRENCY_CODES or stripped in CURRENCY_COMMANDS or stripped in CURRENCIES:
             name = CURRENCY_COMMANDS.get(stripped, stripped)
             self._push("currency", CURRENCIES.get(name, name))
@@ -240,9 +240,9 @@ class _Lexer:
         elif not self._tokens and is_lead_in(stripped):
             self._spaced = True
         elif not self._tokens and (cleaned := clean(stripped)) != stripped and _NUMERAL.match(cleaned):
-            self._lexemes[self._at : self._at] = find_lexemes(cleaned)
+            self._lexemes[self._at : self._at] = split_ascii_lexemes(cleaned)
         elif _NUMERAL.match(stripped) or (len(stripped) == 1 and stripped.islower() and stripped not in _UNIT_LETTERS):
-            self._lexemes[self._at : self._at] = find_lexemes(stripped)
+            self._lexemes[self._at : self._at] = split_ascii_lexemes(stripped)
         elif stripped and stripped != ".":
             self._push("text", content)
 
@@ -293,7 +293,7 @@ class _Lexer:
         return kinds[-1:] in (["°"], [r"\circ"]) or kinds == [r"\circ", "}"]
 
     def _is_beside_number(self) -> bool:
-        """Tell whether letters are a currency, unlike those of `\\angle CAD`."""
+        """Tell whether letters beside a number are a currency, unlike those of `\\angle CAD`."""
         at = skip_blanks(self._lexemes, self._at)
         following = "".join(self._lexemes[at : at + 2]).lstrip("~-.")
         return following[:1].isdecimal() or (self._tokens != [] and self._tokens[-1].kind == "number")

@@ -27,7 +27,7 @@ class Numeral(NamedTuple):
     Args:
         text: digits, with the period in parentheses.
         grouped: whether commas separate its thousands, so that it may also be a list.
-        whole: whether it has no point.
+        whole: whether it has no decimal point.
         end: index after it.
     """
 
@@ -53,7 +53,7 @@ def read_numeral(lexemes: Sequence[str], at: int, *, thousands: bool, is_opened:
 
     Raises:
         LimitError: it has too many digits, or too large a power of ten.
-        UnsupportedError: it is a product or has a period in parentheses: `0.1(6)`.
+        UnsupportedError: it may be a product or a repeating decimal: `0.1(6)`.
     """
     digits, at = lexemes[at], at + 1
     grouped = False

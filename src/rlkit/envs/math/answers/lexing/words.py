@@ -146,7 +146,7 @@ def _raise_unit(unit: Unit, power: int) -> Unit:
 
 
 def compare_dimensions(first: Unit, second: Unit) -> bool | None:
-    """Tell whether two measures may be compared; None if their names leave it open: dollars, and those of Canada."""
+    """Tell whether two measures may be compared; None if undecided: dollars, and dollars of Canada."""
     if first.dimension == second.dimension:
         return True
     are_dollars = all(unit.dimension.startswith("dollars") for unit in (first, second))
@@ -154,7 +154,7 @@ def compare_dimensions(first: Unit, second: Unit) -> bool | None:
 
 
 def are_pounds(first: Unit | None, second: Unit | None) -> bool:
-    """Tell whether one unit is the currency and the other, by its name, either the currency or the weight."""
+    """Tell whether one unit is the pound sterling and the other is `pound`, which is the currency or the weight."""
     return {first, second} == {UNITS["pound"], UNITS["poundsterling"]}
 
 
