@@ -154,22 +154,22 @@ class Plain(Env):
 def test_a_healthy_environment_passes(env: object) -> None:
     report = report_of(env)
     assert report.ok, failed(report)
-    assert status(report, "deterministic") == "passed"
+    assert status(report, "determinism") == "passed"
     assert status(report, "clean-up") == "passed"
 
 
 def test_what_does_not_apply_is_skipped_with_its_reason() -> None:
     report = report_of(Plain())
     assert status(report, "gold answer") == "skipped"
-    assert status(report_of(Sum()), "token-exact") == "skipped"
+    assert status(report_of(Sum()), "token prefix") == "skipped"
     assert all(finding.detail for finding in report.findings)
 
 
 def test_turns_and_segments_are_counted() -> None:
     details = {finding.check: finding.detail for finding in report_of(Guess()).findings}
-    assert details["token-exact"] == "up to 4 turns, each of which extends the one before"
+    assert details["token prefix"] == "up to 4 turns, each of which extends the one before"
     details = {finding.check: finding.detail for finding in report_of(Plain()).findings}
-    assert details["token-exact"] == "up to 3 turns in 2 segments"
+    assert details["token prefix"] == "up to 3 turns in 2 segments"
 
 
 # --- the reward depends on more than the reply
@@ -255,11 +255,11 @@ class Crowded(Sum):
     ids=lambda env: type(env).__name__,
 )
 def test_a_reward_that_depends_on_more_than_the_reply_is_found(env: object) -> None:
-    assert "deterministic" in failed(report_of(env))
+    assert "determinism" in failed(report_of(env))
 
 
 def test_a_reward_that_depends_on_wall_time_is_said_to() -> None:
-    assert "clock" in failed(report_of(Afternoon()))["deterministic"].detail
+    assert "clock" in failed(report_of(Afternoon()))["determinism"].detail
 
 
 class Dice(Lucky):
@@ -267,7 +267,7 @@ class Dice(Lucky):
 
 
 def test_chance_that_belongs_to_the_task_is_not_a_fault() -> None:
-    assert status(report_of(Dice()), "deterministic") == "skipped"
+    assert status(report_of(Dice()), "determinism") == "skipped"
 
 
 def test_forced_chance_lies_beyond_any_threshold() -> None:
@@ -334,7 +334,7 @@ def test_an_environment_that_does_not_end_is_found(env: object, message: str, mo
         monkeypatch.setattr("rlkit.check.forked_process.MARGIN_S", 60.0)
     report = report_of(env, timeout_s=0.3)
     assert message in failed(report)["time limit"].detail
-    assert status(report, "deterministic") == "skipped"
+    assert status(report, "determinism") == "skipped"
 
 
 # --- it changes
@@ -397,7 +397,7 @@ class Memo(Sum):
     ids=lambda value: type(value).__name__,
 )
 def test_an_environment_that_changes_between_rollouts_is_found(env: object, where: str) -> None:
-    assert where in failed(report_of(env))["unchanged"].detail
+    assert where in failed(report_of(env))["environment state"].detail
 
 
 # --- its grader is wrong
@@ -539,8 +539,8 @@ class Mutator(Env):
         (Silent(), "prompt"),
         (Deaf(), "prompt"),
         (Unlimited(), "turn limit"),
-        (Editor(), "token-exact"),
-        (Mutator(), "token-exact"),
+        (Editor(), "token prefix"),
+        (Mutator(), "token prefix"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Env) else value,
 )
@@ -618,7 +618,7 @@ def test_what_a_rollout_leaves_behind_is_found(env: object, name: str, message: 
 def test_an_environment_that_cannot_be_pickled_is_found_and_played_all_the_same() -> None:
     env = Sum()
     env.lock = threading.Lock()  # type: ignore[attr-defined]
-    assert set(failed(report_of(env))) == {"picklable"}
+    assert set(failed(report_of(env))) == {"pickling"}
 
 
 # --- sources of tasks

@@ -23,7 +23,7 @@ def test_a_run_that_trains_on_what_was_sampled_is_0(rlkit: Callable[..., Any], r
     assert result.exit_code == 0
     assert "in 72 turns of 18 episodes are trained on, each where it was sampled" in result.stdout
     found = json.loads(rlkit("audit", run, "--json").stdout)
-    assert (found["ok"], found["envs"]["words"]["groups"], found["envs"]["words"]["cut"]) == (True, 6, 0)
+    assert (found["ok"], found["envs"]["words"]["groups"], found["envs"]["words"]["cut_tokens"]) == (True, 6, 0)
 
 
 def test_the_first_token_that_was_not_sampled_where_it_is_trained_on_is_named(

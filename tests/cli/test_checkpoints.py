@@ -100,7 +100,7 @@ def test_the_checkpoints_of_a_run_are_listed_newest_first(trained: Trained, rlki
     rows = json.loads(result.stdout)
     assert [row["step"] for row in rows] == [3, 2, 1]
     assert rows[0]["path"] == last(trained).state
-    assert all(row["kept"] and row["kind"] == "training" and row["size_bytes"] > 1000 for row in rows)
+    assert all(row["exists"] and row["kind"] == "training" and row["size_bytes"] > 1000 for row in rows)
     assert trained.result.best_checkpoint is not None
     assert [row["step"] for row in rows if row["best"]] == [trained.result.best_checkpoint.step]
     shown = rlkit("checkpoints", "list", "first").stdout.splitlines()

@@ -100,7 +100,7 @@ def test_checkpoints_are_deleted_with_what_belongs_to_them_and_only_after_a_yes(
     one = run.saved[0]
     assert rlkit("checkpoints", "delete", one.sampler, "--yes").exit_code == 0
     result = json.loads(rlkit("checkpoints", "delete", one.state, "--yes", "--json").stdout)
-    assert (result["done"], [row["path"] for row in result["checkpoints"]]) == (1, [one.state])
+    assert (result["changed_count"], [row["path"] for row in result["checkpoints"]]) == (1, [one.state])
     assert kept(rlkit) == run.paths(2, 3)
     assert [saved.step for saved in checkpoints(run.directory)] == [2, 3]
     assert rlkit("checkpoints", "delete", one.state, "--yes").exit_code == 2  # it is gone

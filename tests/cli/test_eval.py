@@ -130,8 +130,8 @@ def test_what_was_played_is_told_by_environment_and_by_task(
     assert lines[5].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]
     assert len(rlkit("eval", "a.yaml").stdout.splitlines()) == 4
     record = json.loads(rlkit("eval", "a.yaml", "--json").stdout)
-    assert record["envs"]["sums"]["ended"] == {"completed": 2, "failed": 1, "solved": 1}
-    assert record["tasks"][0]["ended"] == {"solved": 1, "completed": 1}
+    assert record["envs"]["sums"]["endings"] == {"completed": 2, "failed": 1, "solved": 1}
+    assert record["tasks"][0]["endings"] == {"solved": 1, "completed": 1}
 
 
 @pytest.mark.parametrize(

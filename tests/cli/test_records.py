@@ -62,7 +62,7 @@ def test_the_best_constructions_are_listed_with_what_is_proven_and_drawn(rlkit: 
 def test_records_are_data_for_programs(rlkit: Callable[..., Any], run: Path) -> None:
     told = json.loads(rlkit("records", "first", "--json", "--no-draw").stdout)
     found = told["records"]
-    assert "a scripted search without a model reaches" in told["known"]["erdos"]
+    assert "a scripted search without a model reaches" in told["known_results"]["erdos"]
     assert [one["value"] for one in found["erdos"]] == sorted(one["value"] for one in found["erdos"])
     assert len(found["erdos"]) == 3  # what was no better than a record is none
     assert found["erdos"][0]["certificate"]["bound"] == "0.3808753233"

@@ -52,7 +52,7 @@ def test_a_task_that_is_not_is_1_and_says_why(rlkit: Callable[..., Any]) -> None
         "good": ("sound", ""),
         "bad": ("broken", "why"),
     }
-    assert [task["said"] for task in record["tasks"] if task["task_id"] == "bad"] == [["one", "two \x1b[2J"]]
+    assert [task["output"] for task in record["tasks"] if task["task_id"] == "bad"] == [["one", "two \x1b[2J"]]
     lines = rlkit("tasks", "check", "tasks").stdout.splitlines()
     assert [line.strip() for line in lines[-3:] if "|" in line] == ["| one", "| two ?[2J"]
 

@@ -95,14 +95,14 @@ OLD_SETTINGS = {
     "high": "envs: {words: {curriculum: {name: filter, high: 0.8}}}",
     "low": "envs: {words: {curriculum: {name: filter, low: 0.2}}}",
     "lower": "best: {lower: true}",
-    "max_concurrent": "rollouts: {max_concurrent: 4}",
-    "max_replaced_groups": "batch: {max_replaced: 4}",
+    "max_live": "rollouts: {max_live: 4}",
+    "max_replaced": "batch: {max_replaced: 4}",
     "newest": "envs: {words: {curriculum: {name: filter, newest: 0.2}}}",
     "quantile": "advantage: {name: quantile, quantile: 0.3}",
     "recheck": "envs: {words: {curriculum: {name: filter, recheck: 4}}}",
     "recorded": f"envs: {{words: {{env: {__name__}:tasks_with_an_old_parameter}}}}",
     "solved": "envs: {words: {curriculum: {name: target, solved: 0.5}}}",
-    "overlong": "batch: {overlong: drop}",
+    "too_long": "batch: {too_long: drop}",
 }
 
 

@@ -30,7 +30,7 @@ def test_a_task_is_scored_over_its_attempts() -> None:
         "attempts": 4,
         "solved": 1,
         "reward": 0.5,
-        "ended": {"solved": 1, "completed": 2, "failed": 1},
+        "endings": {"solved": 1, "completed": 2, "failed": 1},
     }
     assert count_endings([score, score]) == {"completed": 4, "failed": 2, "solved": 2}
 

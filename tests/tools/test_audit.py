@@ -88,12 +88,12 @@ def test_a_token_that_is_trained_on_twice_or_never_is_a_mismatch() -> None:
     (datum,) = made(group)
     assert "sequence 1: token 4" in (check(group, [datum, datum]).mismatch or "")
     assert check(group, []).mismatch == "member 0, turn 0: sampled token 1 is in no training sequence"
-    assert check(group, [], whole=False).cut == 3
+    assert check(group, [], whole=False).cut_tokens == 3
 
 
 def test_tokens_past_the_longest_sequence_are_counted() -> None:
     found = asyncio.run(audit_group(of(CHAIN), max_tokens=5))
-    assert (found.mismatch, found.tokens, found.cut) == (None, 3, 3)
+    assert (found.mismatch, found.tokens, found.cut_tokens) == (None, 3, 3)
 
 
 pieces = st.sampled_from(["", "a", " b ", "<think>c</think>d", "<think>e", "é", "<tool_call>{}</tool_call>"])
@@ -119,6 +119,6 @@ def test_every_trained_token_of_any_history_was_sampled_where_it_stands(
         group = of(*[await play(script) for script in members])
         sampled = sum(one.sampled_tokens for one in group.episodes)
         found = await audit_group(group)
-        assert (found.mismatch, found.tokens, found.cut) == (None, sampled, 0)
+        assert (found.mismatch, found.tokens, found.cut_tokens) == (None, sampled, 0)
 
     asyncio.run(main())

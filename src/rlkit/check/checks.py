@@ -265,19 +265,19 @@ class Check:
 
 CHECKS = (
     Check("task source", _check_task_source, "let next() depend on the seed and on state_dict() only"),
-    Check("picklable", _check_pickling, "define the class at the top of a module, without files, locks or clients"),
+    Check("pickling", _check_pickling, "define the class at the top of a module, without files, locks or clients"),
     Check("prompt", _check_prompt, "request a reply from the policy, with a prompt that is not empty"),
     Check("gold answer", _check_gold_answer, "give env.gold the reward env.max_reward (or 1.0), or correct env.gold"),
     Check("empty answer", _check_empty_answer, "make the grader reject a reply without an answer"),
-    Check("token-exact", _check_exact_tokens, "append reply.message unchanged; do not edit earlier messages"),
+    Check("token prefix", _check_exact_tokens, "append reply.message unchanged; do not edit earlier messages"),
     Check("turn limit", _check_turn_limit, "catch rlkit.LimitReached around the policy and grade the turns so far"),
     Check("clean-up", _check_clean_up, "close resources in a `finally`, and await the tasks that a rollout starts"),
     Check("cancellation", _check_cancellation, "do not catch CancelledError, and close resources in a `finally`"),
     Check("odd replies", _check_odd_replies, "give text that cannot be parsed the finite reward of a wrong answer"),
-    Check("unchanged", _check_unchanged, "keep the state of an episode in local variables of rollout"),
+    Check("environment state", _check_unchanged, "keep the state of an episode in local variables of rollout"),
     Check("reward range", _check_reward_range, "return a finite number, at most env.max_reward if there is one"),
     Check(
-        "deterministic", _check_determinism, "compute the reward from task and reply alone, or set `stochastic = True`"
+        "determinism", _check_determinism, "compute the reward from task and reply alone, or set `stochastic = True`"
     ),
 )
 """All checks, in their order."""

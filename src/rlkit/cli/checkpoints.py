@@ -143,9 +143,9 @@ def ttl(
     checkpoints = [replace(checkpoint, expires=expires) for checkpoint in selection.checkpoints]
     expiry = "never" if days is None else f"in {days:g} days"
     if dry_run or not checkpoints:
-        return _print(output, checkpoints, f"would expire {expiry}", done=0)
+        return _print(output, checkpoints, f"would expire {expiry}", changed=0)
     run_terminable(set_expiry(selection, ttl_s=ttl_s, now=checkpoint_filter.now, note=output.note))
-    return _print(output, checkpoints, f"expire {expiry}", done=len(checkpoints))
+    return _print(output, checkpoints, f"expire {expiry}", changed=len(checkpoints))
 
 
 def download(
@@ -199,7 +199,7 @@ def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_ru
 
     checkpoints = selection.checkpoints
     if dry_run or not checkpoints:
-        return _print(output, checkpoints, "would be deleted", done=0)
+        return _print(output, checkpoints, "would be deleted", changed=0)
     if not yes:
         output.note("\n".join(_line(asdict(checkpoint)) for checkpoint in checkpoints))
         if not _confirm(f"delete {_amount(checkpoints)}, permanently?", output):
@@ -208,7 +208,7 @@ def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_ru
     deleted, failures = run_terminable(delete_checkpoints(selection, note=output.note))
     for failure in failures:
         output.error(str(failure))
-    _print(output, deleted, "deleted", done=len(deleted))
+    _print(output, deleted, "deleted", changed=len(deleted))
     return NOT_ALL if failures else 0
 
 
@@ -220,10 +220,10 @@ def _confirm(question: str, output: Output) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _print(output: Output, checkpoints: Sequence[StoredCheckpoint], verb: str, *, done: int) -> int:
+def _print(output: Output, checkpoints: Sequence[StoredCheckpoint], verb: str, *, changed: int) -> int:
     rows = [asdict(checkpoint) for checkpoint in checkpoints]
     lines = [*map(_line, rows), f"{_amount(checkpoints)} {verb}"] if rows else ["there is no such checkpoint"]
-    output.result({"done": done, "checkpoints": rows}, "\n".join(lines))
+    output.result({"changed_count": changed, "checkpoints": rows}, "\n".join(lines))
     return 0
 
 
@@ -235,7 +235,7 @@ def _amount(checkpoints: Sequence[StoredCheckpoint]) -> str:
 def _line(row: Mapping[str, Data]) -> str:
     """Render a checkpoint as `step 20      tinker://…  1.2 MiB  expires 2026-12-01  best`."""
     parts = [f"step {row['step']:<6}" if "step" in row else f"{row['kind']:<8}", str(row["path"])]
-    if row.get("kept") is False:
+    if row.get("exists") is False:
         parts.append("gone")
     if isinstance(size := row.get("size_bytes"), int):
         parts.append(f"{size / _MIB:,.1f} MiB")

@@ -127,8 +127,8 @@ def records(
             lines.append(f"{env}: no records: no construction improves on the initial ones")
         for rank, (record, picture) in enumerate(pairs, 1):
             lines += [f"{env} {rank}: {record}", *([f"    drawn in {picture}"] if picture else [])]
-        if search.known:
-            lines.append(f"{env}, for comparison: {search.known}")
-    comparisons = {env: search.known for env, search in searches.items()}
-    output.result({"run": directory.name, "records": envs, "known": comparisons}, "\n".join(lines))
+        if search.known_results:
+            lines.append(f"{env}, for comparison: {search.known_results}")
+    known_results = {env: search.known_results for env, search in searches.items()}
+    output.result({"run": directory.name, "records": envs, "known_results": known_results}, "\n".join(lines))
     return 0

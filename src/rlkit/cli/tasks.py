@@ -76,7 +76,7 @@ def convert(
     for path in conversion.folders:
         lines += [f"made    {path}", *(f"        {line}" for line in differences.get(path.name, ()))]
     lines += [f"failed  {name}: {reason}" for name, reason in conversion.failed.items()]
-    record = {"made": [str(path) for path in conversion.folders], "failed": dict(conversion.failed)}
+    record = {"folders": [str(path) for path in conversion.folders], "failed": dict(conversion.failed)}
     output.result({**record, "differences": differences}, "\n".join(lines))
     return FAULTS_FOUND if conversion.failed else 0
 

@@ -49,7 +49,7 @@ class EvaluationReport:
     def to_json(self) -> dict[str, Json]:
         """Return the report as JSON."""
         envs: dict[str, Json] = {
-            name: {**row, "ended": self._count_endings(name), "scores": self.scores[name]}
+            name: {**row, "endings": self._count_endings(name), "scores": self.scores[name]}
             for name, row in self.rows.items()
         }
         return {"envs": envs, "tasks": [score.to_json() for score in self.tasks], "metrics": self.metrics}

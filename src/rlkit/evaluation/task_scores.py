@@ -38,7 +38,7 @@ class TaskScore:
     def to_json(self) -> dict[str, Json]:
         """Return the score as JSON."""
         counts: dict[str, Json] = {"attempts": self.attempts, "solved": self.solved, "reward": self.reward}
-        return {"env": self.env, "task": self.task, **counts, "ended": dict(self.endings)}
+        return {"env": self.env, "task": self.task, **counts, "endings": dict(self.endings)}
 
 
 def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:

@@ -87,7 +87,7 @@ class RedTeamReport:
             "ok": self.ok,
             "cheats": [{**asdict(row), "result": row.result} for row in summarise(self)],
             "attempts": [asdict(attempt) for attempt in self.attempts],
-            "not_attacked": dict(self.skipped_tasks),
+            "skipped_tasks": dict(self.skipped_tasks),
         }
 
 

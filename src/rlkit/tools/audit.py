@@ -34,7 +34,7 @@ class Audit:
         turns: turns of these episodes.
         sequences: training sequences of these episodes.
         tokens: trained tokens that match a sampled token at the same position.
-        cut: sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`.
+        cut_tokens: sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`.
         mismatch: first difference from the record, or the draws that occur in several steps. Counting stops at a
             mismatch.
     """
@@ -44,7 +44,7 @@ class Audit:
     turns: int = 0
     sequences: int = 0
     tokens: int = 0
-    cut: int = 0
+    cut_tokens: int = 0
     mismatch: str | None = None
 
     def __add__(self, other: Audit) -> Audit:
@@ -54,12 +54,12 @@ class Audit:
             self.turns + other.turns,
             self.sequences + other.sequences,
             self.tokens + other.tokens,
-            self.cut + other.cut,
+            self.cut_tokens + other.cut_tokens,
             self.mismatch or other.mismatch,
         )
 
     def __str__(self) -> str:
-        cut = f"; {self.cut:,} more are left out because of batch.max_tokens" if self.cut else ""
+        cut = f"; {self.cut_tokens:,} more are left out because of batch.max_tokens" if self.cut_tokens else ""
         return (
             f"{self.tokens:,} tokens in {self.turns:,} turns of {self.episodes:,} episodes are trained on, each "
             f"where it was sampled{cut}"

@@ -136,7 +136,7 @@ async def list_checkpoints(
 ) -> list[dict[str, Json]]:
     """Describe the checkpoints of the account or of a run, newest first.
 
-    The checkpoints of a run also have `step`, `best` and `kept`. `kept` is false if the service has deleted the
+    The checkpoints of a run also have `step`, `best` and `exists`. `exists` is false if the service has deleted the
     checkpoint.
     """
     checkpoint_filter = checkpoint_filter or CheckpointFilter()
@@ -157,7 +157,7 @@ async def list_checkpoints(
     for checkpoint in reversed(saved):
         stored = stored_by_path.get(checkpoint.state)
         if stored is not None or checkpoint_filter.selects_all:
-            row = {"step": checkpoint.step, "best": checkpoint == best, "kept": stored is not None}
+            row = {"step": checkpoint.step, "best": checkpoint == best, "exists": stored is not None}
             rows.append({**row, "path": checkpoint.state, **({} if stored is None else asdict(stored))})
     return rows
 

@@ -68,10 +68,10 @@ def test_an_environment_that_failed_is_no_fault_of_the_task(cache: Path, tmp_pat
             find_tasks(tmp_path), environment=make_environment("tests.envs.harbor.environments:SaysWhyNot", {}), jobs=1
         )
     )
-    assert (one.finding, one.ok, one.solution, one.nothing) == ("environment failed", False, None, None)
+    assert (one.finding, one.ok, one.solution_rewards, one.no_op_rewards) == ("environment failed", False, None, None)
     assert one.detail.startswith("its solution: RuntimeError: docker compose failed")
-    assert one.said[-1] == "no space left on device"
-    assert "layer 1" not in one.said
+    assert one.output[-1] == "no space left on device"
+    assert "layer 1" not in one.output
     assert len(one.detail) < 500
 
 
@@ -79,12 +79,12 @@ def test_the_last_lines_of_tests_that_fail_are_kept(cache: Path, tmp_path: Path)
     write_task(tmp_path / "noisy", test="#!/bin/bash\nseq 100\necho 'assert 1 == 2' >&2\n")
     one = checked(tmp_path)["noisy"]
     assert one.finding == "broken"
-    assert "assert 1 == 2" in one.said
-    assert "100" in one.said
-    assert "1" not in one.said
+    assert "assert 1 == 2" in one.output
+    assert "100" in one.output
+    assert "1" not in one.output
 
 
 def test_a_verdict_that_the_agent_wrote_itself_does_not_count(cache: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "hacked", test="#!/bin/bash\necho 0 > /logs/verifier/reward.txt\n")
     (task / "solution" / "solve.sh").write_text("#!/bin/bash\necho '{\"reward\": 1}' > /logs/verifier/reward.json\n")
-    assert checked(tmp_path)["hacked"].solution == {"reward": 0.0}
+    assert checked(tmp_path)["hacked"].solution_rewards == {"reward": 0.0}

@@ -197,7 +197,7 @@ def test_generated_tasks_are_sound_in_real_trials(cache: Path, monkeypatch: pyte
     wanted = ("train/2-move-file-00", "held-out/3-two-commands-00")
     found = {name: path for name, path in find_tasks(tmp_path / "tasks").items() if name in wanted}
     checks = threads.run(check_tasks(found, environment=make_environment("local"), jobs=2))
-    assert {one.task_id: (one.finding, one.detail, tuple(one.open_ends)) for one in checks} == dict.fromkeys(
+    assert {one.task_id: (one.finding, one.detail, tuple(one.loopholes)) for one in checks} == dict.fromkeys(
         wanted, ("sound", "", ())
     )
 

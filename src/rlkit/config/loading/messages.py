@@ -58,14 +58,14 @@ RENAMED = {
     "high": "max_solve_rate",
     "low": "min_solve_rate",
     "lower": "lower_is_better",
-    "max_concurrent": "max_concurrent",
-    "max_replaced_groups": "max_replaced_groups",
+    "max_live": "max_concurrent",
+    "max_replaced": "max_replaced_groups",
     "newest": "newest_weight",
     "quantile": "level",
     "recheck": "recheck_epochs",
     "recorded": "pin",
     "solved": "solved_reward",
-    "overlong": "overlong",
+    "too_long": "overlong",
 }
 """Keys and values of earlier releases with their replacements, for suggestions."""
 

@@ -27,12 +27,12 @@ class BestRecords:
     Args:
         records: records, best first.
         pictures: PNG file of each record; None if it is not drawn.
-        known: description of the best published results; empty if there are none.
+        known_results: description of the best published results; empty if there are none.
     """
 
     records: Sequence[Record]
     pictures: Sequence[Path | None]
-    known: str
+    known_results: str
 
 
 def best_records(

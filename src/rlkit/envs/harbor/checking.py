@@ -42,20 +42,20 @@ class TaskCheck:
     """Result of the check of a task.
 
     Args:
-        solution: the verifier's numbers for the solution; None if there are none.
-        nothing: the verifier's numbers for doing nothing.
-        said: last lines of output of the tests, or of the environment's engine, about a fault.
-        open_ends: ways for an agent to forge a reward here, and their fixes.
+        solution_rewards: the verifier's numbers for the solution; None if there are none.
+        no_op_rewards: the verifier's numbers for doing nothing.
+        output: last lines of output of the tests, or of the environment's engine, about a fault.
+        loopholes: ways for an agent to forge a reward here, and their fixes.
     """
 
     task_id: str
     finding: Finding
-    solution: Mapping[str, float] | None
-    nothing: Mapping[str, float] | None
+    solution_rewards: Mapping[str, float] | None
+    no_op_rewards: Mapping[str, float] | None
     detail: str
     seconds: float
-    said: Sequence[str] = ()
-    open_ends: Sequence[str] = ()
+    output: Sequence[str] = ()
+    loopholes: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -114,14 +114,14 @@ def render_checks(checks: Sequence[TaskCheck]) -> str:
     width = max(4, *(len(check.task_id) for check in checks)) if checks else 4
     lines = [f"{'task':{width}}  {'':18}  solution  nothing  seconds"]
     for check in checks:
-        rewards = f"{_render_rewards(check.solution):>8}  {_render_rewards(check.nothing):>7}"
+        rewards = f"{_render_rewards(check.solution_rewards):>8}  {_render_rewards(check.no_op_rewards):>7}"
         line = f"{check.task_id:{width}}  {check.finding:18}  {rewards}  {check.seconds:7.1f}  {check.detail}"
         lines.append(line.rstrip())
-        lines += [f"{'':{width}}  | {output}" for output in check.said]
-    for open_end in dict.fromkeys(line for check in checks for line in check.open_ends):
-        names = [check.task_id for check in checks if open_end in check.open_ends]
+        lines += [f"{'':{width}}  | {line}" for line in check.output]
+    for loophole in dict.fromkeys(line for check in checks for line in check.loopholes):
+        names = [check.task_id for check in checks if loophole in check.loopholes]
         more = f" and {len(names) - _TASKS_SHOWN} more" if len(names) > _TASKS_SHOWN else ""
-        lines.append(f"not sealed ({', '.join(names[:_TASKS_SHOWN])}{more}): {open_end}")
+        lines.append(f"not sealed ({', '.join(names[:_TASKS_SHOWN])}{more}): {loophole}")
     return "\n".join(lines)
 
 
@@ -144,11 +144,11 @@ async def _check_task(name: str, path: Path, environment: Environment, gates: Ga
     nothing, solution = trials["nop"], trials.get("oracle")
     finding, detail, output = _judge(solution, nothing)
     rewards = None if solution is None else solution.rewards
-    open_ends = await in_thread(_find_open_ends, path, environment)
-    return TaskCheck(name, finding, rewards, nothing.rewards, detail, time.monotonic() - start_s, output, open_ends)
+    loopholes = await in_thread(_find_loopholes, path, environment)
+    return TaskCheck(name, finding, rewards, nothing.rewards, detail, time.monotonic() - start_s, output, loopholes)
 
 
-def _find_open_ends(path: Path, environment: Environment) -> Sequence[str]:
+def _find_loopholes(path: Path, environment: Environment) -> Sequence[str]:
     """List the ways to forge a reward for a task that verification in an environment leaves open."""
     from harbor.models.task.task import Task
     from harbor.models.task.verifier_mode import task_has_any_shared_verifier

@@ -197,22 +197,22 @@ async def sealed(
 
 def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
     """List the ways in which an agent can still forge results, one line each; empty if all is sealed."""
-    open_ends: list[str] = []
+    loopholes: list[str] = []
     programs = [folder for folder in work.folders or () if PurePosixPath(folder).parts[1] in _PROGRAM_FOLDERS]
     if has_view and programs:
-        open_ends.append(
+        loopholes.append(
             f"the tests run programs and settings from {', '.join(programs)}, which the agent can change: name only "
             "the folders of its own work in metadata.rlkit.tested_folders"
         )
     if not has_view or work.folders is None:
         fix = "list metadata.rlkit.tested_folders in task.toml" if has_view else "use a separate verifier environment"
-        open_ends.append(f"the tests run programs and settings that the agent can change: {fix}")
+        loopholes.append(f"the tests run programs and settings that the agent can change: {fix}")
     if not has_view and work.processes:
-        open_ends.append(
+        loopholes.append(
             "processes that the agent leaves running can write rewards and tests, since tested_processes is set: "
             "use a separate verifier environment"
         )
-    return tuple(open_ends)
+    return tuple(loopholes)
 
 
 def _has_view(environment: BaseEnvironment) -> bool:
