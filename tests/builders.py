@@ -20,7 +20,7 @@ def turn(
         prompt=Prompt(np.array(prompt, np.int32)),
         completion=np.array(completion, np.int32),
         logprobs=logprobs,
-        sampled=sampled,
+        sampled_mask=sampled,
         stop="stop",
         version=version,
         parent=parent,

@@ -15,7 +15,7 @@ from tinker import types
 from rlkit._util import threads
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.testing import Latency, SimulatedTinker, World
 from rlkit.testing.futures import SimulatedFuture
 from rlkit.testing.simulated_service import SimulatedSamplingClient, SimulatedTrainingClient
@@ -41,7 +41,7 @@ class Requests:
 
 
 def train(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     author: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
     *,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.config import Resolved, load_config
+from rlkit.config import ResolvedConfig, load_config
 from rlkit.config.loading.load import split_arguments
 from rlkit.testing import World
 from rlkit.testing.world import digest
@@ -45,7 +45,7 @@ def documented(run: str) -> list[str]:
     return [word for word in shlex.split(words)[2:] if not word.startswith("--")]
 
 
-def small(words: Sequence[str], *values: str) -> Resolved:
+def small(words: Sequence[str], *values: str) -> ResolvedConfig:
     """The run that a documented command names, with a step of few groups."""
     files, given = split_arguments(words)
     return load_config(files, [*given, "steps=1", "track=null", "batch.groups=2", *values])
@@ -64,7 +64,7 @@ def detective() -> Callable[[str], str]:
 
 
 def play(
-    resolved: Resolved, monkeypatch: pytest.MonkeyPatch, directory: Path, *, world: World | None = None
+    resolved: ResolvedConfig, monkeypatch: pytest.MonkeyPatch, directory: Path, *, world: World | None = None
 ) -> tuple[pd.DataFrame, Requests]:
     """Train for a step; its episodes, and what was asked of the service."""
     author = detective()

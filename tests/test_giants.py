@@ -18,7 +18,7 @@ import pytest
 import rlkit
 from rlkit._util import json_values as plains
 from rlkit._util import redaction
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.config.loading.secrets import redact
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.errors import ContextFull, RewardError
@@ -190,7 +190,7 @@ def test_the_environment_is_read_once_for_all_texts_of_an_episode(
         asked.append(1)
         return secrets(environ)
 
-    resolved = Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}))
+    resolved = ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}))
     info = {"steps": [{"swordfish in the well": f"step {number}"} for number in range(20_000)]}
     with RunStore(tmp_path / "run", resolved=resolved) as store:
         monkeypatch.setattr(redaction, "_secrets", counting)

@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack, cast
 from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimator import Estimator
-from rlkit.config import Resolved, load_config
+from rlkit.config import ResolvedConfig, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
 from rlkit.store import is_run_directory
@@ -116,7 +116,7 @@ def _name_tasks(envs: Tasks | Mapping[str, Tasks] | None) -> Mapping[str, Tasks]
 
 def _resolve(
     config: Config | Path | str | None, settings: Mapping[str, object], *, envs: Iterable[str], replace_envs: bool
-) -> Resolved:
+) -> ResolvedConfig:
     if isinstance(config, Path | str):
         return load_config([Path(config)], ["envs=null"] if replace_envs else [], settings=settings, envs=envs)
     fields = () if config is None else config.model_fields_set - ({"envs"} if replace_envs else set())

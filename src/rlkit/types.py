@@ -140,7 +140,7 @@ class Turn:
             episode's memory thus grows with its tokens, not with turns times tokens.
         completion: [C] int32, forced and sampled tokens, the stop token included.
         logprobs: [C] float32, the sampler's log-probability of each token; 0 for forced tokens.
-        sampled: [C] bool, False for forced tokens, which must never get an advantage.
+        sampled_mask: [C] bool, False for forced tokens, which must never get an advantage.
         stop: "stop" at a stop token or string, "length" at the limit `max_tokens`.
         version: optimiser steps of the weights that sampled it.
         parent: index, in the episode, of the turn that this one extends token for token; None starts a new segment.
@@ -152,7 +152,7 @@ class Turn:
     prompt: Prompt
     completion: Tokens
     logprobs: Floats
-    sampled: Bools
+    sampled_mask: Bools
     stop: StopReason
     version: int
     parent: int | None = None
@@ -161,10 +161,10 @@ class Turn:
     request_id: str | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.completion) == len(self.logprobs) == len(self.sampled):
+        if not len(self.completion) == len(self.logprobs) == len(self.sampled_mask):
             raise ValueError(
                 f"a turn's arrays differ in length: {len(self.completion)} tokens, {len(self.logprobs)} "
-                f"log-probabilities, {len(self.sampled)} flags"
+                f"log-probabilities, {len(self.sampled_mask)} flags"
             )
 
 
@@ -225,7 +225,7 @@ class Episode:
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the model sampled, over all turns."""
-        return sum(int(np.count_nonzero(turn.sampled)) for turn in self.turns)
+        return sum(int(np.count_nonzero(turn.sampled_mask)) for turn in self.turns)
 
     @property
     def segment_count(self) -> int:

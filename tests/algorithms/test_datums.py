@@ -60,7 +60,7 @@ def test_images_pass_through_and_are_never_a_target() -> None:
     tokens = np.array([1, IMAGE_TOKEN, IMAGE_TOKEN, 2], np.int32)
     prompt = Prompt(tokens, (Image(1, 2, b"png", "png"),))
     seen = turn([], [7, 8])
-    seen = Turn(prompt, seen.completion, seen.logprobs, seen.sampled, "stop", 0)
+    seen = Turn(prompt, seen.completion, seen.logprobs, seen.sampled_mask, "stop", 0)
     (datum,) = data_of(seen)
     assert datum.prompt.images == prompt.images
     assert datum.targets.tolist() == [0, 0, 2, 7, 8]
@@ -150,7 +150,7 @@ def histories(draw: st.DrawFn) -> list[Turn]:
 @given(histories())
 def test_every_sampled_token_is_trained_in_exactly_one_datum_and_no_other_token_is(turns: list[Turn]) -> None:
     trained = [int(token) for datum in data_of(*turns) for token in datum.targets[datum.mask]]
-    sampled = [int(token) for t in turns for token in t.completion[t.sampled]]
+    sampled = [int(token) for t in turns for token in t.completion[t.sampled_mask]]
     assert sorted(trained) == sorted(sampled)
     for datum in data_of(*turns):
         assert not datum.advantages[~datum.mask].any()
@@ -178,7 +178,7 @@ def with_image(*, start: int, length: int, tokens: int) -> Turn:
     prompt[start : start + length] = IMAGE_TOKEN
     sampled = turn([], [7, 8, 9])
     image = Image(start, length, b"png", "png")
-    return Turn(Prompt(prompt, (image,)), sampled.completion, sampled.logprobs, sampled.sampled, "stop", 0)
+    return Turn(Prompt(prompt, (image,)), sampled.completion, sampled.logprobs, sampled.sampled_mask, "stop", 0)
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,9 @@ def test_the_answer_is_in_the_same_turn_and_what_was_forced_is_marked() -> None:
     (turn,) = policy.turns
     assert (turn.stop, turn.version) == ("stop", 3)
     told = len(f"{PHRASE}\n</think>\n\n")
-    np.testing.assert_array_equal(np.flatnonzero(~turn.sampled), np.arange(40, 40 + told))
-    assert not turn.logprobs[~turn.sampled].any()
-    assert (turn.logprobs[turn.sampled] == -1).all()
+    np.testing.assert_array_equal(np.flatnonzero(~turn.sampled_mask), np.arange(40, 40 + told))
+    assert not turn.logprobs[~turn.sampled_mask].any()
+    assert (turn.logprobs[turn.sampled_mask] == -1).all()
     first, second = sampler.requests
     whole = np.concatenate([first.prompt.tokens, turn.completion[: 40 + told]])
     np.testing.assert_array_equal(second.prompt.tokens, whole)
@@ -105,7 +105,7 @@ def test_forced_tokens_carry_no_advantage_and_the_rest_does() -> None:
     (datum,) = episode_data(played, np.array([2.5]))
     turn = policy.turns[0]
     advantages = datum.advantages[-len(turn.completion) :]
-    np.testing.assert_array_equal(advantages, np.where(turn.sampled, 2.5, 0))
+    np.testing.assert_array_equal(advantages, np.where(turn.sampled_mask, 2.5, 0))
 
 
 def test_a_reply_that_ends_by_itself_or_without_the_setting_is_left_alone() -> None:
@@ -119,7 +119,7 @@ def test_where_the_context_has_no_room_the_reply_stays_cut_off() -> None:
     small = replace(FORCING, context_tokens=70)
     reply, policy, sampler = asked(ByteChat(), Author("x" * 500, ended="y", answer=""), forcing=small)
     assert reply.truncated
-    assert policy.turns[0].sampled.all()
+    assert policy.turns[0].sampled_mask.all()
     assert len(sampler.requests) == 1
 
 

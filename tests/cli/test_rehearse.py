@@ -135,11 +135,11 @@ def test_with_and_without_a_key_a_model_has_its_tokenizer_and_its_price(
         status, price = made["parts"]["prices"]
         assert (status, price.partition(",")[0]) == ("ok", "of the hosted service on 2026-01-05")
         assert "$0.12 prefill, $0.12 cached, $0.3 sample, $0.36 train" in price
-    assert without["estimate"]["tokens"] == hosted["estimate"]["tokens"] == without["hosted"]["tokens"]
+    assert without["estimate"]["tokens"] == hosted["estimate"]["tokens"] == without["hosted_estimate"]["tokens"]
     assert without["estimate"]["usd"] is None, "what the engine has no weights of is not free"
-    assert without["hosted"]["usd"] == hosted["estimate"]["usd"]
+    assert without["hosted_estimate"]["usd"] == hosted["estimate"]["usd"]
     assert hosted["estimate"]["usd"]["low"] > 0
-    assert hosted["hosted"] is None
+    assert hosted["hosted_estimate"] is None
     status, detail = without["parts"]["model"]
     assert status == "not tried"
     assert "the weights of openai/gpt-oss-20b are not on this machine" in detail
@@ -168,7 +168,7 @@ def test_a_model_that_nobody_knows_has_no_price_and_the_nearest_is_named(
     made = json.loads(result.stdout)
     parts = {part["name"]: (part["status"], part["detail"]) for part in made["parts"]}
     assert made["estimate"]["usd"] is None
-    assert made["hosted"] is None
+    assert made["hosted_estimate"] is None
     status, detail = parts["prices"]
     assert status == "not tried"
     assert model in detail
@@ -195,7 +195,7 @@ def test_a_model_of_this_machine_is_free_and_its_price_elsewhere_is_told(
     made = dry(rlkit, config, "Qwen/Qwen3-8B", "chat.renderer=chat_template")
     assert "model" not in made["parts"]
     assert made["estimate"]["usd"] == {"low": 0.0, "high": 0.0}
-    assert made["hosted"]["usd"]["low"] > 0
+    assert made["hosted_estimate"]["usd"]["low"] > 0
 
 
 def test_what_does_not_work_is_exit_code_1(config: str, rlkit: Callable[..., Any], tmp_path: Path) -> None:

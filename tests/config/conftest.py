@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config import Resolved, load_config
+from rlkit.config import ResolvedConfig, load_config
 from rlkit.errors import ConfigError
 
-type Load = Callable[..., Resolved]
+type Load = Callable[..., ResolvedConfig]
 type Refused = Callable[..., str]
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load() -> Load:
     """Loads the text of one file, written as a.yaml in the working directory."""
 
-    def load(text: str | bytes, *overrides: str, environ: Mapping[str, str] | None = None) -> Resolved:
+    def load(text: str | bytes, *overrides: str, environ: Mapping[str, str] | None = None) -> ResolvedConfig:
         Path("a.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
         return load_config([Path("a.yaml")], overrides, environ=environ or {})
 

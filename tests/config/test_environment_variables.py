@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.config import Resolved, export_dotenv, load_config, show_lines
+from rlkit.config import ResolvedConfig, export_dotenv, load_config, show_lines
 from rlkit.config.loading.environment_variables import escape, interpolate, read_dotenv
 from rlkit.config.loading.nodes import Node, Origin, find
 from rlkit.errors import ConfigError
@@ -42,7 +42,7 @@ FIELDS = [
 ]
 
 
-def everything_shown(resolved: Resolved) -> str:
+def everything_shown(resolved: ResolvedConfig) -> str:
     return "\n".join([json.dumps([resolved.tree, resolved.origins]), *show_lines(resolved), repr(resolved)])
 
 

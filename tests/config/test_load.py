@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.config import Config, Resolved, load_config, load_envs, show_lines
+from rlkit.config import Config, ResolvedConfig, load_config, load_envs, show_lines
 from rlkit.config.loading.messages import RENAMED
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
 from rlkit.config.loading.resolved import leaves
@@ -314,7 +314,7 @@ def test_what_is_shown_is_the_record_with_the_origin_of_every_value(load: Load) 
 
 def test_a_configuration_made_in_python_knows_what_was_given() -> None:
     config = Config(envs={"a": EnvConfig(env="arithmetic", args={"x": "${HOME}"})}, loss=PPO(clip_low=0.5))
-    resolved = Resolved.from_python(config)
+    resolved = ResolvedConfig.from_python(config)
     assert resolved.config is config
     assert {key for key, origin in resolved.origins.items() if origin == "python"} == {
         "envs.a.env",

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.config import Resolved, load_config
+from rlkit.config import ResolvedConfig, load_config
 from rlkit.config.loading.nodes import Node, Origin, dotted, find, plain
 from rlkit.config.loading.overrides import apply, split
 from tests.config.conftest import Load, Refused
@@ -92,7 +92,7 @@ track: {wandb: {project: mine}}
     ],
 )
 def test_null_and_an_empty_mapping_take_out_what_is_evaluated(load: Load, override: str, evaluated: object) -> None:
-    def counts(resolved: Resolved) -> dict[str, int]:
+    def counts(resolved: ResolvedConfig) -> dict[str, int]:
         return {name: env.tasks for name, env in resolved.config.eval.envs.items()}
 
     field, _, text = override.partition("=")

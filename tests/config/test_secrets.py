@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlkit.config import Resolved, show_lines
+from rlkit.config import ResolvedConfig, show_lines
 from rlkit.config.loading.secrets import is_secret, redact, secret_warnings
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.types import Json
@@ -121,7 +121,7 @@ def test_a_secret_is_refused_even_where_a_later_value_replaces_it(refused: Refus
 
 def test_a_secret_given_in_python_is_used_but_not_recorded() -> None:
     config = Config(envs={"arithmetic": EnvConfig(args={"api_key": "abcd1234abcd1234", "n": 1})})
-    resolved = Resolved.from_python(config)
+    resolved = ResolvedConfig.from_python(config)
     assert resolved.config.envs["arithmetic"].args["api_key"] == "abcd1234abcd1234"
     assert resolved.tree["envs"]["arithmetic"]["args"] == {"api_key": "[redacted]", "n": 1}  # type: ignore[index,call-overload]
 
@@ -132,7 +132,7 @@ def test_ordinary_settings_are_no_secrets(load: Load) -> None:
 
 def test_what_stands_for_a_secret_is_refused_where_it_would_be_used(load: Load, refused: Refused) -> None:
     config = Config(envs={"arithmetic": EnvConfig(args={"list": [{"api_key": "abcd1234abcd1234"}]})})
-    recorded = "\n".join(show_lines(Resolved.from_python(config)))
+    recorded = "\n".join(show_lines(ResolvedConfig.from_python(config)))
     message = refused(recorded)
     assert "envs.arithmetic.args.list.0.api_key was a secret and is not recorded: set it to ${NAME}" in message
     again = 'envs.arithmetic.args.list=[{api_key: "${API_KEY}"}]'

@@ -103,7 +103,7 @@ def part(made: Rehearsal, name: str) -> Part:
 @pytest.mark.parametrize("substeps", [1, 3])
 def test_a_run_that_works_takes_steps_and_is_resumed(schedule: dict[str, object], substeps: int) -> None:
     made = played(schedule=schedule, batch={"groups": 9, "substeps": substeps})
-    assert made.passed, made.parts
+    assert made.ok, made.parts
     assert made.estimate is not None
     assert part(made, "training").detail.startswith(f"{2 * substeps} optimiser steps on")
     # No more than needed: of 8 × 8 rollouts a step, 2 × 2 or 3 × 2.
@@ -112,12 +112,12 @@ def test_a_run_that_works_takes_steps_and_is_resumed(schedule: dict[str, object]
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_is_rehearsed(name: str) -> None:
-    assert played(advantage=name).passed
+    assert played(advantage=name).ok
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo", "dro"])
 def test_every_loss_is_rehearsed(name: str) -> None:
-    assert played(loss={"name": name}).passed
+    assert played(loss={"name": name}).ok
 
 
 def test_nothing_but_the_estimate_is_left_behind() -> None:
@@ -126,10 +126,10 @@ def test_nothing_but_the_estimate_is_left_behind() -> None:
 
 
 def test_tasks_of_all_kinds_are_rehearsed() -> None:
-    assert played([Talk(number) for number in range(3)]).passed
-    assert played(Word(1)).passed
-    assert played(Endless()).passed
-    assert played(Word(number) for number in range(3)).passed  # an iterator can be read once only
+    assert played([Talk(number) for number in range(3)]).ok
+    assert played(Word(1)).ok
+    assert played(Endless()).ok
+    assert played(Word(number) for number in range(3)).ok  # an iterator can be read once only
 
 
 class Finite(Endless):
@@ -146,7 +146,7 @@ class Finite(Endless):
 def test_a_source_of_few_tasks_begins_anew_in_each_part() -> None:
     source = Finite(4)
     made = played(source)
-    assert made.passed, made.parts
+    assert made.ok, made.parts
     assert part(made, "training").status == "ok"
     short = played(Finite(2))
     assert part(short, "envs.words").status == "ok"
@@ -170,7 +170,7 @@ def test_a_source_that_cannot_be_set_back_is_named() -> None:
 
     made = played(Forgetful())
     assert any("load_state_dict failed on the result of state_dict: KeyError" in one.detail for one in made.parts)
-    assert not made.passed
+    assert not made.ok
 
 
 def test_a_goal_that_is_reached_at_once_does_not_cut_the_rehearsal_short() -> None:
@@ -180,7 +180,7 @@ def test_a_goal_that_is_reached_at_once_does_not_cut_the_rehearsal_short() -> No
 
 def test_a_held_out_split_is_played_too_and_little_of_it() -> None:
     made = played(eval={"envs": {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "tasks": 30, "attempts": 4}}})
-    assert made.passed, made.parts
+    assert made.ok, made.parts
     assert part(made, "eval.envs.held_out").detail.startswith("8 rollouts")
 
 
@@ -194,7 +194,7 @@ def test_a_held_out_split_is_played_too_and_little_of_it() -> None:
 )
 def test_what_does_not_work_is_named_and_nothing_is_estimated(env: rlkit.Env, told: str) -> None:
     made = played(env)
-    assert not made.passed
+    assert not made.ok
     assert part(made, "envs.words").status == "failed"
     assert told in part(made, "envs.words").detail
     assert made.estimate is None
@@ -272,12 +272,12 @@ class Often(Word):
 def test_what_is_said_of_turns_is_kept_where_a_task_may_have_several() -> None:
     returns = {"name": "turn_returns", "discount": 0.9}
     for tasks in ([Word(1), Talk(2)], [Often(1)], Endless()):
-        assert played(tasks, envs={"words": {"max_turns": 3}}, advantage=returns).passed
+        assert played(tasks, envs={"words": {"max_turns": 3}}, advantage=returns).ok
     one_turn = {"words": {"max_turns": 1}}
     with pytest.raises(ConfigError, match=r"advantage\.discount: has no effect"):
         played([Talk(1)], envs=one_turn, advantage=returns)
     own = {"words": {}, "talks": {"env": f"{__file__}:TALKS", "advantage": returns}}
-    assert played(envs=own).passed
+    assert played(envs=own).ok
     with pytest.raises(ConfigError, match=r"envs\.words\.advantage\.discount: has no effect"):
         played(envs=own | {"words": {"advantage": returns}})
 
@@ -285,7 +285,7 @@ def test_what_is_said_of_turns_is_kept_where_a_task_may_have_several() -> None:
 @pytest.mark.parametrize("metric", ["env/words/spoken", "env/all/format", "env/all/pass_at_16", "service/speed"])
 def test_a_metric_that_no_step_of_the_dry_run_has_is_named(metric: str) -> None:
     made = played(best={"metric": metric})
-    assert made.passed
+    assert made.ok
     assert part(made, "best.metric").status == "not tried"
     assert f"no step of the dry run had a '{metric}'" in part(made, "best.metric").detail
     for known in ("env/words/retried/gap", "env/words/pass_at_8", "env/words/reward/mean"):
@@ -344,7 +344,7 @@ def test_what_only_the_service_knows_is_named() -> None:
     path = "tinker://0:train:0/weights/before"
     reference = "tinker://0:train:0/sampler_weights/before"
     made = played(load_checkpoint=path, kl_penalty={"coefficient": 0.1, "reference": reference})
-    assert made.passed, made.parts
+    assert made.ok, made.parts
     untried = {one.name: one.detail for one in made.parts if one.status == "not tried"}
     assert list(untried) == ["service", "load_checkpoint", "kl_penalty.reference", "prices"]
     assert path in untried["load_checkpoint"]
@@ -361,7 +361,7 @@ def test_a_tokenizer_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("rlkit.dry_run.rehearse.load_chat", unreachable)
     resolved = load_config([], settings=SETTINGS)
     made = asyncio.run(rehearse(resolved, envs={"words": [Word(1)]}))
-    assert made.passed
+    assert made.ok
     assert part(made, "chat") == Part(
         "chat",
         "not tried",
@@ -379,7 +379,7 @@ def test_an_environment_of_several_is_named_though_the_others_work() -> None:
 def test_a_schedule_of_the_learning_rate_does_not_mind_that_it_is_cut_short() -> None:
     for schedule in ("constant", "linear", "cosine"):
         for warmup in (0, 1, 20):
-            assert played(optimizer={"warmup_steps": warmup, "schedule": schedule}).passed
+            assert played(optimizer={"warmup_steps": warmup, "schedule": schedule}).ok
 
 
 def test_a_pilot_of_less_than_no_groups_is_refused() -> None:
@@ -389,7 +389,7 @@ def test_a_pilot_of_less_than_no_groups_is_refused() -> None:
 
 def test_few_rollouts_are_played() -> None:
     Counting.played = 0
-    assert played([Counting()] * 5, batch={"groups": 64, "group_size": 16}).passed
+    assert played([Counting()] * 5, batch={"groups": 64, "group_size": 16}).ok
     assert Counting.played == 4 + 2 * 4
 
 

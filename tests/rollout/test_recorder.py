@@ -79,7 +79,7 @@ def test_the_record_rebuilds_the_exact_prompts_that_the_sampler_saw(script: list
         forced = list(move.forced.encode())
         assert [*whole(turns, index), *forced] == asked[index].prompt.tokens.tolist()
         assert turns[index].completion[: len(forced)].tolist() == forced
-        assert turns[index].sampled.tolist() == [n >= len(forced) for n in range(len(turns[index].completion))]
+        assert turns[index].sampled_mask.tolist() == [n >= len(forced) for n in range(len(turns[index].completion))]
         parent = turns[index].parent
         assert parent is None or parent < index
 
@@ -169,7 +169,7 @@ def test_a_forced_token_is_not_counted_as_sampled() -> None:
     policy = ScriptedPolicy(["no"])
     reply = asyncio.run(policy.chat(OPENING, forced="I say "))
     assert reply.text == "I say no"
-    assert reply.turn.sampled.tolist() == [False] * 6 + [True] * 3
+    assert reply.turn.sampled_mask.tolist() == [False] * 6 + [True] * 3
     assert reply.turn.logprobs.tolist() == [0.0] * 6 + [-1.0] * 3
     assert reply.turn.completion.tolist() == [*b"I say no", END]
 
@@ -286,5 +286,5 @@ def test_arrays_have_the_types_that_training_expects() -> None:
     policy = ScriptedPolicy(["é"])
     asyncio.run(policy.chat(OPENING, forced="a"))
     (turn,) = policy.turns
-    kinds = (turn.prompt.tokens.dtype, turn.completion.dtype, turn.logprobs.dtype, turn.sampled.dtype)
+    kinds = (turn.prompt.tokens.dtype, turn.completion.dtype, turn.logprobs.dtype, turn.sampled_mask.dtype)
     assert kinds == (np.int32, np.int32, np.float32, np.bool_)

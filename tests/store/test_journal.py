@@ -47,7 +47,7 @@ def turns(draw: st.DrawFn) -> Turn:
         prompt=Prompt(np.array(prompt, np.int32), images),
         completion=np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count)), np.int32),
         logprobs=np.array(draw(st.lists(floats32, min_size=count, max_size=count)), np.float32),
-        sampled=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_),
+        sampled_mask=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_),
         stop=draw(st.sampled_from(["stop", "length"])),
         version=draw(st.integers(0, 2**31 - 1)),
         parent=draw(st.none() | st.integers(0, 3)),
@@ -88,7 +88,7 @@ def test_an_episode_comes_back_as_it_was(episode: Episode) -> None:
     )
     for one, other in zip(back.turns, episode.turns, strict=True):
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
-        np.testing.assert_array_equal(one.sampled, other.sampled)
+        np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
         assert one.prompt.images == other.prompt.images
 
 

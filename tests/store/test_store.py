@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.usage import Usage
@@ -36,7 +36,7 @@ from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 from tests.builders import episode
 
-RESOLVED = Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
+RESOLVED = ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
 
 
 def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_error_of_a_run_is_kept_without_secrets(tmp_path: Path, monkeypatch:
     config = Config(
         envs={"arithmetic": EnvConfig(args={"api_key": "abcd1234abcd1234", "token": "abcd1234abcd1234xyz"})}
     )
-    with RunStore(tmp_path / "run", resolved=Resolved.from_python(config)) as store:
+    with RunStore(tmp_path / "run", resolved=ResolvedConfig.from_python(config)) as store:
         said = "401 for abcd1234abcd1234, abcd1234abcd1234xyz, sk-live-abcdefghij123456 and swordfish in the well"
         store.metadata.set_status("failed", error=said)
     about = json.loads((tmp_path / "run" / "run.json").read_text())

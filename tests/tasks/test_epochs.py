@@ -304,7 +304,7 @@ def test_a_dry_run_is_of_as_many_steps_as_the_run(tmp_path: Path, monkeypatch: p
     notes = list[str]()
     config = of_epochs(optimizer={"schedule": "cosine", "warmup_steps": 2})
     made = rlkit._util.threads.run(rehearse(config, envs={"words": words(7)}, chat=ByteChat(), note=notes.append))
-    assert made.passed, made.parts
+    assert made.ok, made.parts
     assert made.estimate is not None
     assert "epochs: 7 tasks, each drawn twice, are 4 steps of 4, the last of them with 2" in notes
 

@@ -49,7 +49,7 @@ def test_the_turns_are_recorded_token_for_token() -> None:
         ROLES["assistant"],
     ]
     assert turn.completion.tolist() == [*b"olleh", END]
-    assert turn.sampled.all()
+    assert turn.sampled_mask.all()
     assert turn.stop == "stop"
 
 

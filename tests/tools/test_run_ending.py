@@ -145,10 +145,10 @@ def test_a_run_that_is_resumed_forgets_how_it_ended_before(tmp_path: Path) -> No
 HOLDS = """
 import sys
 from pathlib import Path
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.store import RunStore
-with RunStore(Path(sys.argv[1]), resolved=Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}))):
+with RunStore(Path(sys.argv[1]), resolved=ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}))):
     print("held", flush=True)
     sys.stdin.read()
 """

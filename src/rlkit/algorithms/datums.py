@@ -300,9 +300,9 @@ def _datum(episode: Episode, path: list[int], advantages: NDArray[np.float64], *
         start = end + len(turn.prompt)
         end = start + len(turn.completion)
         if is_fresh:
-            mask[start:end] = turn.sampled
-            np.copyto(logprobs[start:end], turn.logprobs, where=turn.sampled)
-            np.copyto(weights[start:end], np.float32(advantages[index]), where=turn.sampled)
+            mask[start:end] = turn.sampled_mask
+            np.copyto(logprobs[start:end], turn.logprobs, where=turn.sampled_mask)
+            np.copyto(weights[start:end], np.float32(advantages[index]), where=turn.sampled_mask)
     images = tuple(image for image in prompt.images if image.start < len(prompt) - 1)
     return Datum(
         prompt=Prompt(prompt.tokens[:-1], images),

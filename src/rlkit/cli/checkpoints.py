@@ -91,8 +91,8 @@ def delete(
     selection = run_terminable(
         select_checkpoints(names or [], select_all=select_all, checkpoint_filter=checkpoint_filter, note=output.note)
     )
-    if selection.missing:
-        raise UsageError(f"the service has no checkpoint {selection.missing[0]}")
+    if selection.missing_paths:
+        raise UsageError(f"the service has no checkpoint {selection.missing_paths[0]}")
     return _delete(output, selection, yes=yes, dry_run=dry_run)
 
 

@@ -62,11 +62,11 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     with redirect_stdout(output.err):
         with report_periodically(report_progress):
             rehearsal = threads.run(run_rehearsal())
-        record: dict[str, Data] = {"ok": rehearsal.passed, "parts": [asdict(part) for part in rehearsal.parts]}
+        record: dict[str, Data] = {"ok": rehearsal.ok, "parts": [asdict(part) for part in rehearsal.parts]}
         record["estimate"] = rehearsal.estimate and rehearsal.estimate.to_json()
-        record["hosted"] = rehearsal.hosted and rehearsal.hosted.to_json()
+        record["hosted_estimate"] = rehearsal.hosted_estimate and rehearsal.hosted_estimate.to_json()
         output.result(record, render_table(rehearsal))
-    return 0 if rehearsal.passed else FAILED
+    return 0 if rehearsal.ok else FAILED
 
 
 def longest_timeout_s(config: Config) -> float:
@@ -103,8 +103,12 @@ def render_table(rehearsal: Rehearsal) -> str:
         is_piloted = any(part.name == "service" and part.status == "ok" for part in rehearsal.parts)
         unknown = "unknown" if is_piloted else "unknown; --pilot 1 measures it"
         lines.append(f"  time: {rehearsal.estimate.speed if rehearsal.estimate.seconds else unknown}")
-    if rehearsal.hosted is not None and rehearsal.hosted.usd is not None and rehearsal.hosted.seconds is not None:
-        price = render_band(rehearsal.hosted.usd, render_dollars)
-        duration = render_band(rehearsal.hosted.seconds, render_duration)
-        lines.append(f"  on the hosted Tinker service: {price}, {duration} ({rehearsal.hosted.speed})")
+    if (
+        rehearsal.hosted_estimate is not None
+        and rehearsal.hosted_estimate.usd is not None
+        and rehearsal.hosted_estimate.seconds is not None
+    ):
+        price = render_band(rehearsal.hosted_estimate.usd, render_dollars)
+        duration = render_band(rehearsal.hosted_estimate.seconds, render_duration)
+        lines.append(f"  on the hosted Tinker service: {price}, {duration} ({rehearsal.hosted_estimate.speed})")
     return "\n".join(lines)

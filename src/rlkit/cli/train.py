@@ -16,7 +16,7 @@ from rlkit.cli.common.signals import graceful_shutdown
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlkit.config import Resolved
+    from rlkit.config import ResolvedConfig
     from rlkit.trackers import RunResult, Tracker
     from rlkit.trackers.panel import PanelTracker
 
@@ -87,7 +87,7 @@ def resume(
 
 def _train(
     output: Output,
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     *,
     directory: Path | None = None,
     resume: bool,

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rlkit.config.loading.environment_variables import export_dotenv
     from rlkit.config.loading.load import load_arguments, load_config
     from rlkit.config.loading.objects import load_envs, load_object
-    from rlkit.config.loading.resolved import Resolved, show_lines
+    from rlkit.config.loading.resolved import ResolvedConfig, show_lines
     from rlkit.config.reference.describe import reference_markdown, schema_json
     from rlkit.config.schema import Config
 
 __all__ = [
     "Config",
-    "Resolved",
+    "ResolvedConfig",
     "export_dotenv",
     "load_arguments",
     "load_config",
@@ -31,7 +31,7 @@ __all__ = [
 
 _HOMES = {
     "Config": "schema",
-    "Resolved": "loading.resolved",
+    "ResolvedConfig": "loading.resolved",
     "export_dotenv": "loading.environment_variables",
     "load_arguments": "loading.load",
     "load_config": "loading.load",

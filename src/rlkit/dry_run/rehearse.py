@@ -22,7 +22,7 @@ from rlkit.chat.format import ChatFormat
 from rlkit.chat.hub import hub_problem
 from rlkit.chat.load import load_chat
 from rlkit.chat.tokenizers import has_weights
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
@@ -81,22 +81,22 @@ class Rehearsal:
     Args:
         parts: checks of all parts, including parts that were not tried.
         estimate: cost and time of the whole run; None if a part failed.
-        hosted: estimate for the hosted service, for a run on the embedded engine whose model has a listed price.
+        hosted_estimate: estimate on the hosted service, for runs on the engine with a listed model.
     """
 
     parts: Sequence[Part]
     estimate: Estimate | None
-    hosted: Estimate | None = None
+    hosted_estimate: Estimate | None = None
 
     @property
-    def passed(self) -> bool:
+    def ok(self) -> bool:
         """True if no part failed."""
         return all(part.status != "failed" for part in self.parts)
 
 
 @stop_leftover_tasks()
 async def rehearse(
-    resolved: Resolved | Config,
+    config: ResolvedConfig | Config,
     *,
     envs: Mapping[str, Tasks] | None = None,
     chat: ChatFormat | None = None,
@@ -122,7 +122,7 @@ async def rehearse(
     """
     if pilot < 0:
         raise UsageError(f"pilot: {pilot} must not be negative; use 0 for no pilot")
-    config = resolved.config if isinstance(resolved, Resolved) else resolved
+    config = config.config if isinstance(config, ResolvedConfig) else config
     choice = choose_service(config.service)
     price, hosted_price, price_parts = await in_thread(_load_prices, config, choice, note)
     # Before playing environments, which may take long.

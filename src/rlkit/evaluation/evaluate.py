@@ -20,7 +20,7 @@ from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
-from rlkit.config import Resolved, load_envs
+from rlkit.config import ResolvedConfig, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
@@ -97,7 +97,7 @@ async def compute_eval_metrics(tasks: Sequence[EvaluatedTask]) -> Mapping[str, f
 
 @stop_leftover_tasks()
 async def evaluate(
-    resolved: Resolved | Config,
+    config: ResolvedConfig | Config,
     *,
     checkpoint: str | None = None,
     endpoint: Endpoint | None = None,
@@ -121,7 +121,7 @@ async def evaluate(
         ConfigError: an environment cannot be loaded.
         ServiceError: the service or the endpoint failed after retries.
     """
-    config = resolved.config if isinstance(resolved, Resolved) else resolved
+    config = config.config if isinstance(config, ResolvedConfig) else config
     field = "eval.envs" if config.eval.envs else "envs"
     specs = config.eval.envs or {
         name: EvalEnvConfig(

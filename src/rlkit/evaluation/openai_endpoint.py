@@ -246,7 +246,7 @@ def _read_reply(content: bytes, forced: str | None) -> Reply:
         prompt=as_prompt(np.arange(max(prompt_tokens, 1), dtype=np.int32)),
         completion=np.arange(completion_tokens, dtype=np.int32),
         logprobs=np.zeros(completion_tokens, np.float32),
-        sampled=np.ones(completion_tokens, np.bool_),
+        sampled_mask=np.ones(completion_tokens, np.bool_),
         stop="length" if is_truncated else "stop",
         version=0,
         request_id=None if request_id is None else str(request_id),

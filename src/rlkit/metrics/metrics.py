@@ -88,7 +88,7 @@ def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
         f"{prefix}/segments": _mean(float(episode.segment_count) for episode in valid),
         **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),
-        **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled)) for turn in turns]),
+        **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled_mask)) for turn in turns]),
         **_stops(prefix, turns),
         **_unique_bigrams(prefix, valid),
         **_retried(prefix, groups),
@@ -149,7 +149,9 @@ def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
     if not turns:
         return {}
     stops = {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
-    forced = [not turn.sampled.all() and bool((turn.sampled[:-1] & ~turn.sampled[1:]).any()) for turn in turns]
+    forced = [
+        not turn.sampled_mask.all() and bool((turn.sampled_mask[:-1] & ~turn.sampled_mask[1:]).any()) for turn in turns
+    ]
     return {**stops, f"{prefix}/budget_forced": _mean(map(float, forced))} if any(forced) else stops
 
 
@@ -168,7 +170,7 @@ def _bigrams(turns: Sequence[Turn]) -> NDArray[np.int64]:
     if not turns:
         return np.empty(0, np.int64)
     tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
-    sampled = np.concatenate([turn.sampled for turn in turns])
+    sampled = np.concatenate([turn.sampled_mask for turn in turns])
     pair = sampled[:-1] & sampled[1:]
     ends = np.cumsum([len(turn.completion) for turn in turns[:-1]], dtype=np.int64)
     pair[ends - 1] = False  # no pair across turns

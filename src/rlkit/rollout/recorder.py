@@ -240,7 +240,7 @@ class RecordingPolicy(Policy):
             prompt=prompt if parent is None else prompt.drop_first(len(parent.tokens)),
             completion=tokens,
             logprobs=logprobs,
-            sampled=sampled,
+            sampled_mask=sampled,
             stop=completion.stop,
             version=sampler.version,
             parent=None if parent is None else parent.index,

@@ -16,7 +16,7 @@ from typing import Self
 
 from rlkit._util import files
 from rlkit._util.threads import in_thread
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.store import codec, jsonl, table
@@ -59,7 +59,7 @@ class RunStore:
             writes to it.
     """
 
-    def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
+    def __init__(self, directory: Path, *, resolved: ResolvedConfig, resume: bool = False) -> None:
         self.directory = directory
         if resume and not is_run_directory(directory):
             raise UsageError(f"{directory} holds no run to resume: it has no run.json")

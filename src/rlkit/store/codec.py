@@ -54,7 +54,7 @@ def encode(episode: Episode) -> bytes:
         *[np.ascontiguousarray(turn.prompt.tokens, "<i4") for turn in turns],
         *[np.ascontiguousarray(turn.completion, "<i4") for turn in turns],
         *[np.ascontiguousarray(turn.logprobs, "<f4") for turn in turns],
-        np.packbits(np.concatenate([_NO_FLAGS, *[turn.sampled for turn in turns]])),
+        np.packbits(np.concatenate([_NO_FLAGS, *[turn.sampled_mask for turn in turns]])),
         *[image.data for turn in turns for image in turn.prompt.images],
     ]
     return b"".join(parts)  # pyright: ignore[reportArgumentType]  it takes whatever has a buffer
@@ -89,7 +89,7 @@ def decode(data: bytes) -> Episode:
             prompt=Prompt(prompts[i], images[i]),
             completion=completions[i],
             logprobs=logprobs[i],
-            sampled=sampled[i],
+            sampled_mask=sampled[i],
             **dict(zip(TURN_FIELDS, head[2:-1], strict=True)),
         )
         for i, head in enumerate(heads)

@@ -19,7 +19,7 @@ from rlkit._util.frames import error_place
 from rlkit._util.json_values import safe_str
 from rlkit._util.paths import runs_dir
 from rlkit._util.redaction import make_redactor
-from rlkit.config import Config, Resolved, load_config, show_lines
+from rlkit.config import Config, ResolvedConfig, load_config, show_lines
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
@@ -47,7 +47,7 @@ RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformer
 class RunMetadata:
     """The recorded facts about a run as a whole; its arguments and errors are those of `RunStore`."""
 
-    def __init__(self, directory: Path, resolved: Resolved, *, resume: bool) -> None:
+    def __init__(self, directory: Path, resolved: ResolvedConfig, *, resume: bool) -> None:
         self._directory = directory
         self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         self._config = "\n".join([*show_lines(resolved), CONFIG_END]) + "\n"
@@ -156,7 +156,7 @@ def _read_versions() -> Mapping[str, str]:
     return {name: version(name) for name in RECORDED_PACKAGES}
 
 
-def _identity(resolved: Resolved) -> dict[str, Json]:
+def _identity(resolved: ResolvedConfig) -> dict[str, Json]:
     """Return the settings that a resumed run must not change."""
     config = resolved.config
     return {
@@ -214,7 +214,7 @@ def find_run_config(directory: Path) -> Path:
     return path
 
 
-def _load_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
+def _load_same_run(directory: Path, resolved: ResolvedConfig) -> dict[str, Json]:
     """Return the run.json of the run to resume; raise `UsageError` if it is of another run, or damaged."""
     content: dict[str, Json] = jsonl.read_object(directory / "run.json")
     if content.get("format") != FORMAT_VERSION:

@@ -197,7 +197,7 @@ def _encode_turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.
         _concatenate(prompts, pa.int32()),
         _concatenate(completions, pa.int32()),
         _concatenate([turn.logprobs for turn in turns], pa.float32()),
-        _concatenate([turn.sampled for turn in turns], pa.bool_()),
+        _concatenate([turn.sampled_mask for turn in turns], pa.bool_()),
         pa.array([decode(_text_tokens(turn.prompt)) for turn in turns], pa.large_string()),
         pa.array([decode(tokens) for tokens in completions], pa.large_string()),
         _make_lists(
@@ -239,7 +239,7 @@ def _decode_turns(turns: pa.StructArray) -> list[Turn]:
             ),
             completion=completions[i],
             logprobs=logprobs[i],
-            sampled=sampled[i],
+            sampled_mask=sampled[i],
             **{name: values[i] for name, values in copied.items()},
         )
         for i in range(len(prompts))

@@ -41,7 +41,7 @@ class FaultyProxy:
     Args:
         share: share of the requests with a fault.
         kinds: kinds of faults, with equal probability.
-        only: suffix of the paths of requests that can have a fault; any path by default.
+        path_suffix: suffix of the paths of requests that can have a fault; any path by default.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FaultyProxy:
         share: float,
         kinds: Sequence[ProxyFault] = ("429", "500", "503", "408", "reply"),
         seed: int = 0,
-        only: str = "",
+        path_suffix: str = "",
     ) -> None:
         self.outcomes: Counter[str] = Counter()
         """Number of requests by fault, or `through` without one."""
@@ -60,7 +60,7 @@ class FaultyProxy:
         """Share of the next requests with a fault."""
         self._kinds = tuple(kinds)
         self._random = Random(seed)
-        self._only = only
+        self._path_suffix = path_suffix
         app = Starlette(routes=[Route("/{path:path}", self._forward, methods=_METHODS)])
         config = uvicorn.Config(
             app,
@@ -101,7 +101,7 @@ class FaultyProxy:
         asyncio.run(serve())
 
     async def _forward(self, request: Request) -> Response:
-        can_fail = request.url.path.endswith(self._only)
+        can_fail = request.url.path.endswith(self._path_suffix)
         fault = self._random.choice(self._kinds) if can_fail and self._random.random() < self.share else None
         self.outcomes[fault or "through"] += 1
         if fault is not None and fault not in ("reply", "cut"):

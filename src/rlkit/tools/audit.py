@@ -153,7 +153,7 @@ def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
         if (problem := _find_mismatch(datum, samples)) is not None:
             return Audit(mismatch=f"sequence {number}: {problem}")
         tokens += int(np.count_nonzero(datum.mask))
-    missing = [(sample, np.flatnonzero(sample.turn.sampled & ~sample.trained)) for sample in samples]
+    missing = [(sample, np.flatnonzero(sample.turn.sampled_mask & ~sample.trained)) for sample in samples]
     cut = sum(len(places) for _, places in missing)
     if whole and cut:
         sample, places = next((sample, places) for sample, places in missing if len(places))
@@ -225,7 +225,7 @@ def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
         count = end - begin
         # position t predicts token t + 1
         span = slice(begin - 1, end - 1)
-        matches = unmatched[span] & sample.turn.sampled[:count] & ~sample.trained[:count]
+        matches = unmatched[span] & sample.turn.sampled_mask[:count] & ~sample.trained[:count]
         matches &= datum.advantages[span] == np.float32(sample.number)
         matches &= datum.logprobs[span] == sample.turn.logprobs[:count]
         unmatched[span] &= ~matches

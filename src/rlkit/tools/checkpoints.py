@@ -94,13 +94,13 @@ class CheckpointSelection:
         service: service that stores the checkpoints.
         checkpoints: selected checkpoints.
         runs: folders of the runs named by the user.
-        missing: paths named by the user that the service does not have.
+        missing_paths: paths named by the user that the service does not have.
     """
 
     service: ServiceConfig
     checkpoints: Sequence[StoredCheckpoint]
     runs: tuple[Path, ...] = ()
-    missing: Sequence[str] = ()
+    missing_paths: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class ChosenCheckpoint:
         path: `tinker://` path of the training state, or the path that the user named.
         service: service that stores the checkpoint.
         run: folder of the run; None for a path.
-        saved: the run's record of the checkpoint; None for a path.
+        checkpoint: the run's record of the checkpoint; None for a path.
     """
 
     path: str
     service: ServiceConfig
     run: Path | None = None
-    saved: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
 
 
 async def list_stored_checkpoints(
@@ -197,8 +197,13 @@ async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda m
         model = await connection.model_of(chosen.path)
         stored = await connection.list_checkpoints()
     details: dict[str, Json] = {"path": chosen.path, "model": model}
-    if chosen.run is not None and chosen.saved is not None:
-        details = {"run": chosen.run.name, "step": chosen.saved.step, **details, "sampler": chosen.saved.sampler}
+    if chosen.run is not None and chosen.checkpoint is not None:
+        details = {
+            "run": chosen.run.name,
+            "step": chosen.checkpoint.step,
+            **details,
+            "sampler": chosen.checkpoint.sampler,
+        }
     return details | next(
         (asdict(checkpoint) for checkpoint in stored if checkpoint.path == chosen.path), dict[str, Json]()
     )

@@ -20,7 +20,7 @@ from rlkit._util.threads import in_thread
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
-from rlkit.config import Resolved
+from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
@@ -69,11 +69,11 @@ class RLTrainer(Trainer):
 
     ::
 
-        resolved = rlkit.load_config([Path("config.yaml")])
-        result = await rlkit.RLTrainer(resolved).train()
+        config = rlkit.load_config([Path("config.yaml")])
+        result = await rlkit.RLTrainer(config).train()
 
     Args:
-        resolved: the configuration; a bare `Config` will do.
+        config: the result of `load_config`, or a `Config`.
         envs: tasks made in Python, by names of the configuration's `envs`; the other environments are loaded.
         estimators: estimators made in Python, by the same names.
         trackers: trackers besides the configured ones.
@@ -89,7 +89,7 @@ class RLTrainer(Trainer):
 
     def __init__(
         self,
-        resolved: Resolved | Config,
+        config: ResolvedConfig | Config,
         *,
         envs: Mapping[str, Tasks] | None = None,
         estimators: Mapping[str, AnyEstimator] | None = None,
@@ -100,7 +100,7 @@ class RLTrainer(Trainer):
         service: AbstractAsyncContextManager[Service] | None = None,
         chat: ChatFormat | None = None,
     ) -> None:
-        self._resolved = resolved if isinstance(resolved, Resolved) else Resolved.from_python(resolved)
+        self._resolved = config if isinstance(config, ResolvedConfig) else ResolvedConfig.from_python(config)
         self._config = config = self._resolved.config
         self._trackers = Broadcast([*trackers, *make_trackers(config.track)])
         self._stop = stop or StopSignal()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.envs.discovery.archive import MAX_CHILDREN, Archive, Reuse, ReuseRule
-from rlkit.envs.discovery.problem import Construction, Problem, Verified
+from rlkit.envs.discovery.problem import Construction, Problem, VerifiedConstruction
 from rlkit.envs.discovery.state import State
 from rlkit.errors import UsageError
 
@@ -26,8 +26,8 @@ class Number(Problem):
     def statement(self) -> str:
         return "Find a small number."
 
-    def verify(self, given: Construction) -> Verified:
-        return Verified(given, float(given[0]))
+    def verify(self, given: Construction) -> VerifiedConstruction:
+        return VerifiedConstruction(given, float(given[0]))
 
     def start(self, rng: np.random.Generator) -> Construction:
         return rng.uniform(1, 2, 1)

@@ -91,7 +91,7 @@ def check_forced_tokens(groups: Sequence[Group], *, phrase: bytes | None = None)
     """Check that forced tokens were not sampled and have no log-probability; how many turns have them."""
     forced = 0
     for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns):
-        told = ~turn.sampled
+        told = ~turn.sampled_mask
         forced += bool(told.any())
         assert not turn.logprobs[told].any()
         places = np.flatnonzero(told)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.config import Resolved, load_config
+from rlkit.config import ResolvedConfig, load_config
 from tests.doc_commands import ROOT
 from tests.scripted_model import Requests, train
 
@@ -34,7 +34,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def play(
-    resolved: Resolved, monkeypatch: pytest.MonkeyPatch, directory: Path, *, steps: int
+    resolved: ResolvedConfig, monkeypatch: pytest.MonkeyPatch, directory: Path, *, steps: int
 ) -> tuple[pd.DataFrame, Requests]:
     """Train; the episodes, and what was asked of the service."""
     result, requests = train(resolved, working_in_turn(SOLUTION), monkeypatch, directory=directory)
@@ -46,7 +46,7 @@ def play(
     return episodes, requests
 
 
-def small(name: str, values: Sequence[str]) -> Resolved:
+def small(name: str, values: Sequence[str]) -> ResolvedConfig:
     return load_config([MIGRATED / name], [*values, "track=null", "batch.group_size=2"])
 
 

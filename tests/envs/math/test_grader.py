@@ -75,7 +75,7 @@ def test_a_grade_says_what_it_rests_on() -> None:
             await grader.grade(*pair) for pair in (("1/2", "0.5"), ("2^{n-1}", "2^n/2"), ("9**9**9", "1"), ("{", "1"))
         ]
 
-    assert [(grade.correct, grade.how) for grade in asyncio.run(grades())] == [
+    assert [(grade.correct, grade.method) for grade in asyncio.run(grades())] == [
         (True, "exact"),
         (True, "numeric"),
         (False, "monstrous"),

@@ -99,7 +99,10 @@ def play(task: OpenRewardTask, *replies: str) -> rlkit.Outcome:
 def test_a_call_whose_reply_is_lost_is_not_made_again_and_its_reward_is_not_taken(worlds: Served, kind: str) -> None:
     CALLS.clear()
     (task, *_) = openreward(target=f"{worlds.url}#marks")
-    with FaultyProxy(worlds.url, share=1.0, kinds=(kind,), only="/call") as proxy, pytest.raises(EnvironmentFault):  # pyright: ignore
+    with (
+        FaultyProxy(worlds.url, share=1.0, kinds=(kind,), path_suffix="/call") as proxy,
+        pytest.raises(EnvironmentFault),
+    ):  # pyright: ignore
         play(through(task, proxy.url), call("mark", mark="once", reward=1, finished=True))
     assert CALLS["once"] == 1
     assert worlds.sessions == 0
@@ -111,7 +114,7 @@ def test_a_session_is_asked_for_its_prompt_once_and_then_for_nothing_if_the_answ
 ) -> None:
     PROMPTS.clear()
     (task, *_) = openreward(target=f"{worlds.url}#marks")
-    with FaultyProxy(worlds.url, share=0.6, kinds=(kind,), only="/messages", seed=1) as proxy:  # pyright: ignore
+    with FaultyProxy(worlds.url, share=0.6, kinds=(kind,), path_suffix="/messages", seed=1) as proxy:  # pyright: ignore
         outcome = play(through(task, proxy.url, openings=20), call("mark", mark="a", reward=1, finished=True))
         assert proxy.outcomes[kind] > 0
     assert outcome.reward == 1
@@ -121,7 +124,7 @@ def test_a_session_is_asked_for_its_prompt_once_and_then_for_nothing_if_the_answ
 
 def test_a_server_that_has_no_time_to_give_a_prompt_is_asked_again(worlds: Served) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
-    with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/messages", seed=4) as proxy:
+    with FaultyProxy(worlds.url, share=0.5, kinds=("429",), path_suffix="/messages", seed=4) as proxy:
         outcome = play(through(task, proxy.url), call("mark", mark="a", reward=1, finished=True))
         assert proxy.outcomes["429"] > 0
     assert outcome.reward == 1
@@ -129,7 +132,7 @@ def test_a_server_that_has_no_time_to_give_a_prompt_is_asked_again(worlds: Serve
 
 def test_a_call_that_the_server_has_no_time_for_is_made_again(worlds: Served) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
-    with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/call", seed=2) as proxy:
+    with FaultyProxy(worlds.url, share=0.5, kinds=("429",), path_suffix="/call", seed=2) as proxy:
         outcome = play(through(task, proxy.url), *[call("mark", mark="a", reward=1)] * 4, "done")
         assert proxy.outcomes["429"] > 0
     assert outcome.reward == 4
@@ -140,7 +143,7 @@ def test_a_session_whose_opening_fails_is_replaced_by_a_fresh_one_and_deleted(wo
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     task = through(task, "")
     task = replace(task, settings=replace(task.settings, time=TimeLimits(1.0, 1.0, 0.5), openings=12))
-    with FaultyProxy(worlds.url, share=0.5, kinds=(kind,), only="/create", seed=1) as proxy:  # pyright: ignore
+    with FaultyProxy(worlds.url, share=0.5, kinds=(kind,), path_suffix="/create", seed=1) as proxy:  # pyright: ignore
         target = replace(task.settings.access.target, base_url=proxy.url)
         access = replace(task.settings.access, target=target)
         outcome = play(
@@ -204,7 +207,7 @@ def _no_sleep(sleep: object) -> object:
 def test_a_key_that_is_refused_stops_the_run(worlds: Served, status: str, message: str) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with (
-        FaultyProxy(worlds.url, share=1.0, kinds=(status,), only="/create") as proxy,  # pyright: ignore
+        FaultyProxy(worlds.url, share=1.0, kinds=(status,), path_suffix="/create") as proxy,  # pyright: ignore
         pytest.raises(UsageError, match=message),
     ):
         play(through(task, proxy.url))

@@ -83,7 +83,7 @@ def test_a_group_that_was_compared_before_the_run_was_interrupted_is_not_compare
 
 
 def test_a_comparison_that_the_server_has_no_time_for_is_asked_for_again(worlds: Served) -> None:
-    with FaultyProxy(worlds.url, share=0.7, kinds=("429",), only="/score_group", seed=1) as proxy:
+    with FaultyProxy(worlds.url, share=0.7, kinds=("429",), path_suffix="/score_group", seed=1) as proxy:
         group, _ = play(f"{proxy.url}#compared", ["a bonus", "a much longer answer"])
         assert proxy.outcomes["429"] > 0
     assert group.rewards.tolist() == [0.25, 1.0]

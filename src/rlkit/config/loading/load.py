@@ -31,7 +31,7 @@ from rlkit.config.loading.nodes import (
 from rlkit.config.loading.objects import FILE_OBJECT, missing_file
 from rlkit.config.loading.outline import locate, without_nulls
 from rlkit.config.loading.overrides import apply
-from rlkit.config.loading.resolved import Resolved
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.secrets import refuse_redacted, refuse_secrets
 from rlkit.config.loading.yaml_text import read_file, scalar
 from rlkit.config.schema import Config
@@ -46,7 +46,7 @@ def load_config(
     settings: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
     envs: Iterable[str] = (),
-) -> Resolved:
+) -> ResolvedConfig:
     """Load a configuration from files and overrides.
 
     ::
@@ -86,10 +86,10 @@ def load_config(
     root = rewrite(_expand_names(_add_envs(without_nulls(root), envs)), _make_path_absolute)
     refuse_redacted(root)
     config, root = _check(root)
-    return Resolved.from_nodes(config, root)
+    return ResolvedConfig.from_nodes(config, root)
 
 
-def load_arguments(arguments: Sequence[str], *, name: str | None = None) -> Resolved:
+def load_arguments(arguments: Sequence[str], *, name: str | None = None) -> ResolvedConfig:
     """Load a configuration from arguments of the command line; `name` overrides the name of the run."""
     files, overrides = split_arguments(arguments)
     # As JSON, because a name such as 2024 would otherwise be read as a number.

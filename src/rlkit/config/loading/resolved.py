@@ -29,7 +29,7 @@ _VALUE_MAX_CHARS = 56
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedConfig:
     """A validated configuration.
 
     Args:
@@ -76,7 +76,7 @@ def leaves(value: Json, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Json]]:
         yield path, value
 
 
-def show_lines(resolved: Resolved) -> list[str]:
+def show_lines(resolved: ResolvedConfig) -> list[str]:
     """Render the configuration as lines of YAML, one value per line, with its origin in a comment."""
     lines = list(_lines(resolved.tree, resolved.origins, ()))
     width = min(_VALUE_MAX_CHARS, max(len(text) for text, origin in lines if origin))

@@ -37,7 +37,7 @@ class InvalidConstruction(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verified:
+class VerifiedConstruction:
     """Construction that satisfies all rules, with its value.
 
     Args:
@@ -95,7 +95,7 @@ class Problem(ABC):
         """Return the task and the formula of its value, for the prompt."""
 
     @abstractmethod
-    def verify(self, construction: Construction) -> Verified:
+    def verify(self, construction: Construction) -> VerifiedConstruction:
         """Return the normalised construction and its value.
 
         Args:

@@ -18,7 +18,7 @@ from rlkit._util.stopwatch import request_wait
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
-from rlkit.envs.discovery.problem import InvalidConstruction, Problem, Verified
+from rlkit.envs.discovery.problem import InvalidConstruction, Problem, VerifiedConstruction
 from rlkit.envs.discovery.prompts import ENTRY, POLISH, ProgramTerms
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.envs.discovery.state import State
@@ -146,7 +146,7 @@ class ConstructionProblem(Env):
         with request_wait(_QueueWait(limits.timeout_s)), current_activity().track(activity):
             return await shared_runner(self.play.runner).run(program, limits)
 
-    def _verify(self, result: ProgramResult) -> tuple[Verified | None, str]:
+    def _verify(self, result: ProgramResult) -> tuple[VerifiedConstruction | None, str]:
         """Return the verified result of a program, or None and the reason."""
         if result.value is None:
             return None, result.error

@@ -43,13 +43,13 @@ class Grade:
     """Verdict on an answer.
 
     Args:
-        how: `exact` for equal text, words or rational numbers, `numeric` for values compared as floats or at points,
+        method: `exact` for equal text, words or rational numbers, `numeric` for values compared as floats or at points,
             `math-verify` for its verdict; `monstrous` for an answer over a limit, `timeout` for one that math-verify
             did not finish, `unparsed` for one that cannot be parsed. The last three are wrong answers.
     """
 
     correct: bool
-    how: GradingMethod
+    method: GradingMethod
 
 
 def compare(answer: str, gold: str, *, policies: Policies = DEFAULT_POLICIES) -> Verdict:
@@ -111,7 +111,7 @@ class Grader:
 
     @property
     def counts(self) -> Mapping[GradingMethod, int]:
-        """Numbers of graded answers by `Grade.how`."""
+        """Numbers of graded answers by `Grade.method`."""
         return dict(self._counts)
 
     async def grade(self, answer: str, gold: str) -> Grade:
@@ -127,8 +127,8 @@ class Grader:
         if judgement.verdict == "unknown":
             grade = await self._ask_math_verify(answer, gold)
         else:
-            grade = Grade(judgement.verdict == "yes", judgement.how)
-        self._counts[grade.how] += 1
+            grade = Grade(judgement.verdict == "yes", judgement.method)
+        self._counts[grade.method] += 1
         return grade
 
     async def _ask_math_verify(self, answer: str, gold: str) -> Grade:

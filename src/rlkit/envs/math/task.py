@@ -93,7 +93,7 @@ class MathProblem(Env):
         method, is_correct = "no answer", False
         if answer is not None:
             grade = await _grader(self.scoring.policies).grade(answer, gold)
-            method, is_correct = grade.how, grade.correct
+            method, is_correct = grade.method, grade.correct
         reward = float(is_correct) - self.scoring.format_weight * (not formatted)
         metrics = {"correct": float(is_correct), "format": float(formatted)}
         # The gold answer stands for every right answer, so different notations share one vote.

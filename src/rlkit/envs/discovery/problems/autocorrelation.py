@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import Construction, InvalidConstruction, PieceCount, Problem, Verified, check_vector
+from rlkit.envs.discovery.problem import (
+    Construction,
+    InvalidConstruction,
+    PieceCount,
+    Problem,
+    VerifiedConstruction,
+    check_vector,
+)
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,9 +105,9 @@ class FirstAutocorrelation(_Autocorrelation):
             + _RULES.format(most=self.max_points, formula=formula)
         )
 
-    def verify(self, construction: Construction) -> Verified:  # noqa: D102  inherited
+    def verify(self, construction: Construction) -> VerifiedConstruction:  # noqa: D102  inherited
         f = self._check_heights(construction)
-        return Verified(f, float(2 * len(f) * convolve(f).max() / f.sum() ** 2))
+        return VerifiedConstruction(f, float(2 * len(f) * convolve(f).max() / f.sum() ** 2))
 
 
 @dataclass(frozen=True)
@@ -127,12 +134,12 @@ class SecondAutocorrelation(_Autocorrelation):
             + _RULES.format(most=self.max_points, formula=formula)
         )
 
-    def verify(self, construction: Construction) -> Verified:  # noqa: D102  inherited
+    def verify(self, construction: Construction) -> VerifiedConstruction:  # noqa: D102  inherited
         f = self._check_heights(construction)
         corners = convolve(f)
         y = np.pad(corners, 1)
         square = float((y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2).sum()) / 3
-        return Verified(f, square / float(corners.sum() * corners.max()))
+        return VerifiedConstruction(f, square / float(corners.sum() * corners.max()))
 
 
 def convolve(f: Construction) -> Construction:

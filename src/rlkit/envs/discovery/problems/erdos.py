@@ -21,7 +21,7 @@ from rlkit.envs.discovery.problem import (
     InvalidConstruction,
     PieceCount,
     Problem,
-    Verified,
+    VerifiedConstruction,
     check_vector,
 )
 from rlkit.envs.discovery.problems.exact import correlate, format_decimals, to_integers
@@ -100,7 +100,7 @@ class Erdos(Problem):
             "which is exact: between multiples of 2 / n the overlap is linear in k."
         )
 
-    def verify(self, construction: Construction) -> Verified:
+    def verify(self, construction: Construction) -> VerifiedConstruction:
         """Return the heights, rescaled to integral 1 and inside [0, 1], and C₅."""
         h = check_vector(construction, min_length=2, max_length=self.max_points)
         if self.exact_n and len(h) != self.n_points:
@@ -113,7 +113,7 @@ class Erdos(Problem):
             h *= len(h) / 2 / total
         _check_bounds(h, " after rescaling to the sum n / 2")
         h = np.round(_blend(h) * _GRID) / _GRID
-        return Verified(h, float(overlaps(h).max()))
+        return VerifiedConstruction(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Return ½ plus centred uniform noise of ±0.4, scaled to fit, with n from 40 to 99, as TTT-Discover does."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, override
 import numpy as np
 from pydantic import Field
 
-from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem, Verified
+from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem, VerifiedConstruction
 from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CirclePacking(Problem):
             "overlap at all."
         )
 
-    def verify(self, construction: Construction) -> Verified:
+    def verify(self, construction: Construction) -> VerifiedConstruction:
         """Return the circles, with radii reduced by `SHRINK` if they do not fit, and the sum of radii."""
         if construction.shape != (self.circles, 3):
             raise InvalidConstruction(
@@ -99,7 +99,7 @@ class CirclePacking(Problem):
         except InvalidConstruction:
             circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
             _check_fit(circles)
-        return Verified(circles, float(circles[:, 2].sum()))
+        return VerifiedConstruction(circles, float(circles[:, 2].sum()))
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Return random centres, with radii up to half the distance of the nearest neighbour."""

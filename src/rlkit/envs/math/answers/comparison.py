@@ -46,12 +46,12 @@ class Judgement(NamedTuple):
     """Verdict with its method.
 
     Args:
-        how: `exact` for equal text, words or rational numbers; `numeric` for values compared at points or as floats;
+        method: `exact` for equal text, words or rational numbers; `numeric` for values compared at points or as floats;
             `monstrous` for an answer over a limit; `unparsed` for one that cannot be parsed.
     """
 
     verdict: Verdict
-    how: Literal["exact", "numeric", "monstrous", "unparsed"]
+    method: Literal["exact", "numeric", "monstrous", "unparsed"]
     gold_read: bool = True
 
 
