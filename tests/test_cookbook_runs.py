@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from itertools import count
 from pathlib import Path
+from random import Random
 
 import pandas as pd
 import pytest
@@ -52,13 +52,16 @@ def small(words: Sequence[str], *values: str) -> ResolvedConfig:
 
 
 def detective() -> Callable[[str], str]:
-    """A model that first says something, and then looks at the secrets, which is worth 1, or does not, which is not."""
-    numbers = count()
+    """A model that first says something, and then, by chance, reveals the secrets for a reward of 1 or marks for 0.
+
+    Chance, and not a count: groups play at once, and one could get every second number.
+    """
+    random = Random(0)
 
     def reply(text: str) -> str:
         if "Hm." not in text:
             return "Hm."
-        return call("reveal") if next(numbers) % 2 else call("mark", mark="w", reward=0.0, finished=True)
+        return call("reveal") if random.random() < 0.5 else call("mark", mark="w", reward=0.0, finished=True)
 
     return reply
 

@@ -417,7 +417,7 @@ def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path)
         run.train(resume=True)
     assert 100 <= run.virtual_s < 200
     assert run.ears.saved[-1] == 2
-    assert any("trying again" in note for note in run.ears.notes)
+    assert any("retrying" in note for note in run.ears.notes)
     run.world.faults = []
     assert run.train(resume=True).steps == 5
 

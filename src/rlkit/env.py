@@ -1,4 +1,4 @@
-"""Environments: one object is one task, and one coroutine plays it.
+"""Protocols and base classes of environments: an object is a task, and a coroutine plays it.
 
 Invariant: an `Env` never changes. The state of an episode lives in the local variables of `rollout`, so that the G
 rollouts of a group can share the object.
@@ -32,7 +32,7 @@ class Env(Protocol):
 
     Optional attributes, of which the last three are for `rlkit check`:
         task_id (str): name of the task in records.
-        content (str): text of the task; one with the same content as an evaluated task is not trained on.
+        content (str): text of the task; training skips tasks with the content of an evaluated task.
         gold (str): a reply that deserves the full reward.
         max_reward (float): the full reward, if it is not 1.
         stochastic (bool): chance is part of the task.
@@ -41,7 +41,7 @@ class Env(Protocol):
     async def rollout(self, policy: Policy) -> Outcome | float:
         """Play one episode and return its outcome, or just its reward.
 
-        An exception fails the episode: it has no reward and is played again.
+        An exception fails the episode: a failed episode has no reward and is played again.
         """
         ...
 
@@ -53,13 +53,9 @@ class GroupScorer(Protocol):
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
         """Return a reward for each of the episodes that did not fail, or None to keep their rewards.
 
-        Called once the group is complete, and perhaps again when an interrupted run resumes. An exception fails all of
-        them.
+        Called when the group is complete; a resumed run may call it again. An exception fails the whole group.
         """
         ...
-
-
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class Task:
         draw: position in the order of drawing.
         name: name of the environment in the run.
         env: the task itself.
-        id: `task_id` of the env, or the draw. It is read once, so that all records agree.
+        id: `task_id` of the env, or the draw; read once, so all records agree.
     """
 
     draw: int
@@ -86,8 +82,8 @@ class Task:
 def read_task_id(env: Env) -> str | None:
     """Return the env's `task_id`; None if it has none, or reading it fails."""
     try:
-        task_id = getattr(env, "task_id", _MISSING)
-        return None if task_id is _MISSING else escape_surrogates(str(task_id))
+        task_id = getattr(env, "task_id", None)
+        return None if task_id is None else escape_surrogates(str(task_id))
     except KeyboardInterrupt:
         raise
     except BaseException:  # the user's code may raise anything, and this is only a name
@@ -135,7 +131,7 @@ class SingleTurnEnv(ABC, Env):
 
     @abstractmethod
     def prompt(self) -> str | Sequence[Message]:
-        """Return messages, to be rendered with the model's chat template, or a string, sampled as it stands."""
+        """Return messages for the model's chat template, or a string to complete without a template."""
 
     @abstractmethod
     def grade(self, reply: Reply) -> Outcome | float:
@@ -169,7 +165,7 @@ class _ConversationEnv[State](ABC, Env):
     """An environment whose episodes have a state of their own."""
 
     max_turns: int = 16
-    """Limit of the replies of an episode, which is then truncated."""
+    """Limit of the replies of an episode; an episode that reaches it is truncated."""
 
     @abstractmethod
     def reset(self) -> tuple[State, Sequence[Message]]:
@@ -195,7 +191,7 @@ class StepEnv[State](_ConversationEnv[State]):
         """Answer a reply."""
 
     async def rollout(self, policy: Policy) -> Outcome:
-        """Play until a step is done, a limit of the run is reached or there were `max_turns` replies."""
+        """Play until a step is done, or a limit of the run or `max_turns` is reached."""
         state, opening = self.reset()
         messages = list(opening)
         total, metrics = 0.0, dict[str, float]()
@@ -221,7 +217,7 @@ class ToolEnv[State](_ConversationEnv[State]):
     """A conversation in which the model calls tools until it replies without a call.
 
     The model gets an error message for a malformed call (counted in `malformed_tool_calls`), an unknown tool, or a
-    `ValueError` of `call`. Other exceptions fail the episode. An episode of `max_turns` replies is graded, too.
+    `ValueError` of `call`. Other exceptions fail the episode. An episode that reaches `max_turns` is graded too.
     """
 
     @abstractmethod
@@ -234,7 +230,7 @@ class ToolEnv[State](_ConversationEnv[State]):
 
     @abstractmethod
     async def grade(self, state: State, reply: Reply | None) -> Outcome | float:
-        """Return the reward of the episode, given the last reply (None if a limit allowed none)."""
+        """Return the reward of the episode, given the last reply (None if there was none)."""
 
     async def rollout(self, policy: Policy) -> Outcome:
         """Alternate replies and tool results, then grade."""

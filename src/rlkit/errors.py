@@ -1,16 +1,16 @@
 """Every error that rlkit raises on purpose.
 
     RlkitError
-    ├── UsageError            the caller gave something wrong: names the field or file, and the fix (exit 2)
+    ├── UsageError            the caller made a mistake: names the field or file, and the fix (exit 2)
     │   └── ConfigError       a value of a configuration is wrong
     ├── MissingError          something must be installed, downloaded or logged in to (exit 3)
     │   └── ServiceUnreachable  no session could be opened with the Tinker service
     ├── ServiceError          the Tinker service failed after retries; carries the request id (exit 1)
-    ├── EnvironmentFault      an environment failed an episode: never a reward (recorded, then retried)
+    ├── EnvironmentFault      an environment failed an episode: recorded and retried, never rewarded
     │   └── RewardError       an environment returned something other than a finite number
-    ├── LimitReached          a rollout asked for more turns or tokens than allowed: catch it to grade what there is
+    ├── LimitReached          a rollout requested more turns or tokens than allowed: catch it to grade the result so far
     │   └── ContextFull       the context has no room for a reply
-    └── RunFailed             a run cannot go on; what is finished is saved (exit 1)
+    └── RunFailed             a run cannot continue; everything finished is saved (exit 1)
         └── RolloutsFailed    too many rollouts failed; they are played again when the run resumes
 
 Exit codes belong to the classes, so that the command line needs no table of its own.
@@ -29,7 +29,7 @@ class RlkitError(Exception):
 
 
 class UsageError(RlkitError):
-    """A mistake of the caller. The message names the field or file and says how to mend it."""
+    """A mistake of the caller. The message names the field or file, and the fix."""
 
     exit_code = 2
 
@@ -53,7 +53,7 @@ class ServiceError(RlkitError):
 
     Args:
         message: the request and the reason.
-        request_id: the service's id of the failed request, where it has one.
+        request_id: the service's id of the failed request, if any.
     """
 
     def __init__(self, message: str, *, request_id: str | None = None) -> None:
@@ -70,7 +70,7 @@ class RewardError(EnvironmentFault):
 
 
 class LimitReached(RlkitError):
-    """A rollout asked for more turns or tokens than allowed. Catch it to grade what there is, or the episode fails."""
+    """A rollout requested more turns or tokens than allowed. Uncaught, it fails the episode."""
 
 
 class ContextFull(LimitReached):
@@ -78,7 +78,7 @@ class ContextFull(LimitReached):
 
 
 class RunFailed(RlkitError):
-    """A run cannot go on. Its directory has everything that was finished."""
+    """A run cannot continue. Its directory holds everything finished."""
 
 
 class RolloutsFailed(RunFailed):

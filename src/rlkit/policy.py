@@ -1,4 +1,4 @@
-"""The policy that an environment samples from, and the sampler of weights behind it."""
+"""The policy interface that environments use, and the sampler interface behind it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Reply:
         text: the reply without thinking and tool calls.
         message: the whole reply; append it to the conversation unchanged.
         turn: the record of the completion.
-        tokens: prompt and completion; a `sample` that begins with them extends this turn.
+        tokens: prompt and completion; a prompt of `sample` that begins with them extends this turn.
         malformed_tool_calls: texts of tool calls that could not be parsed.
     """
 
@@ -40,7 +40,7 @@ class Reply:
 
     @property
     def truncated(self) -> bool:
-        """True if `max_tokens` cut the reply off."""
+        """True if the reply ended at `max_tokens`."""
         return self.turn.stop == "length"
 
 
@@ -77,7 +77,7 @@ class ChatRequest:
 
 
 class Policy(ABC):
-    """The model as a rollout uses it, and the record of its turns. Subclasses implement `_respond`."""
+    """The handle through which a rollout samples, with the record of its turns. Subclasses implement `_respond`."""
 
     def __init__(self, *, sampling: Sampling, limits: Limits) -> None:
         self._sampling = sampling
@@ -100,7 +100,7 @@ class Policy(ABC):
         return self._limits.context_tokens
 
     def reward(self, value: float) -> None:
-        """Add a reward to the last turn, for estimators that assign credit by turn."""
+        """Add a reward to the last turn, for estimators that assign credit by turn; by default ignored."""
         return
 
     @abstractmethod
@@ -116,18 +116,18 @@ class Policy(ABC):
         temperature: float | None = None,
         stop: Sequence[str] | Sequence[int] | None = None,
     ) -> Reply:
-        """Complete a prompt as it stands, without a chat template.
+        """Complete a prompt without a chat template.
 
         Args:
-            prompt: text or tokens. One that begins with the tokens of an earlier turn extends that turn.
-            forced: text or tokens with which the completion begins; they get no advantage.
-            max_tokens: limit of the completion, below the run's.
+            prompt: text or tokens. A prompt that begins with the tokens of an earlier turn extends that turn.
+            forced: prefix of the completion, as text or tokens; never trained on.
+            max_tokens: limit of the completion; the run's limit applies too.
             temperature: temperature instead of the run's.
             stop: strings or token ids instead of the run's.
 
         Raises:
             LimitReached: the rollout has used up its turns or its context.
-            EnvironmentFault: the service refused the prompt.
+            EnvironmentFault: the service rejected the prompt.
             ValueError: the prompt is empty, or a setting is out of range.
             ServiceError: the service failed after retries.
         """
@@ -144,7 +144,9 @@ class Policy(ABC):
         min_reply_tokens: int = 1,
         context_tokens: int | None = None,
     ) -> Reply:
-        """Return the assistant's next message; a conversation that continues a reply extends its exact tokens.
+        """Return the assistant's next message.
+
+        If `messages` continues an earlier reply, the prompt reuses the exact tokens of that reply.
 
         Args:
             messages: the conversation so far.
@@ -153,7 +155,7 @@ class Policy(ABC):
             max_tokens: see `sample`.
             temperature: see `sample`.
             min_reply_tokens: tokens that the context must have left for the reply.
-            context_tokens: limit of prompt and completion together, below the run's; endpoints ignore it.
+            context_tokens: limit of prompt and completion together; the run's limit applies too, endpoints ignore it.
 
         Raises:
             ContextFull: the context has less than `min_reply_tokens` tokens left.
@@ -164,11 +166,11 @@ class Policy(ABC):
 
 
 class Sampler(Protocol):
-    """A version of the weights, ready to sample."""
+    """A client that samples from one version of the weights."""
 
     @property
     def version(self) -> int:
-        """Optimiser steps of the weights."""
+        """Number of steps trained into the weights."""
         ...
 
     async def sample(

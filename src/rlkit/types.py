@@ -142,11 +142,11 @@ class Turn:
         logprobs: [C] float32, the sampler's log-probability of each token; 0 for forced tokens.
         sampled_mask: [C] bool, False for forced tokens, which must never get an advantage.
         stop: "stop" at a stop token or string, "length" at the limit `max_tokens`.
-        version: optimiser steps of the weights that sampled it.
-        parent: index, in the episode, of the turn that this one extends token for token; None starts a new segment.
-        reward: reward of this turn alone, where the environment gives one.
+        version: number of steps trained into the weights that sampled it.
+        parent: index, in the episode, of the turn that this turn extends token for token; None starts a new segment.
+        reward: reward of this turn alone; None if the environment gives none.
         seconds: time from the request to the completion.
-        request_id: the service's id of the request, where it has one.
+        request_id: the service's id of the request, if any.
     """
 
     prompt: Prompt
@@ -178,10 +178,10 @@ class Outcome:
     Args:
         reward: the episode's reward, a finite number.
         metrics: numbers to average over episodes, such as `{"correct": 1.0}`.
-        info: anything for people: messages, the parsed answer, paths of artefacts. It is recorded as JSON, other
-            objects by their `repr`; at most 1 MiB.
+        info: anything for people, recorded as JSON of at most 1 MiB: messages, the parsed answer, paths of artefacts.
+            Objects that JSON cannot hold are recorded by their `repr`.
         truncated: a limit cut the episode short; its reward still counts.
-        masked: no token of the episode is trained on; its reward still counts in the statistics of its group.
+        masked: exclude the episode's tokens from training; its reward still counts in the statistics of its group.
     """
 
     reward: float
@@ -201,9 +201,9 @@ class Episode:
         turns: completions in the order of their requests.
         status: a `failed` episode has no reward and takes no part in the statistics of its group.
         reward: None exactly when `failed`.
-        error: one line that says why it failed.
-        masked: no token of it is trained on; its reward counts in the statistics of its group.
-        group_scored: its reward comes from the comparison with the other episodes of its group.
+        error: reason of the failure in one line.
+        masked: its tokens are excluded from training; its reward counts in the statistics of its group.
+        group_scored: `GroupScorer.score_group` gave its reward.
     """
 
     member: int
@@ -280,12 +280,12 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class BudgetForcing:
-    """A second chance for replies that reach their token limit: append a phrase, then sample the answer.
+    """Budget forcing: if thinking reaches its token limit, append a phrase and sample the answer.
 
     Args:
-        phrase: text that tells the model to answer now.
+        phrase: text that asks the model to answer now.
         context_tokens: limit of the prompt, the thinking, the phrase and the answer together.
-        spare_tokens: tokens of that limit that stay unused.
+        spare_tokens: tokens of that limit to leave unused.
     """
 
     phrase: str
@@ -303,7 +303,7 @@ class Sampling:
         top_p: probability mass of the nucleus; 1 keeps all tokens.
         top_k: number of likeliest tokens to keep; -1 keeps all.
         stop: strings or token ids that end a turn; None for the model's own end of turn.
-        forcing: budget forcing of replies of conversations; None leaves them cut off.
+        forcing: budget forcing of chat replies; None leaves long replies truncated.
     """
 
     max_tokens: int
@@ -329,7 +329,7 @@ class Checkpoint:
     """Weights that a run saved on the service.
 
     Args:
-        step: optimiser steps of the weights.
+        step: number of steps trained into the weights.
         state: `tinker://` path of the training state, optimiser included.
         sampler: `tinker://` path of the weights for sampling.
         expires: time of deletion in seconds since the epoch; None for never.

@@ -114,7 +114,7 @@ def test_what_is_asked_for_before_the_first_rollout_is_asked_again_too(
             return await super().context_tokens(model)
 
     _, notes = measured(config, Forgetful(), monkeypatch)
-    assert notes == ["busy; trying again"]
+    assert notes == ["busy; retrying"]
 
 
 BROKEN = """

@@ -31,7 +31,7 @@ def test_a_call_that_changes_nothing_is_made_again_until_it_is_answered() -> Non
     assert len(asked) == 5
     assert sorted(asked) == asked
     assert len(set(asked)) == 5  # not all at once
-    assert notes == ["busy (request r); trying again"]
+    assert notes == ["busy (request r); retrying"]
 
 
 def test_a_call_that_may_have_changed_something_is_not_made_again() -> None:

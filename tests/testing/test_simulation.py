@@ -73,7 +73,7 @@ def test_an_answer_takes_as_long_as_its_longest_sample() -> None:
         ("500", "InternalServerError"),
         ("408", "APITimeoutError"),
         ("broken", "RequestFailedError"),
-        ("cancel", "gave the request up"),
+        ("cancel", "cancelled the request"),
     ],
 )
 def test_faults_come_when_they_were_ordered(kind, said: str) -> None:

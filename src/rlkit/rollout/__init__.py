@@ -1,1 +1,1 @@
-"""Rollouts: playing environments with a policy, and recording every token."""
+"""Play environments with a policy, and record every token."""

@@ -1,7 +1,7 @@
-"""The boundary at which faults of an environment become data: playing a rollout, or scoring a group.
+"""Call environments: play a rollout or score a group, and turn exceptions of the environment into data.
 
-Invariant: whatever an environment does, a call of it ends with a result or with a line that says why there is none.
-Faults of the service and of the configuration are raised.
+Invariant: every call of an environment ends with a result or with the reason of its failure in one line. Faults of the
+service and of the configuration are raised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlkit.types import Episode, Outcome
 
 
 async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = "") -> tuple[Outcome | None, str | None]:
-    """Play an environment and return its outcome, or None and why it failed.
+    """Play an environment and return its outcome, or None and the reason of the failure.
 
     Args:
         env: the task to play.
@@ -46,9 +46,9 @@ async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = ""
 async def score_group(
     env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float, name: str = ""
 ) -> tuple[list[float] | None, str | None]:
-    """Score a group and return the rewards, or None and why that failed; both None if the rewards stay as they are.
+    """Score the valid episodes of a group and return the rewards, or None and the reason of the failure.
 
-    `episodes` are those that did not fail. The other arguments and the errors are those of `play_env`.
+    Both are None if the rewards stay unchanged. Other arguments and errors as in `play_env`.
     """
     kind = type(env).__name__
     parse = partial(as_scores, count=len(episodes), env=kind)
@@ -59,7 +59,7 @@ async def score_group(
 async def _guard[T](
     call: Coroutine[object, object, T], activity: str, stopwatch: Stopwatch, timeout_s: float
 ) -> tuple[T | None, str | None]:
-    """Run code of an environment in a task of its own, so that it cannot cancel the group's."""
+    """Run code of an environment in an asyncio task of its own, so that it cannot cancel the caller."""
     has_stopped = True
     with guard_tasks():
         with use_stopwatches([stopwatch]):
@@ -74,22 +74,22 @@ async def _guard[T](
         return None, timeout if has_stopped else f"{timeout} and ignored its cancellation"
     try:
         result = task.result()
-        # Past the limit, it held the event loop, so that nothing could interrupt it.
+        # Code that blocks the event loop can exceed the limit and still return.
         return (None, timeout) if stopwatch.played_s > timeout_s else (result, None)
-    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last is a signal's
+    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last comes from a signal
         raise
     except asyncio.CancelledError:
         return None, "the environment cancelled its own rollout"
-    except BaseException as error:  # an environment may raise anything; the record says what
+    except BaseException as error:  # an environment may raise anything; the record names the error
         errors = _flatten(error)
         for fault in errors:
             if isinstance(fault, ServiceError | UsageError | MissingError):
                 raise fault from error
-        return None, _describe(errors[0])  # a line has room for one
+        return None, _describe(errors[0])  # the record has one line
 
 
 async def _await_call[T](call: Callable[[], object], parse: Callable[[object], T], method: str) -> T:
-    """Await a method and parse its result here, since the texts of the user's objects are the user's code, too."""
+    """Await a method and parse its result here, because parsing may call the user's code (`__str__`)."""
     awaitable = call()
     if not inspect.isawaitable(awaitable):
         raise RewardError(f"{method} is an ordinary function; write `async def {method.rpartition('.')[2]}`")
@@ -105,10 +105,10 @@ def _flatten(error: BaseException) -> list[BaseException]:
 
 
 def _describe(error: BaseException) -> str:
-    if isinstance(error, EnvironmentFault):  # raised on purpose
+    if isinstance(error, EnvironmentFault):  # raised deliberately
         return safe_str(error)
     if isinstance(error, LimitReached):
-        return f"{safe_str(error)}; an environment that catches rlkit.LimitReached can grade what is there"
+        return f"{safe_str(error)}; an environment that catches rlkit.LimitReached can grade the result so far"
     error = (error.__cause__ if isinstance(error, EnvironmentExit) else None) or error
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

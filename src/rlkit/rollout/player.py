@@ -1,7 +1,7 @@
 """Play groups of rollouts, with limits of concurrency, time and failures.
 
-Invariant: every episode that starts ends in exactly one record. A fault of the environment fails the episode: it is
-never a reward and never ends the run. A fault of the service is not blamed on the environment.
+Invariant: every episode that starts ends in exactly one record. A fault of the environment fails the episode; it never
+becomes a reward and never ends the run. A fault of the service does not fail an episode.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ class EnvSettings:
     """Settings of the rollouts of an environment.
 
     Args:
-        group_size: rollouts of a task.
+        group_size: rollouts per task.
         sampling: settings of the sampler.
         timeout_s: limit in seconds of a rollout; service outages do not count (see `Stopwatch`).
-        max_retries: failed episodes of a group that are played again.
-        limits: limits of a rollout's turns and context.
-        min_valid: episodes that must not fail for a group to be of use.
+        max_retries: failed episodes to play again, per group.
+        min_valid: minimum number of valid episodes of a usable group.
         coalesce: environments whose groups send their first turns as one request.
-        newest_weights: a running rollout moves to newer weights at its next turn.
+        newest_weights: a running rollout uses newer weights from its next turn on.
     """
 
     group_size: int
@@ -54,7 +53,7 @@ class EnvSettings:
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of rollouts in each state, for people to watch; `failed` counts retried episodes, too."""
+    """Numbers of rollouts in each state, for progress displays; `failed` includes retried episodes."""
 
     queued: int = 0
     running: int = 0
@@ -69,12 +68,12 @@ def _ignore(task: Task, episode: Episode) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """Episodes of a group that were played before the run was interrupted.
+    """Episodes of a group that were recorded before the run was interrupted.
 
     Args:
-        episodes: the last episode of each member; failed ones may be played again, within the budget of retries.
+        episodes: the last episode of each member; failed episodes are retried within the budget of retries.
         attempts: number of attempts of each member.
-        failed: episodes that were played again because they failed.
+        failed: number of retries already spent.
     """
 
     episodes: Mapping[int, Episode] = field(default_factory=dict[int, Episode])
@@ -83,10 +82,10 @@ class GroupProgress:
 
 
 class FailureNotes:
-    """Notes about the first failed episode of each environment.
+    """Report the first failed episode of each environment.
 
     Args:
-        note: receives each note.
+        note: receives each message.
         redact: removes secrets from an error.
         prefix: text before the name of an environment, such as "the evaluation of ".
     """
@@ -98,7 +97,7 @@ class FailureNotes:
         self._envs = set[str]()
 
     def add(self, task: Task, episode: Episode) -> None:
-        """Note an episode if it is the first of its environment that failed."""
+        """Report an episode if it is the first failed episode of its environment."""
         if episode.status != "failed" or task.name in self._envs:
             return
         self._envs.add(task.name)
@@ -115,11 +114,11 @@ class Player:
         chat: the model's format; None with `make_policy`.
         settings: settings of each environment by name.
         seed: seed of the run, from which the seed of each turn is derived.
-        slots: limit of the rollouts that play at once; tasks that were drawn earlier go first.
-        purpose: name of the random stream, so that evaluation does not repeat the draws of training.
-        record: receives each episode as it ends, failed ones included.
-        record_score: receives each episode whose reward changed once its group was complete.
-        make_policy: makes the policy of an episode, instead of one over a sampler.
+        slots: limit of concurrent rollouts; earlier draws have priority.
+        purpose: name of the random stream, so evaluation does not repeat the draws of training.
+        record: receives each episode when it ends, failed episodes too.
+        record_score: receives each episode whose reward changed when its group was scored.
+        make_policy: replaces the policy over a sampler.
     """
 
     chat: ChatFormat | None
@@ -142,16 +141,16 @@ class Player:
     ) -> Group:
         """Play a task `group_size` times and return the last episode of each member.
 
-        Failed episodes are played again within the environment's budget of retries.
+        Failed episodes are retried within the environment's budget of retries.
 
         Args:
             task: the task to play.
-            sampler: returns the newest weights, called for each turn.
-            progress: episodes that were played already.
-            rank: the group's place in the queue for slots; by default its draw.
+            sampler: returns a sampler of the newest weights; called for each turn.
+            progress: episodes played before an interruption.
+            rank: priority of the group in the queue for slots, lowest first; by default its draw.
 
         Raises:
-            SlotsClosed: a rollout got no slot; the others have been played to their end and recorded.
+            SlotsClosed: a rollout got no slot; the other rollouts were finished and recorded.
             ServiceError: the service failed after retries.
             UsageError: the environment and the model do not fit together.
         """
@@ -175,7 +174,7 @@ class Player:
         self, task: Task, env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float
     ) -> Sequence[Episode]:
         valid = [episode for episode in episodes if episode.status != "failed"]
-        if all(episode.group_scored for episode in valid):  # there are none, or they were scored before an interruption
+        if all(episode.group_scored for episode in valid):  # none, or scored before an interruption
             return episodes
         scores, error = await score_group(env, valid, timeout_s=timeout_s, name=task.name)
         if error is not None:
@@ -190,7 +189,7 @@ class Player:
         return [by_member.get(episode.member, episode) for episode in episodes]
 
     async def _member(self, group: _GroupInPlay, member: int, progress: GroupProgress) -> Episode | None:
-        """Play a member until it does not fail or the retries are used up; None if it gets no slot."""
+        """Play a member until it succeeds or the retries are used up; None if it gets no slot."""
         attempt = progress.attempts.get(member, 0)
         last = progress.episodes.get(member)
         if last is not None and (last.status != "failed" or not group.spend_retry()):
@@ -243,7 +242,7 @@ class Player:
         assert self.chat is not None  # a policy over a sampler has a format
 
         def seed(turn: int) -> int:
-            if turn == 0:  # consecutive over the group, so that its first turns can be one request
+            if turn == 0:  # consecutive in the group, so that its first turns can be one request
                 return derive_seed(self.seed, self.purpose, task.draw, attempt) + member
             return derive_seed(self.seed, self.purpose, task.draw, member, attempt, turn)
 
@@ -272,6 +271,6 @@ class _GroupInPlay:
     retries: int
 
     def spend_retry(self) -> bool:
-        """Take a retry from the budget; False if there is none left."""
+        """Take a retry from the budget; False if none is left."""
         self.retries -= 1
         return self.retries >= 0

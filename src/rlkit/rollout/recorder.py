@@ -1,7 +1,7 @@
 """The policy handle of a rollout, which records every token.
 
-Invariant: every completion is recorded as it was sampled, before the rollout sees it, and training data is made from
-the record alone. A token that was not sampled has no log-probability and is marked.
+Invariant: every completion is recorded as sampled before the rollout receives it, and training data is made from the
+record alone. A token that was not sampled is marked and has no log-probability.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ from rlkit.rollout.validation import as_float
 from rlkit.types import Bools, Completion, Floats, Message, Prompt, Sampling, Tokens, Tool, Turn, as_prompt
 
 INLINE_CHARS = 200_000
-"""Limit of the text that is tokenised on the event loop, in up to 0.1 s; a thread tokenises longer ones."""
+"""Limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts."""
 
 _TOKEN_CHARS = 512
-"""Upper bound of the length of a token: the longest in use are runs of 128 spaces."""
+"""Upper bound of the length of a token; the longest tokens in use are runs of 128 spaces."""
 
 type _Piece = tuple[Tokens, Floats, Bools]
-"""Tokens of a completion, their log-probabilities, and flags of those that were sampled: [C] each."""
+"""Tokens of a completion, their log-probabilities, and True for sampled tokens: [C] each."""
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """Turns of which each extends the one before, token for token.
+    """A chain of turns in which each turn extends the previous turn token for token.
 
     Args:
         index: index of the last turn in the record.
         turn: the last turn.
         tokens: all tokens of the segment.
-        messages: the conversation that the tokens stand for; none after `sample`.
-        tools: tools of the conversation.
-        is_rendered: the last prompt may be what the format renders for its conversation.
+        messages: the conversation that the tokens encode; empty after `sample`.
+        is_rendered: the last prompt may equal the format's rendering of its conversation.
     """
 
     index: int
@@ -60,16 +59,16 @@ class _Segment:
 class RecordingPolicy(Policy):
     """The policy of one episode, which records its turns and keeps conversations token-exact.
 
-    A prompt that continues the tokens of a segment becomes its next turn. A rollout may hold several conversations at
-    once and request completions concurrently; each conversation extends its own segment.
+    A prompt that continues the tokens of a segment becomes its next turn. A rollout may have several conversations and
+    concurrent requests; each conversation extends its own segment.
 
     Args:
-        sampler: returns the sampler of a turn, so that long rollouts can move to newer weights.
+        sampler: returns the sampler of a turn, so long rollouts can change to newer weights.
         chat: the model's format.
         sampling: the run's settings for this environment.
-        seed: returns the seed of a turn, given its number.
+        seed: returns the seed of turn n.
         limits: limits of the rollout.
-        first_sampler: called instead of `sampler` for the first turn.
+        first_sampler: replaces `sampler` for the first turn.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class RecordingPolicy(Policy):
         prompt, is_rendered = await self._tokenize(request, chars, self._render, earlier, messages, tools)
         segment = await self._complete(prompt, sampling, request)
         parsed = self._chat.parse(segment.turn.completion)
-        # Copies, so that a rollout that edits a message in place is seen to have rewritten the conversation.
+        # Copies, so that an edit of a message in place counts as a rewritten conversation.
         before = [] if earlier is None else earlier.messages
         segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
@@ -148,7 +147,7 @@ class RecordingPolicy(Policy):
         )
 
     def _context(self, request: SampleRequest | ChatRequest) -> int | None:
-        """Return the limit of the tokens of prompt and completion together; None without a limit."""
+        """Return the limit of prompt and completion together, in tokens; None for no limit."""
         limit = self._limits.context_tokens
         if not isinstance(request, ChatRequest) or request.context_tokens is None:
             return limit
@@ -160,7 +159,7 @@ class RecordingPolicy(Policy):
         """Call a function that tokenises a text, in a thread if the text is long.
 
         Raises:
-            ContextFull: so many characters cannot fit, however long their tokens are.
+            ContextFull: the text exceeds the context even at `_TOKEN_CHARS` characters per token.
         """
         context = self._context(request)
         if context is not None and chars > context * _TOKEN_CHARS:
@@ -172,16 +171,13 @@ class RecordingPolicy(Policy):
     def _render(
         self, segment: _Segment | None, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[Prompt, bool]:
-        """Return the prompt for a conversation, and whether it may be what the format renders for it.
+        """Return the prompt for a conversation, and whether it may equal the format's rendering.
 
-        Args:
-            segment: the segment that the conversation continues; None for a new one.
-            messages: the whole conversation.
-            tools: functions that the model may call.
+        `segment` is the segment that the conversation continues; None starts a new segment.
         """
         if segment is None:
             return self._chat.render(messages, tools), True
-        # Where it is known what follows the reply, the whole conversation need not be tokenised again to see it.
+        # Render the whole conversation only if the tokens after the reply cannot be derived without it.
         drops_thinking = not self._chat.keeps_thinking and any("thinking" in message for message in segment.messages)
         rendered = None
         if segment.is_rendered and (drops_thinking or segment.turn.stop == "length"):
@@ -227,11 +223,11 @@ class RecordingPolicy(Policy):
                 thought = model_input + as_prompt(np.concatenate([completion.tokens, phrase]))
                 limit = forcing.context_tokens if context is None else min(forcing.context_tokens, context)
                 room = limit - len(thought) - forcing.spare_tokens
-                if room > 0:  # the same weights, and a stream of random numbers of its own
+                if room > 0:  # with the same weights and a separate random stream
                     answering = replace(sampling, max_tokens=room)
                     (completion,) = await sampler.sample(thought, answering, seed=derive_seed(seed, "answer"))
                     pieces += [_forced_piece(phrase), _sampled_piece(completion)]
-        except UsageError as error:  # the request is this rollout's own, and no reason to end the run
+        except UsageError as error:  # the fault of this rollout's request must not end the run
             raise EnvironmentFault(str(error)) from error
         fitting = [segment for segment in self._segments if prompt.starts_with(segment.tokens)]
         parent = max(fitting, key=lambda segment: len(segment.tokens), default=None)
@@ -255,7 +251,7 @@ class RecordingPolicy(Policy):
         return segment
 
     def _admit(self, prompt: Prompt, sampling: Sampling, context: int | None, min_reply_tokens: int) -> Sampling:
-        """Check a request and return its settings, with `max_tokens` limited to what the context has left.
+        """Check a request and return its settings, with `max_tokens` limited to the rest of the context.
 
         Raises:
             ValueError: the prompt is empty, or a setting is out of range.
@@ -293,7 +289,7 @@ def _sampled_piece(completion: Completion) -> _Piece:
 
 @cache
 def _ones(bits: int) -> Bools:
-    """Return 2^bits ones, which all completions share: nearly every token is sampled."""
+    """Return a read-only array of 2^bits ones, shared by all completions without forced tokens."""
     ones = np.ones(1 << bits, np.bool_)
     ones.flags.writeable = False
     return ones
@@ -307,7 +303,7 @@ def _join_pieces(pieces: Sequence[_Piece]) -> _Piece:
 
 
 def _count_chars(value: object) -> int:
-    """Count the characters of texts in messages of any shape, of which the chat format says what is wrong."""
+    """Count the characters of all texts in messages; the chat format validates their shape later."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -317,8 +313,10 @@ def _count_chars(value: object) -> int:
 
 @cache
 def _tokenizer_thread() -> DaemonThreadPool:
-    """Return a thread for tokenising alone, so that endless texts hold up neither steps nor the journal."""
+    """Return a thread only for tokenising, so that huge texts delay neither steps nor the journal."""
     return DaemonThreadPool(1, name="rlkit_tokenizing")
 
 
-os.register_at_fork(after_in_child=_tokenizer_thread.cache_clear)  # a forked process has the object, and no thread
+os.register_at_fork(
+    after_in_child=_tokenizer_thread.cache_clear
+)  # a forked process inherits the object without its thread

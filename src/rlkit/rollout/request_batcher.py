@@ -1,8 +1,7 @@
 """Batching of the first turns of a group into one request.
 
-Invariant: a completion depends on its own seed only, whether its request went out alone or with others: sample i of a
-request with seed s is drawn as sample 0 of a request with seed s + i. The embedded engine promises this; other services
-may draw other tokens from the same distribution.
+Invariant: batching does not change a completion: sample i of a request with seed s equals sample 0 of a request with
+seed s + i. The embedded engine guarantees this; other services may draw other tokens from the same distribution.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class _Request:
 
 
 class RequestBatcher:
-    """Joins requests of the same instant for the same prompt, settings and weights into one.
+    """Merge simultaneous requests for the same prompt, settings and weights into one request.
 
-    They are answered together, when the longest completion is done. For rollouts of one turn that costs nothing, since
-    their group waits for the longest anyway; a conversation would wait at its first turn.
+    The service answers when the longest completion is finished. Single-turn rollouts lose nothing, because their group
+    waits for the longest completion anyway; a conversation would wait at its first turn.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,7 @@ class RequestBatcher:
         return _BatchedSampler(sampler, self)
 
     async def sample(self, sampler: Sampler, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
-        """Draw a completion, in one request with others."""
+        """Draw a completion as part of a batched request."""
         key = (sampler.version, prompt.tokens.tobytes(), prompt.images, sampling)
         request = _Request(seed, asyncio.get_running_loop().create_future(), current_stopwatches())
         if key in self._pending:
@@ -58,19 +57,19 @@ class RequestBatcher:
         return await request.completion
 
     def close(self) -> None:
-        """Cancel the requests that are still open."""
+        """Cancel open requests."""
         for task in self._tasks:
             task.cancel()
 
     async def _send(self, key: _Key, sampler: Sampler, prompt: Prompt, sampling: Sampling) -> None:
-        await asyncio.sleep(0)  # the group's other rollouts, started in the same instant, get here now
+        await asyncio.sleep(0)  # let the other rollouts of the group add their requests
         requests = [request for request in self._pending.pop(key) if not request.completion.done()]
         await asyncio.gather(*(_answer(batch, sampler, prompt, sampling) for batch in _split_by_seed(requests)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BatchedSampler(Sampler):
-    """The sampler that a rollout gets for its first turn."""
+    """The sampler of a rollout's first turn."""
 
     sampler: Sampler
     batcher: RequestBatcher
@@ -99,7 +98,7 @@ async def _answer(batch: Sequence[_Request], sampler: Sampler, prompt: Prompt, s
             completions = await sampler.sample(prompt, sampling, seed=batch[0].seed, num_samples=len(batch))
             if len(completions) != len(batch):
                 raise ServiceError(f"sampling: requested {len(batch)} samples, got {len(completions)}")
-    except Exception as error:  # whatever it is, each of the rollouts gets it
+    except Exception as error:  # every rollout of the batch receives it
         for request in batch:
             if not request.completion.done():
                 request.completion.set_exception(error)

@@ -1,4 +1,4 @@
-"""Settings of rollouts, from the configuration of a run and of its environments."""
+"""Make the settings of rollouts from the configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Containment of a rollout's exits and tasks.
+"""Containment of exits and asyncio tasks of rollouts.
 
-Invariant: a SystemExit or KeyboardInterrupt of an environment, in a rollout or in a task made inside one, becomes an
-ordinary exception: asyncio would end the program. One of a signal handler ends the program. No task made inside a
-rollout outlives the run or keeps it from ending, except that the run waits for tasks that clean up.
+Invariant: a SystemExit or KeyboardInterrupt raised by an environment, in a rollout or in an asyncio task that a rollout
+created, becomes an ordinary exception, because asyncio would end the program. An exit raised by a signal handler ends
+the program. Tasks that a rollout created end with the run; the run waits only for tasks that clean up.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches
 
 GRACE_S = 3.0
-"""Time limit for tasks that were cancelled; well under that of the whole run."""
+"""Time limit for cancelled tasks; well below the time limit for the end of a run."""
 
 CLEAN_UP_S = 60.0
-"""Time limit, at the end of a run, for tasks that clean up after rollouts: container engines are slow."""
+"""Time limit for clean-up tasks at the end of a run, because container engines are slow."""
 
 type _Task = asyncio.Task[object]
 type _Coroutine = Coroutine[object, object, object]
 
 _rollout_tasks: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_rollout_tasks", default=None)
-"""Open tasks that rollouts of this run made; True for those that the end of the run waits for."""
+"""Open tasks that rollouts of this run created; True for clean-up tasks."""
 
 _abandoned = WeakSet[_Task]()
 
@@ -43,7 +43,7 @@ class EnvironmentExit(Exception):
 
 @contextmanager
 def guard_tasks() -> Generator[None]:
-    """Guard rollouts and the tasks that they make on this event loop. Contexts may overlap."""
+    """Guard rollouts and the tasks that they create on this event loop. Contexts may overlap."""
     loop = asyncio.get_running_loop()
     factory = cast("object", loop.get_task_factory())
     if not isinstance(factory, _TaskFactory):
@@ -54,16 +54,16 @@ def guard_tasks() -> Generator[None]:
         yield
     finally:
         factory.users -= 1
-        # An environment may have set another one.
+        # An environment may have set another task factory.
         if not factory.users and cast("object", loop.get_task_factory()) is factory:
             loop.set_task_factory(factory.earlier)  # pyright: ignore[reportArgumentType]  as above
 
 
 @asynccontextmanager
 async def stop_leftover_tasks() -> AsyncGenerator[None]:
-    """Guard the tasks of rollouts and stop, at the end, those still open: rollouts may share a task.
+    """Guard the tasks of rollouts and stop open tasks at the end, because rollouts may share a task.
 
-    Tasks that clean up have `CLEAN_UP_S` first. Inside another such context, leave all tasks to that one.
+    Clean-up tasks may run for `CLEAN_UP_S` first. A nested context leaves all tasks to the outer context.
     """
     if _rollout_tasks.get() is not None:
         yield
@@ -83,7 +83,7 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
 
 
 def register_cleanup(task: asyncio.Task[None]) -> bool:
-    """Make the end of the run wait for a task that cleans up; return False if there is no run."""
+    """Let the end of the run wait for a clean-up task; return False outside of a run."""
     tasks = _rollout_tasks.get()
     if tasks is None:
         return False
@@ -93,9 +93,9 @@ def register_cleanup(task: asyncio.Task[None]) -> bool:
 
 
 async def stop(tasks: Collection[_Task]) -> bool:
-    """Cancel tasks, also those added meanwhile, and return whether all ended within `GRACE_S`.
+    """Cancel tasks, including tasks added meanwhile, and return whether all ended within `GRACE_S`.
 
-    The others are abandoned: their coroutines are closed.
+    Tasks that did not end are abandoned: their coroutines are closed.
     """
     clock = asyncio.get_running_loop().time
     end_s, cancelled = clock() + GRACE_S, set[_Task]()
@@ -128,7 +128,7 @@ class _TaskFactory:
             return make_task(loop, coroutine, **options)
 
         def close(task: _Task) -> None:
-            with suppress(BaseException):  # open if the task never started or was abandoned
+            with suppress(BaseException):  # still open if the task never started or was abandoned
                 coroutine.close()
             if tasks is not None:
                 tasks.pop(task, None)
@@ -172,17 +172,19 @@ def _steps(coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> Generato
             yield waits_for
         except BaseException as thrown:
             if asyncio.current_task() in _abandoned:
-                del coroutine  # the traceback would keep it until there is no event loop to close it in
+                del coroutine  # else the traceback keeps the coroutine alive past the event loop
                 raise
             error = thrown
 
 
 def _is_signalled(error: SystemExit | KeyboardInterrupt) -> bool:
-    """Return whether a signal handler raised an error."""
-    if threading.current_thread() is not threading.main_thread():  # handlers run in that one
+    """Return whether a signal handler raised the error."""
+    if threading.current_thread() is not threading.main_thread():  # Python runs signal handlers only there
         return False
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     if isinstance(error, KeyboardInterrupt) and handlers[0] is signal.default_int_handler:
-        return True  # perhaps: it is written in C and leaves no trace
-    codes = {getattr(getattr(handler, "func", handler), "__code__", 0) for handler in handlers}  # asyncio's is partial
+        return True  # assumed: the handler is written in C and leaves no frame
+    codes = {
+        getattr(getattr(handler, "func", handler), "__code__", 0) for handler in handlers
+    }  # asyncio's handler is a partial
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

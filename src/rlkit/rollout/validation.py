@@ -1,6 +1,6 @@
 """Validation of results that environments return.
 
-Invariant: an outcome that passes holds finite numbers and plain JSON only.
+Invariant: a validated outcome holds only finite numbers and plain JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def as_outcome(result: object, *, env: str = "the environment") -> Outcome:
     """Return the result of a rollout as an outcome.
 
     Args:
-        result: an outcome, or a number that stands for one.
+        result: an outcome, or a reward.
         env: name of the environment for messages.
 
     Raises:
-        RewardError: it is neither, a reward or metric is not a finite number, or the info is not JSON or too large.
+        RewardError: the result has another type, a reward or metric is not finite, or the info is no JSON or too large.
     """
     outcome = result if isinstance(result, Outcome) else None
     reward = outcome.reward if outcome else result
@@ -44,15 +44,10 @@ def as_outcome(result: object, *, env: str = "the environment") -> Outcome:
 
 
 def as_scores(result: object, *, count: int, env: str) -> list[float] | None:
-    """Return the result of scoring a group as rewards; None leaves them as they are.
-
-    Args:
-        result: a reward for each episode, or None.
-        count: number of episodes.
-        env: name of the environment for messages.
+    """Return the result of scoring a group as `count` rewards; None leaves the rewards unchanged.
 
     Raises:
-        RewardError: there are not `count` finite numbers.
+        RewardError: the result is not None and no list of `count` finite numbers.
     """
     if result is None:
         return None

@@ -1,6 +1,6 @@
 """Protocols of a Tinker service: hosted, compatible, or the engine that rlkit embeds.
 
-Invariant: the three differ only by an address and a key. This folder is the only place that knows the Tinker SDK.
+Invariant: the three differ only by address and key. Only this folder imports the Tinker SDK.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Gradient:
 
 
 class Learner(Protocol):
-    """The weights that are trained.
+    """A client that trains weights.
 
     Each method submits its request at once and returns an awaitable. The service works in the order of submission, so a
     gradient, an optimiser step and a new sampler can queue together. Awaiting raises `ServiceError` if the service
-    fails after retries; whether the request was applied is then unknown.
+    fails after retries; the request may have been applied nevertheless.
     """
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:
@@ -48,7 +48,7 @@ class Learner(Protocol):
         ...
 
     def sampler(self, version: int) -> Awaitable[Sampler]:
-        """Return a sampler of the weights after the requests submitted so far, numbered `version`."""
+        """Return a sampler of the weights that result from all requests so far; `version` is its number."""
         ...
 
     def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:
@@ -57,17 +57,12 @@ class Learner(Protocol):
 
 
 class Scorer(Protocol):
-    """A version of the weights, ready to score tokens."""
+    """A client that scores tokens with one version of the weights."""
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:
-        """Return the log-probability of each of the last tokens of a prompt.
+        """Return the log-probabilities of the `last` tokens of a prompt, 1 … P − 1 of its P positions.
 
-        Args:
-            prompt: [P] tokens and images.
-            last: number of tokens, 1 … P − 1.
-
-        Returns:
-            [last] float32, NaN for positions without a log-probability.
+        Shape [last] float32, NaN for positions without a log-probability.
         """
         ...
 
@@ -77,7 +72,6 @@ class StoredCheckpoint:
     """A checkpoint on the service.
 
     Args:
-        path: `tinker://` path.
         kind: training state with the optimiser, weights for sampling, or an adapter to download.
         created: time in seconds since the epoch.
         size_bytes: None if unknown.
@@ -94,21 +88,21 @@ class StoredCheckpoint:
 class Service(Protocol):
     """A connection to a Tinker service.
 
-    Its methods raise `ServiceError` if the service fails after retries, and `UsageError` if a checkpoint is missing.
+    Methods raise `ServiceError` if the service fails after retries, and `UsageError` if a checkpoint is missing.
     """
 
     @property
     def usage(self) -> Usage:
-        """Usage so far, with that of its learners, samplers and scorers."""
+        """Usage so far, including learners, samplers and scorers."""
         ...
 
     @property
     def is_repeatable(self) -> bool:
-        """True if the same requests in the same order get the same answers, bit for bit."""
+        """True if the same requests in the same order get bit-identical answers."""
         ...
 
     async def learner(self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None) -> Learner:
-        """Return a learner with a fresh adapter, or with that of a checkpoint, optimiser included."""
+        """Return a learner with a new adapter, or with the adapter and optimiser of a checkpoint."""
         ...
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:
@@ -128,11 +122,7 @@ class Service(Protocol):
         ...
 
     async def set_ttl(self, path: str, ttl_s: int | None) -> None:
-        """Let a checkpoint expire an hour to ten years from now, or never.
-
-        Raises:
-            UsageError: there is no such checkpoint, or the service refuses the time.
-        """
+        """Let a checkpoint expire an hour to ten years from now, or never (None)."""
         ...
 
     async def model_of(self, path: str) -> str:
@@ -140,5 +130,5 @@ class Service(Protocol):
         ...
 
     async def context_tokens(self, model: str) -> int | None:
-        """Return the longest context that the service offers for the model; None if unknown."""
+        """Return the context length of the model on the service; None if unknown."""
         ...

@@ -1,4 +1,4 @@
-"""Choice of a service, and the connection to it."""
+"""Choose a service and connect to it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ServiceChoice:
     """The service that a run uses.
 
     Args:
-        kind: `url` is a server with an address of the user's.
+        kind: `url` is a server at an address that the user set.
         base_url: None for the hosted service and the engine.
-        reason: phrase that says why.
+        reason: reason of the choice, as a phrase for messages.
     """
 
     kind: Literal["hosted", "url", "engine"]
@@ -35,7 +35,7 @@ class ServiceChoice:
 
 
 def choose_service(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
-    """Choose the user's address, else the hosted service if there is a credential, else the embedded engine.
+    """Choose the address that the user set, else the hosted service if there is a credential, else the engine.
 
     Raises:
         ConfigError: a setting of the embedded engine has no effect.
@@ -57,7 +57,7 @@ def choose_service(config: ServiceConfig, *, environ: Mapping[str, str] = os.env
 
 
 def find_credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the place of the Tinker SDK's credential, or None, without reading the credential."""
+    """Return the variable or file that holds the Tinker SDK's credential, or None; the credential is not read."""
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         if environ.get(name):
             return name
@@ -72,7 +72,7 @@ class ServiceAddress:
     Args:
         base_url: None for the SDK's default.
         api_key: None for the SDK's own look-up.
-        embedded: it is the embedded engine.
+        embedded: the service is the embedded engine.
         connector: retries until a session is open; None for the engine.
     """
 
@@ -86,10 +86,7 @@ class ServiceAddress:
 async def reach_service(
     config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = lambda message: None
 ) -> AsyncGenerator[ServiceAddress]:
-    """Wait until the chosen service answers, and yield its address; the engine runs while the context is open.
-
-    Arguments and errors are those of `connect`.
-    """
+    """Wait until the chosen service answers and yield its address; arguments and errors as in `connect`."""
     choice = choice or choose_service(config)
     if choice.kind != "engine":
         from tinker.lib.base_url import resolve_base_url
@@ -124,13 +121,13 @@ async def connect(
 
     Args:
         config: settings of the service.
-        choice: a choice made earlier.
+        choice: result of `choose_service`; by default it is called.
         note: receives one line for the user while the service does not answer.
-        session: open a session for training or sampling; checkpoints need none.
+        session: open a session, which training and sampling need and the management of checkpoints does not.
 
     Raises:
         ConfigError: the address is no URL.
-        MissingError: the service does not answer within `connect_timeout_s`, or refused the key.
+        MissingError: the service does not answer within `connect_timeout_s`, or rejected the key.
     """
     from rlkit.service.sdk import TinkerService
 
@@ -149,7 +146,7 @@ async def connect(
 
 
 def describe_service(choice: ServiceChoice) -> str:
-    """Describe the chosen service in a phrase."""
+    """Describe the chosen service as a phrase for messages."""
     if choice.kind == "hosted":
         return f"the hosted Tinker service ({choice.reason})"
     if choice.kind == "url":

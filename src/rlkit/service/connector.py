@@ -1,7 +1,7 @@
-"""The wait for a service that has not opened a session yet: retries for a limited time.
+"""Connect to a service that may still be starting: retry for a limited time.
 
-Invariant: nobody waits longer than `timeout_s` for a service that has not answered yet, the user reads its address
-while waiting, and the error names the address and the reason.
+Invariant: connecting takes at most `timeout_s`. A note to the user shows the address meanwhile, and the error states
+address and reason.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rlkit._util.threads import in_thread
 from rlkit.errors import ConfigError, ServiceUnreachable
 
 _ATTEMPT_S = 10.0
-"""Limit of one request, so that a lost one is repeated well before a minute is over."""
+"""Limit of one request, short enough for several attempts a minute."""
 
 _QUIET_S = 2.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 5.0
 _NOT_IMPLEMENTED = 501
 _MARGIN_S = 0.5
-"""Grace for attempts that keep their own limit, since their errors say more than a cancellation."""
+"""Extra time in which an attempt can raise its own timeout error, which is more informative than a cancellation."""
 
 
 class Unreachable(Exception):
-    """A failed attempt to reach a service. The text is a phrase with the reason."""
+    """A failed attempt to reach a service; the message is the reason as a phrase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Connector:
 
     Args:
         url: base URL of the service.
-        source: phrase that says where the address comes from.
+        source: origin of the address, as a phrase for messages.
         timeout_s: limit in seconds of all attempts.
         note: receives one line for the user while the service does not answer.
     """
@@ -50,7 +50,7 @@ class Connector:
 
     async def wait_for_answer(self) -> None:
         """Wait until the service answers; errors are those of `ask_health` and `retry`."""
-        await in_thread(import_module, "httpx")  # seconds on a busy machine, which are not the service's
+        await in_thread(import_module, "httpx")  # before the timeout starts: the import can take seconds
         await self.retry(lambda limit_s: in_thread(ask_health, self.url, limit_s), "cannot be reached")
 
     async def retry[T](
@@ -59,9 +59,9 @@ class Connector:
         """Return the result of the first attempt that succeeds.
 
         Args:
-            attempt: takes its limit in seconds, and raises `Unreachable` to be repeated.
-            failure: predicate of the error, such as "cannot be reached".
-            hint: returns the reason if no attempt ended in time.
+            attempt: called with the remaining seconds; raises `Unreachable` to request a retry.
+            failure: verb phrase of the error message, such as "cannot be reached".
+            hint: returns the reason to report if no attempt ended in time.
 
         Raises:
             ServiceUnreachable: no attempt succeeded in time.
@@ -102,7 +102,7 @@ class Connector:
 
 
 def public_address(url: str) -> str:
-    """Return a URL without user name, password, query and fragment, which may be keys."""
+    """Return a URL without its user name, password, query and fragment, because they may be keys."""
     try:
         parts = urlsplit(url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
@@ -111,11 +111,11 @@ def public_address(url: str) -> str:
 
 
 def ask_health(url: str, timeout_s: float) -> None:
-    """Return once a service answers anything but a server error: it may want a key for this, or not know the path.
+    """Return if the service answers with a status below 500, or 501: 401 and 404 also prove that it is running.
 
     Raises:
         ConfigError: the address is no URL.
-        Unreachable: there is no answer, or it is a server error.
+        Unreachable: there is no answer, or a server error.
     """
     import httpx
 
@@ -163,7 +163,7 @@ def _system_reason(error: OSError) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exceptions that led to one, suppressed ones too, the innermost first."""
+    """Yield an exception and its causes, suppressed exceptions too, innermost first."""
     chain = list[BaseException]()
     while error is not None and error not in chain:
         chain.append(error)

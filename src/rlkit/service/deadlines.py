@@ -1,7 +1,7 @@
 """Deadlines of requests, and the wait for an answer.
 
-Invariant: a request that is answered costs no task and no timer of its own: a run makes a hundred thousand of them, and
-nearly all are answered long before their deadline. A request that may be lost is repeated beside the first one.
+Invariant: an answered request costs no asyncio task and no timer of its own, because a run makes a hundred thousand
+requests and nearly all are answered long before their deadline. A possibly lost request is repeated in parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EPSILON_S = 1e-6
 
 
 class NoAnswer(ServiceError):
-    """No answer came within the time limit. The request is not made again."""
+    """No answer came within the time limit. The request is not retried."""
 
 
 class Waiting(Protocol):
@@ -32,20 +32,20 @@ class Waiting(Protocol):
 
 
 class Deadlines:
-    """Deadlines of all waits, with one timer of the event loop."""
+    """Deadlines of all waits, with one timer on the event loop."""
 
     def __init__(self) -> None:
         self._until_s: dict[Waiting, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, wait: Waiting, until_s: float) -> None:
-        """Call the wait's `due` at that time of the event loop."""
+        """Call `wait.due` at the time `until_s` of the event loop."""
         self._until_s[wait] = until_s
         if self._timer is None or until_s < self._timer.when():
             self._arm(until_s)
 
     def drop(self, wait: Waiting) -> None:
-        """Remove a wait. The timer stays: the next request would only set it again."""
+        """Remove a wait. The timer stays, because the next request would set it again."""
         del self._until_s[wait]
 
     def _arm(self, until_s: float) -> None:
@@ -67,8 +67,8 @@ class AnswerWait[T]:
 
     Args:
         deadlines: the deadlines of all requests.
-        timeout_s: limit in seconds; after half of it the request is repeated.
-        repeat: repeats the request until there is an answer; None if it must not be made twice.
+        timeout_s: limit in seconds; the request is repeated after half of it.
+        repeat: repeats the request until it is answered; None for a request that must not be sent twice.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class AnswerWait[T]:
         """Return the first answer of the two requests, or raise the error of the second.
 
         Args:
-            answer: awaits the first request.
+            answer: answer to the first request.
             activity: phrase for messages, such as "sampling".
 
         Raises:
-            NoAnswer: there was none in time.
-            ServiceError: the first request failed before there was a second one.
+            NoAnswer: no request was answered in time.
+            ServiceError: the first request failed before it was repeated.
         """
         task = asyncio.current_task()
-        assert task is not None, "whoever awaits is a task"
+        assert task is not None, "only a task can await"
         self._task, cancelling = task, task.cancelling()
         self._deadlines.put(self, asyncio.get_running_loop().time() + self._wait_s)
         try:
@@ -106,7 +106,7 @@ class AnswerWait[T]:
                     raise
                 return await self._second  # until it answers, or there is no time left
         except asyncio.CancelledError:
-            if not self._is_stopped or task.cancelling() > cancelling + 1:  # somebody else cancelled it, too
+            if not self._is_stopped or task.cancelling() > cancelling + 1:  # the caller cancelled it too
                 raise
             if self._second is not None and self._second.done() and not self._second.cancelled():
                 return self._second.result()
@@ -120,7 +120,7 @@ class AnswerWait[T]:
                 self._second.cancel()
 
     def due(self) -> float:
-        """Repeat the request, or give up; return the time of the next deadline."""
+        """Repeat the request, or stop waiting; return the time of the next deadline."""
         if self._repeat is None or self._second is not None:
             self._stop()
             return math.inf
@@ -134,7 +134,7 @@ class AnswerWait[T]:
             self._stop()
 
     def _stop(self) -> None:
-        """Wake the task that waits: the first request is given up."""
+        """Cancel the waiting task, and with it the first request."""
         if self._task is not None and not self._is_stopped and not self._is_over:
             self._is_stopped = True
             self._task.cancel()

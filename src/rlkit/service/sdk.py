@@ -1,4 +1,4 @@
-"""The Tinker SDK behind rlkit's own small protocols.
+"""The Tinker SDK behind rlkit's own protocols.
 
 Invariant: no type, exception or warning of the SDK leaves this module.
 """
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 
 _PAGE = 100
-"""Checkpoints of one request."""
+"""Number of checkpoints to request at once."""
 
 CLOSING_S = 10.0
-"""Time limit for closing the session; the SDK itself would retry for minutes."""
+"""Time limit for closing the session; the SDK would retry for minutes."""
 
 
 class TinkerService(Service):
     """A session of the Tinker SDK.
 
     Args:
-        base_url: None for the SDK's own default.
-        api_key: None for the SDK's own look-up (TINKER_API_KEY and the like).
+        base_url: None for the SDK's default.
+        api_key: None for the SDK's look-up of credentials, such as TINKER_API_KEY.
         client: client to use instead of a new one.
-        embedded: the server is the embedded engine, whose answers repeat bit for bit.
-        connector: retries until a session is open; None waits as long as the SDK does.
+        embedded: the server is the embedded engine, whose answers are repeatable.
+        connector: retries until a session is open; None uses the SDK's own retries.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class TinkerService(Service):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         status = "success" if kind is None else "errored" if issubclass(kind, Exception) else "interrupted"
-        with suppress(tinker.TinkerError, TimeoutError):  # the work is done or lost; leaving changes neither
+        with suppress(tinker.TinkerError, TimeoutError):  # closing cannot change the result
             async with asyncio.timeout(CLOSING_S):
-                if not self._opening:  # otherwise there is nothing to end, and the SDK is still trying
-                    # In a thread: the SDK takes a lock there that a call to a silent service can hold for ever.
+                if not self._opening:  # else there is no session to close, and the SDK is still connecting
+                    # In a thread: the SDK acquires a lock that a call to a silent service can hold for ever.
                     await (await in_thread(self._client.close, status))
-                if self._embedded and self._rest_client is not None:  # its connections are the whole process's
+                if self._embedded and self._rest_client is not None:  # its connections are global to the process
                     holder = self._rest_client.holder
                     await holder.run_coroutine_threadsafe(holder.aclose())
 
     async def open_session(self) -> None:
-        """Open the session for training and sampling now, instead of at the first request.
+        """Open the session now instead of at the first request.
 
         Raises:
-            MissingError: no session opened within the connector's time, or the service refused the key.
+            MissingError: no session opened within the connector's time, or the service rejected the key.
             ServiceError: the service failed, and there is no connector.
         """
         self._opening = True
@@ -150,13 +150,13 @@ class TinkerService(Service):
         activity, stored, offset = "asking for the checkpoints", dict[str, StoredCheckpoint](), 0
         while True:
             page = await self._ask(lambda rest, begin=offset: rest.list_user_checkpoints(_PAGE, begin), activity)
-            for saved in page.checkpoints:  # one that is saved meanwhile moves the others to the next page
+            for saved in page.checkpoints:  # a checkpoint saved meanwhile shifts others to the next page
                 path, expires = saved.tinker_path, saved.expires_at
                 expires_s = None if expires is None else expires.timestamp()
                 stored[path] = StoredCheckpoint(
                     path, saved.checkpoint_type, saved.time.timestamp(), saved.size_bytes, expires_s
                 )
-            offset += len(page.checkpoints)  # a service may give fewer than it is asked for
+            offset += len(page.checkpoints)  # a service may return fewer than requested
             if not page.checkpoints or (page.cursor is not None and offset >= page.cursor.total_count):
                 return list(stored.values())
 
@@ -172,7 +172,7 @@ class TinkerService(Service):
         return await _await_answer(request(self._rest_client), activity)
 
     async def _connect[T](self, make_client: Callable[[], T], activity: str, *, failure: str = "does not answer") -> T:
-        """Make a client of the SDK, with the connector's retries."""
+        """Make a client of the SDK, retrying with the connector."""
         if self._connector is None:
             return await self._call_in_thread(make_client, activity)
 
@@ -187,7 +187,7 @@ class TinkerService(Service):
             return await self._connector.retry(attempt, failure, hint=lambda: warnings[-1] if warnings else "no answer")
 
     async def _call_in_thread[T](self, make_client: Callable[[], T], activity: str) -> T:
-        """Make a client in a thread, since the SDK connects at once."""
+        """Make a client in a thread, because the SDK connects in the constructor."""
         try:
             return await in_thread(make_client)
         except tinker.TinkerError as error:
@@ -207,7 +207,7 @@ class TinkerLearner(Learner):
             future = self._client.forward_backward_custom(wire, lambda _, logprobs: compute_loss(loss, data, logprobs))
         else:
             name, settings = loss.service_loss()
-            future = self._client.forward_backward(wire, name, settings or None)  # pyright: ignore[reportArgumentType]  a name that the SDK knows
+            future = self._client.forward_backward(wire, name, settings or None)  # pyright: ignore[reportArgumentType]  one of the SDK's loss names
         return _start(self._await_gradient(future, data, passes=loss.passes))
 
     def step(  # noqa: D102  inherited
@@ -255,7 +255,7 @@ async def _await_save(
 
 
 def _start[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
-    """Start to wait for an answer; an error that nobody awaits is dropped."""
+    """Start waiting for an answer; an error that is never awaited is dropped."""
     task = asyncio.ensure_future(answer)
     task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return task
@@ -302,14 +302,12 @@ class TinkerSampler(Sampler, Scorer):
         values = await _await_answer(future, "asking for log-probabilities")
         if len(values) != len(prompt):
             raise ServiceError(f"log-probabilities: the service gave {len(values)} for {len(prompt)} tokens")
-        self._usage.add_sampling(
-            prompt=len(prompt), cached=0, completions=[1]
-        )  # the SDK asks for one token, and says no more
+        self._usage.add_sampling(prompt=len(prompt), cached=0, completions=[1])  # the SDK samples one token
         return np.array([math.nan if value is None else value for value in values[-last:]], np.float32)
 
 
 def _to_completion(sequence: types.SampledSequence) -> Completion:
-    # What came as an array stays one: the SDK would make a list of it first.
+    # Use the arrays where present: the SDK's `tokens` would convert them to lists.
     tokens = sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
     logprobs = sequence.logprobs if sequence.logprobs_np is None else sequence.logprobs_np
     return Completion(
@@ -320,18 +318,20 @@ def _to_completion(sequence: types.SampledSequence) -> Completion:
 
 
 def _list_chunk(tokens: Tokens) -> types.EncodedTextChunk:
-    return types.EncodedTextChunk.model_construct(tokens=tokens.tolist())  # they are numbers, and need no check
+    return types.EncodedTextChunk.model_construct(
+        tokens=tokens.tolist()
+    )  # without validation, which integers do not need
 
 
 def _array_chunk(tokens: Tokens) -> types.EncodedTextChunk:
-    # Training data goes out as protobuf, which takes the array as it is: a list of numbers would be ten times as large.
+    # Training data is sent as protobuf, which accepts the array; a list of numbers would take ten times the memory.
     return types.EncodedTextChunk.model_construct(tokens=tokens)
 
 
 def model_input(
     prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _list_chunk
 ) -> types.ModelInput:
-    """Return a prompt as chunks of the SDK: runs of tokens, and the images between them."""
+    """Return a prompt as chunks of the SDK: runs of tokens and images, in order."""
     chunks, start = list[types.ModelInputChunk](), 0
     for image in prompt.images:
         if image.start > start:
@@ -363,30 +363,30 @@ async def _await_answer[T](future: Awaitable[T], activity: str) -> T:
     except asyncio.CancelledError:
         if this is not None and this.cancelling():
             raise
-        raise ServiceError(f"{activity}: the SDK gave the request up") from None
+        raise ServiceError(f"{activity}: the SDK cancelled the request") from None
     except (RlkitError, GeneratorExit):
         raise
-    except Exception as error:  # a reply that the SDK cannot read, or a fault of its own: no better than no reply
+    except Exception as error:  # a response that the SDK cannot parse, or a fault of the SDK, counts as no answer
         raise ServiceError(f"{activity}: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def translate_error(error: tinker.TinkerError, activity: str) -> RlkitError:
-    """Return an exception of the SDK, which has done its retries, as one of rlkit."""
+    """Return the rlkit error for an exception that the SDK raised after its retries."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     request_id = getattr(error, "request_id", None) or headers.get("x-request-id")
     match error:
         case _ if type(error) is tinker.TinkerError and "api_key" in str(error):
             return MissingError(f"{activity}: {_first_line(error)}; check TINKER_API_KEY")
         case tinker.AuthenticationError() | tinker.PermissionDeniedError():
-            return MissingError(f"{activity}: the Tinker service refused the key; check TINKER_API_KEY")
+            return MissingError(f"{activity}: the Tinker service rejected the key; check TINKER_API_KEY")
         case tinker.RequestFailedError() if str(getattr(error, "category", "")).lower().endswith("user"):
             return UsageError(f"{activity}: {_first_line(error)}")
         case tinker.BadRequestError() | tinker.UnprocessableEntityError() | tinker.NotFoundError():
-            return UsageError(f"{activity}: the Tinker service refused the request: {_first_line(error)}")
+            return UsageError(f"{activity}: the Tinker service rejected the request: {_first_line(error)}")
         case _:
             return ServiceError(f"{activity}: {type(error).__name__}: {_first_line(error)}", request_id=request_id)
 
 
 def _first_line(error: Exception) -> str:
     first = (str(getattr(error, "message", "") or error).strip().splitlines() or [repr(error)])[0]
-    return first.split(" for self.request_id=")[0]  # the SDK's own words for what follows are of no use to a user
+    return first.split(" for self.request_id=")[0]  # drop the SDK's internal details

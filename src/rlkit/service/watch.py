@@ -1,7 +1,7 @@
-"""Watch over the requests to a service: retries, time limits, and notes to the user while it is silent.
+"""Supervise the requests to a service: retries, time limits, and notes to the user while it is silent.
 
-Invariant: no request waits longer than `timeout_s` for an answer, and none is retried once the service has answered
-nothing at all for that long. A request that may be lost is repeated before that, if it can be.
+Invariant: no request waits longer than `timeout_s` for an answer, and no request is retried once the service has been
+silent for `timeout_s`. A possibly lost request is repeated earlier if it is repeatable.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _CALM_S = 2 * _BACKOFF_MAX_S
 
 @dataclass(slots=True, eq=False)
 class ServiceWatch:
-    """A watch over the requests to a service.
+    """Supervisor of the requests to a service.
 
     Args:
         note: receives lines for the user.
-        timeout_s: limit in seconds of a service's silence.
+        timeout_s: limit in seconds of the service's silence.
         seed: seed of the jitter between retries.
-        is_computing: returns whether the service works on an answer; its silence is then not noted.
-        last_answer_s: time at which the service last answered any request.
+        is_computing: returns whether the service is computing an answer; silence is then not reported.
+        last_answer_s: time of the last answer to any request.
     """
 
     note: Callable[[str], None]
@@ -69,9 +69,9 @@ class ServiceWatch:
         """Await an answer.
 
         Args:
-            make: makes the request; called again for each retry.
+            make: sends the request; called again for each retry.
             activity: phrase for messages, such as "sampling".
-            retry: the request changes nothing, and can be repeated.
+            retry: the request has no side effects and may be repeated.
 
         Raises:
             ServiceError: the request failed, or took longer than `timeout_s`.
@@ -96,7 +96,7 @@ class ServiceWatch:
                             raise
                         request.has_failed = True
                         pause_s = min(next(delays), left_s)
-                        self._failures.add(f"{error}; trying again")
+                        self._failures.add(f"{error}; retrying")
                         await asyncio.sleep(pause_s)
         except ServiceError:
             self._last_silence_s = _audible_s() - max(self.last_answer_s, started_s)
@@ -105,21 +105,21 @@ class ServiceWatch:
             self._open[activity] -= 1
 
     def total_silence_s(self, now_s: float) -> float:
-        """Return the seconds of all silences of `SILENCE_S` or more, up to now."""
+        """Return the total seconds of silences that lasted at least `SILENCE_S`, up to `now_s`."""
         silence_s = now_s - self.last_answer_s
         return self._past_silence_s + (silence_s if silence_s >= SILENCE_S and self._open.total() else 0.0)
 
     @property
     def is_service_gone(self) -> bool:
-        """True if the last call failed while the service answered no other request either.
+        """True if the last call failed and the service was silent for at least half of `timeout_s` before.
 
-        A service that falls silent may have answered others after that call was made: half of the time is enough.
+        Half, because the service may have answered other requests after that call was made.
         """
         return self._last_silence_s >= self.timeout_s / 2
 
     @asynccontextmanager
     async def watch_silence(self) -> AsyncGenerator[None]:
-        """Note silences of the service while the context is open."""
+        """Report silences of the service while the context is open."""
         watching = asyncio.create_task(self.note_silences())
         try:
             yield
@@ -127,7 +127,7 @@ class ServiceWatch:
             watching.cancel()
 
     async def note_silences(self) -> None:
-        """Note silences of the service, for ever."""
+        """Report silences of the service, for ever."""
         with capture_warnings(self._remember):
             while True:
                 await asyncio.sleep(_CHECK_S)
@@ -143,18 +143,18 @@ class ServiceWatch:
         self._last_warning = warning
 
     async def _repeat[T](self, make: Callable[[], Awaitable[T]], activity: str) -> T:
-        """Repeat a request until it is answered: the first one may be slow, but it may also be lost."""
+        """Repeat a request until it is answered, because the first request may be slow or lost."""
         self._failures.add(f"{activity}: no answer yet; repeating the request, in case it was lost")
         delays = self._delays()
         while True:
             try:
                 return await make()
             except ServiceError as error:
-                self._failures.add(f"{error}; trying again")
+                self._failures.add(f"{error}; retrying")
                 await asyncio.sleep(next(delays))
 
     def _delays(self) -> Iterator[float]:
-        """Yield growing delays with jitter, so that clients that fail together spread out."""
+        """Yield exponential delays with full jitter, so clients that fail together spread out."""
         delay_s = _BACKOFF_S
         while True:
             yield self._random.uniform(0, delay_s)
@@ -167,13 +167,13 @@ class ServiceWatch:
 
 
 def _audible_s() -> float:
-    """Return the time in which answers could be heard, without that for which a rollout held the event loop."""
+    """Return the loop's time without the time for which rollouts blocked the event loop."""
     return loop_holds().now_s
 
 
 @dataclass(slots=True, eq=False)
 class _Notice:
-    """Notes about one kind of trouble, less and less often while it goes on."""
+    """Rate-limited notes about one kind of problem: less often while the problem continues."""
 
     note: Callable[[str], None]
     _noted_s: float = -math.inf
@@ -181,9 +181,9 @@ class _Notice:
     _pause_s: float = 0.0
 
     def add(self, message: str) -> None:
-        """Note a message, unless there was a similar one a moment ago."""
+        """Send a message to the user, unless the pause after the last message is not over."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._last_s >= _CALM_S:  # the trouble was over: this is another
+        if now_s - self._last_s >= _CALM_S:  # a new problem
             self._pause_s = 0.0
         self._last_s = now_s
         if now_s - self._noted_s >= self._pause_s:
@@ -193,9 +193,9 @@ class _Notice:
 
 
 class _Request(Request):
-    """A request without an answer yet. Once it has failed, all the time of its retries is the service's fault.
+    """An unanswered request. After a failure, the time of its retries is excused, up to `timeout_s`.
 
-    If the service answers others and this one never, that ends after `timeout_s`, so that no rollout is immortal.
+    The bound ends a rollout whose request is never answered while the service answers others.
     """
 
     __slots__ = ("_past_silence_s", "_started_s", "_watch", "has_failed")
@@ -219,12 +219,10 @@ class _Request(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PatientSampler:
-    """A sampler whose requests are watched over and retried.
+    """A sampler whose requests are supervised and retried.
 
     Args:
-        sampler: the sampler that is asked.
-        watch: the watch over its service.
-        version: number of the weights in the run, whatever `sampler` calls them.
+        version: version of the weights in the run; `sampler.version` may differ.
     """
 
     sampler: Sampler
@@ -242,7 +240,7 @@ class PatientSampler:
         while True:
             try:
                 return await self.watch.call(request, "sampling", retry=True)
-            except NoAnswer:  # while others are answered, the rollout's own time limit ends this
+            except NoAnswer:  # the rollout's time limit ends this loop while other requests are answered
                 if self.watch.is_service_gone:
                     raise
 
@@ -259,7 +257,7 @@ class _WarningHandler(logging.Handler):
 
 @contextmanager
 def capture_warnings(receive: Callable[[str], None]) -> Generator[None]:
-    """Pass on the first line of each warning of the client library, such as that a queue is paused."""
+    """Pass the first line of each warning of the SDK to `receive`, such as that a queue is paused."""
     logger, handler = logging.getLogger("tinker"), _WarningHandler(receive)
     logger.addHandler(handler)
     try:
