@@ -51,7 +51,11 @@ def test_a_task_of_terminal_bench_1_becomes_one_that_is_sound(cache: Path, tmp_p
     done = convert(old_task(tmp_path / "old" / "answer"), tmp_path / "new")
     assert (list(done.folders), dict(done.failed)) == ([tmp_path / "new" / "answer"], {})
     (checked,) = threads.run(check_tasks(find_tasks(tmp_path / "new"), environment=make_environment("local"), jobs=1))
-    assert (checked.finding, checked.solution_rewards, checked.no_op_rewards) == ("sound", {"reward": 1.0}, {"reward": 0.0})
+    assert (checked.finding, checked.solution_rewards, checked.no_op_rewards) == (
+        "sound",
+        {"reward": 1.0},
+        {"reward": 0.0},
+    )
 
 
 def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> None:
