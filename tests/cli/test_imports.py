@@ -136,12 +136,12 @@ def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], 
         ),
         (
             "environments: {A/B: {num_rollouts: 4, max_failing_rollouts: 3}}\n",
-            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 1 of 4 rollouts, and a group needs 2 "
-            "at least; set it to 2 or less",
+            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 1 of 4 rollouts, but a group needs "
+            "at least 2; set it to 2 or less",
         ),
         (
             "environments: {A/B: {num_rollouts: 1, max_failing_rollouts: 3}}\n",
-            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 0 of 1 rollouts, and a group needs 1",
+            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 0 of 1 rollouts, but a group needs at least 1",
         ),
         (
             "environments: {A/B: {num_rollouts: 0}}\n",
