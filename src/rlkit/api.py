@@ -13,9 +13,9 @@ from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimator import Estimator
 from rlkit.config import ResolvedConfig, load_config
+from rlkit.config.loading.run_config import is_run_directory
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
-from rlkit.store import is_run_directory
 from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training import StopSignal

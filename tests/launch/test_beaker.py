@@ -32,11 +32,11 @@ def test_a_job_is_submitted_as_it_was_described(fake: FakeBeaker, rlkit: Callabl
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
 def test_a_job_that_was_preempted_is_followed_to_its_end(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
-    fake.jobs = [["step 1", "step 2"], ["going on after step 2", "step 3"]]
+    fake.jobs = [["step 1", "step 2"], ["resuming after step 2", "step 3"]]
     result = rlkit(*SUBMIT, "--follow", "--", "rlkit", "train", "a.yaml", "--name", "mine")
     assert result.exit_code == 0, result.stderr
     said = result.stderr.splitlines()
-    assert said[-4:] == ["step 1", "step 2", "going on after step 2", "step 3"]
+    assert said[-4:] == ["step 1", "step 2", "resuming after step 2", "step 3"]
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")

@@ -537,4 +537,4 @@ def test_leaving_the_healthy_range_is_told_once_each_time(tmp_path: Path) -> Non
         reporter_of(store, ears).add(8, {"optim/kl_sample_train_v2": 0.02})  # after a resumption
     told = [note.partition(":")[0] for note in ears.notes if ": KL(" in note]
     assert told == ["step 2", "step 7"]
-    assert "KL(sampler‖trainer) is 0.02 nats a token" in ears.notes[0]
+    assert "KL(sampler‖trainer) is 0.02 nats per token" in ears.notes[0]

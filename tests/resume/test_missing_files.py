@@ -154,7 +154,7 @@ def test_a_run_that_is_done_and_has_lost_its_state_does_not_train_on_its_tasks_a
     shutil.rmtree(run.directory / "state")
     run.settings = {"steps": 6}
     before = content(run.directory)
-    with pytest.raises(rlkit.UsageError, match=r"state/step=000003.json, .* is gone; the run cannot be resumed"):
+    with pytest.raises(rlkit.UsageError, match=r"state/step=000003.json, .* is missing; the run cannot be resumed"):
         run.train(resume=True)
     assert content(run.directory) == before
 
@@ -226,7 +226,7 @@ def test_a_state_that_the_tasks_cannot_take_up_changes_nothing(tmp_path: Path) -
     assert content(run.directory) == before
 
 
-@pytest.mark.parametrize(("left", "said"), [(None, "is gone"), ("", "is damaged"), ("steps: 9\n", "is damaged")])
+@pytest.mark.parametrize(("left", "said"), [(None, "is missing"), ("", "is damaged"), ("steps: 9\n", "is damaged")])
 def test_a_recorded_configuration_that_is_gone_or_cut_off_is_refused(
     left: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,8 +262,8 @@ def test_a_run_whose_run_json_is_gone_is_neither_resumed_nor_begun_anew(
     (run.directory / "run.json").unlink()
     before = content(run.directory)
     result: Any = CliRunner().invoke(app, ["resume", str(run.directory)], prog_name="rlkit")
-    assert (result.exit_code, "run.json is gone" in result.stderr) == (2, True)
-    with pytest.raises(rlkit.UsageError, match=r"run\.json is gone"):
+    assert (result.exit_code, "run.json is missing" in result.stderr) == (2, True)
+    with pytest.raises(rlkit.UsageError, match=r"run\.json is missing"):
         run.train()
     assert content(run.directory) == before
 

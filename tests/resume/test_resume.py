@@ -649,7 +649,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     run = whole(tmp_path / "run")
     about = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**about, "format": 1}))
-    with pytest.raises(rlkit.UsageError, match="was written in format 1, and this rlkit knows 2"):
+    with pytest.raises(rlkit.UsageError, match="was written in format 1, but this rlkit reads format 2"):
         run.train(resume=True)
 
 
@@ -709,7 +709,7 @@ def test_a_step_of_which_neither_record_nor_table_is_left_is_named(cut: int, tmp
     data = bytearray(path.read_bytes())
     data[:2] = b"\xff\xff" if cut == 2 else data[:2]  # the length of its first record
     path.write_bytes(data[:-cut])
-    with pytest.raises(rlkit.UsageError, match=f"{path.name} is damaged where it says what step {number} is made of"):
+    with pytest.raises(rlkit.UsageError, match=f"{path.name} is damaged: the groups of step {number} are unreadable"):
         run.train(resume=True)
 
 

@@ -50,9 +50,9 @@ def test_only_the_present_holder_is_named(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file is a file, and a run needs a folder: choose another name"):
+    with pytest.raises(UsageError, match="file is a file, but a run needs a folder: choose another name"):
         acquire_lock(tmp_path / "file")
-    with pytest.raises(UsageError, match=r"cannot write to .*; set RLKIT_RUNS_DIR to a folder that can"):
+    with pytest.raises(UsageError, match=r"cannot write to .*; set RLKIT_RUNS_DIR to a writable folder"):
         acquire_lock(tmp_path / "file" / "run")
 
 

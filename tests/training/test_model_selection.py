@@ -152,7 +152,7 @@ def test_patience_ends_training(mode: str, tmp_path: Path) -> None:
 def test_a_metric_that_is_never_reported_is_told(tmp_path: Path) -> None:
     run = runs(tmp_path / "run", best={"metric": "service/nonsense"})
     run.train()
-    assert "best.metric: no step had a service/nonsense" in run.ears.notes
+    assert "best.metric: no step has the metric service/nonsense" in run.ears.notes
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def sync(
         os.nice(_NICENESS)  # before the imports, which take most of the time
     import yaml
 
-    from rlkit.store.metadata import find_run
+    from rlkit.config.loading.run_config import find_run
     from rlkit.trackers.from_config import load_service
     from rlkit.trackers.recorded_run import read_run
     from rlkit.trackers.sync import send

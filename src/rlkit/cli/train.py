@@ -54,7 +54,7 @@ def train(
     from rlkit.config import load_arguments
 
     resolved = load_arguments(config, name=name)
-    from rlkit.store import is_run_directory
+    from rlkit.config.loading.run_config import is_run_directory
     from rlkit.training.from_config import require_run_directory
 
     again = resume and is_run_directory(require_run_directory(resolved.config))
@@ -77,7 +77,7 @@ def resume(
     The run starts from its last checkpoint, and replays later steps from its records.
     """
     from rlkit.config import load_arguments
-    from rlkit.store.metadata import find_run, find_run_config
+    from rlkit.config.loading.run_config import find_run, find_run_config
 
     directory = find_run(run)
     resolved = load_arguments([str(find_run_config(directory)), *(values or [])], name=directory.name)

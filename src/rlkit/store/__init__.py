@@ -1,7 +1,7 @@
 """The run directory: the complete record of a run, in files that other tools can read.
 
-Invariant: a finished episode or step outlives the process, and is on the disk before it is trained on; a reader never
-sees half a file, at worst an incomplete last line of a `.jsonl` file. One process writes to a run at a time.
+Invariant: a finished episode or step survives the process, and is on the disk before the run trains on it. A reader
+sees complete files, except for the last line of a `.jsonl` file. One process at a time writes to a run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Self
 from rlkit._util import files
 from rlkit._util.threads import in_thread
 from rlkit.config import ResolvedConfig
+from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.store import codec, jsonl, table
@@ -37,9 +38,9 @@ from rlkit.store.history import (
     table_path,
     upsert_attempt,
 )
-from rlkit.store.journal import Journal, RecordKind, report_write_errors
+from rlkit.store.journal import Journal, RecordKind, mark_retrieved, report_write_errors
 from rlkit.store.lock import acquire_lock
-from rlkit.store.metadata import RunMetadata, is_run_directory
+from rlkit.store.metadata import RunMetadata
 from rlkit.store.table import RecordedGroup
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 
@@ -47,16 +48,15 @@ from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 class RunStore:
     """The directory of one run, locked by one process at a time.
 
-    A write that fails raises `RunFailed`, at once or when its result is awaited.
+    A failed write raises `RunFailed`, at once or when its result is awaited.
 
     Args:
-        directory: created if missing. A run without results is replaced; any other is not.
-        resolved: the configuration, written redacted with the origin of each value.
-        resume: continue the run in the directory.
+        directory: created if missing. A run without results is replaced; a run with results is an error.
+        resolved: configuration, written without its secrets and with the origin of each value.
+        resume: continue the run in the directory; an error if there is none.
 
     Raises:
-        UsageError: the directory holds a run and `resume` is not set, or it holds none and it is; or another process
-            writes to it.
+        UsageError: the directory is not as `resume` requires, or another process writes to it.
     """
 
     def __init__(self, directory: Path, *, resolved: ResolvedConfig, resume: bool = False) -> None:
@@ -66,18 +66,19 @@ class RunStore:
         self._lock = acquire_lock(directory)
         try:
             self.metadata = RunMetadata(directory, resolved, resume=resume)
-            self._steps_with_metrics = {step for step, _ in self.read_metrics()}
+            self.measured_steps = {step for step, _ in self.read_metrics()}
+            """Steps whose metrics are written."""
             self.checkpoints()  # report a damaged file before anything is written
         except BaseException:
             self._lock.close()
             raise
         self._journal: Journal | None = None
         self._decode: Callable[[Tokens], str] = lambda tokens: ""
-        self._segments: dict[int, int] = {}  # by draw: the segment of the journal that records it
+        self._segments: dict[int, int] = {}  # draw → segment of the journal that records it
         self._draws: dict[int, DrawRecord] = {}
         self._attempts: dict[int, list[Episode]] = {}
         self.step = 0
-        """The last step whose groups are complete."""
+        """Last step whose groups are complete."""
         self._step_writes: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
@@ -97,17 +98,17 @@ class RunStore:
 
         Args:
             initial: state of the task sources before the first draw of a new run.
-            decode: tokens to text, for people who read the tables.
-            replay: called with the history before anything is written; may refuse it with an error.
+            decode: converts tokens to text, for people who read the tables.
+            replay: called with the history before anything is written; may reject it with an error.
 
         Raises:
-            UsageError: the run cannot be resumed. Nothing is changed on the disk then.
+            UsageError: the run cannot be resumed; the disk is unchanged.
         """
         if not self.metadata.has_state and not has_started(self.directory):
             files.write_text(state_path(self.directory, 0), codec.to_json(initial))
         history = load_resume_history(self.directory)
         self._check_tables(history)
-        missing_tables = {  # their process died before it wrote them
+        missing_tables = {  # the process died before it wrote these
             path: history.groups(step)
             for step in history.steps
             if not (path := table_path(self.directory, step)).exists()
@@ -119,14 +120,14 @@ class RunStore:
             table.write(path, groups, decode=decode)
         self.step = history.step
         self._journal = Journal(self.directory / "journal", segment=history.step + 1)
-        # All outstanding draws were made after the state that the sources are set back to.
+        # All outstanding draws were made after the state that the sources are restored to.
         self._segments = dict.fromkeys(history.outstanding, history.state_step + 1)
         self._draws = dict(history.outstanding)
         self._attempts = {draw: list(history.attempts.get(draw, [])) for draw in history.outstanding}
         return history
 
     def _check_tables(self, history: History) -> None:
-        """Check the tables of the steps that are trained on again, as far as the recorded checkpoints say."""
+        """Check the tables of the steps that will be replayed, judging by the recorded checkpoints."""
         newest, now_s = self.find_last_measured_step(history.step), time.time()
         usable = (saved.step for saved in self.checkpoints() if saved.expires is None or saved.expires > now_s)
         first = max((step for step in usable if step <= newest), default=0) + 1
@@ -136,16 +137,15 @@ class RunStore:
                 check_table(path)
 
     def record_draw(self, task: Task) -> None:
-        """Record that a task was drawn; later records reach the disk after this one."""
+        """Record the draw of a task; later records reach the disk after this one."""
         self._draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
         self._segments[task.draw] = self.step + 1
         self._writer.append(RecordKind.DRAW, codec.to_json(asdict(self._draws[task.draw])).encode())
 
     def record_episode(self, task: Task, episode: Episode) -> None:
-        """Record that an episode ended, or that it got its reward once its group was complete.
+        """Record a finished episode, or the reward that it got once its group was complete.
 
-        The record outlives the process, and after `sync` a power cut. Tokens are written as they are, all other text
-        without secrets.
+        The record survives the process, and after `sync` a power cut. Secrets are removed from all text but the tokens.
         """
         episode = redact_episode(episode, self.metadata.make_redactor)
         upsert_attempt(self._attempts.setdefault(task.draw, []), episode)
@@ -157,19 +157,17 @@ class RunStore:
         await self._writer.sync()
 
     def record_step(self, groups: Sequence[GroupRecord], state: Mapping[str, Json]) -> Awaitable[None]:
-        """Record that the groups of the next step are complete, and return an awaitable that waits for the disk.
+        """Record the complete groups of the next step, and return an awaitable that waits for the disk.
 
-        Their table, and the state of the task sources, are written in the background.
+        The table of the groups and the state of the task sources are written in the background. A failure to write
+        the table of an earlier step is raised here.
 
         Args:
-            groups: the groups, in the order in which the step takes them.
+            groups: groups in the order of the step.
             state: state of the task sources after they observed these groups.
-
-        Raises:
-            RunFailed: this, or an earlier step's table, cannot be written.
         """
         if self._step_writes is not None and self._step_writes.done():
-            self._step_writes.result()  # an earlier write that failed ends the run now, not only at its end
+            self._step_writes.result()
         self.step += 1
         recorded = list[RecordedGroup]()
         for group in groups:
@@ -179,7 +177,7 @@ class RunStore:
         self._writer.append(RecordKind.STEP, codec.to_json({"step": self.step, "groups": members}).encode())
         retried, self.metadata.retry_failed = self.metadata.retry_failed, False
         synced = asyncio.create_task(self._writer.sync())
-        synced.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        synced.add_done_callback(mark_retrieved)
         self._step_writes = asyncio.create_task(
             self._write_step(
                 self.step,
@@ -202,7 +200,7 @@ class RunStore:
         oldest_segment: int,
         retried: bool,
     ) -> None:
-        """Write the table and the state of a step after its record, and delete the states and segments they replace."""
+        """Write the table and state of a step after its record, and delete the states and segments they replace."""
         for task in after:
             await asyncio.shield(task)
         with report_write_errors(self.directory):
@@ -211,7 +209,7 @@ class RunStore:
             if retried:
                 self.metadata.write()
         state_steps = list_state_steps(self.directory)
-        # A draw in segment n is made again from the state after step n − 1.
+        # A draw in segment n is repeated from the state after step n − 1.
         needed = max(number for number in state_steps if number < oldest_segment)
         for number in state_steps:
             if number < needed:
@@ -224,7 +222,7 @@ class RunStore:
         return await in_thread(read_groups, table_path(self.directory, step))
 
     async def flush(self) -> None:
-        """Wait until everything, tables included, is on the disk."""
+        """Wait until all tables are on the disk."""
         if self._step_writes is not None:
             await self._step_writes
 
@@ -238,7 +236,7 @@ class RunStore:
                 await journal.close()
 
     async def write_evaluation(self, step: int, groups: Sequence[tuple[Group, Sequence[Episode]]]) -> None:
-        """Write the groups that evaluated the weights of a step, each with all its attempts."""
+        """Write the groups of the evaluation of a step's weights, each with all its attempts."""
         recorded = [
             make_group(
                 DrawRecord(group.draw, group.env, group.task),
@@ -251,28 +249,19 @@ class RunStore:
             await in_thread(lambda: table.write(evaluation_path(self.directory, step), recorded, decode=self._decode))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a line to metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite."""
+        """Add a line to metrics.jsonl, such as `{"step": 3, "loss": 0.5}`; a number that is not finite is null."""
         values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", {"step": step, **values})
-        self._steps_with_metrics.add(step)
+        self.measured_steps.add(step)
 
     def read_metrics(self) -> list[tuple[int, dict[str, float]]]:
         """Return the steps and their finite metrics, read from the disk."""
         return jsonl.read_metrics(self.directory / "metrics.jsonl")
 
-    def has_metrics(self, step: int) -> bool:
-        """Return whether the metrics of a step are written."""
-        return step in self._steps_with_metrics
-
-    @property
-    def first_metrics_step(self) -> int | None:
-        """The first step whose metrics are written."""
-        return min(self._steps_with_metrics, default=None)
-
     def find_last_measured_step(self, step: int) -> int:
         """Return the last step up to `step` before which no metrics are missing; 0 for none."""
-        first = min(self.first_metrics_step or 0, 1)  # step 0 has metrics if the initial weights are evaluated
-        gaps = (number for number in range(first, step + 1) if number not in self._steps_with_metrics)
+        first = min({1} | self.measured_steps)  # step 0 has metrics if the initial weights are evaluated
+        gaps = (number for number in range(first, step + 1) if number not in self.measured_steps)
         return max(next(gaps, step + 1) - 1, 0)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -280,7 +269,7 @@ class RunStore:
         self._append("checkpoints.jsonl", asdict(checkpoint))
 
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Add a line to checkpoints.jsonl that records a checkpoint's deletion."""
+        """Record in checkpoints.jsonl that a checkpoint was deleted."""
         self._append("checkpoints.jsonl", {"step": checkpoint.step, "deleted": checkpoint.state})
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -301,10 +290,7 @@ class RunStore:
 def checkpoints(directory: Path) -> list[Checkpoint]:
     """Return the checkpoints of a run that were not deleted, oldest first; the service may have dropped some.
 
-    A later line of the same checkpoint replaces its expiry.
-
-    Raises:
-        UsageError: the file is damaged.
+    A later line of the same checkpoint replaces its expiry. A damaged file is a `UsageError`.
     """
     path = directory / "checkpoints.jsonl"
     saved, deleted = dict[str, Checkpoint](), set[str]()
@@ -315,5 +301,5 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
             case {"step": int(step), "state": str(state), "sampler": str(sampler), "expires": float() | None as expiry}:
                 saved[state] = Checkpoint(step, state, sampler, expiry)
             case _:
-                raise UsageError(f"{path} is damaged: a line is no checkpoint")
+                raise UsageError(f"{path} is damaged: a line is not a checkpoint")
     return [checkpoint for state, checkpoint in saved.items() if state not in deleted]

@@ -1,4 +1,4 @@
-"""An episode as bytes, exactly.
+"""Binary encoding of an episode.
 
 Invariant: `decode(encode(e))` equals `e` in every array, bit for bit, and in every number and text.
 """
@@ -17,24 +17,23 @@ from numpy.typing import NDArray
 from rlkit.types import Episode, Image, Prompt, Turn
 
 EPISODE_FIELDS = tuple(field.name for field in fields(Episode) if field.name != "turns")
-"""The fields of an episode except its turns."""
+"""Fields of an episode except its turns."""
 
 TURN_FIELDS = ("stop", "version", "parent", "reward", "seconds", "request_id")
-"""The fields of a turn except its prompt and its arrays."""
+"""Fields of a turn except its prompt and its arrays."""
 
 _HEADER_BYTES = 4
-_GROUP_SCORED = "group_scored"
-_NO_FLAGS = np.empty(0, np.bool_)
+_NO_MASK = np.empty(0, np.bool_)
 _ENCODER = json.JSONEncoder(default=repr, separators=(",", ":"))
 _turn_values = attrgetter(*TURN_FIELDS)
 
 
 def encode(episode: Episode) -> bytes:
-    """Return the header as JSON, then all prompts, completions, log-probabilities, flags and images, array by array.
+    """Return a JSON header, then the arrays: all prompts, completions, log-probabilities, sampled masks and images.
 
-    Tokens are int32, log-probabilities float32, flags a bit each; everything is little-endian. The header of a turn is
-    a list, which is written faster than an object: the lengths of prompt and completion, `TURN_FIELDS`, and of each
-    image its start, length, bytes and format.
+    Tokens are int32, log-probabilities float32, masks one bit per token; everything is little-endian. The header of a
+    turn is a list, because a list is written faster than an object: the lengths of prompt and completion,
+    `TURN_FIELDS`, and start, length, bytes and format of each image.
     """
     turns = episode.turns
     header: dict[str, object] = {name: getattr(episode, name) for name in EPISODE_FIELDS}
@@ -54,7 +53,7 @@ def encode(episode: Episode) -> bytes:
         *[np.ascontiguousarray(turn.prompt.tokens, "<i4") for turn in turns],
         *[np.ascontiguousarray(turn.completion, "<i4") for turn in turns],
         *[np.ascontiguousarray(turn.logprobs, "<f4") for turn in turns],
-        np.packbits(np.concatenate([_NO_FLAGS, *[turn.sampled_mask for turn in turns]])),
+        np.packbits(np.concatenate([_NO_MASK, *[turn.sampled_mask for turn in turns]])),
         *[image.data for turn in turns for image in turn.prompt.images],
     ]
     return b"".join(parts)  # pyright: ignore[reportArgumentType]  it takes whatever has a buffer
@@ -76,8 +75,8 @@ def decode(data: bytes) -> Episode:
     prompts = [read_array("<i4", head[0]).astype(np.int32) for head in heads]
     completions = [read_array("<i4", size).astype(np.int32) for size in sizes]
     logprobs = [read_array("<f4", size).astype(np.float32) for size in sizes]
-    flags = np.unpackbits(read_array("u1", -(-sum(sizes) // 8)), count=sum(sizes)).astype(np.bool_)
-    sampled = np.split(flags, np.cumsum(sizes)[:-1]) if heads else []
+    mask = np.unpackbits(read_array("u1", -(-sum(sizes) // 8)), count=sum(sizes)).astype(np.bool_)
+    sampled = np.split(mask, np.cumsum(sizes)[:-1]) if heads else []
     images = [
         tuple(
             Image(start, length, read_array("u1", size).tobytes(), format_) for start, length, size, format_ in head[-1]
@@ -94,22 +93,9 @@ def decode(data: bytes) -> Episode:
         )
         for i, head in enumerate(heads)
     ]
-    header["metrics"], header[_GROUP_SCORED] = split_group_scored(header["metrics"], header.get(_GROUP_SCORED))
     return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS})
 
 
-def split_group_scored(metrics: Mapping[str, float], group_scored: bool | None) -> tuple[Mapping[str, float], bool]:
-    """Return the metrics of an episode, and whether the comparison of its group gave its reward.
-
-    Records of earlier releases have no field `group_scored`: they mark the episode with a metric of that name, 1.
-    """
-    if group_scored is not None:
-        return metrics, group_scored
-    if metrics.get(_GROUP_SCORED) != 1.0:
-        return metrics, False
-    return {name: value for name, value in metrics.items() if name != _GROUP_SCORED}, True
-
-
 def to_json(value: Mapping[str, object]) -> str:
-    """Return JSON on one line, with the `repr` of what JSON cannot hold."""
-    return _ENCODER.encode(value) if value else "{}"  # as most are
+    """Return JSON on one line; a value that JSON cannot represent is written as its `repr`."""
+    return _ENCODER.encode(value) if value else "{}"  # most mappings are empty

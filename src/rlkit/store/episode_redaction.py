@@ -1,7 +1,7 @@
-"""Episodes without secrets.
+"""Removal of secrets from episodes.
 
-Invariant: no text that an environment gave an episode, keys of its info included, holds a secret. Prompts and
-completions stay as they are: the run trains on them.
+Invariant: the text that an environment adds to an episode, keys of its info included, contains no secret. Prompts and
+completions are unchanged, because the run trains on them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from rlkit.types import Episode, Json
 def redact_episode(episode: Episode, make_redactor: Callable[[], Callable[[str], str]]) -> Episode:
     """Return the episode without secrets in its error and its info.
 
-    `make_redactor` reads the secrets, which takes longer than most rollouts' own work, so it is called only if there is
-    text.
+    `make_redactor` reads the secrets, which takes longer than most rollouts, so it is called only if there is text.
     """
     if episode.error is None and not episode.info:
         return episode
@@ -32,6 +31,6 @@ def redact_episode(episode: Episode, make_redactor: Callable[[], Callable[[str],
 
     map_text(episode.info, collect, keys=True)
     text = "\n".join(texts)
-    if redact(text) == text:  # as nearly always: one long text takes a fraction of the time of many short ones
+    if redact(text) == text:  # the usual case; redacting one long text is faster than many short ones
         return episode if error == episode.error else replace(episode, error=error)
     return replace(episode, error=error, info=cast("dict[str, Json]", map_text(episode.info, redact, keys=True)))

@@ -1,6 +1,7 @@
-"""The history of a run, read back from its directory so that the run can be resumed.
+"""The history of a run, read from its directory to resume the run.
 
-Invariant: a history holds only what was on the disk for certain; a damaged file that matters is an error that names it.
+Invariant: a history holds only data that was certainly on the disk. A damaged file is an error that names the file, if
+the data is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TABLE = re.compile(r"step=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class DrawRecord:
-    """The draw of a task."""
+    """Draw of a task."""
 
     draw: int
     env: str
@@ -35,7 +36,7 @@ class DrawRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group in the record of its step, with the episodes of `size` rollouts; see `RecordedGroup.is_trained`."""
+    """Group in the record of its step, with the episodes of `size` rollouts; see `RecordedGroup.is_trained`."""
 
     draw: int
     is_trained: bool
@@ -44,7 +45,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The complete groups of a step, in the order in which the step takes them."""
+    """Complete groups of a step, in the order of the step."""
 
     step: int
     groups: Sequence[GroupRecord]
@@ -52,19 +53,18 @@ class StepRecord:
 
 @dataclass(slots=True, eq=False)
 class History:
-    """The recorded past of a run.
+    """The recorded draws, episodes and steps of a run.
 
     Args:
-        directory: directory of the run.
-        step: the last step whose groups are complete; 0 for none.
-        state_step: the step after which the task sources had `state`.
+        step: last step whose groups are complete; 0 for none.
+        state_step: step after which the task sources had `state`.
         state: state of the task sources to restore.
-        events: the draws and steps since then in order, each with its segment of the journal.
-        outstanding: by draw, the tasks that are in no step yet.
-        attempts: by draw, the episodes in the journal.
-        steps: the steps in the journal.
-        draws: the draws in the journal.
-        task_metrics: by step, the metrics of the task sources, for steps that are replayed to them.
+        events: draws and steps after `state_step` in order, each with its segment of the journal.
+        outstanding: draws whose groups are in no step, by draw.
+        attempts: episodes in the journal, by draw.
+        steps: steps in the journal, by number.
+        draws: draws in the journal, by draw.
+        task_metrics: metrics of the task sources by step, for steps that are replayed to them.
         damaged: files of the journal that are missing or hold unreadable records.
     """
 
@@ -81,19 +81,15 @@ class History:
     damaged: list[Path] = field(default_factory=list[Path])
 
     def groups(self, step: int) -> Sequence[RecordedGroup]:
-        """Return the groups of a step, from its table or from the journal.
-
-        Raises:
-            UsageError: the run's directory no longer holds them.
-        """
+        """Return the groups of a step from its table or the journal; raise `UsageError` if neither holds them."""
         path = table_path(self.directory, step)
         if path.exists():
             return read_groups(path)
         record = self.steps.get(step)
         if record is None or any(group.draw not in self.draws for group in record.groups):
             if record is not None and self.damaged:
-                raise UsageError(f"{self.damaged[0]} is damaged where it says what was drawn for step {step}")
-            raise UsageError(f"{path} is gone, and the journal no longer holds its episodes; {_REMEDY}")
+                raise UsageError(f"{self.damaged[0]} is damaged: the draws of step {step} are unreadable")
+            raise UsageError(f"{path} is missing, and the journal no longer holds its episodes; {_REMEDY}")
         return [make_group(self.draws[group.draw], self.attempts.get(group.draw, []), group) for group in record.groups]
 
 
@@ -108,9 +104,9 @@ def read_groups(path: Path) -> Sequence[RecordedGroup]:
 def check_table(path: Path) -> None:
     """Raise `UsageError` if a table is missing or damaged."""
     try:
-        table.check(path)
+        table.check_checksum(path.read_bytes())
     except FileNotFoundError:
-        raise UsageError(f"{path} is gone; {_REMEDY}") from None
+        raise UsageError(f"{path} is missing; {_REMEDY}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}; {_REMEDY}") from error
 
@@ -121,7 +117,7 @@ def table_path(directory: Path, step: int) -> Path:
 
 
 def evaluation_path(directory: Path, step: int) -> Path:
-    """Return the path of the episodes that evaluated the weights of a step."""
+    """Return the path of the episodes of the evaluation of a step's weights."""
     return directory / "evaluations" / f"step={step:06d}" / "episodes.parquet"
 
 
@@ -131,20 +127,20 @@ def state_path(directory: Path, step: int) -> Path:
 
 
 def list_state_steps(directory: Path) -> list[int]:
-    """Return the steps whose state of the task sources is on the disk."""
+    """Return the steps after which the state of the task sources is on the disk."""
     matches = (_STATE.fullmatch(path.name) for path in directory.glob("state/*"))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def make_group(draw: DrawRecord, attempts: Sequence[Episode], record: GroupRecord) -> RecordedGroup:
-    """Return a group with all its attempts; the last attempt of each rollout is its episode."""
+    """Return a group with all its attempts; the last attempt of each member is its episode."""
     final = {episode.member: episode for episode in sorted(attempts, key=lambda episode: episode.attempt)}
     episodes = tuple(final[member] for member in sorted(final) if member < record.size)
     return RecordedGroup(Group(draw.env, draw.task, draw.draw, episodes), record.is_trained, attempts)
 
 
 def upsert_attempt(attempts: list[Episode], episode: Episode) -> None:
-    """Add an episode, or replace the same attempt as it was recorded before it had its reward."""
+    """Add an episode, or replace the record of the same attempt from before it had its reward."""
     for place, attempt in enumerate(attempts):
         if (attempt.member, attempt.attempt) == (episode.member, episode.attempt):
             attempts[place] = episode
@@ -153,17 +149,13 @@ def upsert_attempt(attempts: list[Episode], episode: Episode) -> None:
 
 
 def load_resume_history(directory: Path) -> History:
-    """Return everything that a resumed run needs.
-
-    Raises:
-        UsageError: the directory's files do not belong together, or are damaged where that matters.
-    """
+    """Return the history that a resumed run needs; errors as in `load_history`."""
     history = load_history(directory)
     segments = {event.draw: segment for segment, event in history.events if isinstance(event, DrawRecord)}
     earliest = min((segments[draw] for draw in history.outstanding), default=history.step + 1)
     usable = [step for step in list_state_steps(directory) if step <= history.step and step < earliest]
     if not usable:
-        raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is gone; {_REMEDY}")
+        raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is missing; {_REMEDY}")
     history.state_step = usable[-1]
     try:
         history.state = jsonl.read_object(state_path(directory, history.state_step))
@@ -171,13 +163,13 @@ def load_resume_history(directory: Path) -> History:
         raise UsageError(f"{error}; {_REMEDY}") from None
     for step in range(history.state_step + 1, history.step + 1):
         if step not in history.steps:  # the task sources cannot replay an unknown step
-            raise UsageError(f"{directory / 'journal' / f'{step:06d}.log'} is gone; {_REMEDY}")
+            raise UsageError(f"{directory / 'journal' / f'{step:06d}.log'} is missing; {_REMEDY}")
     history.events = [(segment, event) for segment, event in history.events if segment > history.state_step]
     return history
 
 
 def has_started(directory: Path) -> bool:
-    """Return whether a run has drawn a task, or finished anything."""
+    """Return whether a run has drawn a task or finished a step."""
     has_records = any(True for _ in read_records(directory / "journal"))
     return has_records or bool(list_state_steps(directory)) or _find_last_trace(directory) is not None
 
@@ -186,14 +178,14 @@ def load_history(directory: Path) -> History:
     """Return the history of a run with all its events, without the state that only a resumed run needs.
 
     Raises:
-        UsageError: the directory's files do not belong together, or are damaged where that matters.
+        UsageError: the directory's files contradict each other, or a needed part is damaged.
     """
     history = History(directory)
     complete = _find_complete_steps(directory, history.damaged)
     decoded = ((record.segment, _decode_record(record, history)) for record in read_records(directory / "journal"))
     events = [(segment, event) for segment, event in decoded if event is not None and segment <= complete.stop]
     without_record = set(complete).difference(event.step for _, event in events if isinstance(event, StepRecord))
-    for step in sorted(without_record):  # its record is lost, and its table is there
+    for step in sorted(without_record):  # the record is lost, but the table exists
         groups = [
             GroupRecord(recorded.group.draw, recorded.is_trained, len(recorded.group.episodes))
             for recorded in history.groups(step)
@@ -207,8 +199,8 @@ def load_history(directory: Path) -> History:
     if last is not None and last[0] > history.step:
         lost = history.step + 1 if list_segments(directory / "journal") else last[0] + 1
         raise UsageError(
-            f"{directory / 'journal' / f'{lost:06d}.log'} is gone or damaged: the journal knows {history.step or 'no'} "
-            f"steps, and {last[1]} is of step {last[0]}; {_REMEDY}"
+            f"{directory / 'journal' / f'{lost:06d}.log'} is missing or damaged: the journal holds "
+            f"{history.step or 'no'} steps, but {last[1]} is from step {last[0]}; {_REMEDY}"
         )
     trained = {group.draw for record in history.steps.values() for group in record.groups}
     history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
@@ -216,7 +208,7 @@ def load_history(directory: Path) -> History:
 
 
 def _find_last_trace(directory: Path) -> tuple[int, Path] | None:
-    """Return the last step that a file other than the journal, all of which are written later, knows of."""
+    """Return the last step in files other than the journal, and the file; these files are written after the journal."""
     metrics, checkpoints = directory / "metrics.jsonl", directory / "checkpoints.jsonl"
     tables = [(int(match[1]), path) for path in directory.glob("episodes/*") if (match := _TABLE.fullmatch(path.name))]
     return max(
@@ -235,23 +227,23 @@ def _find_last_trace(directory: Path) -> tuple[int, Path] | None:
 
 
 def _find_complete_steps(directory: Path, damaged: list[Path]) -> range:
-    """Return the steps whose groups are complete, of those whose segments are there, and add to the damaged files.
+    """Return the steps in the journal whose groups are complete, and add to the damaged files.
 
-    A table and a state are written after the record of their step is on the disk; a table says as much as the record.
-    After a power cut a segment can exist without the end of the one before; nothing in it was on the disk for certain,
-    and it is left out.
+    A table or state is written once the record of its step is on the disk, and a table can replace that record. After a
+    power cut, a segment can exist without the end of the segment before it. Its contents are ignored, because they were
+    not certainly on the disk.
     """
     folder, state_steps = directory / "journal", list_state_steps(directory)
     records = read_records(folder, damaged=damaged.append)
     recorded = {record.segment for record in records if record.kind is RecordKind.STEP}
-    # All that follows the oldest state is still needed, and a state is written after the record of its step.
+    # All segments after the oldest state are still needed, and a state is written after the record of its step.
     damaged += [folder / f"{step:06d}.log" for step in state_steps if step > state_steps[0] and step not in recorded]
     segments = list_segments(folder)
     complete = range(segments[0][0], segments[0][0]) if segments else range(1, 1)
     for number, path in segments:
         if number not in recorded and not table_path(directory, number).exists():
             if number != segments[-1][0] and (path in damaged or number in state_steps):
-                raise UsageError(f"{path} is damaged where it says what step {number} is made of")
+                raise UsageError(f"{path} is damaged: the groups of step {number} are unreadable")
             break
         complete = range(complete.start, number + 1)
     return complete

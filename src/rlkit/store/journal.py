@@ -1,13 +1,16 @@
-"""The journal of a run: draws, episodes and steps in order, durable before anything follows from them.
+"""The journal of a run: a durable log of draws, episodes and steps in order.
 
-Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has, or `SYNC_WITHIN_S`
-later, or once the journal was opened again. A record that was incomplete when the process died is dropped, and no
-earlier one is lost. A damaged record is reported, and no later one is lost.
+Invariant: a record survives the process once `append` has returned. It survives a power cut once `sync` has returned,
+`SYNC_WITHIN_S` have passed, or the journal was opened again. If the process dies while it writes a record, only that
+record is dropped. A damaged record is reported, and later records are still read.
 
 A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds the records from the end of step n − 1
-to the end of step n. A record is its length and its CRC-32, four bytes each and little-endian, followed by their
-subject: a mark of four bytes by which the record behind a damaged one is found, one byte for its kind, and its content.
-Nothing is compressed: a segment is deleted soon, and compressing an episode takes as long as encoding it.
+to the end of step n. A record is:
+
+    length of the rest after the checksum (4 bytes, little-endian), CRC-32 of that rest (4 bytes, little-endian)
+    mark (4 bytes, to find the next record after a damaged one), kind (1 byte), content
+
+Nothing is compressed: a segment is soon deleted, and compressing an episode takes as long as encoding it.
 """
 
 from __future__ import annotations
@@ -28,26 +31,26 @@ from rlkit._util.threads import in_thread
 from rlkit.errors import RunFailed
 
 SYNC_WITHIN_S = 10.0
-"""Delay after which a record is put on the disk without a call of `sync`."""
+"""Delay after which records are synced automatically."""
 
 _PREFIX_BYTES = 8
 _MARK = b"\xb5rlk"
 
 
 class RecordKind(IntEnum):
-    """The kind of a record, and its content."""
+    """Kind of a record; it determines the content."""
 
     DRAW = 1
     """A draw of a task: JSON."""
     EPISODE = 2
-    """An episode: its draw in eight bytes, and the encoded episode."""
+    """An episode: the draw in eight bytes, and the encoded episode."""
     STEP = 3
-    """The complete groups of a step: JSON. Always the last record of its segment."""
+    """The complete groups of a step: JSON. The last record of its segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of the step `segment`."""
+    """Record in the segment of a step."""
 
     segment: int
     kind: RecordKind
@@ -55,14 +58,13 @@ class Record:
 
 
 class Journal:
-    """Writes the journal of a run; opening it puts on the disk what an earlier process left in memory.
+    """Writer of a run's journal; opening it syncs the records of earlier processes.
+
+    Every method that writes raises `RunFailed` if it cannot.
 
     Args:
         folder: folder of the segments.
         segment: number of the segment to append to. Its complete records stay, and later segments are deleted.
-
-    Raises:
-        RunFailed: the journal cannot be written.
     """
 
     def __init__(self, folder: Path, *, segment: int) -> None:
@@ -89,11 +91,7 @@ class Journal:
         self._broken: OSError | None = None
 
     def append(self, kind: RecordKind, content: bytes) -> None:
-        """Write a record so that it outlives the process; `sync` puts it on the disk.
-
-        Raises:
-            RunFailed: it cannot be written.
-        """
+        """Write a record so that it survives the process; `sync` puts it on the disk."""
         if self._broken is not None:  # nothing can follow an incomplete record
             raise self._failure(self._broken)
         try:
@@ -109,16 +107,16 @@ class Journal:
             self._due = asyncio.get_running_loop().call_later(SYNC_WITHIN_S, self._sync_late)
 
     async def sync(self) -> None:
-        """Wait until every record so far is on the disk; raise `RunFailed` if that fails."""
+        """Wait until every record so far is on the disk."""
         count = self._written
         while self._synced < count:
             if self._syncing is None:
                 self._syncing = asyncio.create_task(self._sync())
-                self._syncing.add_done_callback(_leave_failure)
+                self._syncing.add_done_callback(mark_retrieved)
             await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
-        """Put the records on the disk if possible, and close the files; a cancellation waits for that."""
+        """Sync the records if possible, and close the files; a cancellation is raised after that."""
         closing, cancelled = asyncio.create_task(self._close()), None
         while not closing.done():
             try:
@@ -130,14 +128,14 @@ class Journal:
             raise cancelled
 
     def drop_through(self, segment: int) -> None:
-        """Delete the segments up to and including this number."""
+        """Delete the segments up to and including `segment`."""
         for number, path in list_segments(self._folder):
             if number <= segment and number != self._segment:
                 path.unlink(missing_ok=True)
 
     async def _close(self) -> None:
         try:
-            with suppress(RunFailed):  # callers that depend on a record have awaited it
+            with suppress(RunFailed):  # callers that depend on a record have awaited `sync`
                 await self.sync()
         finally:
             if self._due is not None:
@@ -148,14 +146,14 @@ class Journal:
     def _sync_late(self) -> None:
         self._due = None
         self._late = asyncio.create_task(self.sync())
-        self._late.add_done_callback(_leave_failure)
+        self._late.add_done_callback(mark_retrieved)
 
     async def _sync(self) -> None:
         written, full, file = self._written, self._full, self._file
         folder = self._folder if self._has_new_segment else None
         self._full, self._has_new_segment = [], False
         try:
-            if self._broken is not None:  # the system does not retry a write that failed
+            if self._broken is not None:  # the operating system does not retry a failed write
                 raise self._broken
             await in_thread(_sync, [*full, file], folder)
             self._synced = written
@@ -197,21 +195,21 @@ def report_write_errors(folder: Path) -> Generator[None]:
         raise make_write_error(folder, error) from error
 
 
-def _leave_failure(done: asyncio.Task[None]) -> None:
-    """Mark an error as retrieved: the journal raises it at the next call."""
-    if not done.cancelled():
-        done.exception()
+def mark_retrieved(task: asyncio.Task[None]) -> None:
+    """Mark a finished task's error as retrieved, so that asyncio does not report it; a later call raises it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _sync(segments: Sequence[BinaryIO], folder: Path | None) -> None:
     for file in segments:
         os.fsync(file.fileno())
-    if folder is not None:  # it has a new file
+    if folder is not None:  # the folder has a new file
         files.sync_folder(folder)
 
 
 def read_records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:
-    """Yield every intact record in order, and call `damaged` with the path of each that is not."""
+    """Yield every intact record in order; call `damaged` with the segment's path for each damaged record."""
     for number, path in list_segments(folder):
         for frame, _ in _read_frames(path):
             if frame is None:
@@ -234,7 +232,7 @@ def _frame(kind: RecordKind, content: bytes) -> bytes:
 def _read_frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
     """Yield mark, kind and content of each record of a segment, None if damaged, with the record's size in bytes.
 
-    Damage with no intact record behind it is a record that was incomplete when the process or the machine died.
+    Damage without an intact record after it is ignored: the process or machine died while it wrote that record.
     """
     with path.open("rb") as file:
         offset, end = 0, os.fstat(file.fileno()).st_size
@@ -248,7 +246,7 @@ def _read_frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
 
 
 def _read_frame(file: BinaryIO, offset: int, end: int) -> bytes | None:
-    """Return mark, kind and content of the record at an offset; None if there is no intact one."""
+    """Return mark, kind and content of the record at an offset; None if it is damaged."""
     file.seek(offset)
     prefix = file.read(_PREFIX_BYTES)
     size, crc = (int.from_bytes(part, "little") for part in (prefix[:4], prefix[4:]))
@@ -259,7 +257,7 @@ def _read_frame(file: BinaryIO, offset: int, end: int) -> bytes | None:
 
 
 def _find_frame(file: BinaryIO, offset: int, end: int) -> int | None:
-    """Return the offset of the first intact record behind a damaged one at `offset`."""
+    """Return the offset of the first intact record after a damaged one at `offset`."""
     with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as data:
         mark = offset + _PREFIX_BYTES
         while (mark := data.find(_MARK, mark + 1)) >= 0:

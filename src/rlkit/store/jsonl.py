@@ -1,7 +1,6 @@
-"""Files of JSON objects, one a line.
+"""Files with one JSON object per line.
 
-Invariant: a line is on the disk once `append` has returned; `repair` drops a line that was incomplete when the process
-died.
+Invariant: a line is on the disk once `append` has returned. A damaged file is a `UsageError` that names it.
 """
 
 from __future__ import annotations
@@ -28,27 +27,19 @@ def append(path: Path, record: Mapping[str, Json]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return all complete lines; none if there is no such file, which may be written meanwhile.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Return all complete lines, none if the file does not exist; another process may be appending lines."""
     if not path.exists():
         return []
     return [_parse_object(path, line) for line in _complete_lines(_read_text(path)).splitlines()]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the only object of a JSON file.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Return the only object of a JSON file."""
     return _parse_object(path, _read_text(path))
 
 
 def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return the steps of a metrics.jsonl and their finite metrics, as `read_lines` does."""
+    """Return the steps of a metrics.jsonl and their finite metrics."""
     rows = list[tuple[int, dict[str, float]]]()
     for metrics in read_lines(path):
         if not isinstance(step := metrics.pop("step", None), int):
@@ -58,7 +49,7 @@ def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def repair(path: Path) -> None:
-    """Drop an incomplete last line, and put all other lines on the disk."""
+    """Drop the last line if the process died while it wrote it, and sync all other lines to the disk."""
     if path.exists():
         text = _read_text(path)
         complete = _complete_lines(text)
@@ -87,5 +78,5 @@ def _parse_object(path: Path, text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is damaged: {text[:40]!r} is no JSON object")
+        raise UsageError(f"{path} is damaged: {text[:40]!r} is not a JSON object")
     return cast("dict[str, Any]", value)

@@ -1,6 +1,6 @@
 """The lock of a run's directory.
 
-Invariant: one process at a time holds the lock, and none that it forks does: the lock ends with its holder.
+Invariant: one process at a time holds the lock. Forked children do not inherit it, so it ends with its holder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlkit.errors import UsageError
 
 
 class _Lock(FileIO):
-    """A file whose lock ends when it is closed, even while a process that is being started has a copy of it."""
+    """Lock file that unlocks on close, even if a child between fork and exec has a copy of the descriptor."""
 
     def close(self) -> None:
         if not self.closed:
@@ -28,7 +28,7 @@ _open_locks = WeakSet[_Lock]()
 
 
 def acquire_lock(directory: Path) -> FileIO:
-    """Create a run's directory, lock it, and return the file that releases the lock when it is closed.
+    """Create and lock a run's directory, and return the file that releases the lock when it is closed.
 
     Raises:
         UsageError: another process holds the lock, or the directory cannot be written.
@@ -37,9 +37,9 @@ def acquire_lock(directory: Path) -> FileIO:
         files.make_folder(directory)
         file = _Lock(directory / "lock", "a+")
     except FileExistsError as error:
-        raise UsageError(f"{directory} is a file, and a run needs a folder: choose another name (--name)") from error
+        raise UsageError(f"{directory} is a file, but a run needs a folder: choose another name (--name)") from error
     except OSError as error:
-        remedy = "set RLKIT_RUNS_DIR to a folder that can"
+        remedy = "set RLKIT_RUNS_DIR to a writable folder"
         raise UsageError(f"cannot write to {directory}: {error.strerror}; {remedy}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,9 +67,9 @@ def find_lock_holder(directory: Path) -> str | None:
 
 
 def _close_in_child() -> None:
-    """Close the locks in a process that an environment forked, which would hold them for as long as it lives."""
+    """Close inherited locks in a forked child, which would otherwise keep them held."""
     for file in list(_open_locks):
-        FileIO.close(file)  # not unlocked: the lock is shared with the parent
+        FileIO.close(file)  # without unlocking, because the parent shares the lock
 
 
 os.register_at_fork(after_in_child=_close_in_child)

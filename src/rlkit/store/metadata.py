@@ -1,6 +1,6 @@
 """run.json and config.yaml: the identity of a run, its configuration and its status.
 
-Invariant: a run is resumed only as the run that was started; no secret of its configuration is written.
+Invariant: a resumed run has the identity of the run that was started. No secret of the configuration is written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Literal
 from rlkit._util import files
 from rlkit._util.frames import error_place
 from rlkit._util.json_values import safe_str
-from rlkit._util.paths import runs_dir
 from rlkit._util.redaction import make_redactor
-from rlkit.config import Config, ResolvedConfig, load_config, show_lines
+from rlkit.config import ResolvedConfig, show_lines
+from rlkit.config.loading.run_config import is_run_directory
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
@@ -29,7 +29,7 @@ from rlkit.store.journal import RecordKind, read_records
 from rlkit.types import Json
 
 FORMAT_VERSION = 2
-"""Version of the run directory's format; a reader refuses any other."""
+"""Version of the run directory's format; other versions are rejected."""
 
 type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
 
@@ -39,13 +39,13 @@ _STATE = "has_state"
 _RETRY = "retry_failed_rollouts"
 
 CONFIG_END = "# end of the configuration"
-"""The last line of config.yaml, since a file cut off between two lines is another valid configuration."""
+"""Last line of config.yaml: a file that was cut off between two lines would be another valid configuration."""
 
 RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
 
 class RunMetadata:
-    """The recorded facts about a run as a whole; its arguments and errors are those of `RunStore`."""
+    """Writer of run.json and config.yaml; arguments and errors as in `RunStore`."""
 
     def __init__(self, directory: Path, resolved: ResolvedConfig, *, resume: bool) -> None:
         self._directory = directory
@@ -59,7 +59,7 @@ class RunMetadata:
             if is_run_directory(directory):
                 problem = "already holds a run: resume it (--resume)"
             else:
-                problem = "holds a run whose run.json is gone: put it back from a copy"
+                problem = "holds a run whose run.json is missing: put it back from a copy"
             raise UsageError(f"{directory} {problem}, or choose another name (--name)")
         _clear(directory)
         self._content: dict[str, Json] = {
@@ -72,9 +72,9 @@ class RunMetadata:
         self.mark_running()
 
     def mark_running(self, *, has_state: bool = False) -> None:
-        """Record that the run is running and its configuration; drop what an earlier process left half written.
+        """Record the status `running` and the configuration, and remove incomplete writes of an earlier process.
 
-        A new run is marked at once, a resumed one when it is certain that it can be resumed.
+        A new run is marked at once, a resumed run when it is certain that it can be resumed.
 
         Args:
             has_state: a state of the task sources is on the disk.
@@ -94,13 +94,7 @@ class RunMetadata:
         self.set_status("running")
 
     def set_status(self, status: Status, *, error: str = "", reason: str = "") -> None:
-        """Record the status of the run, without secrets.
-
-        Args:
-            status: new status.
-            error: type and message of the error of a failed run.
-            reason: reason of an early end without an error.
-        """
+        """Record the status of the run; `reason` explains an early end without an error."""
         self._content |= {"status": status, "updated": time.time()}
         if error:
             self._content["error"] = self.redact(error)
@@ -109,16 +103,16 @@ class RunMetadata:
         self.write()
 
     def redact(self, text: str) -> str:
-        """Return a text without the secrets of the configuration and of the environment."""
+        """Return a text without the secrets of the configuration and of the environment variables."""
         return self.make_redactor()(text)
 
     def make_redactor(self) -> Callable[[str], str]:
-        """Return `redact` for many texts."""
+        """Return a function that redacts like `redact` but reads the environment variables only once."""
         redact_environment = make_redactor()
         return lambda text: redact_environment(redact_config(text, hidden=self._secrets))
 
     def set_failed(self, error: Exception, *, retry: bool) -> None:
-        """Record that the run failed; with `retry`, the resumed run plays failed rollouts again."""
+        """Record that the run failed; with `retry`, the resumed run repeats failed rollouts."""
         self.retry_failed = self.retry_failed or retry
         place = error_place(error)
         if place is not None:
@@ -132,12 +126,12 @@ class RunMetadata:
 
     @property
     def has_state(self) -> bool:
-        """True if a state of the task sources was written; the run cannot be resumed without one."""
+        """True if a state of the task sources was written; a run cannot be resumed without it."""
         return self._content.get(_STATE) is True
 
     @property
     def retry_failed(self) -> bool:
-        """True if failed rollouts are played again, as if for the first time, until the next step is done."""
+        """True if failed rollouts are repeated with all their retries, until the next step is complete."""
         return self._content.get(_RETRY) is True
 
     @retry_failed.setter
@@ -145,7 +139,7 @@ class RunMetadata:
         self._content[_RETRY] = retry
 
     def write(self) -> None:
-        """Write run.json, unless it is not yet certain that the run can be resumed."""
+        """Write run.json, if it is certain that the run can be resumed."""
         if self._may_write:
             files.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
 
@@ -168,58 +162,12 @@ def _identity(resolved: ResolvedConfig) -> dict[str, Json]:
     }
 
 
-def is_run_directory(directory: Path) -> bool:
-    """Return whether a directory holds a run."""
-    return (directory / "run.json").exists()
-
-
-def find_run(run: str | Path) -> Path:
-    """Return the directory of a run, given its name or the directory itself.
-
-    Raises:
-        UsageError: there is no such run.
-    """
-    directories = [runs_dir() / run, Path(run).absolute()]
-    for directory in directories:
-        if is_run_directory(directory):
-            return directory
-    for directory in directories:
-        if (directory / "journal").is_dir():
-            raise UsageError(f"{directory} is the folder of a run, and its run.json is gone: put it back from a copy")
-    raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, nor is it the folder of one")
-
-
-def load_run_config(directory: Path) -> Config:
-    """Return the recorded configuration of a run, even if the file is cut off.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    return load_config([directory / "config.yaml"]).config
-
-
-def find_run_config(directory: Path) -> Path:
-    """Return the path of the recorded configuration of a run.
-
-    Raises:
-        UsageError: it is gone, or cut off.
-    """
-    path = directory / "config.yaml"
-    remedy = "resume with the file that the run was started with: rlkit train FILE --name NAME --resume"
-    if not path.is_file():
-        raise UsageError(f"{path} is gone; {remedy}")
-    end = jsonl.read_object(directory / "run.json").get("config_end")
-    if isinstance(end, str) and end not in path.read_text(errors="replace").splitlines():
-        raise UsageError(f"{path} is damaged: its last line, {end!r}, is not there; {remedy}")
-    return path
-
-
 def _load_same_run(directory: Path, resolved: ResolvedConfig) -> dict[str, Json]:
-    """Return the run.json of the run to resume; raise `UsageError` if it is of another run, or damaged."""
+    """Return the run.json of the run to resume; raise `UsageError` if it is damaged or belongs to another run."""
     content: dict[str, Json] = jsonl.read_object(directory / "run.json")
     if content.get("format") != FORMAT_VERSION:
         raise UsageError(
-            f"{directory} was written in format {content.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
+            f"{directory} was written in format {content.get('format')}, but this rlkit reads format {FORMAT_VERSION}: "
             "resume it with the rlkit that wrote it"
         )
     identity = content.get("identity")
@@ -231,7 +179,7 @@ def _load_same_run(directory: Path, resolved: ResolvedConfig) -> dict[str, Json]
 
 
 def _holds_results(directory: Path) -> bool:
-    """Return whether a folder holds something that a run has finished, or a run of another format."""
+    """Return whether a folder holds finished work of a run, or a run of another format."""
     if any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes")):
         return True
     if any(step > 0 for step in list_state_steps(directory)):

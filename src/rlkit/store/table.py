@@ -1,14 +1,14 @@
 # pyarrow has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
-"""The episodes of a step as a Parquet file, one row an episode.
+"""The episodes of a step as a Parquet file, one row per episode.
 
     pandas.read_parquet("RUN/episodes")
     duckdb.sql("select avg(reward) from 'RUN/episodes/*/*.parquet'")
 
-Invariant: `read_table` returns exactly the episodes that `write` was given, or reports that the file is damaged.
+Invariant: `read_table` returns exactly the episodes that `write` wrote, or reports that the file is damaged.
 
-The CRC-32 of all other bytes is between the data and the footer, where readers of Parquet do not look: Parquet's own
-checksums leave out the footer.
+A CRC-32 of the file is between the data and the footer, where readers of Parquet ignore it. Parquet's own checksums
+exclude the footer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit._util import files
-from rlkit.store.codec import EPISODE_FIELDS, TURN_FIELDS, split_group_scored, to_json
+from rlkit.store.codec import EPISODE_FIELDS, TURN_FIELDS, to_json
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
 _IMAGE = pa.struct(
@@ -71,17 +71,19 @@ SCHEMA = pa.schema(
     ],
     metadata={"rlkit": "1"},
 )
-"""Columns of a file; `step` is in the folder's name, as `step=000012`, and readers add it as a column.
+"""Columns of a file; readers add the column `step` from the folder's name, such as `step=000012`.
 
-`position` is the group's place in the step; `counts` is false if another group replaced it; `final` is true for the
-attempt that the group holds; `metrics` and `info` are JSON.
+- `position`: index of the group in the step.
+- `counts`: false if another group replaced this group.
+- `final`: true for the last attempt of each member.
+- `metrics`, `info`: JSON.
 """
 
 _COLUMNS = SCHEMA.names[:-1]
-"""All columns but `turns`."""
+"""All columns except `turns`."""
 
 _COPIED_FIELDS = [name for name in EPISODE_FIELDS if name not in ("metrics", "info")]
-"""Fields of an episode that are columns as they are."""
+"""Fields of an episode that are columns without conversion."""
 
 _DICTIONARIES = [
     f"turns.list.element.{name}"
@@ -92,10 +94,10 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedGroup:
-    """A group of a step, with all its attempts, failed ones included.
+    """A group of a step with all its attempts, failed attempts included.
 
     Args:
-        is_trained: False for a group that another one replaced.
+        is_trained: False if another group replaced this group.
     """
 
     group: Group
@@ -104,7 +106,7 @@ class RecordedGroup:
 
 
 def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Tokens], str]) -> None:
-    """Write the groups of a step, in their order, in one operation; `decode` gives the text of tokens for people."""
+    """Write the groups of a step atomically; `decode` converts tokens to text for people."""
     rows = [(position, group, episode) for position, group in enumerate(groups) for episode in group.attempts]
     final = {id(episode) for group in groups for episode in group.group.episodes}
     episodes = [episode for _, _, episode in rows]
@@ -125,22 +127,18 @@ def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Toke
         pa.Table.from_arrays(arrays, schema=SCHEMA),
         buffer,
         compression="zstd",
-        use_dictionary=[*_COLUMNS, *_DICTIONARIES],  # pyright: ignore[reportArgumentType]  it takes names of columns too
-        # Minima and maxima of tokens and texts do not help a reader to find rows.
-        write_statistics=_COLUMNS,  # pyright: ignore[reportArgumentType]  it takes names of columns too
+        use_dictionary=[*_COLUMNS, *_DICTIONARIES],  # pyright: ignore[reportArgumentType]  accepts column names, too
+        # Readers do not select rows by minima and maxima of tokens and texts.
+        write_statistics=_COLUMNS,  # pyright: ignore[reportArgumentType]  accepts column names, too
         column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
     )
     files.write_bytes(path, _add_checksum(buffer.getvalue().to_pybytes()))
 
 
 def read_table(path: Path) -> list[RecordedGroup]:
-    """Return the groups that `write` wrote.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Return the groups that `write` wrote; raise `ValueError` if the file is damaged."""
     data = path.read_bytes()
-    _check_checksum(data)
+    check_checksum(data)
     columns = pq.read_table(pa.BufferReader(data), schema=SCHEMA)
     rows = cast("list[dict[str, Any]]", columns.drop_columns("turns").to_pylist())
     turns = columns.column("turns").combine_chunks()
@@ -148,20 +146,10 @@ def read_table(path: Path) -> list[RecordedGroup]:
     all_turns = _decode_turns(turns.flatten())
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
     for row, (start, end) in zip(rows, pairwise(offsets), strict=True):
-        row["metrics"], row["group_scored"] = split_group_scored(json.loads(row["metrics"]), row["group_scored"])
-        row["info"] = json.loads(row["info"])
+        row |= {name: json.loads(row[name]) for name in ("metrics", "info")}
         episode = Episode(turns=tuple(all_turns[start:end]), **{name: row[name] for name in EPISODE_FIELDS})
         groups.setdefault(row["position"], []).append((row, episode))
     return [_make_group(groups[position]) for position in sorted(groups)]
-
-
-def check(path: Path) -> None:
-    """Check the checksum of a table.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    _check_checksum(path.read_bytes())
 
 
 def _add_checksum(data: bytes) -> bytes:
@@ -169,16 +157,17 @@ def _add_checksum(data: bytes) -> bytes:
     return b"".join([data[:footer], zlib.crc32(data).to_bytes(_CRC_BYTES, "little"), data[footer:]])
 
 
-def _check_checksum(data: bytes) -> None:
+def check_checksum(data: bytes) -> None:
+    """Raise `ValueError` if the contents of a table do not match its checksum."""
     footer = _find_footer(data)
     end = max(footer - _CRC_BYTES, 0)
     crc = zlib.crc32(memoryview(data)[max(footer, 0) :], zlib.crc32(memoryview(data)[:end]))
     if data[end:footer] != crc.to_bytes(_CRC_BYTES, "little"):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("the checksum does not match the content")
 
 
 def _find_footer(data: bytes) -> int:
-    """Return the offset of the footer, by its length before the last four letters; negative if this is no table."""
+    """Return the offset of the footer, computed from its length in bytes −8 to −4; negative if this is no table."""
     return len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
 

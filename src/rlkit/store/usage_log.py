@@ -1,4 +1,4 @@
-"""The usage of a run, recorded for the process that resumes it."""
+"""Record of a run's usage, for the process that resumes the run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlkit.types import Json
 
 _FILE = "usage.json"
 _INTERVAL_S = 10.0
-"""Time between two records in the middle of a step; a kill loses the usage after the last one."""
+"""Time between two records within a step; a killed process loses the usage after the last record."""
 
 
 class UsageLog:
-    """Records the usage that a budget counts in a run's directory."""
+    """Writes a budget's usage to the run's directory."""
 
     def __init__(self, directory: Path, budget: Budget) -> None:
         self._directory = directory
@@ -28,22 +28,22 @@ class UsageLog:
         self._written_s = budget.seconds
 
     def write(self) -> None:
-        """Record the usage up to now; raise `RunFailed` if it cannot be written."""
+        """Record the usage; raise `RunFailed` if it cannot be written."""
         self._written_s = self._budget.seconds
         with report_write_errors(self._directory):
             files.write_text(self._directory / _FILE, json.dumps(self._budget.state_dict()) + "\n")
 
     async def write_if_due(self) -> None:
-        """Record the usage if the last record is some seconds old."""
+        """Record the usage if the last record is older than `_INTERVAL_S`."""
         if self._budget.seconds - self._written_s >= _INTERVAL_S:
             await in_thread(self.write)
 
 
 def read_usage(directory: Path, note: Callable[[str], None]) -> Mapping[str, Json]:
-    """Return the usage recorded by earlier processes of a run; note a damaged record and count it as none."""
+    """Return the usage recorded by earlier processes of a run; report a damaged record and return no usage."""
     path = directory / _FILE
     try:
         return jsonl.read_object(path) if path.exists() else {}
-    except UsageError as error:  # it holds counters only: no reason not to resume
-        note(f"{error}; earlier usage is not counted, and the budget counts from here")
+    except UsageError as error:  # the file holds only counters, so the run can be resumed
+        note(f"{error}; earlier usage is lost, and the budget restarts at zero")
         return {}

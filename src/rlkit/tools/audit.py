@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import Excess, Preparation
 from rlkit.config import load_config
+from rlkit.config.loading.run_config import find_run, find_run_config
 from rlkit.store.history import load_history
-from rlkit.store.metadata import find_run, find_run_config
 from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlkit._util.paths import runs_dir
+from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.service import StoredCheckpoint
 from rlkit.service.connect import connect
 from rlkit.store import checkpoints, jsonl
-from rlkit.store.metadata import find_run, load_run_config
 from rlkit.training.from_config import make_model_selection
 from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint, Json

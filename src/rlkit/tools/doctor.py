@@ -87,9 +87,9 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
     Raises:
         UsageError: the run does not exist, or one of its files is damaged.
     """
+    from rlkit.config.loading.run_config import find_run
     from rlkit.metrics.diagnostics import find_problems
     from rlkit.store import jsonl
-    from rlkit.store.metadata import find_run
     from rlkit.tools.run_ending import read_run_ending
 
     directory = find_run(run)

@@ -1,6 +1,6 @@
-"""Training: the protocol of a trainer, and the signal that stops one.
+"""Training: the protocol of a trainer, and the signal that stops a run.
 
-Invariant: importing this loads nothing heavy; a request to stop never blocks, so that a signal handler can make it.
+Invariant: importing this module loads nothing heavy. A request to stop never blocks, so a signal handler can make it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ class Trainer(Protocol):
     """
 
     async def train(self) -> RunResult:
-        """Train to the end, or until asked to stop."""
+        """Train to the end, or until a stop is requested."""
         ...
 
 
 class StopSignal:
-    """Request to a run, from any thread, to finish its step, save and end."""
+    """Request from any thread that a run finishes its step, saves its weights and ends."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._watched = threading.Event()
 
     def request(self) -> None:
-        """Make the request; a second one changes nothing."""
+        """Make the request; repetitions have no effect."""
         self._event.set()
 
     def watch(self) -> None:
-        """Take note that the run has begun its steps, and heeds requests from now on."""
+        """Record that the run has begun its steps and now reacts to requests."""
         self._watched.set()
 
     @property
     def is_watched(self) -> bool:
-        """True once the run has begun its steps; before that there is no step to finish, and nothing to save."""
+        """True once the run has begun its steps; before that there is nothing to finish or save."""
         return self._watched.is_set()
 
     @property
     def is_requested(self) -> bool:
-        """True once the run is asked to end."""
+        """True once a stop is requested."""
         return self._event.is_set()

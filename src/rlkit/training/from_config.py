@@ -1,6 +1,6 @@
 """Settings of the parts of a run, made from its configuration.
 
-Invariant: a part gets its own small settings and never the configuration.
+Invariant: each part gets only its own settings, never the whole configuration.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ from rlkit.types import Floats, Prompt
 
 
 def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
-    """Return the limits on what a run plays ahead.
-
-    Args:
-        is_repeatable: the service answers equal requests equally.
-    """
+    """Return the limits on the groups that a run starts; `is_repeatable`: equal requests get equal answers."""
     return SupplyLimits(
         groups=config.batch.groups,
         steps=config.step_count,
@@ -46,7 +42,7 @@ def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
 def make_step_recipe(
     config: Config, loss: Loss, rate: LearningRate, preparation: Preparation, *, is_repeatable: bool
 ) -> StepRecipe:
-    """Return the recipe of the requests of a step."""
+    """Return the settings for the requests of a step; `is_repeatable` as in `make_supply_limits`."""
     return StepRecipe(
         loss,
         config.optimizer,
@@ -61,11 +57,11 @@ def make_step_recipe(
 def make_preparation(
     config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, reference: Score | None
 ) -> Preparation:
-    """Return the settings by which groups become training sequences.
+    """Return the settings that turn groups into training sequences.
 
     Args:
         estimators: estimators by name of the environment.
-        reference: reference of the KL penalty, if there is a penalty.
+        reference: reference of the KL penalty; None without a penalty.
     """
     batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
     penalties = {
@@ -89,11 +85,7 @@ def make_preparation(
 
 
 def make_learning_rate(config: Config) -> LearningRate:
-    """Return the learning rate of each step.
-
-    Raises:
-        ConfigError: it is automatic, and nothing is known of the model.
-    """
+    """Return the learning rate of each step; `ConfigError` if it is `auto` and no rate is known for the model."""
     optimizer = config.optimizer
     peak = optimizer.learning_rate
     return LearningRate(
@@ -106,12 +98,7 @@ def make_learning_rate(config: Config) -> LearningRate:
 
 
 async def load_kl_reference(config: Config, service: Service, watch: ServiceWatch) -> Score | None:
-    """Load the reference of the KL penalty, whose calls are limited and retried; None without a penalty.
-
-    Raises:
-        UsageError: the service has no such checkpoint.
-        ServiceError: the service failed after retries.
-    """
+    """Load the reference of the KL penalty, with retries of its calls; return None without a penalty."""
     if not config.kl_penalty.coefficient:
         return None
     path = None if config.kl_penalty.reference == "base" else config.kl_penalty.reference
@@ -120,13 +107,13 @@ async def load_kl_reference(config: Config, service: Service, watch: ServiceWatc
     )
 
     async def score(prompt: Prompt, last: int) -> Floats:
-        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "asking the reference", retry=True)
+        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "scoring by the reference", retry=True)
 
     return score
 
 
 def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[str, float]]]) -> ModelSelection:
-    """Return the model selection of a run, after steps with these metrics."""
+    """Return the model selection of a run after steps with these metrics."""
     best = config.best
     criterion = Criterion(config.best_metric, best.lower_is_better, best.patience, best.min_gain, best.goal)
     selection = ModelSelection(criterion, config.checkpoint.keep_last, config.checkpoint.keep_best)
@@ -136,7 +123,7 @@ def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[st
 
 
 def choose_run_directory(config: Config, runs: Path) -> Path:
-    """Return the named run's folder in the folder of runs, or a new one named after the environments and the time."""
+    """Return the named run's folder below `runs`, or a new folder named after the environments and the time."""
     if config.name is not None:
         return runs / config.name
     stem = f"{'+'.join(config.envs)}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -145,11 +132,7 @@ def choose_run_directory(config: Config, runs: Path) -> Path:
 
 
 def require_run_directory(config: Config) -> Path:
-    """Return the folder of the run that a configuration names.
-
-    Raises:
-        UsageError: the configuration names no run.
-    """
+    """Return the folder of the run that a configuration names; raise `UsageError` if it has no `name`."""
     if config.name is None:
         raise UsageError("name: the run to resume is selected by its name (--name)")
     return choose_run_directory(config, runs_dir())

@@ -1,6 +1,6 @@
-"""Model selection: the best weights of a run, the checkpoints to keep, and an early end.
+"""Model selection: the best weights of a run, the checkpoints to keep, and early stopping.
 
-Invariant: every decision follows from the reported metrics alone, so that a resumed run decides as it would have.
+Invariant: every decision depends only on the reported metrics, so a resumed run makes the same decisions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from rlkit.types import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """The metric by which the weights of steps are compared.
+    """Comparison of the weights of steps by a metric.
 
     Args:
         metric: name of the metric; None compares nothing.
-        is_lower_better: smaller values are better.
-        patience: end the run after this many values in a row without a gain; None never does.
-        min_gain: smallest difference that counts as a gain.
-        goal: end the run at this value; None never does.
+        patience: end the run after this many consecutive values without a gain; None for no such limit.
+        min_gain: smallest improvement of the best value that counts as a gain.
+        goal: end the run at this value; None for no goal.
     """
 
     metric: str | None = None
@@ -36,9 +35,8 @@ class ModelSelection:
     """Comparison of the steps of a run.
 
     Args:
-        criterion: metric to compare by.
-        keep_last: newest checkpoints to keep; None for all.
-        keep_best: checkpoints with the best values to keep besides.
+        keep_last: number of newest checkpoints to keep; None for all.
+        keep_best: number of checkpoints with the best values to keep as well.
     """
 
     criterion: Criterion
@@ -47,19 +45,19 @@ class ModelSelection:
     _values: dict[int, float] = field(default_factory=dict[int, float])
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a step; they need not hold the criterion's metric."""
+        """Add the metrics of a step; the criterion's metric may be missing."""
         value = None if self.criterion.metric is None else metrics.get(self.criterion.metric)
         if value is not None and math.isfinite(value):
             self._values[step] = value
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step with the best value, the first of equal ones, and that value."""
+        """Step with the best value, and the value; the first step if several are equal."""
         return max(self._values.items(), key=lambda item: (self._score(item[1]), -item[0]), default=None)
 
     @property
     def end_reason(self) -> str | None:
-        """Reason to end the run, as a phrase for people; None while there is none."""
+        """Reason to end the run, as a phrase for people; None to continue."""
         criterion, best = self.criterion, self.best
         if best is None:
             return None
@@ -71,35 +69,29 @@ class ModelSelection:
         return None
 
     def best_checkpoint(self, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-        """Return the checkpoint with the best value; None if none has a value."""
+        """Return the checkpoint with the best value, or None if no checkpoint has a value."""
         return next(iter(self._ranked(checkpoints)), None)
 
     def superfluous(self, checkpoints: Sequence[Checkpoint], *, last_step: int) -> list[Checkpoint]:
         """Return the checkpoints that are neither among the newest nor among the best.
 
-        Args:
-            checkpoints: checkpoints of the run.
-            last_step: last reported step. A later checkpoint may yet be the best, and a resumed run may have to begin
-                at an earlier one.
+        Checkpoints after the last reported step are ignored: they may become the best, and a resumed run may have to
+        begin before them.
         """
         if self.keep_last is None:
             return []
-        candidates = sorted(
-            (checkpoint for checkpoint in checkpoints if checkpoint.step <= last_step),
-            key=lambda checkpoint: checkpoint.step,
-        )
-        keep = {
-            checkpoint.state
-            for checkpoint in [*candidates[-self.keep_last :], *self._ranked(candidates)[: self.keep_best]]
-        }
-        return [checkpoint for checkpoint in candidates if checkpoint.state not in keep]
+        candidates = [saved for saved in checkpoints if saved.step <= last_step]
+        candidates.sort(key=lambda saved: saved.step)
+        selected = [*candidates[-self.keep_last :], *self._ranked(candidates)[: self.keep_best]]
+        states = {saved.state for saved in selected}
+        return [saved for saved in candidates if saved.state not in states]
 
     def _ranked(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        with_value = [checkpoint for checkpoint in checkpoints if checkpoint.step in self._values]
-        return sorted(with_value, key=lambda checkpoint: (-self._score(self._values[checkpoint.step]), checkpoint.step))
+        with_value = [saved for saved in checkpoints if saved.step in self._values]
+        return sorted(with_value, key=lambda saved: (-self._score(self._values[saved.step]), saved.step))
 
     def _values_since_gain(self) -> int:
-        """Count the values, up to the last, that were no gain over the best before them."""
+        """Return the number of values after the last gain."""
         count, best = 0, -math.inf
         for _, value in sorted(self._values.items()):
             score = self._score(value)

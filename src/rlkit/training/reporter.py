@@ -1,7 +1,7 @@
-"""Reports of the steps of a run: to its directory, its trackers and the model selection, in order.
+"""Reports of a run's steps to its directory, its trackers and the model selection.
 
-Invariant: steps are reported in their order and each once; a step whose evaluation still runs holds back the reports
-behind it, but not the training. A finding is reported when it begins, and not at every step that has it.
+Invariant: each step is reported once and in order. A running evaluation delays the reports of later steps, but not the
+training. A finding is reported at its first step only.
 """
 
 from __future__ import annotations
@@ -32,14 +32,7 @@ class _Report:
 
 
 class Reporter:
-    """The reports of a run.
-
-    Args:
-        store: receives a line of metrics for each step.
-        trackers: receive the metrics, and notes on findings.
-        checkpoints: superfluous ones are deleted once a step is reported.
-        selection: compares the steps.
-    """
+    """The reports of a run; superfluous checkpoints are deleted after each report."""
 
     def __init__(
         self, store: RunStore, trackers: Broadcast, *, checkpoints: CheckpointSaver, selection: ModelSelection
@@ -52,15 +45,15 @@ class Reporter:
         self._failure: Exception | None = None
         self._findings = FindingMonitor()
         self._is_diverged = False
-        for step, metrics in store.read_metrics():  # reported before the run was resumed
+        for step, metrics in store.read_metrics():  # reported by earlier processes
             self._findings.add(step, metrics)
             self._is_diverged = self._has_diverged(metrics)
         self.last_metrics: Mapping[str, float] = {}
         self.end_reason = selection.end_reason
-        """Reason to end the run; None while there is none. Once there is a reason, it stays."""
+        """First reason to end the run; None to continue."""
 
     def add(self, step: int, metrics: Mapping[str, float], evaluation: PendingEvaluation | None = None) -> None:
-        """Report a step, at once or when its evaluation is done; `raise_failure` raises what goes wrong."""
+        """Report a step when its evaluation and all earlier reports are done; `raise_failure` raises the errors."""
         self._pending.append(_Report(step, metrics, evaluation))
         if evaluation is not None:
             evaluation.add_done_callback(lambda _: self._flush())
@@ -73,7 +66,7 @@ class Reporter:
 
     def has_report(self, step: int) -> bool:
         """Return whether a step is reported, or waits for its evaluation."""
-        return self._store.has_metrics(step) or any(report.step == step for report in self._pending)
+        return step in self._store.measured_steps or any(report.step == step for report in self._pending)
 
     def complete_through(self, step: int) -> int:
         """Return the last step up to `step` before which no report is missing."""
@@ -81,16 +74,12 @@ class Reporter:
         return first + sum(1 for _ in takewhile(self.has_report, range(first + 1, step + 1)))
 
     def raise_failure(self) -> None:
-        """Raise the exception of an evaluation that failed, or of a report that could not be written."""
+        """Raise the exception of a failed evaluation or of a report that could not be written."""
         if self._failure is not None:
             raise self._failure
 
     async def drain(self) -> None:
-        """Wait until every step is reported.
-
-        Raises:
-            Exception: an evaluation failed, or a report could not be written.
-        """
+        """Wait until every step is reported; raises as `raise_failure` does."""
         while self._pending and self._failure is None:
             evaluation = self._pending[0].evaluation
             if evaluation is not None:
@@ -99,7 +88,7 @@ class Reporter:
         self.raise_failure()
 
     async def close(self) -> None:
-        """Cancel the evaluations that still run, after reporting the steps before them."""
+        """Cancel the running evaluations."""
         evaluations = [report.evaluation for report in self._pending if report.evaluation is not None]
         for evaluation in evaluations:
             evaluation.cancel()
@@ -114,7 +103,7 @@ class Reporter:
             try:
                 scores: Mapping[str, float] = {} if report.evaluation is None else _result(report.evaluation)
                 self.last_metrics = metrics = {**report.metrics, **scores}
-                if metrics and not self._store.has_metrics(report.step):
+                if metrics and report.step not in self._store.measured_steps:
                     self._store.add_metrics(report.step, metrics)
                     self._trackers.on_step(report.step, metrics)
                     self._select(report.step, metrics)
@@ -133,20 +122,20 @@ class Reporter:
         was_diverged, self._is_diverged = self._is_diverged, self._has_diverged(metrics)
         if self._is_diverged and not was_diverged:
             self._trackers.on_note(
-                f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats a token, and healthy runs stay "
+                f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats per token, but healthy runs stay "
                 f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
             )
         for finding in self._findings.add(step, metrics):
             self._trackers.on_note(f"step {step}: {finding}")
 
     def _has_diverged(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether sampler and trainer differ too much; as before in a step that trains on nothing."""
+        """Return whether sampler and trainer differ too much; unchanged by a step that trains on nothing."""
         kl = departure(metrics)
         return self._is_diverged if kl is None else kl > HEALTHY_KL
 
 
 def _result(evaluation: PendingEvaluation) -> Mapping[str, float]:
-    """Return the metrics of an evaluation; none of one that the end of the budget cut short."""
+    """Return the metrics of an evaluation; none if the budget ended before it was complete."""
     if evaluation.cancelled():
         raise RunFailed("an evaluation was cancelled")
     if isinstance(evaluation.exception(), SlotsClosed):

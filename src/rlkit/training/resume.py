@@ -1,6 +1,6 @@
-"""Going on with a run: its weights, its tasks and its finished episodes.
+"""Resumption of a run: restore its weights, its tasks and its finished episodes.
 
-Invariant: a run that goes on has the weights, and draws the tasks, that it would have had without the interruption.
+Invariant: a resumed run has the weights and draws the tasks that it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rlkit.tasks.sources import Mixture
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Remains of an interrupted run; empty for a new run.
+    """State of an interrupted run; empty for a new run.
 
     Args:
         step: last step whose groups are on the disk.
-        waiting: tasks that were drawn and are in no step yet.
+        waiting: drawn tasks that are in no step yet.
         interrupted: finished episodes of these tasks, by draw.
-        task_metrics: metrics of the task sources by step, for steps without a line of metrics.
+        task_metrics: metrics of the task sources by step, for steps that are replayed.
     """
 
     step: int
@@ -38,10 +38,10 @@ class Resumption:
 
 
 def redraw_tasks(history: History, sources: Mixture) -> list[Task]:
-    """Repeat the draws and steps since the recorded state of the task sources; return the tasks that are in no step.
+    """Repeat the draws and steps after the recorded state of the task sources; return the tasks that are in no step.
 
-    The metrics of the sources after each step are put into `history.task_metrics`. Draws that a damaged journal has
-    lost are made again and added to `history`. Where these may now be of other tasks, their episodes are removed.
+    The metrics of the sources after each step are added to `history.task_metrics`. Draws that a damaged journal has
+    lost are repeated and added to `history`; if a repeated draw may be another task, its episodes are removed.
 
     Raises:
         UsageError: the sources draw other tasks than before.
@@ -52,7 +52,7 @@ def redraw_tasks(history: History, sources: Mixture) -> list[Task]:
         sources.load_state_dict(history.state)
     except (EnvironmentFault, UsageError):
         raise
-    except Exception as error:  # the state is not what the source wrote
+    except Exception as error:  # the source rejects its recorded state
         path = state_path(history.directory, history.state_step)
         raise UsageError(f"{path}: the task sources cannot load it: {type(error).__name__}: {error}") from error
     history.task_metrics[history.state_step] = sources.metrics()
@@ -66,7 +66,7 @@ def redraw_tasks(history: History, sources: Mixture) -> list[Task]:
 
 
 class _TaskReplay:
-    """Repetition of recorded draws and steps by the task sources."""
+    """Repetition of the recorded draws and steps by the task sources."""
 
     def __init__(self, history: History, sources: Mixture) -> None:
         self.waiting = list[Task]()
@@ -77,52 +77,55 @@ class _TaskReplay:
         self._has_changed = False  # a step has changed the sources since the last recorded draw
 
     def repeat_draw(self, record: DrawRecord) -> None:
-        """Draw the task of a record again."""
+        """Repeat a recorded draw."""
         history = self._history
         self._redraw_lost(record.draw)
         tasks, self._has_changed = self._sources.draw(1), False
         if not tasks or (tasks[0].draw, tasks[0].name, tasks[0].id) != (record.draw, record.env, record.task):
             if history.damaged:
-                raise UsageError(f"{history.damaged[0]} is damaged where it records draws")
+                raise self._damage_error()
             task = f"{tasks[0].id} of {tasks[0].name}" if tasks else "nothing"
             raise UsageError(
-                f"{history.directory}: draw {record.draw} was {record.task} of {record.env} and is {task} now; a "
-                "run is resumed with the tasks that it was started with"
+                f"{history.directory}: draw {record.draw} was {record.task} of {record.env} and is {task} now; "
+                "resume the run with the tasks that it was started with"
             )
         if record.draw in history.outstanding:
             self.waiting.append(tasks[0])
 
     def repeat_step(self, record: StepRecord) -> None:
-        """Let the sources observe the groups of a step again."""
+        """Let the sources observe the groups of a recorded step."""
         history, sources = self._history, self._sources
         self._redraw_lost(max((group.draw for group in record.groups), default=-1) + 1)
         state = sources.state_dict() if history.damaged else None
         for recorded in history.groups(record.step):
             group = recorded.group
             if group.draw in self._lost and group.task != self._lost[group.draw].task:
-                raise UsageError(f"{history.damaged[0]} is damaged where it records draws")
+                raise self._damage_error()
             sources.observe(group)
         history.task_metrics[record.step] = sources.metrics()
         self._has_changed |= state is not None and sources.state_dict() != state
 
     def _redraw_lost(self, end: int) -> None:
-        """Make the draws before `end` whose records are lost."""
+        """Repeat the draws before `end` whose records are lost."""
         history, sources = self._history, self._sources
         while history.damaged and sources.draws < end and (tasks := sources.draw(1)):
             task = tasks[0]
             self._lost[task.draw] = history.draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
             if task.draw not in self._trained:
-                if self._has_changed:  # the lost draw was made before the step or after it, so it may be another task
+                if self._has_changed:  # the lost draw may have preceded the step, and may be another task
                     history.attempts.pop(task.draw, None)
                 history.outstanding[task.draw] = self._lost[task.draw]
                 self.waiting.append(task)
 
+    def _damage_error(self) -> UsageError:
+        return UsageError(f"{self._history.damaged[0]} is damaged: its draws are unreadable")
+
 
 def interrupted_groups(history: History, config: Config, *, forgive: bool) -> dict[int, GroupProgress]:
-    """Return, by draw, the episodes of groups in no step that are fresh enough to train on.
+    """Return the episodes of interrupted groups by draw, without episodes that are too stale to train on.
 
     Args:
-        forgive: play failed rollouts again, as if for the first time.
+        forgive: repeat failed rollouts with all their retries.
     """
     oldest = config.schedule.oldest_version(history.step)
     return {draw: _interrupted_group(history, draw, oldest, forgive=forgive) for draw in history.outstanding}
@@ -145,7 +148,7 @@ def _interrupted_group(history: History, draw: int, oldest: int, *, forgive: boo
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoader:
-    """Loader of the weights that a run is resumed from."""
+    """Loader of the weights from which a run is resumed."""
 
     config: Config
     service: Service
@@ -153,18 +156,15 @@ class WeightsLoader:
     note: Callable[[str], None]
 
     async def load(self, last_step: int) -> tuple[Learner, int]:
-        """Load the newest checkpoint up to a step that the service still has, or the initial weights of the run.
+        """Load the newest available checkpoint up to `last_step`, or the initial weights of the run.
 
         Returns:
             The learner, and the step of its weights.
-
-        Raises:
-            ServiceError: the service failed.
         """
         config, seed = self.config, derive_seed(self.config.seed, "adapter")
         candidates = [saved for saved in self.store.checkpoints() if saved.step <= last_step]
         candidates.sort(key=lambda saved: saved.step)
-        for saved in reversed(candidates):  # the later of two of a step replaces one that could not be used
+        for saved in reversed(candidates):  # the last checkpoint of a step replaces unusable checkpoints of it
             if saved.expires is not None and saved.expires < time.time():
                 self.note(f"the checkpoint of step {saved.step} has expired")
                 continue

@@ -1,6 +1,6 @@
 """A run: its progress, reports, evaluations, checkpoints and result.
 
-Invariant: whatever ends the run, the directory says how it ended and can be resumed from.
+Invariant: the result of a run is recorded, and the run can be resumed, whatever ends it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrainedStep:
     Args:
         sampler: samples from the new weights.
         metrics: metrics of the groups, the batch and the update.
-        checkpoint: checkpoint that was requested right behind the step, if one was.
+        checkpoint: requested checkpoint of the new weights, if one is due.
     """
 
     sampler: PatientSampler
@@ -45,91 +45,74 @@ class TrainedStep:
     checkpoint: PendingCheckpoint | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class Run:
-    """The record of a run, and the decision when it ends.
+    """The parts that record a run, and the decision when it ends.
 
     Args:
         steps: number of steps of the whole run.
         step: last step whose groups are on the disk.
-        slots: limit on live rollouts; it closes once the budget is used up.
-        estimate: usage of the run that a dry run has estimated.
+        slots: limit on running rollouts; closes once the budget is used up.
+        estimate: usage of the run as estimated by a dry run.
     """
 
-    def __init__(
-        self,
-        *,
-        steps: int,
-        step: int,
-        store: RunStore,
-        trackers: Broadcast,
-        groups: Groups,
-        evaluation: Evaluation,
-        checkpoints: CheckpointSaver,
-        selection: ModelSelection,
-        stop: StopSignal,
-        slots: Slots,
-        budget: Budget,
-        usage: UsageLog,
-        activity: Activity,
-        estimate: Estimate | None,
-    ) -> None:
-        self.steps = steps
-        self.step = self.first_step = step
-        self.phase: Phase = "preparing"
-        self.store = store
-        self.evaluation = evaluation
-        self.checkpoints = checkpoints
-        self.stop = stop
-        self.note = trackers.on_note
-        self.reporter = Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
-        self._groups = groups
-        self._selection = selection
-        self._slots = slots
-        self._budget = budget
-        self._usage = usage
-        self._activity = activity
-        self._estimate = estimate
-        self._started_s = time.monotonic()
-        self._timer = _StepTimer(slots)
+    steps: int
+    step: int
+    store: RunStore
+    trackers: Broadcast
+    groups: Groups
+    evaluation: Evaluation
+    checkpoints: CheckpointSaver
+    selection: ModelSelection
+    stop: StopSignal
+    slots: Slots
+    budget: Budget
+    usage: UsageLog
+    activity: Activity
+    estimate: Estimate | None
+    phase: Phase = "preparing"
 
-    def start_timer(self) -> None:
-        """Start to time the next step."""
-        self._timer.start()
+    def __post_init__(self) -> None:
+        self.first_step = self.step
+        self.note = self.trackers.on_note
+        self.reporter = Reporter(self.store, self.trackers, checkpoints=self.checkpoints, selection=self.selection)
+        self.timer = StepTimer(self.slots)
+        self._started_s = time.monotonic()
 
     @property
     def is_ending(self) -> bool:
-        """True where no further step is begun."""
+        """True if no further step is begun."""
         return self.stop.is_requested or self.reporter.end_reason is not None
 
     async def report(self, step: PendingStep, trained: TrainedStep) -> None:
-        """Record the usage and metrics of a step, and begin to evaluate its weights if that is due.
+        """Record the usage and metrics of a step, and begin to evaluate its weights if an evaluation is due.
 
         Raises:
             RunFailed: the disk is full.
             Exception: an earlier report, or an evaluation, failed.
         """
-        usage = self._budget.metrics()  # before anything is awaited, so that no slow disk changes it
+        usage = self.budget.metrics()  # before any await, so that a slow disk does not change it
         if trained.checkpoint is not None:
             self.checkpoints.record(step.number, trained.checkpoint)
-        await in_thread(self._usage.write)
-        times = self._timer.lap(step.complete_s, trained.metrics)
+        await in_thread(self.usage.write)
+        times = self.timer.lap(step.complete_s, trained.metrics)
         metrics = {**usage, **trained.metrics, **step.task_metrics, **times}
         self.begin_report(step.number, metrics, trained.sampler)
         self.reporter.raise_failure()
 
     def begin_report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
-        """Report a step, once the evaluation of its weights is there if one is due."""
+        """Report a step, after the evaluation of its weights if an evaluation is due."""
         evaluation = None
-        is_wanted = self.evaluation.tasks and not self.store.has_metrics(step) and self._slots.close_reason is None
+        is_wanted = self.evaluation.tasks and step not in self.store.measured_steps and self.slots.close_reason is None
         if is_wanted and self.evaluation.is_due(step, last=self.steps):
-            evaluation = asyncio.create_task(self._evaluate(step, sampler, self._groups.rank_after_next_step))
-        elif is_wanted and self._groups.are_all_drawn:
-            evaluation = asyncio.create_task(self._evaluate_if_last(step, sampler, self._groups.rank_after_next_step))
-        self.reporter.add(step, {**self._budget.metrics(), **metrics}, evaluation)
+            evaluation = asyncio.create_task(self._evaluate(step, sampler, self.groups.rank_after_next_step))
+        elif is_wanted and self.groups.are_all_drawn:
+            evaluation = asyncio.create_task(self._evaluate_if_last(step, sampler, self.groups.rank_after_next_step))
+        self.reporter.add(step, {**self.budget.metrics(), **metrics}, evaluation)
 
     def progress(self) -> Progress:
         """Return the progress of the run; may be called from any thread."""
-        trained, evaluated = self._groups.counts, self.evaluation.player.counts
+        trained, evaluated = self.groups.counts, self.evaluation.player.counts
         counts = evaluated if self.phase == "evaluating" else trained
         return Progress(
             step=self.step,
@@ -142,16 +125,11 @@ class Run:
             tokens=trained.tokens + evaluated.tokens,
             seconds=time.monotonic() - self._started_s,
             first_step=self.first_step,
-            activity=str(self._activity),
+            activity=str(self.activity),
         )
 
     async def finish(self) -> None:
-        """Wait until every step is reported and on the disk.
-
-        Raises:
-            RunFailed: the disk is full.
-            Exception: a report, or an evaluation, failed.
-        """
+        """Wait until every step is reported and on the disk; raises as `report` does."""
         if self.reporter.is_waiting:
             self.phase = "evaluating"
         await self.reporter.drain()
@@ -159,20 +137,20 @@ class Run:
         self.checkpoints.delete_superfluous(last_step=self.step)
         await self.checkpoints.wait_for_deletions()
         await self.store.flush()
-        metric = self._selection.criterion.metric
-        if metric is not None and self._selection.best is None and self.step:
-            self.note(f"best.metric: no step had a {metric}")
+        metric = self.selection.criterion.metric
+        if metric is not None and self.selection.best is None and self.step:
+            self.note(f"best.metric: no step has the metric {metric}")
         self.phase = "done"
 
     async def close(self) -> None:
-        """Cancel evaluations and checkpoints that are not done."""
+        """Cancel pending evaluations and checkpoints."""
         await self.reporter.close()
         self.checkpoints.close()
 
     @cached_property
     def result(self) -> RunResult:
-        """Result of the run, as it was when this was first asked for."""
-        budget_reason = self._slots.close_reason
+        """Result of the run at the first access."""
+        budget_reason = self.slots.close_reason
         status = "budget" if budget_reason else "interrupted" if self.stop.is_requested else "completed"
         return RunResult(
             name=self.store.directory.name,
@@ -182,9 +160,9 @@ class Run:
             metrics=self.reporter.last_metrics,
             checkpoint=self.checkpoints.newest,
             reason=budget_reason or self.reporter.end_reason or "",
-            best_checkpoint=self._selection.best_checkpoint(self.checkpoints.usable),
-            spending=self._budget.spending,
-            estimate=self._estimate,
+            best_checkpoint=self.selection.best_checkpoint(self.checkpoints.usable),
+            spending=self.budget.spending,
+            estimate=self.estimate,
         )
 
     async def _evaluate(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
@@ -193,14 +171,14 @@ class Run:
         return await compute_eval_metrics(results)
 
     async def _evaluate_if_last(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
-        """Evaluate a step if none of the groups that are still in play makes another one."""
-        if not await self._groups.is_last(step) or self.is_ending or self._slots.close_reason is not None:
+        """Evaluate the weights of a step if the running groups make no further step."""
+        if not await self.groups.is_last(step) or self.is_ending or self.slots.close_reason is not None:
             return {}
         return await self._evaluate(step, sampler, rank)
 
 
-class _StepTimer:
-    """Duration of each step, from the end of the step before."""
+class StepTimer:
+    """Duration of each step, measured from the end of the previous step."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -212,12 +190,7 @@ class _StepTimer:
         self._start_s, self._start_busy_s = self._clock(), self._slots.busy_s
 
     def lap(self, complete_s: float, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the durations of the step that ends now, under `time/…`.
-
-        Args:
-            complete_s: time at which the last of its groups came.
-            metrics: metrics of the step.
-        """
+        """Return the metrics `time/…` of the step that ends now, whose last group was ready at `complete_s`."""
         start_s, start_busy_s = self._start_s, self._start_busy_s
         self.start()
         seconds, busy_s = self._start_s - start_s, self._start_busy_s - start_busy_s

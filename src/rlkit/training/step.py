@@ -1,8 +1,8 @@
 """The requests of one step: gradients, optimiser steps and the new sampler, in the service's order.
 
-Invariant: a step made of the same groups takes the same optimiser steps on the same data, so that it can be repeated
-after a failure, or in another process. A step that is requested as a whole holds its data in the order of the draws,
-any other in the order in which it is given its groups. Only with `ready_groups` does timing divide it into requests.
+Invariant: a step with the same groups takes the same optimiser steps on the same data, so it can be repeated after a
+failure or in another process. A streaming step orders its data as its groups are added, any other step by draw. Timing
+divides a step into requests only with `ready_groups`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ type _Request = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] |
 
 @dataclass(frozen=True, slots=True)
 class StepRecipe:
-    """Settings by which the requests of a step follow from its groups.
+    """Settings for the requests of a step.
 
     Args:
         groups: groups of a full step.
-        substeps: optimiser steps, each on an equal share of the groups.
-        streaming: when gradients are requested before the step is complete; None requests them after.
-        finish_groups: estimates the groups of a complete step anew, together; nothing is requested before.
+        substeps: number of optimiser steps, each on an equal share of the groups.
+        streaming: condition to request gradients before the step is complete; None requests them afterwards.
+        finish_groups: estimates the advantages of a complete step's groups together; nothing is requested before.
     """
 
     loss: Loss
@@ -47,7 +47,7 @@ class StepRecipe:
 
     @property
     def is_streaming(self) -> bool:
-        """True if gradients may be requested before all groups of the step are there."""
+        """True if gradients may be requested before all groups of the step are added."""
         return self.finish_groups is None and (self.streaming is not None or self.substeps > 1)
 
 
@@ -55,8 +55,8 @@ class StepUpdate:
     """The requests of a step.
 
     Args:
-        learner: receives the requests; without one they wait for `resubmit`.
-        version: version of the weights that the step makes.
+        learner: receives the requests; if None, they wait for `resubmit`.
+        version: version of the weights after the step.
     """
 
     def __init__(self, learner: Learner | None, recipe: StepRecipe, *, version: int) -> None:
@@ -64,26 +64,22 @@ class StepUpdate:
         self._version = version
         self._groups: list[PreparedGroup] = []
         self._tokens = 0
-        self._is_finished = False
+        self.is_finished = False
+        """True if all groups of the step are added."""
         self._reset(learner)
 
     @property
-    def is_finished(self) -> bool:
-        """True if all groups of the step are there."""
-        return self._is_finished
-
-    @property
     def has_optimizer_steps(self) -> bool:
-        """True if an optimiser step was requested, so that the weights may have moved."""
+        """True if an optimiser step was requested, so the weights may have changed."""
         return bool(self._optimizer_steps)
 
     @property
     def untrained_tokens(self) -> int:
-        """Tokens of the groups whose gradient the service has not computed yet."""
+        """Tokens of the groups whose gradient is not computed yet."""
         return self._tokens - sum(tokens for gradient, tokens in self._gradient_tokens if _has_succeeded(gradient))
 
     def add(self, prepared: PreparedGroup, *, is_trained: bool) -> None:
-        """Add a group; one that is not trained on is left out."""
+        """Add a group; ignore it unless it is trained on."""
         if not is_trained:
             return
         self._groups.append(prepared)
@@ -92,7 +88,7 @@ class StepUpdate:
             self._include(prepared.data)
 
     def finish(self) -> None:
-        """Request what is left once the last group is added, and right behind it the new sampler.
+        """Request the remaining gradients, the last optimiser step and the new sampler; call after the last `add`.
 
         Raises:
             EnvironmentFault: the advantage estimator failed.
@@ -104,33 +100,32 @@ class StepUpdate:
                 self._tokens = sum(prepared.tokens for prepared in self._groups)
             for prepared in self._groups:
                 self._include(prepared.data)
-        self._is_finished = True
+        self.is_finished = True
         self._request_sampler()
 
     def cancel(self) -> None:
-        """Request nothing more, and cancel every request that is not answered."""
+        """Stop requests, and cancel every request without an answer."""
         self._learner = None
         for request in (*self._requests, self._sampler):
             if request is not None:
                 request.cancel()
 
     def resubmit(self, learner: Learner) -> None:
-        """Repeat all requests, to a learner whose weights know nothing of this step."""
+        """Repeat all requests to another learner, whose weights do not contain this step."""
         self._reset(learner)
-        if self._is_finished or self._recipe.is_streaming:
+        if self.is_finished or self._recipe.is_streaming:
             for prepared in self._groups:
                 self._include(prepared.data)
-        if self._is_finished:
+        if self.is_finished:
             self._request_sampler()
 
     async def wait(self, watch: ServiceWatch) -> tuple[Sampler, UpdateResult] | None:
-        """Wait for the sampler of the new weights and the result of the step; None if there was nothing to train on.
+        """Wait for the sampler of the new weights and the result of the step; None if there is nothing to train on.
 
-        Args:
-            watch: limits each request by itself, since the service may answer the requests of a step one by one.
+        `watch` limits each request separately, because the service may answer the requests of a step one by one.
 
         Raises:
-            ServiceError: a request failed; how much of the step was taken is then not known.
+            ServiceError: a request failed; the service may have computed a part of the step.
         """
         if self._sampler is None:
             return None
@@ -195,7 +190,7 @@ class StepUpdate:
         self._has_new_gradient = True
 
     def _request_next_gradient(self, gradient: asyncio.Future[Gradient]) -> None:
-        """Request the gradient of the groups that came while this one was computed."""
+        """Request the gradient of the groups that were added while `gradient` was computed."""
         if _has_succeeded(gradient) and any(gradient is requested for requested, _ in self._gradient_tokens):
             self._request_gradient()
 
@@ -214,14 +209,14 @@ def _has_succeeded(gradient: asyncio.Future[Gradient]) -> bool:
 
 
 async def _wait_for(request: _Request, purpose: str, watch: ServiceWatch) -> None:
-    if request.done():  # an answer that came long ago says nothing about whether the service is there now
+    if request.done():  # an old answer does not show that the service is available now
         request.result()
     else:
         await watch.call(lambda: request, purpose)
 
 
 def _merge(reports: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
-    """Merge reports: sums of metrics named `:sum`, extremes of `:min` and `:max`, weighted means of the rest."""
+    """Merge metrics by their suffix: sums (`:sum`), extremes (`:min`, `:max`), and weighted means of all others."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for report in reports for name in report):
         pairs = [(report[name], weight) for report, weight in zip(reports, weights, strict=True) if name in report]

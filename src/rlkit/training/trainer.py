@@ -1,6 +1,6 @@
-"""`RLTrainer`: from a configuration to a finished run, and the training loop.
+"""`RLTrainer`: build a run from its configuration, and run the training loop.
 
-Invariant: everything that can be wrong with a configuration is found before the service is asked for anything.
+Invariant: errors in the configuration are found before the first request to the service.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class RLTrainer(Trainer):
 
     Args:
         config: the result of `load_config`, or a `Config`.
-        envs: tasks made in Python, by names of the configuration's `envs`; the other environments are loaded.
+        envs: tasks made in Python, by names of the configuration's `envs`; other environments are loaded.
         estimators: estimators made in Python, by the same names.
-        trackers: trackers besides the configured ones.
-        stop: asks the run to finish its step, save and end.
+        trackers: trackers in addition to the configured trackers.
+        stop: signal to finish the step, save the weights and end.
         directory: directory of the run; by default the configured name in the folder of runs.
         resume: resume the run in the directory.
-        service: connection to use instead of the configured one; `train` enters and leaves it.
-        chat: chat format; by default that of the model.
+        service: connection that replaces the configured service; `train` enters and leaves it.
+        chat: chat format; by default the model's.
 
     Raises:
         ConfigError: an environment or estimator cannot be loaded, or no learning rate is known for the model.
@@ -104,7 +104,7 @@ class RLTrainer(Trainer):
         self._config = config = self._resolved.config
         self._trackers = Broadcast([*trackers, *make_trackers(config.track)])
         self._stop = stop or StopSignal()
-        # Now, before an environment that is loaded can change the working directory.
+        # Before an environment is loaded, because it may change the working directory.
         self._directory = None if directory is None else directory.absolute()
         self._runs_dir = runs_dir()
         self._resume = resume
@@ -115,7 +115,7 @@ class RLTrainer(Trainer):
         for name in [*python_envs, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
-        # Only of a run that is resumed: the name of a new one says when it began.
+        # A new run has no manifest yet, and its name contains the time at which `train` is called.
         self._manifest = TaskManifest(
             (self._directory or choose_run_directory(config, self._runs_dir)) if resume else None
         )
@@ -130,26 +130,26 @@ class RLTrainer(Trainer):
 
     @stop_leftover_tasks()
     async def train(self) -> RunResult:
-        """Train to the end, or until asked to stop; the end is recorded in the directory and the trackers.
+        """Train to the end, or until a stop is requested; record the outcome in the directory and the trackers.
 
         Raises:
-            UsageError: the run's directory holds a run already, or the service refuses what the configuration asks for.
+            UsageError: the run's directory already holds a run, or the service does not support the configuration.
             ServiceError: the service failed after retries.
             RunFailed: too many rollouts failed, or the disk is full.
         """
         async with self._open() as (run, learner, groups):
-            await learner.replay()  # steps that are on the disk and in no checkpoint: no sampling, gradients only
-            async for step in learner.submit(groups.steps(after=run.step)):  # its groups are played and submitted
-                recorded = groups.commit(step)  # on its way to the disk while the service computes
+            await learner.replay()  # recorded steps that no checkpoint contains: gradients without sampling
+            async for step in learner.submit(groups.steps(after=run.step)):  # play its groups, request gradients
+                recorded = groups.commit(step)  # written to the disk while the service computes
                 trained = await learner.train(step)  # gradients, optimiser step, new sampler
-                await recorded  # nothing is sampled from weights whose step a crash could lose
-                groups.publish(trained.sampler)  # every turn from now on samples from the new weights
+                await recorded  # a crash must not lose a step whose weights are sampled from
+                groups.publish(trained.sampler)  # all later turns sample from the new weights
                 await run.report(step, trained)  # metrics, evaluation, checkpoint, trackers
         return run.result
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
-        """Open the run's directory and the service; record how the run ends in the directory and the trackers."""
+        """Open the run's directory and the service; record the outcome in the directory and the trackers."""
         config = self._config
         choice = choose_service(config.service) if self._service is None else ServiceChoice("url", None, "it was given")
         price = price_of(config, choice.kind)
@@ -178,7 +178,7 @@ class RLTrainer(Trainer):
     async def _connect(
         self, store: RunStore, choice: ServiceChoice, price: Price | None, failure: _FailureRecord
     ) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
-        """Connect to the service and build the run; the weights are saved at its end, however it ends."""
+        """Connect to the service and build the run; save the weights at its end."""
         config, note, is_engine = self._config, self._trackers.on_note, choice.kind == "engine"
         chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=note))
         resumption = await self._open_journal(store, chat)
@@ -212,14 +212,14 @@ class RLTrainer(Trainer):
             )
             self._trackers.on_start(info)
             if resumption.step:
-                note(f"going on after step {resumption.step}")
+                note(f"resuming after step {resumption.step}")
             self._stop.watch()
             async with _saving(run, learner, groups, usage, failure):
                 yield run, learner, groups
 
     async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
-        """Open the run's journal; return the remains of an interrupted run."""
-        await in_thread(self._sources.set_folder, store.directory / ARTEFACTS)  # before tasks are drawn again
+        """Open the run's journal; return the state of an interrupted run."""
+        await in_thread(self._sources.set_folder, store.directory / ARTEFACTS)  # before draws are repeated
         waiting = list[Task]()
         history = store.open(
             self._sources.state_dict(),
@@ -229,7 +229,7 @@ class RLTrainer(Trainer):
         with report_write_errors(store.directory):
             await in_thread(self._manifest.write, store.directory)
         for path in dict.fromkeys(history.damaged):
-            self._trackers.on_note(f"{path} is damaged; what it cannot give back is played again, or others instead")
+            self._trackers.on_note(f"{path} is damaged; lost rollouts are repeated, if necessary with other tasks")
         interrupted = interrupted_groups(history, self._config, forgive=store.metadata.retry_failed)
         return Resumption(history.step, waiting, interrupted, history.task_metrics)
 
@@ -244,14 +244,14 @@ class RLTrainer(Trainer):
         usage: UsageLog,
         resumption: Resumption,
     ) -> tuple[Run, PolicyLearner, Groups]:
-        """Build the owners of a run's parts, each from settings of its own."""
+        """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
         loader = WeightsLoader(config, service, store, note)
-        # A step without metrics is trained on again for their sake.
+        # Steps without metrics are replayed to measure them.
         measured = store.find_last_measured_step(resumption.step)
         note(f"starting a training session for {config.model}")
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
-        # Known for sure once the model is loaded.
+        # Exact once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         reference = await load_kl_reference(config, service, watch)
         preparation = make_preparation(config, self._estimators, self._loss, reference=reference)
@@ -303,17 +303,17 @@ class RLTrainer(Trainer):
 
 
 def _budgeted_slots(count: int, budget: Budget, note: Callable[[str], None]) -> Slots:
-    """Return slots for rollouts that close once the budget is used up."""
-    clock = asyncio.get_running_loop().time
-
-    def on_close(reason: str) -> None:
-        note(f"{reason}; ending the run")
-
-    return Slots(count, closed=lambda: budget.reached, clock=clock, on_close=on_close)
+    """Return slots for rollouts; they close once the budget is used up."""
+    return Slots(
+        count,
+        closed=lambda: budget.reached,
+        clock=asyncio.get_running_loop().time,
+        on_close=lambda reason: note(f"{reason}; ending the run"),
+    )
 
 
 class _FailureRecord:
-    """Record in the run's directory of the exception that ended the run, not of those that followed from it."""
+    """Record of the exception that ended the run, without the exceptions that follow from it."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -335,17 +335,17 @@ class _FailureRecord:
 async def _saving(
     run: Run, learner: PolicyLearner, groups: Groups, usage: UsageLog, failure: _FailureRecord
 ) -> AsyncGenerator[None]:
-    """Save the weights of the last step at the end of the block, however it ends, and close all parts of the run."""
+    """At the end of the block, save the weights of the last step and close all parts of the run."""
     try:
         try:
             try:
                 yield
             finally:
                 await learner.stop_submitting()
-                await groups.close()  # nothing more is played, and paid for, while the weights are saved
+                await groups.close()  # play and pay for nothing while the weights are saved
         except Exception as error:
-            failure.write(error)  # at once: a save may take long, and be interrupted
-            with suppress(RlkitError, OSError, TimeoutError):  # the cause matters more than a save that fails
+            failure.write(error)  # now, because the save may be interrupted
+            with suppress(RlkitError, OSError, TimeoutError):  # the cause matters more than a failed save
                 if run.first_step < run.step and learner.is_at_last_step:
                     run.phase = "saving"
                     async with asyncio.timeout(_LAST_SAVE_S):
@@ -355,10 +355,10 @@ async def _saving(
         await learner.save()
         await run.finish()
     except asyncio.CancelledError as error:
-        failure.write(error)  # at once: leaving the service may outlast the time that is left
+        failure.write(error)  # now, because closing the service may take longer than the remaining time
         raise
     finally:
         learner.withdraw()
-        with suppress(RlkitError):  # at most the usage of an unfinished step is missing
+        with suppress(RlkitError):  # only the usage of an unfinished step is lost
             usage.write()
         await run.close()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rlkit._util import files
 from rlkit._util.paths import ARTEFACTS
+from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.envs.discovery import make_problem, records
 from rlkit.envs.discovery.problem import Problem, describe_known_results
 from rlkit.envs.discovery.records import Record
 from rlkit.errors import RlkitError, UsageError, missing_extra
-from rlkit.store.metadata import find_run, load_run_config
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

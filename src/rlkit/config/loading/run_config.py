@@ -1,0 +1,60 @@
+"""Recorded configuration of a run, found by the run's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlkit._util.paths import runs_dir
+from rlkit.config.loading.load import load_config
+from rlkit.config.schema import Config
+from rlkit.errors import UsageError
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Return whether a directory holds a run."""
+    return (directory / "run.json").exists()
+
+
+def find_run(run: str | Path) -> Path:
+    """Return the directory of a run, given its name or the directory itself.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    directories = [runs_dir() / run, Path(run).absolute()]
+    for directory in directories:
+        if is_run_directory(directory):
+            return directory
+    for directory in directories:
+        if (directory / "journal").is_dir():
+            raise UsageError(f"{directory} is a run's folder, but its run.json is missing: put it back from a copy")
+    raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, and no run's folder of this name")
+
+
+def load_run_config(directory: Path) -> Config:
+    """Return the recorded configuration of a run, even if the file is cut off.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return load_config([directory / "config.yaml"]).config
+
+
+def find_run_config(directory: Path) -> Path:
+    """Return the path of the recorded configuration of a run.
+
+    Raises:
+        UsageError: the file is missing, or cut off.
+    """
+    path, record = directory / "config.yaml", directory / "run.json"
+    remedy = "resume with the file that the run was started with: rlkit train FILE --name NAME --resume"
+    if not path.is_file():
+        raise UsageError(f"{path} is missing; {remedy}")
+    try:
+        end = json.loads(record.read_text()).get("config_end")
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"{record} is damaged: {error}") from error
+    if isinstance(end, str) and end not in path.read_text(errors="replace").splitlines():
+        raise UsageError(f"{path} is damaged: its last line, {end!r}, is missing; {remedy}")
+    return path
