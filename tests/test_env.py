@@ -6,8 +6,8 @@ from typing import override
 
 import pytest
 
-from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, ToolEnv
-from rlkit.policy import Limits, Reply
+from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, Task, ToolEnv
+from rlkit.policy import Limits, Policy, Reply
 from rlkit.testing import NoisyPolicy, ScriptedPolicy
 from rlkit.types import Message, Outcome, Tool, ToolCall
 
@@ -214,3 +214,13 @@ def test_noise_never_breaks_an_env(env: Env) -> None:
         policy = NoisyPolicy(seed)
         assert isinstance(played(env, policy).reward, float)
         assert policy.turns
+
+
+def test_a_task_without_an_id_has_the_id_of_its_draw() -> None:
+    class Unnamed(Env):
+        task_id = None
+
+        async def rollout(self, policy: Policy) -> float:
+            return 1.0
+
+    assert Task(7, "sums", Unnamed()).id == "7"
