@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import rlkit
+import rlkit.api
 
 HEAVY = ("torch", "transformers", "tinker", "tinker_cookbook", "harbor", "openreward", "wandb")
 
@@ -37,3 +38,8 @@ def test_importing_rlkit_is_cheap_and_loads_no_heavy_library() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(rlkit, "nonsense")
+
+
+def test_train_takes_each_field_of_the_configuration_as_a_keyword() -> None:
+    keywords = {*rlkit.api.Settings.__annotations__, "envs", "advantage"}
+    assert keywords == set(rlkit.Config.model_fields)

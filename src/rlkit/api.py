@@ -38,6 +38,9 @@ class Settings(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     load_checkpoint: str | None
+    budget_usd: float | None
+    budget_tokens: int | None
+    max_hours: float | None
     sampling: SectionLike
     batch: SectionLike
     rollouts: SectionLike
@@ -48,7 +51,9 @@ class Settings(TypedDict, total=False):
     lora: SectionLike
     optimizer: SectionLike
     checkpoint: SectionLike
+    best: SectionLike
     eval: SectionLike
+    prices: SectionLike
     service: SectionLike
     chat: SectionLike
     track: SectionLike
