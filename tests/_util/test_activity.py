@@ -7,7 +7,7 @@ import pytest
 from rlkit._util.activity import Activity, current_activity, use_activity
 
 
-def test_counts_that_are_not_zero_are_told_in_the_order_of_their_first_report() -> None:
+def test_nonzero_counts_are_listed_in_order_of_first_report() -> None:
     activity = Activity()
     activity.put("replies in progress", 30)
     activity.put("tokens in them", 1204)
@@ -17,7 +17,7 @@ def test_counts_that_are_not_zero_are_told_in_the_order_of_their_first_report() 
     assert str(Activity()) == ""
 
 
-def test_work_is_counted_until_it_ends_and_also_where_it_fails() -> None:
+def test_work_is_counted_until_it_ends_or_fails() -> None:
     activity = Activity()
     with activity.track("programs", 2), activity.track("programs"):
         assert activity.counts == {"programs": 3}
@@ -40,7 +40,7 @@ def test_reports_of_many_threads_are_all_counted() -> None:
     assert activity.counts == {"programs": -8}
 
 
-def test_work_is_reported_to_the_run_that_it_is_done_for() -> None:
+def test_work_is_reported_to_its_run() -> None:
     first, second = Activity(), Activity()
     with use_activity(first):
         assert current_activity() is first

@@ -1,4 +1,4 @@
-"""What a writer has returned from is on the disk: the content, and the name under which it stands."""
+"""Writers return once the content and the name of a file are on the disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlkit.store.journal import Journal, RecordKind, list_segments
 
 
 class Disk:
-    """Knows by their inodes what was flushed to it: how much of a file, and which names of a folder."""
+    """Record by inode what was flushed: the size of a file, and the names in a folder."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self._root = root
@@ -30,11 +30,11 @@ class Disk:
         monkeypatch.setattr(os, "fsync", self._flush)
 
     def assert_holds(self, path: Path) -> None:
-        """What stands there now would still be there if the power were cut."""
+        """Check that the content of a file would survive a power cut."""
         assert self._sizes.get(path.stat().st_ino) == path.stat().st_size, path
         while path != self._root:
-            held = self._names.get(path.parent.stat().st_ino, set())
-            assert (path.name, path.stat().st_ino) in held, f"the name of {path}"
+            flushed_names = self._names.get(path.parent.stat().st_ino, set())
+            assert (path.name, path.stat().st_ino) in flushed_names, f"the name of {path}"
             path = path.parent
 
     def _flush(self, file: int) -> None:
@@ -51,7 +51,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
     return Disk(monkeypatch, tmp_path)
 
 
-def test_a_file_that_is_replaced_stays_so(disk: Disk, tmp_path: Path) -> None:
+def test_a_replaced_file_survives_a_power_cut(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "new" / "folders" / "file"
     for data in (b"old", b"newer"):
         files.write_bytes(path, data)
@@ -59,7 +59,7 @@ def test_a_file_that_is_replaced_stays_so(disk: Disk, tmp_path: Path) -> None:
     assert path.read_bytes() == b"newer"
 
 
-def test_a_file_system_that_flushes_no_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_folder_flushes_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     number = errno.EINVAL
 
     def fsync(file: int) -> None:
@@ -84,7 +84,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_an_append_that_fails_halfway_is_taken_back(tmp_path: Path) -> None:
+def test_a_failed_append_is_rolled_back(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     jsonl.append(path, {"step": 1})
     whole = path.read_bytes()
@@ -95,7 +95,7 @@ def test_an_append_that_fails_halfway_is_taken_back(tmp_path: Path) -> None:
     assert jsonl.read_lines(path) == [{"step": 1}, {"step": 3}]
 
 
-def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
+def test_a_failed_record_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         journal.append(RecordKind.EPISODE, b"whole")
@@ -109,14 +109,14 @@ def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Pat
     asyncio.run(run())
 
 
-def test_the_first_line_of_a_file_brings_its_name_to_the_disk(disk: Disk, tmp_path: Path) -> None:
+def test_the_first_line_of_a_file_flushes_its_name(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     for number in range(2):
         jsonl.append(path, {"step": number})
         disk.assert_holds(path)
 
 
-def test_lines_that_a_killed_process_left_are_on_the_disk_once_they_are_mended(disk: Disk, tmp_path: Path) -> None:
+def test_lines_of_a_killed_process_are_flushed_by_the_repair(disk: Disk, tmp_path: Path) -> None:
     for name, text in {"whole": "{}\n", "torn": '{}\n{"st'}.items():
         path = tmp_path / name
         path.write_text(text)
@@ -125,9 +125,7 @@ def test_lines_that_a_killed_process_left_are_on_the_disk_once_they_are_mended(d
         assert jsonl.read_lines(path) == [{}]
 
 
-def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is_open(
-    disk: Disk, tmp_path: Path
-) -> None:
+def test_segments_of_a_killed_process_are_flushed_when_the_journal_opens(disk: Disk, tmp_path: Path) -> None:
     folder = tmp_path / "journal"
 
     async def killed() -> None:
@@ -152,7 +150,7 @@ def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is
     asyncio.run(opened())
 
 
-def test_segments_that_are_complete_are_on_the_disk_with_the_one_that_is_written(disk: Disk, tmp_path: Path) -> None:
+def test_complete_segments_are_flushed_with_the_current_one(disk: Disk, tmp_path: Path) -> None:
     folder = tmp_path / "journal"
 
     async def run() -> None:
@@ -168,7 +166,7 @@ def test_segments_that_are_complete_are_on_the_disk_with_the_one_that_is_written
     asyncio.run(run())
 
 
-def test_a_journal_that_cannot_be_flushed_is_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_cannot_be_flushed_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(file: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -5,7 +5,7 @@ import gc
 from rlkit._util.gc_tuning import rare_collections
 
 
-def test_the_collector_is_as_it_was_once_the_last_run_has_ended() -> None:
+def test_the_garbage_collector_is_restored_after_the_last_run() -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     first, second = rare_collections(), rare_collections()
     first.__enter__()
@@ -19,7 +19,7 @@ def test_the_collector_is_as_it_was_once_the_last_run_has_ended() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_a_collector_that_is_switched_off_stays_so() -> None:
+def test_a_disabled_garbage_collector_stays_disabled() -> None:
     before = gc.get_threshold()
     gc.set_threshold(0, 10, 10)
     try:
@@ -30,7 +30,7 @@ def test_a_collector_that_is_switched_off_stays_so() -> None:
         gc.set_threshold(*before)
 
 
-def test_what_becomes_garbage_inside_is_still_found() -> None:
+def test_new_garbage_is_still_collected() -> None:
     class Knot:
         freed = 0
 

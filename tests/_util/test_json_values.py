@@ -42,12 +42,12 @@ class Mute:
     ],
     ids=str,
 )
-def test_what_json_does_not_have_is_written_as_text(value: object, expected: object) -> None:
+def test_values_that_json_lacks_are_written_as_text(value: object, expected: object) -> None:
     assert to_json(value) == expected
     json.dumps(to_json(value), allow_nan=False).encode()
 
 
-def test_what_cannot_be_written_says_why() -> None:
+def test_the_error_on_an_unwritable_value_names_the_reason() -> None:
     circle: list[object] = []
     circle.append({"again": circle})
     with pytest.raises(NotJson, match="it contains itself"):
@@ -60,7 +60,7 @@ def test_what_cannot_be_written_says_why() -> None:
         to_json(1 << 100_000)  # Python refuses to write it in digits
 
 
-def test_any_value_can_be_shown() -> None:
+def test_any_value_can_be_rendered() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise ValueError
@@ -71,7 +71,7 @@ def test_any_value_can_be_shown() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_every_text_can_be_written_and_a_proper_one_stays_as_it_is(text: str) -> None:
+def test_any_text_can_be_written_and_valid_text_is_unchanged(text: str) -> None:
     escape_surrogates(text).encode()
     if not any(0xD800 <= ord(letter) < 0xE000 for letter in text):
         assert escape_surrogates(text) == text

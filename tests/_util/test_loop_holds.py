@@ -28,7 +28,7 @@ HERE = __file__
 
 
 def hold(seconds: float) -> None:
-    """What `time.sleep` is on a real clock."""
+    """Block the loop, like `time.sleep` on a real clock."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualClock)
     loop.jump(seconds)
@@ -82,13 +82,13 @@ def play(*envs: rlkit.Env, timeout_s: float) -> list[tuple[Outcome | None, str |
 
 
 @pytest.mark.parametrize("kind", [Blocking, AtOnce, InTask])
-def test_siblings_of_a_rollout_that_holds_the_loop_do_not_pay_for_it(kind: type[Blocking]) -> None:
+def test_siblings_of_a_rollout_that_blocks_the_loop_are_not_charged(kind: type[Blocking]) -> None:
     played = play(*(kind(3) for _ in range(8)), *(Waiting() for _ in range(24)), timeout_s=4)
     assert [error for _, error in played] == [None] * 32
 
 
 @pytest.mark.parametrize("kind", [Blocking, AtOnce, InTask])
-def test_who_holds_the_loop_is_charged_with_it(kind: type[Blocking]) -> None:
+def test_the_rollout_that_blocks_the_loop_is_charged(kind: type[Blocking]) -> None:
     (_, late), *others = play(kind(5), Waiting(), Waiting(), timeout_s=4)
     assert late == "the rollout took longer than 4 s (timeout_s)"
     assert [error for _, error in others] == [None, None]
@@ -99,7 +99,7 @@ def test_holds_of_one_rollout_add_up() -> None:
     assert (late, other) == ("the rollout took longer than 4 s (timeout_s)", None)
 
 
-def test_a_sibling_that_never_ends_is_late_all_the_same() -> None:
+def test_an_endless_sibling_is_still_late() -> None:
     class Endless(rlkit.Env):
         async def rollout(self, policy: rlkit.Policy) -> float:
             await asyncio.Event().wait()
@@ -110,7 +110,7 @@ def test_a_sibling_that_never_ends_is_late_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("held_s", [10.0, 2 * SILENCE_S])
-def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) -> None:
+def test_a_hold_within_a_service_outage_is_excluded_once(held_s: float) -> None:
     async def main() -> tuple[float, float]:
         watch, stopwatch = ServiceWatch(lambda note: None, timeout_s=3600), Stopwatch()
 
@@ -134,7 +134,7 @@ def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) 
     assert (played_s, taken_s) == pytest.approx((10, 610 + held_s))
 
 
-def test_a_hold_is_no_silence_of_the_service() -> None:
+def test_a_hold_is_no_service_outage() -> None:
     async def main() -> float:
         watch = ServiceWatch(lambda note: None, timeout_s=3600)
 
@@ -153,7 +153,7 @@ def test_a_hold_is_no_silence_of_the_service() -> None:
     assert run_virtual(main()) == 0
 
 
-def test_code_of_an_environment_that_is_no_rollout_is_charged_to_nobody() -> None:
+def test_environment_code_outside_of_a_rollout_is_not_charged() -> None:
     async def main() -> float:
         stopwatch = Stopwatch()
         with attribute_holds("words"):
@@ -163,10 +163,10 @@ def test_code_of_an_environment_that_is_no_rollout_is_charged_to_nobody() -> Non
     assert run_virtual(main()) == 0
 
 
-def test_a_hold_within_a_part_that_is_timed_too_is_told_of_the_environment() -> None:
+def test_a_hold_within_a_timed_part_is_attributed_to_the_environment() -> None:
     async def main() -> list[str]:
         holds, names = loop_holds(), list[str]()
-        with holds.watch(lambda told: names.append(told.env)):
+        with holds.watch(lambda loop_hold: names.append(loop_hold.env)):
             for charged in ((Stopwatch("words"), Stopwatch()), (Stopwatch(), Stopwatch("words")), (Stopwatch(),)):
                 assert holds.begin(charged)
                 hold(1)
@@ -177,14 +177,14 @@ def test_a_hold_within_a_part_that_is_timed_too_is_told_of_the_environment() -> 
     assert run_virtual(main()) == ["words", "words"]
 
 
-def test_a_step_that_waited_for_a_processor_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_waited_for_a_processor_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([7.0, 10.0, 10.8])
     monkeypatch.setattr("rlkit._util.loop_holds.processor_wait_s", lambda native_id: next(waits))
     monkeypatch.setattr("rlkit._util.loop_holds._LOOK_S", 1000.0)  # no look disturbs the count
 
     async def main() -> list[float]:
         holds, seconds = loop_holds(), list[float]()
-        with holds.watch(lambda told: seconds.append(told.seconds)):
+        with holds.watch(lambda loop_hold: seconds.append(loop_hold.seconds)):
             for _ in range(2):
                 assert holds.begin((Stopwatch("words"),))
                 hold(4)
@@ -195,7 +195,7 @@ def test_a_step_that_waited_for_a_processor_is_told_to_nobody(monkeypatch: pytes
     assert run_virtual(main()) == [4]  # of the second step, 3.8 s were no fault of its own
 
 
-def test_the_wait_for_a_processor_is_what_the_system_counts() -> None:
+def test_the_wait_for_a_processor_comes_from_the_system() -> None:
     assert processor_wait_s(threading.get_native_id()) >= 0
     assert processor_wait_s(-1) == 0
 
@@ -218,7 +218,7 @@ class Grading(Word):
         return super().grade(reply)
 
 
-def test_the_line_that_blocks_is_told_with_its_environment_and_doctor_knows_it_later(
+def test_the_blocking_line_is_reported_with_its_environment_and_by_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlkit._util.loop_holds.processor_wait_s", lambda native_id: 0.0)  # however busy the machine is
@@ -246,7 +246,7 @@ def test_the_line_that_blocks_is_told_with_its_environment_and_doctor_knows_it_l
     assert finding["evidence"].startswith(f"{place} blocked the event loop 4 times, for at most ")
 
 
-def test_a_hold_without_a_watch_is_told_to_nobody_and_left_out_all_the_same() -> None:
+def test_a_hold_without_a_watch_is_excluded_and_not_reported() -> None:
     played = play(Blocking(3), Waiting(), timeout_s=4)
     assert [error for _, error in played] == [None, None]
 
@@ -265,8 +265,8 @@ class Sleeping(rlkit.Env):
         return 1.0
 
 
-def ended_at(*seconds: float, first_s: float = 0.0, limit_s: float = LIMIT_S) -> list[Place]:
-    """Where rollouts that block for so long are found past the limit, after other work that takes long."""
+def find_late_places(*seconds: float, first_s: float = 0.0, limit_s: float = LIMIT_S) -> list[Place]:
+    """Return the places at which rollouts block for longer than the limit, after other long work."""
     places = list[Place]()
 
     async def main() -> None:
@@ -281,19 +281,19 @@ def ended_at(*seconds: float, first_s: float = 0.0, limit_s: float = LIMIT_S) ->
     return places
 
 
-def test_a_rollout_that_does_not_let_go_is_found_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_that_keeps_blocking_is_detected_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_holds_module, "_LOOK_S", 0.02)
-    (place,) = ended_at(4 * LIMIT_S)
+    (place,) = find_late_places(4 * LIMIT_S)
     assert (place.file, place.function) == (HERE, "rollout")
     assert "time.sleep(self.seconds)" in Path(HERE).read_text().splitlines()[place.line - 1]
 
 
-def test_rollouts_that_take_turns_may_go_on_for_longer_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_that_alternate_may_take_longer_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_holds_module, "_LOOK_S", 0.02)
     # A limit that a busy machine does not make one of them reach.
-    assert ended_at(*[0.15] * 15, limit_s=2.0) == []
+    assert find_late_places(*[0.15] * 15, limit_s=2.0) == []
 
 
-def test_code_that_is_no_rollout_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_outside_of_a_rollout_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_holds_module, "_LOOK_S", 0.02)
-    assert ended_at(0.0, first_s=2 * LIMIT_S) == []
+    assert find_late_places(0.0, first_s=2 * LIMIT_S) == []

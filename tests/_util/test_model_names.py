@@ -14,29 +14,29 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def made(folder: Path) -> str:
+def make_folder(folder: Path) -> str:
     folder.mkdir(parents=True)
     return str(folder)
 
 
 @pytest.mark.parametrize("name", ["HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen3-4B-Instruct-2507", "gpt2"])
-def test_a_name_on_the_hub_stays(name: str) -> None:
+def test_a_hub_name_is_unchanged(name: str) -> None:
     assert hub_id(name) == name
 
 
-def test_folders_of_the_caches_have_the_name_that_they_were_fetched_by(cache: Path, tmp_path: Path) -> None:
-    assert hub_id(made(cache / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct")) == (
+def test_cache_folders_have_the_hub_name_of_their_model(cache: Path, tmp_path: Path) -> None:
+    assert hub_id(make_folder(cache / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct")) == (
         "HuggingFaceTB/SmolLM2-135M-Instruct"
     )
-    snapshot = made(tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0123abcd")
+    snapshot = make_folder(tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0123abcd")
     assert hub_id(snapshot) == "Qwen/Qwen3-0.6B"
     (tmp_path / "link").symlink_to(snapshot)
     assert hub_id("link") == "Qwen/Qwen3-0.6B"
 
 
-def test_a_path_of_this_machine_or_another_has_none(cache: Path, tmp_path: Path) -> None:
-    made(tmp_path / "owner" / "name")
-    converted = made(cache / "models" / "owner--model-0123456789abcdef")
+def test_a_local_path_has_no_hub_name(cache: Path, tmp_path: Path) -> None:
+    make_folder(tmp_path / "owner" / "name")
+    converted = make_folder(cache / "models" / "owner--model-0123456789abcdef")
     elsewhere = ["/srv/models/llama", "./model", "~/model", "../model", "C:\\models\\llama", "model.gguf", "a/b/c"]
     for path in ["owner/name", str(tmp_path / "owner"), converted, *elsewhere]:
         assert hub_id(path) is None, path

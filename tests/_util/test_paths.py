@@ -12,14 +12,18 @@ from tests.simulation import Word
 
 
 @pytest.mark.parametrize("name", ["RLKIT_RUNS_DIR", "RLKIT_ENGINE_DIR", "RLKIT_CACHE_DIR"])
-def test_a_relative_folder_stays_where_it_was_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = {"RLKIT_RUNS_DIR": paths.runs_dir, "RLKIT_ENGINE_DIR": paths.engine_dir, "RLKIT_CACHE_DIR": paths.cache_dir}
+def test_a_relative_folder_is_resolved_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = {
+        "RLKIT_RUNS_DIR": paths.runs_dir,
+        "RLKIT_ENGINE_DIR": paths.engine_dir,
+        "RLKIT_CACHE_DIR": paths.cache_dir,
+    }
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(name, f"relative-{name}")
-    assert taken[name]() == tmp_path / f"relative-{name}"
+    assert functions[name]() == tmp_path / f"relative-{name}"
     (tmp_path / "other").mkdir()
     monkeypatch.chdir("other")
-    assert taken[name]() == tmp_path / f"relative-{name}"
+    assert functions[name]() == tmp_path / f"relative-{name}"
 
 
 class Wanders(Word):
@@ -29,9 +33,9 @@ class Wanders(Word):
         return super().prompt()
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["directory", "name"])
-def test_a_run_stays_in_its_folder_though_its_environment_changes_the_working_directory(
-    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_explicit", [True, False], ids=["directory", "name"])
+def test_a_run_keeps_its_folder_although_its_environment_changes_the_working_directory(
+    is_explicit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLKIT_RUNS_DIR", "relative-runs")
@@ -41,7 +45,7 @@ def test_a_run_stays_in_its_folder_though_its_environment_changes_the_working_di
             model="simulated", name="first", envs={"words": {}}, steps=2, batch={"groups": 2, "group_size": 2}
         ),
         envs={"words": [Wanders(number) for number in range(9)]},
-        directory=Path("relative-runs/first") if given else None,
+        directory=Path("relative-runs/first") if is_explicit else None,
         service=SimulatedTinker(),
         chat=ByteChat(),
     )

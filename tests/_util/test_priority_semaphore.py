@@ -13,7 +13,7 @@ from rlkit.testing import run_virtual
 
 
 @asynccontextmanager
-async def held(slots: Slots, rank: int) -> AsyncGenerator[None]:
+async def hold_slot(slots: Slots, rank: int) -> AsyncGenerator[None]:
     """Hold a slot."""
     await slots.acquire((rank,))
     try:
@@ -23,17 +23,17 @@ async def held(slots: Slots, rank: int) -> AsyncGenerator[None]:
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(1, 9)), max_size=20))
-def test_no_more_than_allowed_hold_a_slot_and_every_slot_comes_back(
+def test_holders_stay_within_the_limit_and_every_slot_is_released(
     count: int, visits: list[tuple[int, int, int]]
 ) -> None:
-    live = most = 0
+    live = max_live = 0
 
     async def visit(slots: Slots, arrival: int, rank: int, stay: int, patience: float) -> None:
-        nonlocal live, most
+        nonlocal live, max_live
         await asyncio.sleep(arrival)
-        async with asyncio.timeout(patience), held(slots, rank):
+        async with asyncio.timeout(patience), hold_slot(slots, rank):
             live += 1
-            most = max(most, live)
+            max_live = max(max_live, live)
             try:
                 await asyncio.sleep(stay)
             finally:
@@ -41,20 +41,20 @@ def test_no_more_than_allowed_hold_a_slot_and_every_slot_comes_back(
 
     async def run() -> None:
         slots = Slots(count)
-        going = [visit(slots, *one, 3.5 if index % 3 == 0 else 1e6) for index, one in enumerate(visits)]
+        going = [visit(slots, *arguments, 3.5 if index % 3 == 0 else 1e6) for index, arguments in enumerate(visits)]
         await asyncio.gather(*going, return_exceptions=True)
         for _ in range(count):  # all are free again
             await asyncio.wait_for(slots.acquire((0,)), 1)
 
     run_virtual(run())
-    assert most <= count
+    assert max_live <= count
 
 
-def test_the_lowest_rank_is_next_and_equals_in_the_order_in_which_they_came() -> None:
+def test_the_lowest_rank_is_next_and_ties_are_first_in_first_out() -> None:
     served = list[str]()
 
     async def visit(slots: Slots, rank: int, name: str) -> None:
-        async with held(slots, rank):
+        async with hold_slot(slots, rank):
             served.append(name)
             await asyncio.sleep(1)
 
@@ -66,7 +66,7 @@ def test_the_lowest_rank_is_next_and_equals_in_the_order_in_which_they_came() ->
     assert served == ["a", "c", "b", "d"]
 
 
-def test_slots_that_close_refuse_those_who_wait_and_all_who_come_later() -> None:
+def test_closed_slots_reject_waiting_and_later_callers() -> None:
     reasons = list[str]()
 
     async def run() -> None:

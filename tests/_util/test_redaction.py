@@ -17,19 +17,19 @@ SECRETS = st.text(min_size=6, max_size=60).filter(
 
 
 @given(st.binary(max_size=9), SECRETS, st.binary(max_size=9), st.booleans())
-def test_no_secret_is_in_what_was_encoded_with_it(before: bytes, secret: str, after: bytes, urlsafe: bool) -> None:
+def test_no_secret_survives_in_an_encoded_text(before: bytes, secret: str, after: bytes, urlsafe: bool) -> None:
     raw = secret.encode(errors="surrogateescape")
     encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
     whole = encode(before + raw + after).decode()
-    told = redact(f"Authorization: Basic {whole}", {"MY_KEY": secret})
-    assert "***" in told
-    kept = told.removeprefix("Authorization: Basic ").split("***")
-    assert sum(map(len, kept)) <= len(whole) - (len(raw) * 8 - 10) // 6
+    redacted = redact(f"Authorization: Basic {whole}", {"MY_KEY": secret})
+    assert "***" in redacted
+    plain_parts = redacted.removeprefix("Authorization: Basic ").split("***")
+    assert sum(map(len, plain_parts)) <= len(whole) - (len(raw) * 8 - 10) // 6
 
 
 @pytest.mark.parametrize("before", ["", "abc", "user:1"])
 @pytest.mark.parametrize("secret", ["canary", "canary-99", "canary-99-xy"])
-def test_where_the_groups_of_base64_are_those_of_the_secret_all_of_it_is_replaced(before: str, secret: str) -> None:
+def test_a_secret_aligned_with_base64_groups_is_replaced_completely(before: str, secret: str) -> None:
     def encoded(text: str) -> str:
         return base64.b64encode(text.encode()).decode()
 
@@ -49,16 +49,16 @@ def test_where_the_groups_of_base64_are_those_of_the_secret_all_of_it_is_replace
         lambda text: urlencode({"key": text}),
     ],
 )
-def test_no_secret_is_in_a_text_that_a_program_has_made_of_it(write: object) -> None:
+def test_no_secret_survives_in_a_formatted_text(write: object) -> None:
     assert callable(write)
     secret = 'can"ary+ü/\\ 7'
-    told = redact(f"before {write(secret)} after", {"MY_KEY": secret})
-    assert "can" not in told
-    assert told.removeprefix("before ").removesuffix(" after").strip("'\"").removeprefix("key=") == "***"
+    redacted = redact(f"before {write(secret)} after", {"MY_KEY": secret})
+    assert "can" not in redacted
+    assert redacted.removeprefix("before ").removesuffix(" after").strip("'\"").removeprefix("key=") == "***"
 
 
 @pytest.mark.parametrize("names", ["AB", "BA"])
-def test_a_secret_that_is_a_part_of_another_leaves_nothing_of_it(names: str) -> None:
+def test_a_secret_inside_another_leaves_no_remainder(names: str) -> None:
     short, long = "swordfish", "the-swordfish-in-the-well"
     environ = {f"{names[0]}_KEY": short, f"{names[1]}_KEY": long}
     assert redact(f"{long} {short} {quote(long)}", environ) == "*** *** ***"
@@ -66,13 +66,13 @@ def test_a_secret_that_is_a_part_of_another_leaves_nothing_of_it(names: str) -> 
     assert redact(f"{short}-in-the-well", environ) == "***"
 
 
-def test_each_line_of_a_secret_of_several_is_one() -> None:
+def test_each_line_of_a_multi_line_secret_is_redacted() -> None:
     secret = "-----BEGIN-----\nfirst-canary-line-of-it\n  second-canary-line-of-it\nshort\n"
-    told = redact("  | first-canary-line-of-it\n  | second-canary-line-of-it\n  | short", {"MY_KEY": secret})
-    assert told == "  | ***\n  | ***\n  | short"
+    redacted = redact("  | first-canary-line-of-it\n  | second-canary-line-of-it\n  | short", {"MY_KEY": secret})
+    assert redacted == "  | ***\n  | ***\n  | short"
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_text_without_a_secret_is_unchanged() -> None:
     environ = {"MY_KEY": "true", "HOME": "canary-canary", "KEY_FILE": "/"}
     assert redact("true canary-canary /", environ) == "true canary-canary /"
 
@@ -118,7 +118,7 @@ def test_what_is_no_secret_stays() -> None:
         "DSN_REPLICA",
     ],
 )
-def test_the_value_of_a_variable_with_a_secrets_name_is_hidden(name: str) -> None:
+def test_the_value_of_a_variable_with_a_secret_name_is_redacted(name: str) -> None:
     assert redact("it says canary-canary.", {name: "canary-canary"}) == "it says ***."
 
 
@@ -152,16 +152,16 @@ def test_the_value_of_a_variable_with_a_secrets_name_is_hidden(name: str) -> Non
         "WORDSNAKE",
     ],
 )
-def test_the_value_of_a_variable_with_a_word_that_looks_alike_stays(name: str) -> None:
+def test_the_value_of_a_variable_with_a_similar_name_is_unchanged(name: str) -> None:
     assert redact("it says canary-canary.", {name: "canary-canary"}) == "it says canary-canary."
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_secret_that_begins_another_does_not_leave_its_tail(order: int) -> None:
     environ = {"A_KEY": "canary", "B_KEY": "canary-canary", "C_KEY": "canary-canary-tail"}
-    given = dict(list(environ.items())[::order])
-    assert redact("canary-canary-tail canary-canary canary", given) == "*** *** ***"
+    ordered_environ = dict(list(environ.items())[::order])
+    assert redact("canary-canary-tail canary-canary canary", ordered_environ) == "*** *** ***"
     encoded = base64.b64encode(b"canary-canary-tail").decode().rstrip("=")
-    told = redact(encoded, given)
-    assert "***" in told
-    assert len(told.replace("***", "")) <= 2
+    redacted = redact(encoded, ordered_environ)
+    assert "***" in redacted
+    assert len(redacted.replace("***", "")) <= 2

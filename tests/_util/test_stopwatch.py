@@ -1,4 +1,4 @@
-"""What counts against the time limit of a rollout, on virtual time."""
+"""Time that counts against the limit of a rollout, in virtual time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def taking(seconds: float) -> Call:
     return lambda watch: watch.call(lambda: asyncio.sleep(seconds), "sampling")
 
 
-def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) -> tuple[float, float]:
-    """How long a rollout of these calls, all at once, and of 10 s of its own has played and has taken.
+def measure_rollout(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) -> tuple[float, float]:
+    """Play a rollout with these concurrent calls and 10 s of its own; return the counted and the elapsed time.
 
     Args:
-        answers_every_s: the service meanwhile answers somebody else.
+        answers_every_s: interval at which the service answers another client meanwhile; 0: never.
     """
 
     async def run() -> tuple[float, float]:
@@ -55,7 +55,7 @@ def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) 
 
 
 @pytest.mark.parametrize(("requests", "counts_s"), [(1, 0), (2, 600), (3, 1200), (5, 2400)])
-def test_a_silence_is_left_out_once_however_many_requests_wait_in_it(requests: int, counts_s: float) -> None:
+def test_an_outage_is_excluded_once_for_any_number_of_waiting_requests(requests: int, counts_s: float) -> None:
     async def run() -> float:
         watch, stopwatch = ServiceWatch(lambda note: None, timeout_s=3600), Stopwatch()
 
@@ -73,33 +73,33 @@ def test_a_silence_is_left_out_once_however_many_requests_wait_in_it(requests: i
     assert run_virtual(run()) == pytest.approx(counts_s, abs=1)
 
 
-def test_a_call_that_is_slow_counts() -> None:
-    assert played(taking(30)) == (40, 40)
-    assert played(taking(300), answers_every_s=20) == (310, 310)
+def test_a_slow_call_counts() -> None:
+    assert measure_rollout(taking(30)) == (40, 40)
+    assert measure_rollout(taking(300), answers_every_s=20) == (310, 310)
 
 
 @pytest.mark.parametrize("answers_every_s", [0, 20])
-def test_a_call_that_failed_and_is_made_again_does_not_count(answers_every_s: float) -> None:
-    counted, taken = played(failing(1500), answers_every_s=answers_every_s)
+def test_a_failed_call_that_is_retried_does_not_count(answers_every_s: float) -> None:
+    counted, elapsed_s = measure_rollout(failing(1500), answers_every_s=answers_every_s)
     assert counted == pytest.approx(10)
-    assert taken > 1500
+    assert elapsed_s > 1500
 
 
-def test_a_call_that_nobody_answers_does_not_count() -> None:
-    assert played(taking(1500)) == (10, 1510)
+def test_an_unanswered_call_does_not_count() -> None:
+    assert measure_rollout(taking(1500)) == (10, 1510)
 
 
-def test_calls_that_wait_for_the_same_are_left_out_once() -> None:
-    assert played(taking(1500), taking(1500), taking(1400)) == (10, 1510)
+def test_calls_that_wait_for_the_same_outage_are_excluded_once() -> None:
+    assert measure_rollout(taking(1500), taking(1500), taking(1400)) == (10, 1510)
 
 
-def test_a_call_that_fails_for_ever_while_others_are_answered_counts_in_the_end() -> None:
-    counted, taken = played(failing(1000), answers_every_s=20, timeout_s=400)
-    assert counted == pytest.approx(taken - 400)
+def test_a_call_that_keeps_failing_while_others_succeed_counts_after_a_timeout() -> None:
+    counted, elapsed_s = measure_rollout(failing(1000), answers_every_s=20, timeout_s=400)
+    assert counted == pytest.approx(elapsed_s - 400)
 
 
-def limit_reached(call: Call, *, limit_s: float, answers_at_s: float = 0.0) -> float | None:
-    """When a rollout that makes a call reaches its limit; None where it is done first."""
+def find_limit_time(call: Call, *, limit_s: float, answers_at_s: float = 0.0) -> float | None:
+    """Return the time at which a rollout with a call reaches its limit; None if it finishes first."""
 
     async def run() -> float | None:
         watch = ServiceWatch(lambda note: None, timeout_s=3600)
@@ -120,12 +120,12 @@ def limit_reached(call: Call, *, limit_s: float, answers_at_s: float = 0.0) -> f
     return run_virtual(run())
 
 
-def test_a_limit_shorter_than_a_silence_waits_for_what_comes_of_it() -> None:
+def test_a_limit_shorter_than_an_outage_waits_for_its_end() -> None:
     assert SILENCE_S > 30
-    assert limit_reached(taking(1500), limit_s=20) is None
-    assert limit_reached(failing(1500), limit_s=20) is None
-    assert limit_reached(taking(1500), limit_s=20, answers_at_s=30) == pytest.approx(30, abs=2)
+    assert find_limit_time(taking(1500), limit_s=20) is None
+    assert find_limit_time(failing(1500), limit_s=20) is None
+    assert find_limit_time(taking(1500), limit_s=20, answers_at_s=30) == pytest.approx(30, abs=2)
 
 
 def test_without_a_call_the_limit_is_exact() -> None:
-    assert limit_reached(lambda watch: asyncio.sleep(100), limit_s=20) == 20
+    assert find_limit_time(lambda watch: asyncio.sleep(100), limit_s=20) == 20

@@ -31,7 +31,7 @@ def blocked_threads() -> Generator[None]:
         release.set()
 
 
-def test_what_an_environment_keeps_busy_does_not_hold_up_the_journal(tmp_path: Path) -> None:
+def test_blocked_threads_of_an_environment_do_not_block_the_journal(tmp_path: Path) -> None:
     async def main() -> None:
         with blocked_threads():
             journal = Journal(tmp_path, segment=1)
@@ -53,19 +53,19 @@ def test_work_in_a_thread_takes_no_virtual_time_and_is_waited_for() -> None:
     assert run_virtual(main()) == ("done", 0.0)
 
 
-def test_what_the_work_raises_is_raised() -> None:
+def test_an_error_in_a_thread_is_raised_to_the_caller() -> None:
     with pytest.raises(ValueError, match="no"):
         asyncio.run(in_thread(int, "no"))
 
 
-def test_what_is_asked_of_threads_is_done_however_many_wait() -> None:
+def test_submitted_work_is_done_for_any_queue_length() -> None:
     async def main() -> list[int]:
         return await asyncio.gather(*(asyncio.to_thread(lambda x: time.sleep(0.001) or x, x) for x in range(200)))
 
     assert run(main()) == list(range(200))
 
 
-def test_what_is_under_way_at_the_end_is_finished() -> None:
+def test_running_work_is_finished_at_shutdown() -> None:
     done = list[int]()
 
     async def main() -> None:
@@ -76,21 +76,21 @@ def test_what_is_under_way_at_the_end_is_finished() -> None:
     assert sorted(done) == list(range(100))
 
 
-def test_what_never_ends_is_abandoned_and_what_waits_behind_it_does_not_begin() -> None:
-    release, begun = threading.Event(), list[int]()
+def test_endless_work_is_abandoned_and_queued_work_is_not_started() -> None:
+    release, started = threading.Event(), list[int]()
     threads = DaemonThreadPool(grace_s=0.1)
     blocked = [threads.submit(release.wait) for _ in range(40)]  # more than there are threads
-    behind = threads.submit(begun.append, 1)
+    behind = threads.submit(started.append, 1)
     threads.shutdown()
     assert behind.cancelled()
     with pytest.raises(RuntimeError, match="after shutdown"):
-        threads.submit(begun.append, 2)
+        threads.submit(started.append, 2)
     release.set()
-    assert all(one.cancelled() or one.result(HANG_S) for one in blocked)
-    assert begun == []
+    assert all(future.cancelled() or future.result(HANG_S) for future in blocked)
+    assert started == []
 
 
-def test_what_blocks_in_a_thread_raises_where_it_is_awaited() -> None:
+def test_an_error_of_blocking_work_is_raised_at_the_await() -> None:
     with pytest.raises(SystemExit, match="3"):
         run(asyncio.to_thread(sys.exit, 3))
     with pytest.raises(ValueError, match="no"):

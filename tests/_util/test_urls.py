@@ -8,7 +8,7 @@ from rlkit._util.redaction import hide_credentials, is_malformed_url, show_url
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "expected"),
     [
         ("https://host/t.git", "https://host/t.git"),
         ("https://me:secret@host:8443/t.git?token=secret#secret", "https://host:8443/t.git"),
@@ -22,13 +22,13 @@ from rlkit._util.redaction import hide_credentials, is_malformed_url, show_url
         ("git@host:t.git", "git@host:t.git"),
     ],
 )
-def test_a_url_is_shown_without_what_may_be_a_credential(url: str, shown: str) -> None:
-    assert show_url(url) == hide_credentials(url) == shown
-    assert is_malformed_url(url) == shown.endswith("***")
+def test_a_url_is_displayed_without_credentials(url: str, expected: str) -> None:
+    assert show_url(url) == hide_credentials(url) == expected
+    assert is_malformed_url(url) == expected.endswith("***")
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         (
             "fatal: unable to access 'https://me:secret@host/t.git?token=se'cret/': Could not resolve host: host",
@@ -39,10 +39,10 @@ def test_a_url_is_shown_without_what_may_be_a_credential(url: str, shown: str) -
         ("no URL: a://", "no URL: a://"),
     ],
 )
-def test_urls_in_a_text_are_shown_without_credentials(text: str, shown: str) -> None:
-    assert hide_credentials(text) == shown
+def test_urls_in_a_text_are_displayed_without_credentials(text: str, expected: str) -> None:
+    assert hide_credentials(text) == expected
 
 
 @given(st.text(st.characters(exclude_characters="/?#")))
-def test_no_password_is_shown_that_a_url_can_have(more: str) -> None:
+def test_no_password_of_any_url_is_displayed(more: str) -> None:
     assert show_url(f"https://me:secret{more}@host/t.git") == "https://host/t.git"

@@ -69,10 +69,10 @@ def spec(*, limits: Limits | None = None, network: bool = False) -> Spec:
 
 
 def left(cache: Path) -> list[str]:
-    """What sandboxes of a cache have left: folders, mounts, control groups, processes."""
-    found = [str(path) for path in (cache / "sandbox" / "live").glob("*/rlkit-*")]
-    found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(cache) in line]
+    """Return leftovers of a cache's sandboxes: folders, mounts, control groups, processes."""
+    leftovers = [str(path) for path in (cache / "sandbox" / "live").glob("*/rlkit-*")]
+    leftovers += [line for line in Path("/proc/mounts").read_text().splitlines() if str(cache) in line]
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    names = {Path(path).name for path in found}
-    found += [line for line in listed.splitlines() if any(name in line for name in names)]
-    return found
+    names = {Path(path).name for path in leftovers}
+    leftovers += [line for line in listed.splitlines() if any(name in line for name in names)]
+    return leftovers

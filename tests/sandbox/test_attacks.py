@@ -1,4 +1,4 @@
-"""What a command in a sandbox may try, and what comes of it."""
+"""Attacks by a command in a sandbox, and their effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def output(sandbox: Sandbox, command: str) -> str:
     return (done.stdout + done.stderr).decode(errors="replace")
 
 
-def test_nothing_of_the_host_is_seen_but_its_system(
+def test_only_the_system_files_of_the_host_are_visible(
     playing: Playing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_HOST", "sesame")
@@ -45,7 +45,7 @@ def test_nothing_of_the_host_is_seen_but_its_system(
     playing(play)
 
 
-def test_what_is_written_stays_inside(playing: Playing) -> None:
+def test_written_files_stay_in_the_sandbox(playing: Playing) -> None:
     mark = f"/usr/lib/rlkit-{os.getpid()}"
 
     async def play(sandbox: Sandbox) -> None:
@@ -97,7 +97,7 @@ def test_the_hosts_devices_keep_their_permissions(playing: Playing) -> None:
     assert Path("/dev/random").exists()
 
 
-def test_no_process_of_the_host_is_seen_traced_or_ended(playing: Playing) -> None:
+def test_no_process_of_the_host_can_be_seen_traced_or_killed(playing: Playing) -> None:
     with subprocess.Popen(["sleep", "60"]) as victim:
 
         async def play(sandbox: Sandbox) -> None:
@@ -130,7 +130,7 @@ def test_privileges_cannot_be_gained(playing: Playing) -> None:
     playing(play)
 
 
-def test_there_is_no_network_unless_it_is_given(playing: Playing) -> None:
+def test_there_is_no_network_unless_it_is_enabled(playing: Playing) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         reach = f"exec 3<>/dev/tcp/127.0.0.1/{port}"
@@ -146,7 +146,7 @@ def test_there_is_no_network_unless_it_is_given(playing: Playing) -> None:
         playing(with_it, network=True)
 
 
-def test_sockets_that_know_no_namespaces_are_refused(playing: Playing) -> None:
+def test_sockets_that_ignore_namespaces_are_blocked(playing: Playing) -> None:
     tries = """if True:
         import socket
         for family in (1, 2, 10, 16, 17, 38, 40):
@@ -158,8 +158,8 @@ def test_sockets_that_know_no_namespaces_are_refused(playing: Playing) -> None:
     """
 
     async def play(sandbox: Sandbox) -> None:
-        said = await sandbox.run(["python3", "-c", tries], timeout_s=HANG_S)
-        assert said.stdout.decode().splitlines() == ["1", "2", "10", "16", "17 97", "38 97", "40 97"]
+        result = await sandbox.run(["python3", "-c", tries], timeout_s=HANG_S)
+        assert result.stdout.decode().splitlines() == ["1", "2", "10", "16", "17 97", "38 97", "40 97"]
 
     for network in (False, True):
         playing(play, network=network)
@@ -167,7 +167,7 @@ def test_sockets_that_know_no_namespaces_are_refused(playing: Playing) -> None:
 
 def test_a_fork_bomb_stays_in_its_sandbox(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        if any("any number of processes" in said for said in sandbox.limit_descriptions):
+        if any("any number of processes" in description for description in sandbox.limit_descriptions):
             pytest.skip("as root without a control group nothing limits processes")
         with pytest.raises(CommandTimeout):
             await sandbox.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout_s=1)
@@ -176,7 +176,7 @@ def test_a_fork_bomb_stays_in_its_sandbox(playing: Playing) -> None:
     playing(play, limits=Limits(processes=40))
 
 
-def test_a_memory_hog_is_ended_and_the_sandbox_lives(playing: Playing) -> None:
+def test_a_memory_hog_is_killed_and_the_sandbox_survives(playing: Playing) -> None:
     hog = "head -c 400000000 /dev/zero | tail -c 400000000 | wc -c"
 
     async def play(sandbox: Sandbox) -> None:
@@ -186,7 +186,7 @@ def test_a_memory_hog_is_ended_and_the_sandbox_lives(playing: Playing) -> None:
     playing(play, limits=Limits(memory_bytes=64 * MIB))
 
 
-def test_a_huge_file_and_a_long_computation_are_ended(playing: Playing) -> None:
+def test_a_huge_file_and_a_long_computation_are_stopped(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await output(sandbox, "head -c 100000000 /dev/zero > /big")
         assert int(await output(sandbox, "stat -c %s /big")) == 4 * MIB
@@ -202,12 +202,12 @@ def test_links_do_not_lead_a_copy_astray(playing: Playing, tmp_path: Path) -> No
     target = tmp_path / "target"
     target.mkdir()
     (target / "old").symlink_to(outside)
-    made = f"""mkdir -p /out/deep /out/old && cd /out && ln -s {outside} absolute && ln -s ../outside up
+    script = f"""mkdir -p /out/deep /out/old && cd /out && ln -s {outside} absolute && ln -s ../outside up
 ln -s .. deep/top && ln -s deep/top/../outside sly && ln -s deep fine && mkfifo pipe && echo new > old/kept
 echo x > setuid && chmod 4777 setuid"""
 
     async def play(sandbox: Sandbox) -> None:
-        assert (await sandbox.run(made)).exit_code == 0
+        assert (await sandbox.run(script)).exit_code == 0
         await sandbox.get("/out", target, folder=True)
         (tmp_path / "new").write_text("new")
         await sandbox.run(f"mkdir -p {outside}; ln -s {outside} /into; ln -s /nowhere /broken")
@@ -222,7 +222,7 @@ echo x > setuid && chmod 4777 setuid"""
     assert (target / "setuid").stat().st_mode & 0o7000 == 0
 
 
-def test_a_file_that_a_command_planted_is_replaced_by_what_is_copied_in(playing: Playing, tmp_path: Path) -> None:
+def test_a_planted_file_is_replaced_by_the_copied_file(playing: Playing, tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test.sh").write_text("real")
 
@@ -234,7 +234,7 @@ def test_a_file_that_a_command_planted_is_replaced_by_what_is_copied_in(playing:
     playing(play)
 
 
-def test_names_and_depths_do_not_keep_a_folder_from_going(playing: Playing) -> None:
+def test_odd_names_and_deep_folders_can_be_removed(playing: Playing) -> None:
     deep = (
         "import os\nfor _ in range(3000):\n os.mkdir('d'*200); os.chdir('d'*200)\n"
         "os.chdir('/'); os.mkdir(b'\\xff\\n-rf'); os.mkdir('locked'); os.chmod('locked', 0)"
@@ -249,7 +249,7 @@ def test_names_and_depths_do_not_keep_a_folder_from_going(playing: Playing) -> N
     playing(play)
 
 
-def test_a_killed_owner_leaves_nothing_and_the_next_one_cleans_up(cache: Path, can_sandbox: None) -> None:
+def test_leftovers_of_a_killed_owner_are_removed_by_the_next(cache: Path, can_sandbox: None) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, env={**os.environ, "RLKIT_CACHE_DIR": str(cache)}
     )
@@ -282,7 +282,7 @@ asyncio.run(main())
 """
 
 
-def test_a_stopped_sandbox_takes_its_daemons_along(cache: Path, can_sandbox: None) -> None:
+def test_stopping_a_sandbox_ends_its_daemons(cache: Path, can_sandbox: None) -> None:
     from .conftest import spec
 
     mark = f"{time.time_ns() % 10**9}.5"

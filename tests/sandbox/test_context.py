@@ -40,7 +40,7 @@ def context(tmp_path: Path) -> Path:
         ("COPY leads-in /x", ["x"]),
     ],
 )
-def test_what_is_copied_where(context: Path, line: str, names: list[str]) -> None:
+def test_copy_instructions_select_sources_and_targets(context: Path, line: str, names: list[str]) -> None:
     assert sorted(entry.name for entry in copied(context, line) if entry.name) == names
 
 
@@ -50,7 +50,7 @@ def test_nothing_outside_the_context_is_copied(context: Path, line: str) -> None
         copied(context, line)
 
 
-def test_dockerignore_leaves_out_and_the_last_rule_decides(context: Path) -> None:
+def test_dockerignore_excludes_files_and_the_last_rule_decides(context: Path) -> None:
     (context / ".dockerignore").write_text("# comment\n**/*.log\nsub/.hid*\n*.txt\n!b.txt\nDockerfile\nleads-*\n")
     names = sorted(entry.name for entry in copied(context, "COPY . /"))
     assert names == [".dockerignore", "b.txt", "sub", "sub/c.txt", "sub/deep"]
@@ -59,11 +59,11 @@ def test_dockerignore_leaves_out_and_the_last_rule_decides(context: Path) -> Non
 
 
 def test_the_digest_changes_with_names_modes_and_contents(context: Path) -> None:
-    seen = {hash_entries(copied(context, "COPY a.txt /x"))}
-    seen.add(hash_entries(copied(context, "COPY a.txt /y")))
+    digests = {hash_entries(copied(context, "COPY a.txt /x"))}
+    digests.add(hash_entries(copied(context, "COPY a.txt /y")))
     (context / "a.txt").chmod(0o755)
-    seen.add(hash_entries(copied(context, "COPY a.txt /x")))
+    digests.add(hash_entries(copied(context, "COPY a.txt /x")))
     (context / "a.txt").write_text("other")
-    seen.add(hash_entries(copied(context, "COPY a.txt /x")))
-    assert len(seen) == 4
-    assert hash_entries(copied(context, "COPY a.txt /x")) in seen
+    digests.add(hash_entries(copied(context, "COPY a.txt /x")))
+    assert len(digests) == 4
+    assert hash_entries(copied(context, "COPY a.txt /x")) in digests

@@ -8,22 +8,22 @@ from rlkit.errors import UsageError
 from rlkit.sandbox.dockerfile import Copy, Folder, Recipe, Run, read
 
 
-def recipe(tmp_path: Path, text: str, **arguments: str) -> Recipe:
+def read_recipe(tmp_path: Path, text: str, **arguments: str) -> Recipe:
     path = tmp_path / "Dockerfile"
     path.write_text(text)
     return read(path, build_args=arguments)
 
 
-def runs(made: Recipe) -> list[Run]:
-    return [step for step in made.steps if isinstance(step, Run)]
+def runs(recipe: Recipe) -> list[Run]:
+    return [step for step in recipe.steps if isinstance(step, Run)]
 
 
-def copies(made: Recipe) -> list[Copy]:
-    return [step for step in made.steps if isinstance(step, Copy)]
+def copies(recipe: Recipe) -> list[Copy]:
+    return [step for step in recipe.steps if isinstance(step, Copy)]
 
 
-def test_a_dockerfile_as_tasks_have_them(tmp_path: Path) -> None:
-    made = recipe(
+def test_a_typical_dockerfile_of_a_task_is_parsed(tmp_path: Path) -> None:
+    recipe = read_recipe(
         tmp_path,
         """# syntax=docker/dockerfile:1
 ARG VERSION=24.04
@@ -45,21 +45,26 @@ RUN ["echo", "$A"]
 CMD ["bash"]
 """,
     )
-    assert (made.image, made.workdir, made.user) == ("ubuntu:24.04", "/app/other", "agent:staff")
-    assert made.env == {"A": "1", "B": "two words", "C": "$A"}
-    first, second = runs(made)
+    assert (recipe.image, recipe.workdir, recipe.user) == ("ubuntu:24.04", "/app/other", "agent:staff")
+    assert recipe.env == {"A": "1", "B": "two words", "C": "$A"}
+    first, second = runs(recipe)
     assert first.arguments[:2] == ("/bin/sh", "-c")
     assert first.arguments[2].split() == ["apt-get", "update", "&&", "apt-get", "install", "-y", "tmux", "curl"]
     assert (second.arguments, second.user, second.workdir) == (("echo", "$A"), "agent:staff", "/app/other")
     assert first.location.endswith("Dockerfile:6")
-    many, one = copies(made)
-    assert (many.sources, many.target, many.owner, many.mode) == (("one.txt", "two.txt"), "/app/other/", "1:2", 0o644)
-    assert (one.sources, one.target) == (("with space.txt",), "/x")
-    assert [step.path for step in made.steps if isinstance(step, Folder)] == ["/app", "/app/other"]
+    words_copy, json_copy = copies(recipe)
+    assert (words_copy.sources, words_copy.target, words_copy.owner, words_copy.mode) == (
+        ("one.txt", "two.txt"),
+        "/app/other/",
+        "1:2",
+        0o644,
+    )
+    assert (json_copy.sources, json_copy.target) == (("with space.txt",), "/x")
+    assert [step.path for step in recipe.steps if isinstance(step, Folder)] == ["/app", "/app/other"]
 
 
-def test_variables_are_filled_in_as_docker_does(tmp_path: Path) -> None:
-    made = recipe(
+def test_variables_are_substituted_as_docker_does(tmp_path: Path) -> None:
+    recipe = read_recipe(
         tmp_path,
         """ARG OUT=x
 FROM image
@@ -74,7 +79,7 @@ RUN true
 """,
         IN="given",
     )
-    assert made.env == {
+    assert recipe.env == {
         "PLAIN": "the whole line",
         "A": "given/a",
         "B": "default",
@@ -86,12 +91,12 @@ RUN true
         "H": "given x",
         "OLD": "the whole line",
     }
-    assert made.workdir == "/given/x"
-    assert runs(made)[0].env["IN"] == "given"
+    assert recipe.workdir == "/given/x"
+    assert runs(recipe)[0].env["IN"] == "given"
 
 
-def test_here_documents(tmp_path: Path) -> None:
-    made = recipe(
+def test_here_documents_are_parsed(tmp_path: Path) -> None:
+    recipe = read_recipe(
         tmp_path,
         """FROM image
 RUN <<EOF
@@ -108,11 +113,11 @@ TEXT
 RUN echo $((1 << n)); cat <<< word
 """,
     )
-    whole, fed, plain = (step.arguments[2] for step in runs(made))
+    whole, fed, plain = (step.arguments[2] for step in runs(recipe))
     assert whole == "echo one\n# not a comment of the Dockerfile\necho two\n"
     assert fed == "cat <<-'END' > /file && true\nindented\nEND"
     assert plain == "echo $((1 << n)); cat <<< word"
-    assert (copies(made)[0].text, copies(made)[0].target) == ("key = 1\n", "/etc/config")
+    assert (copies(recipe)[0].text, copies(recipe)[0].target) == ("key = 1\n", "/etc/config")
 
 
 @pytest.mark.parametrize(
@@ -138,21 +143,21 @@ RUN echo $((1 << n)); cat <<< word
         ("COPY 'a b", "No closing quotation"),
     ],
 )
-def test_what_is_not_understood_names_file_and_line(tmp_path: Path, line: str, says: str) -> None:
+def test_an_unsupported_instruction_names_file_and_line(tmp_path: Path, line: str, says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        recipe(tmp_path, f"FROM image\n\n# comment\n{line}\n")
+        read_recipe(tmp_path, f"FROM image\n\n# comment\n{line}\n")
     assert says in str(raised.value)
     assert f"{tmp_path}/Dockerfile:4: " in str(raised.value)
 
 
-def test_what_has_no_from_is_no_image(tmp_path: Path) -> None:
+def test_an_invalid_dockerfile_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no FROM"):
-        recipe(tmp_path, "ARG X=1\n")
+        read_recipe(tmp_path, "ARG X=1\n")
     with pytest.raises(UsageError, match=":1: RUN appears before FROM"):
-        recipe(tmp_path, "RUN true\n")
+        read_recipe(tmp_path, "RUN true\n")
     with pytest.raises(UsageError, match="cannot be read"):
         read(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="escape character"):
-        recipe(tmp_path, "# escape=`\nFROM x\n")
+        read_recipe(tmp_path, "# escape=`\nFROM x\n")
     with pytest.raises(UsageError, match="platform"):
-        recipe(tmp_path, "FROM --platform=windows/amd64 x\n")
+        read_recipe(tmp_path, "FROM --platform=windows/amd64 x\n")

@@ -8,7 +8,7 @@ import pytest
 from rlkit.sandbox import host, sandbox_folders
 
 
-def test_of_the_settings_only_what_everybody_may_read_and_nobody_hides_is_shown(tmp_path: Path) -> None:
+def test_only_world_readable_settings_without_secrets_are_visible(tmp_path: Path) -> None:
     for name, mode in {
         "passwd": 0o644,
         "shadow": 0o644,
@@ -24,11 +24,13 @@ def test_of_the_settings_only_what_everybody_may_read_and_nobody_hides_is_shown(
         (tmp_path / name).write_text("x")
         (tmp_path / name).chmod(mode)
     (tmp_path / "locked").chmod(0o750)
-    shown = {str(path.relative_to(tmp_path)) for path in host._list_visible(tmp_path, top=True) if path.is_file()}
-    assert shown == {"passwd", "app/settings", "ssl/certs/ca.pem"}
+    visible_paths = {
+        str(path.relative_to(tmp_path)) for path in host._list_visible(tmp_path, top=True) if path.is_file()
+    }
+    assert visible_paths == {"passwd", "app/settings", "ssl/certs/ca.pem"}
 
 
-def test_the_name_of_the_hosts_root_says_what_is_shown(cache: Path) -> None:
+def test_the_name_of_the_host_root_depends_on_the_visible_files(cache: Path) -> None:
     name, trees = host.trees()
     assert host.trees() == (name, trees)
     assert host.trees(("/srv",))[0] != name
@@ -38,11 +40,9 @@ def test_the_name_of_the_hosts_root_says_what_is_shown(cache: Path) -> None:
     assert not list((base / "root").iterdir())
 
 
-def test_sandboxes_that_start_together_make_the_hosts_settings_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_sandboxes_copy_the_host_settings_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda number: host.trees(), range(4)))
-    assert len({name for name, _ in found}) == 1
+        trees = list(threads.map(lambda number: host.trees(), range(4)))
+    assert len({name for name, _ in trees}) == 1
     assert len(list((sandbox_folders.store() / "base").iterdir())) == 1

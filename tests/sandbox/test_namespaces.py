@@ -28,12 +28,12 @@ def test_a_command_runs_as_a_user_in_a_folder_with_variables(playing: Playing) -
     playing(play)
 
 
-def test_what_cannot_be_started_is_126_and_says_why(playing: Playing) -> None:
+def test_an_unstartable_command_exits_with_126_and_a_reason(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        for asked in ({"cwd": "/nowhere"}, {"user": "nobody-at-all"}):
-            done = await sandbox.run("true", **asked)
+        for options in ({"cwd": "/nowhere"}, {"user": "nobody-at-all"}):
+            done = await sandbox.run("true", **options)
             assert done.exit_code == 126
-            assert next(iter(asked.values())).encode() in done.stderr
+            assert next(iter(options.values())).encode() in done.stderr
         assert b"no-such-program" in (await sandbox.run(["no-such-program"])).stderr
 
     playing(play)
@@ -50,7 +50,7 @@ def test_another_user_has_its_own_ids_and_no_capability(playing: Playing) -> Non
     playing(play)
 
 
-def test_output_beyond_its_size_is_cut_and_nothing_waits_for_it(playing: Playing) -> None:
+def test_output_beyond_its_limit_is_cut_without_blocking(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         done = await sandbox.run("head -c 3000000 /dev/zero; echo end >&2", output_bytes=1000)
         assert (len(done.stdout), done.stderr, done.truncated) == (1000, b"end\n", True)
@@ -59,7 +59,7 @@ def test_output_beyond_its_size_is_cut_and_nothing_waits_for_it(playing: Playing
     playing(play)
 
 
-def test_output_is_told_as_it_comes(playing: Playing) -> None:
+def test_output_is_streamed(playing: Playing) -> None:
     heard: list[tuple[bytes, str]] = []
 
     async def hear(data: bytes, stream: str) -> None:
@@ -72,7 +72,7 @@ def test_output_is_told_as_it_comes(playing: Playing) -> None:
     assert heard == [(b"one\n", "stdout"), (b"two\n", "stderr")]
 
 
-def test_a_command_that_takes_too_long_is_ended_with_its_descendants_but_not_daemons(playing: Playing) -> None:
+def test_a_command_that_times_out_is_killed_with_its_descendants_but_not_daemons(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("setsid -f sleep 301")
         with pytest.raises(CommandTimeout):
@@ -85,7 +85,7 @@ def test_a_command_that_takes_too_long_is_ended_with_its_descendants_but_not_dae
     playing(play)
 
 
-def test_a_cancelled_command_is_ended(playing: Playing) -> None:
+def test_a_cancelled_command_is_killed(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         task = asyncio.ensure_future(sandbox.run("exec sleep 305"))
         await asyncio.sleep(0.2)
@@ -116,7 +116,7 @@ def test_many_commands_run_at_once(playing: Playing) -> None:
 
     async def play(sandbox: Sandbox) -> None:
         done = await asyncio.gather(*(sandbox.run(f"N=here-{number}; {meets}") for number in range(count)))
-        assert {one.exit_code for one in done} == {0}
+        assert {result.exit_code for result in done} == {0}
 
     playing(play)
 
@@ -147,7 +147,7 @@ def test_files_go_in_and_come_out(playing: Playing, tmp_path: Path) -> None:
     assert (tmp_path / "one/file").read_text() == "echo ran"
 
 
-def test_what_is_not_there_cannot_be_copied(playing: Playing, tmp_path: Path) -> None:
+def test_a_missing_file_cannot_be_copied(playing: Playing, tmp_path: Path) -> None:
     async def play(sandbox: Sandbox) -> None:
         with pytest.raises(UsageError, match="nowhere"):
             await sandbox.put(tmp_path / "nowhere", "/x")
@@ -159,16 +159,16 @@ def test_what_is_not_there_cannot_be_copied(playing: Playing, tmp_path: Path) ->
     playing(play)
 
 
-def test_a_bound_folder_is_the_hosts(cache: Path, can_sandbox: None, tmp_path: Path) -> None:
+def test_a_bound_folder_is_shared_with_the_host(cache: Path, can_sandbox: None, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("given")
 
     async def main() -> None:
-        made = spec()
+        base_spec = spec()
         binds = (
             Bind(source=str(tmp_path), target="/shared", read_only=False),
             Bind(source=str(tmp_path / "given"), target="/only"),
         )
-        sandbox = await Sandbox.start(Spec(trees=made.trees, binds=binds))
+        sandbox = await Sandbox.start(Spec(trees=base_spec.trees, binds=binds))
         try:
             assert (await sandbox.run("cat /only; echo x > /only")).stdout == b"given"
             assert (await sandbox.run("cp /shared/given /shared/taken")).exit_code == 0
@@ -192,7 +192,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_stopped_is_stopped(cache: Path, can_sandbox: None) -> None:
+def test_a_stopped_sandbox_runs_no_commands(cache: Path, can_sandbox: None) -> None:
     async def main() -> None:
         sandbox = await Sandbox.start(spec())
         running = asyncio.ensure_future(sandbox.run("sleep 306"))
@@ -207,29 +207,29 @@ def test_stopped_is_stopped(cache: Path, can_sandbox: None) -> None:
     asyncio.run(main())
 
 
-def test_what_limits_it_is_said(playing: Playing) -> None:
+def test_a_sandbox_describes_its_limits(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        said = ", ".join(sandbox.limit_descriptions)
+        descriptions = ", ".join(sandbox.limit_descriptions)
         for what in ("memory", "processes", "processor seconds", "a file", "system calls"):
-            assert what in said
+            assert what in descriptions
 
     playing(play, limits=Limits(cpus=1))
 
 
-def test_elsewhere_than_on_linux_the_error_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_on_other_systems_than_linux_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(MissingError, match="needs Linux: use a container engine"):
         asyncio.run(Sandbox.start(Spec(trees=(Layers(target="/", lower=("/nowhere",)),))))
 
 
-def test_a_root_that_is_not_there_is_an_error_and_leaves_nothing(cache: Path, can_sandbox: None) -> None:
+def test_a_missing_root_is_an_error_and_leaves_nothing(cache: Path, can_sandbox: None) -> None:
     with pytest.raises((EnvironmentFault, MissingError)):
         asyncio.run(Sandbox.start(Spec(trees=(Layers(target="/", lower=("/nowhere",)),))))
     with pytest.raises(UsageError, match="comma"):
         asyncio.run(Sandbox.start(Spec(trees=(Layers(target="/", lower=("/a,b",)),))))
 
 
-def test_no_more_comes_out_than_is_to_be_taken(playing: Playing, tmp_path: Path) -> None:
+def test_a_copy_out_of_the_sandbox_is_limited_in_size(playing: Playing, tmp_path: Path) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /out; truncate -s 100G /out/sparse")
         with pytest.raises(TransferTooLarge, match="more than 1000 bytes"):
@@ -243,8 +243,8 @@ def test_no_descriptor_is_left_open_on_either_side(cache: Path, can_sandbox: Non
     async def main() -> None:
         sandbox = await Sandbox.start(spec())
         try:
-            held = (await sandbox.run("ls /proc/self/fd")).stdout.split()
-            assert held == [b"0", b"1", b"2", b"3"]  # the last one is the folder that is listed
+            descriptors = (await sandbox.run("ls /proc/self/fd")).stdout.split()
+            assert descriptors == [b"0", b"1", b"2", b"3"]  # the last one is the folder that is listed
             await sandbox.run("sleep 60 & yes & true")
             with pytest.raises(CommandTimeout):
                 await sandbox.run("sleep 60", timeout_s=0.1)
@@ -258,7 +258,7 @@ def test_no_descriptor_is_left_open_on_either_side(cache: Path, can_sandbox: Non
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(cache: Path, can_sandbox: None) -> None:
+def test_a_start_cancelled_at_any_moment_leaves_nothing(cache: Path, can_sandbox: None) -> None:
     async def main() -> None:
         for wait_s in (0, 0.002, 0.01, 0.03, 0.06):
             task = asyncio.ensure_future(Sandbox.start(spec()))

@@ -1,4 +1,4 @@
-"""What a model's program may try, which layer stops it, and what comes back of one that behaves."""
+"""Attacks by a model's program and the layers that stop them; results of honest programs."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """With all layers, as by default."""
-    made = ForkServer(workers=2, preload=["numpy"])
-    yield made
-    made.close()
+    fork_server = ForkServer(workers=2, preload=["numpy"])
+    yield fork_server
+    fork_server.close()
 
 
-def ran(server: ForkServer, source: str, limits: ProgramLimits = LIMITS, **arguments: float) -> ProgramResult:
+def run_source(server: ForkServer, source: str, limits: ProgramLimits = LIMITS, **arguments: float) -> ProgramResult:
     return asyncio.run(server.run(Program(source, arguments=arguments), limits))
 
 
-def test_the_default_is_the_kernels_protection_and_says_what_it_is_made_of(server: ForkServer) -> None:
-    found = asyncio.run(server.isolation())
-    assert found.level == "os"
-    assert {"landlock", "seccomp", "no_new_privs", "capabilities", "limits"} <= set(found.layers)
-    assert f"landlock (version {landlock.version()})" in str(found)
+def test_the_default_isolation_is_by_the_kernel_and_lists_its_layers(server: ForkServer) -> None:
+    isolation = asyncio.run(server.isolation())
+    assert isolation.level == "os"
+    assert {"landlock", "seccomp", "no_new_privs", "capabilities", "limits"} <= set(isolation.layers)
+    assert f"landlock (version {landlock.version()})" in str(isolation)
 
 
-def test_numbers_come_back_bit_for_bit_in_their_shape(server: ForkServer) -> None:
-    given = np.random.default_rng(0).normal(size=(3, 5))
-    program = Program("def run():\n    return numbers * 1", arrays={"numbers": given})
-    found = asyncio.run(server.run(program, LIMITS))
-    assert found.outcome == "value"
-    assert found.value is not None
-    np.testing.assert_array_equal(found.value, given)
-    assert found.seconds > 0
+def test_arrays_are_returned_bit_for_bit_in_their_shape(server: ForkServer) -> None:
+    numbers = np.random.default_rng(0).normal(size=(3, 5))
+    program = Program("def run():\n    return numbers * 1", arrays={"numbers": numbers})
+    result = asyncio.run(server.run(program, LIMITS))
+    assert result.outcome == "value"
+    assert result.value is not None
+    np.testing.assert_array_equal(result.value, numbers)
+    assert result.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_numbers_come_back_bit_for_bit_in_their_shape(server: ForkServer) -> Non
         ("import numpy as np\ndef run(): return np.float32([0.5, float('nan')])", [0.5, float("nan")]),
     ],
 )
-def test_an_entry_takes_what_it_names_and_returns_numbers(
+def test_an_entry_gets_the_arguments_that_it_names_and_returns_numbers(
     server: ForkServer, source: str, value: float | Sequence[float]
 ) -> None:
-    found = ran(server, source, seed=7, budget_s=1.5)
-    assert found.value is not None, found.error
-    np.testing.assert_array_equal(found.value, np.array(value, np.float64))
+    result = run_source(server, source, seed=7, budget_s=1.5)
+    assert result.value is not None, result.error
+    np.testing.assert_array_equal(result.value, np.array(value, np.float64))
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ def test_an_entry_takes_what_it_names_and_returns_numbers(
         ("def run():\n    raise BaseException('odd')", "error", "BaseException: odd"),
     ],
 )
-def test_what_a_program_does_wrong_is_said(server: ForkServer, source: str, outcome: str, error: str) -> None:
-    found = ran(server, source)
-    assert (found.outcome, found.value) == (outcome, None)
-    assert error in found.error
+def test_the_error_of_a_program_is_reported(server: ForkServer, source: str, outcome: str, error: str) -> None:
+    result = run_source(server, source)
+    assert (result.outcome, result.value) == (outcome, None)
+    assert error in result.error
 
 
-def test_the_end_of_what_is_printed_is_kept_and_is_no_result(server: ForkServer) -> None:
+def test_the_end_of_the_output_is_kept_and_is_not_a_result(server: ForkServer) -> None:
     source = "def run():\n    print('first'); print('x' * 3000000); print('[1.0, 2.0]', end='')\n    return 5.0"
-    found = ran(server, source)
-    assert found.value is not None
-    assert float(found.value) == 5.0
-    assert found.stdout.endswith("x\n[1.0, 2.0]")
-    assert len(found.stdout) == 500
+    result = run_source(server, source)
+    assert result.value is not None
+    assert float(result.value) == 5.0
+    assert result.stdout.endswith("x\n[1.0, 2.0]")
+    assert len(result.stdout) == 500
 
 
 def test_a_helper_is_a_function_of_the_program(server: ForkServer) -> None:
@@ -121,13 +121,13 @@ def test_a_helper_is_a_function_of_the_program(server: ForkServer) -> None:
     assert asyncio.run(server.run(program, LIMITS)).value == 1.5
 
 
-def test_a_program_that_takes_too_long_is_ended_with_what_it_printed(server: ForkServer) -> None:
-    found = ran(server, "import time\ndef run():\n    print('begun')\n    time.sleep(3600)", SHORT)
-    assert (found.outcome, found.stdout) == ("timeout", "begun\n")
-    assert found.seconds >= SHORT.timeout_s
+def test_a_program_that_times_out_is_killed_and_keeps_its_output(server: ForkServer) -> None:
+    result = run_source(server, "import time\ndef run():\n    print('begun')\n    time.sleep(3600)", SHORT)
+    assert (result.outcome, result.stdout) == ("timeout", "begun\n")
+    assert result.seconds >= SHORT.timeout_s
 
 
-def test_a_program_that_nobody_waits_for_is_ended(server: ForkServer) -> None:
+def test_a_cancelled_program_is_killed(server: ForkServer) -> None:
     async def main() -> None:
         await server.run(Program("def run(): return 1.0"), LIMITS)
         slow = Program("import time\ndef run(): time.sleep(60)")
@@ -143,36 +143,36 @@ def test_a_program_that_nobody_waits_for_is_ended(server: ForkServer) -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_died_is_started_anew() -> None:
+def test_a_server_that_died_is_restarted() -> None:
     server = ForkServer(workers=1, preload=["numpy"])
-    assert ran(server, "def run(): return 1.0").value == 1.0
+    assert run_source(server, "def run(): return 1.0").value == 1.0
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: not alive(server.pid))
-    assert ran(server, "def run(): return 2.0").value == 2.0
+    assert run_source(server, "def run(): return 2.0").value == 2.0
     server.close()
 
 
-def test_it_refuses_to_run_below_the_level_that_is_asked_for() -> None:
+def test_the_server_does_not_run_below_the_requested_isolation_level() -> None:
     server = ForkServer(workers=1, preload=["numpy"], layers=("environment", "session", "limits"))
     with pytest.raises(MissingError, match="isolation 'limits', below min_isolation 'os'"):
-        ran(server, "def run(): return 1.0")
+        run_source(server, "def run(): return 1.0")
     server.close()
     weaker = ForkServer(
         workers=1, preload=["numpy"], layers=("environment", "session", "limits"), min_isolation="limits"
     )
-    assert ran(weaker, "def run(): return 1.0").value == 1.0
+    assert run_source(weaker, "def run(): return 1.0").value == 1.0
     weaker.close()
 
 
 @pytest.mark.parametrize("lost", [layer for layer in LAYERS if layer != "namespaces"])
 def test_the_level_is_lost_with_any_layer_but_namespaces(lost: str) -> None:
     assert Isolation.of(LAYERS, {}).level == "os"
-    assert Isolation.of(tuple(one for one in LAYERS if one != lost), {}).level != "os"
-    assert Isolation.of(tuple(one for one in LAYERS if one != "namespaces"), {}).level == "os"
+    assert Isolation.of(tuple(layer for layer in LAYERS if layer != lost), {}).level != "os"
+    assert Isolation.of(tuple(layer for layer in LAYERS if layer != "namespaces"), {}).level == "os"
 
 
-def test_all_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
+def test_all_processes_end_when_the_owner_is_killed(tmp_path: Path) -> None:
     mark = tmp_path / "pids"
     script = f"""
 import asyncio, pathlib
@@ -212,10 +212,10 @@ def family(leader: int) -> set[int]:
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = {leader}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    pids = {leader}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,8 @@ def test_by_default_an_attack_gets_nothing(
 ) -> None:
     source = prepared(ATTACKS[name], tmp_path, victim, listening)
     before = (tmp_path / "victim").stat()
-    found = ran(server, source)
-    assert found.value is None or not found.value.any(), found.value
+    result = run_source(server, source)
+    assert result.value is None or not result.value.any(), result.value
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
     after = (tmp_path / "victim").stat()
     assert (after.st_mode, after.st_mtime, after.st_ctime) == (before.st_mode, before.st_mtime, before.st_ctime)
@@ -372,18 +372,18 @@ def test_by_default_an_attack_gets_nothing(
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, ForkServer]]:
-    """By layer, one with that layer and as little else as it can do with."""
-    made = dict[str, ForkServer]()
+    """Map each layer to a server with this layer and as few others as it needs."""
+    server_by_layer = dict[str, ForkServer]()
     for layer in LAYERS:
         needed: tuple[Layer, ...] = ("no_new_privs",) if layer in ("landlock", "seccomp") else ()
-        made[layer] = ForkServer(workers=1, preload=["numpy"], layers=(*needed, layer), min_isolation="none")
-    yield made
-    for one in made.values():
-        one.close()
+        server_by_layer[layer] = ForkServer(workers=1, preload=["numpy"], layers=(*needed, layer), min_isolation="none")
+    yield server_by_layer
+    for server in server_by_layer.values():
+        server.close()
 
 
 @pytest.mark.parametrize(("name", "layer"), [(name, layer) for name in ATTACKS for layer in ATTACKS[name].stopped_by])
-def test_each_layer_that_is_named_stops_the_attack_alone(
+def test_each_named_layer_stops_the_attack_alone(
     name: str,
     layer: Layer,
     servers: dict[str, ForkServer],
@@ -396,13 +396,13 @@ def test_each_layer_that_is_named_stops_the_attack_alone(
     server = servers[layer]
     if layer not in asyncio.run(server.isolation()).layers:
         pytest.skip(f"this machine has no {layer}")
-    found = ran(server, prepared(ATTACKS[name], tmp_path, victim, listening))
-    assert found.value is None or not found.value.any(), found.value
+    result = run_source(server, prepared(ATTACKS[name], tmp_path, victim, listening))
+    assert result.value is None or not result.value.any(), result.value
     assert (tmp_path / "victim").exists()
     os.kill(victim, 0)
 
 
-def test_a_fork_bomb_and_a_daemon_are_gone_with_their_program_where_processes_are_namespaced() -> None:
+def test_a_fork_bomb_and_a_daemon_end_with_their_namespaced_program() -> None:
     layers: tuple[Layer, ...] = ("environment", "session", "namespaces")
     server = ForkServer(workers=1, preload=["numpy"], layers=layers, min_isolation="none")
     if "namespaces" not in asyncio.run(server.isolation()).layers:
@@ -419,14 +419,14 @@ def run():
             os._exit(0)
     time.sleep(60)
 """
-    found = ran(server, source, SHORT)
-    assert found.outcome == "timeout"
+    result = run_source(server, source, SHORT)
+    assert result.outcome == "timeout"
     wait_until(lambda: len(family(server.pid)) <= 2)  # the server, and the one that waits for it
     server.close()
 
 
 @pytest.mark.parametrize("then", ["time.sleep(60)", "\n            while True: os.write(1, b'x' * 4096)"])
-def test_a_daemon_that_limits_alone_let_live_does_not_hold_up_the_result(then: str) -> None:
+def test_a_daemon_that_survives_limits_does_not_delay_the_result(then: str) -> None:
     layers: tuple[Layer, ...] = ("environment", "session", "limits")
     server = ForkServer(workers=1, preload=["numpy"], layers=layers, min_isolation="limits")
     source = f"""
@@ -442,37 +442,37 @@ def run():
         os._exit(0)
     return float(os.read(reader, 20))
 """
-    found = ran(server, source)
-    assert found.value is not None, found.error
+    result = run_source(server, source)
+    assert result.value is not None, result.error
     try:
-        os.kill(int(found.value), signal.SIGKILL)
+        os.kill(int(result.value), signal.SIGKILL)
     except ProcessLookupError:
         assert "write" in then  # nobody reads any more
     server.close()
 
 
-def test_what_was_published_of_a_problem_cannot_be_read(server: ForkServer) -> None:
+def test_a_program_cannot_read_published_constructions(server: ForkServer) -> None:
     from rlkit.envs.discovery.problem import PUBLISHED
 
     path = PUBLISHED / "erdos_ttt_discover_2026.json"
     assert path.is_file()
-    assert "Permission denied" in ran(server, f"def run(): return len(open({str(path)!r}).read())").error
+    assert "Permission denied" in run_source(server, f"def run(): return len(open({str(path)!r}).read())").error
 
 
-def test_a_package_is_left_out_of_the_folder_that_it_is_in(tmp_path: Path) -> None:
+def test_a_package_is_excluded_from_its_folder(tmp_path: Path) -> None:
     from rlkit.sandbox.inside.server import _list_without  # pyright: ignore[reportPrivateUsage]
 
     for name in ("numpy/core.py", "deep/rlkit/secret.json", "deep/other.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    found = {
+    paths = {
         str(Path(path).relative_to(tmp_path)) for path in _list_without(str(tmp_path), str(tmp_path / "deep" / "rlkit"))
     }
-    assert found == {"numpy", "deep/other.py"}
+    assert paths == {"numpy", "deep/other.py"}
 
 
-def test_a_library_that_was_not_loaded_can_be_imported(server: ForkServer) -> None:
-    assert ran(server, "import colorsys, yaml\ndef run(): return colorsys.rgb_to_hsv(1, 0, 0)[1]").value == 1.0
+def test_a_library_that_was_not_preloaded_can_be_imported(server: ForkServer) -> None:
+    assert run_source(server, "import colorsys, yaml\ndef run(): return colorsys.rgb_to_hsv(1, 0, 0)[1]").value == 1.0
 
 
 FORGERIES = {
@@ -503,31 +503,31 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_result_is_none(name: str, server: ForkServer) -> None:
-    assert ran(server, FORGERIES[name]).value is None
+def test_a_forged_result_gives_no_value(name: str, server: ForkServer) -> None:
+    assert run_source(server, FORGERIES[name]).value is None
 
 
-def test_a_result_that_was_written_by_hand_is_numbers_like_any_other(server: ForkServer) -> None:
+def test_a_result_written_by_hand_is_only_numbers(server: ForkServer) -> None:
     """The verifier reads these numbers and nothing else, so that nothing is gained by it."""
     source = (
         "import os, struct\ndef run():\n"
         "    os.write(3, b'RLK1' + bytes([0, 1, 0, 0]) + struct.pack('<4Qd', 1, 0, 0, 0, 4.5))\n    os._exit(0)"
     )
-    found = ran(server, source)
-    assert found.value is not None
-    assert found.value.tolist() == [4.5]
+    result = run_source(server, source)
+    assert result.value is not None
+    assert result.value.tolist() == [4.5]
 
 
-def test_numpy_that_one_program_changed_is_whole_for_the_next(server: ForkServer) -> None:
-    ran(server, FORGERIES["a changed numpy"])
-    assert ran(server, "import numpy as np\ndef run(): return np.asarray([2.0])").value == [2.0]
+def test_a_program_cannot_change_numpy_for_the_next(server: ForkServer) -> None:
+    run_source(server, FORGERIES["a changed numpy"])
+    assert run_source(server, "import numpy as np\ndef run(): return np.asarray([2.0])").value == [2.0]
 
 
-def test_walls_that_cannot_be_put_up_fail_the_episode_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_be_set_up_fail_the_episode_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlkit.sandbox.runners import fork_server
 
     server = ForkServer(workers=1, preload=["numpy"])
     monkeypatch.setattr(fork_server, "_START", "raise SystemExit(3)")
     with pytest.raises(EnvironmentFault, match="does not start"):
-        ran(server, "def run(): return 1.0")
+        run_source(server, "def run(): return 1.0")
     server.close()

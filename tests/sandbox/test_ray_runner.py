@@ -55,7 +55,7 @@ print("done")
 
 @WITH_RAY
 @KEPT_APART
-def test_programs_run_on_the_machines_of_a_cluster_behind_the_same_layers() -> None:
+def test_programs_run_on_cluster_machines_in_the_same_layers() -> None:
     environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as the runner sets it where it is the one that connects
     done = subprocess.run(
@@ -65,7 +65,7 @@ def test_programs_run_on_the_machines_of_a_cluster_behind_the_same_layers() -> N
     assert done.stdout.endswith("done\n")
 
 
-def test_where_ray_is_missing_or_there_is_no_cluster_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_or_cluster_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlkit.sandbox.runners.ray_runner import RayRunner
 
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -28,12 +28,12 @@ def owned_by_the_dead(store: Path, name: str, **record: object) -> Path:
     return folder
 
 
-def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> None:
+def test_leftovers_of_dead_owners_are_removed_by_the_next_owner(store: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process, subprocess.Popen(["sleep", "60"]) as other:
-        found = sandbox_folders.Process.of(process.pid)
-        assert found is not None
+        owner = sandbox_folders.Process.of(process.pid)
+        assert owner is not None
         whole = owned_by_the_dead(
-            store, "rlkit-1", processes=[[found.pid, found.start_time], [other.pid, "1"]], groups=[]
+            store, "rlkit-1", processes=[[owner.pid, owner.start_time], [other.pid, "1"]], groups=[]
         )
         torn = owned_by_the_dead(store, "rlkit-2")
         (torn / "belongs.json").write_text('{"proc')
@@ -47,7 +47,7 @@ def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> Non
     place.remove()
 
 
-def test_the_sandboxes_of_the_living_are_never_touched(store: Path) -> None:
+def test_sandboxes_of_live_owners_are_never_touched(store: Path) -> None:
     place = sandbox_folders.SandboxFolder(("layer",))
     code = "from rlkit.sandbox.sandbox_folders import *; SandboxFolder(()).remove(); print(list_layers_in_use())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ}, check=True, capture_output=True, text=True)
@@ -58,7 +58,7 @@ def test_the_sandboxes_of_the_living_are_never_touched(store: Path) -> None:
     assert [path.name for path in place.path.parent.iterdir()] == ["lock"]
 
 
-def test_a_forked_process_is_no_owner_of_what_its_parent_owns(store: Path) -> None:
+def test_a_forked_process_does_not_own_its_parents_sandboxes(store: Path) -> None:
     place = sandbox_folders.SandboxFolder(())
     child = os.fork()
     if child == 0:
@@ -68,7 +68,7 @@ def test_a_forked_process_is_no_owner_of_what_its_parent_owns(store: Path) -> No
     place.remove()
 
 
-def test_threads_that_ask_at_once_are_one_owner(store: Path) -> None:
+def test_concurrent_threads_are_one_owner(store: Path) -> None:
     sandbox_folders._claim_owner_folder.cache_clear()
     with ThreadPoolExecutor(8) as threads:
         places = list(threads.map(lambda _: sandbox_folders.SandboxFolder(()), range(8)))
@@ -77,7 +77,7 @@ def test_threads_that_ask_at_once_are_one_owner(store: Path) -> None:
         place.remove()
 
 
-def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_on_an_unwritable_store_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(MissingError, match="set RLKIT_CACHE_DIR"):

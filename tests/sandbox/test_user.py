@@ -78,17 +78,17 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.skipif(not shutil.which("setpriv") or not shutil.which("unshare"), reason="needs util-linux")
-def test_a_user_has_sandboxes_too(place: Path) -> None:
+def test_a_user_without_root_can_start_sandboxes(place: Path) -> None:
     # An interpreter that lies in root's home is shown in a mount namespace of its own.
-    home, shown, work = Path(sys.base_prefix), place / "python", place / "work"
-    shown.mkdir()
+    home, python, work = Path(sys.base_prefix), place / "python", place / "work"
+    python.mkdir()
     work.mkdir()
     os.chown(work, NOBODY, NOBODY)
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     (place / "play.py").write_text(PLAY)
     shutil.copytree(SOURCES, place / "src")
-    script = f"""mount --bind {home} {shown}
-case {home} in /root/*) mount -t tmpfs -o mode=755 none /root && mkdir -p {home} && mount --bind {shown} {home};; esac
+    script = f"""mount --bind {home} {python}
+case {home} in /root/*) mount -t tmpfs -o mode=755 none /root && mkdir -p {home} && mount --bind {python} {home};; esac
 cd {work}
 exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups env -i PATH=$PATH RLKIT_CACHE_DIR={work}/cache \\
     PYTHONPATH={place}/src:{packages} {home}/bin/python3 {place}/play.py"""

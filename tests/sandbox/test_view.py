@@ -76,7 +76,7 @@ async def output(place: Commands, command: str) -> str:
 
 
 @pytest.mark.parametrize("shared", [None, ("/app",)])
-def test_a_daemon_of_the_sandbox_cannot_write_or_see_what_is_the_views_own(
+def test_a_daemon_of_the_sandbox_cannot_write_or_see_files_of_the_view(
     playing: Playing, shared: tuple[str, ...] | None
 ) -> None:
     async def play(sandbox: Sandbox) -> None:
@@ -106,9 +106,7 @@ def test_a_daemon_of_the_sandbox_cannot_write_or_see_what_is_the_views_own(
     ],
 )
 @pytest.mark.parametrize("before", [True, False])
-def test_a_path_of_the_views_own_leads_nowhere_else_whatever_is_moved_or_linked(
-    playing: Playing, trick: str, before: bool
-) -> None:
+def test_a_path_of_the_view_cannot_be_redirected_by_moves_or_links(playing: Playing, trick: str, before: bool) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir -p /app /logs/verifier /tests")
         if before:
@@ -143,7 +141,7 @@ def test_no_process_of_the_sandbox_can_trace_signal_or_enter_one_of_the_view(
     playing(play)
 
 
-def test_processes_of_the_sandbox_go_on_and_a_verifier_can_reach_them(playing: Playing) -> None:
+def test_processes_of_the_sandbox_keep_running_and_a_verifier_can_reach_them(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /app; cd /app; sleep 3600 & echo $! > /app/pid")
         view = await sandbox.open_view(private=OWN, shared=("/app",))
@@ -153,7 +151,7 @@ def test_processes_of_the_sandbox_go_on_and_a_verifier_can_reach_them(playing: P
     playing(play)
 
 
-def test_with_named_folders_all_else_is_the_image_as_it_was(playing: Playing) -> None:
+def test_outside_of_named_folders_the_view_is_the_original_image(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run(
             "mkdir /app /srv/data; echo work > /app/out; printf '#!/bin/sh\\necho forged' > /usr/local/bin/cat; "
@@ -170,7 +168,7 @@ def test_with_named_folders_all_else_is_the_image_as_it_was(playing: Playing) ->
     playing(play)
 
 
-def test_very_many_entries_do_not_keep_the_tests_from_running(playing: Playing) -> None:
+def test_very_many_entries_do_not_prevent_the_tests(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir -p /app /logs/artifacts; for n in $(seq 600); do : > /.f$n; : > /logs/f$n; done")
         view = await sandbox.open_view(private=OWN)
@@ -180,7 +178,7 @@ def test_very_many_entries_do_not_keep_the_tests_from_running(playing: Playing) 
 
 
 @pytest.mark.parametrize("trick", ["echo file > /srv", "ln -s /srv /srv", "ln -s /nowhere /srv", "mkfifo /srv", "true"])
-def test_whatever_the_agent_puts_in_the_place_of_a_folder_the_tests_run(playing: Playing, trick: str) -> None:
+def test_the_tests_run_whatever_replaces_a_folder(playing: Playing, trick: str) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run(f"rm -rf /srv; {trick}")
         view = await sandbox.open_view(private=OWN, shared=("/srv",))
@@ -231,7 +229,7 @@ socket.send_fds(client, [b"x"], places)
 
 
 @pytest.mark.parametrize("shared", [None, ("/app",)])
-def test_a_folder_that_is_passed_out_of_the_view_is_of_no_use(
+def test_a_folder_descriptor_passed_out_of_the_view_is_useless(
     playing: Playing, tmp_path: Path, shared: tuple[str, ...] | None
 ) -> None:
     """The agent's own code, which tests run in the view, helps a process that the agent left running."""
@@ -257,7 +255,7 @@ def test_a_folder_that_is_passed_out_of_the_view_is_of_no_use(
     playing(play)
 
 
-def test_a_second_view_knows_nothing_of_the_first(playing: Playing, tmp_path: Path) -> None:
+def test_a_second_view_does_not_see_the_first(playing: Playing, tmp_path: Path) -> None:
     async def play(sandbox: Sandbox) -> None:
         (tmp_path / "test.sh").write_text("echo tested")
         for number in range(2):
@@ -272,7 +270,7 @@ def test_a_second_view_knows_nothing_of_the_first(playing: Playing, tmp_path: Pa
     playing(play)
 
 
-def test_a_view_that_cannot_be_is_an_error_and_harms_nothing(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_view_is_an_error_without_side_effects(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(sandbox: Sandbox) -> None:
         for path in ("/logs", "//logs", "/", "/tests/data", "/logs/verifier"):
             with pytest.raises(UsageError, match="cannot be shared"):
@@ -288,7 +286,7 @@ def test_a_view_that_cannot_be_is_an_error_and_harms_nothing(playing: Playing, m
     playing(play)
 
 
-def test_a_view_that_is_closed_ends_what_runs_in_it_and_nothing_else(playing: Playing, tmp_path: Path) -> None:
+def test_closing_a_view_ends_only_its_processes(playing: Playing, tmp_path: Path) -> None:
     (tmp_path / "chain.py").write_text("import os\nwhile True:\n    if os.fork():\n        os._exit(0)\n")
 
     async def play(sandbox: Sandbox) -> None:
