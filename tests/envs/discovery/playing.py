@@ -48,7 +48,7 @@ class FromAList(ByteChat):
 
 
 def main(directory: Path, steps: int, *, resume: bool) -> None:
-    values = [f"envs.erdos.args.{one}" for one in ARGS]
+    values = [f"envs.erdos.args.{argument}" for argument in ARGS]
     resolved = load_config([EXAMPLE], [*SMALL, *values, f"steps={steps}"])
     latency = Latency(first_s=0.01, token_s=0.0, gradient_s=0.01, step_s=0.01, save_s=0.01, load_s=0.01)
     trainer = RLTrainer(

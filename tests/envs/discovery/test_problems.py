@@ -54,11 +54,11 @@ def test_a_published_construction_has_the_published_value(name: str, problem: Pr
     ],
 )
 def test_a_certificate_is_the_exact_value_rounded_up(name: str, bound: str) -> None:
-    found = Erdos().verify(load_published(name))
-    proven = Erdos().certificate(found.construction)
+    verified = Erdos().verify(load_published(name))
+    proven = Erdos().certificate(verified.construction)
     assert proven.bound == bound
     exact = Fraction(proven.exact)
-    assert abs(float(exact) - found.value) < 1e-15
+    assert abs(float(exact) - verified.value) < 1e-15
     assert exact <= Fraction(bound) < exact + Fraction(1, 10**10)
     assert bound in proven.claim
 
@@ -80,42 +80,42 @@ def brute_force(h: list[Fraction], shift: Fraction) -> Fraction:
 def test_no_real_shift_overlaps_more_than_the_exact_value(eighths: list[int], shift: Fraction) -> None:
     # a function and its complement, side by side, sum to half of their number
     h = [Fraction(e, 8) for e in eighths] + [1 - Fraction(e, 8) for e in eighths]
-    found = exact_c5(np.array([float(one) for one in h]))
-    assert brute_force(h, shift) <= found
+    exact = exact_c5(np.array([float(step_shift) for step_shift in h]))
+    assert brute_force(h, shift) <= exact
     steps = [Fraction(2 * m, len(h)) for m in range(-len(h), len(h) + 1)]
-    assert max(brute_force(h, one) for one in steps) == found
+    assert max(brute_force(h, step_shift) for step_shift in steps) == exact
 
 
 @settings(max_examples=50)
 @given(HEIGHTS)
-def test_what_is_verified_is_rescaled_and_agrees_with_its_certificate(heights: list[float]) -> None:
+def test_a_verified_construction_is_rescaled_and_agrees_with_its_certificate(heights: list[float]) -> None:
     try:
-        found = Erdos().verify(np.array(heights))
+        verified = Erdos().verify(np.array(heights))
     except InvalidConstruction as error:
         assert "[0, 1]" in str(error)  # rescaled, a height would be above 1
         return
-    h = found.construction
+    h = verified.construction
     assert 0 <= h.min() <= h.max() <= 1
     assert h.sum() == pytest.approx(len(h) / 2)
-    assert float(exact_c5(h)) == pytest.approx(found.value, abs=1e-15)
+    assert float(exact_c5(h)) == pytest.approx(verified.value, abs=1e-15)
     again = Erdos().verify(h)
     assert hash_construction(again.construction) == hash_construction(h)  # or the same would be archived twice
-    assert again.value == found.value
+    assert again.value == verified.value
 
 
 @settings(max_examples=100)
 @given(st.sampled_from(ERDOS), st.floats(-4e-12, 4e-12), st.floats(0, 1e-12))
-def test_nothing_is_gained_by_what_rounding_leaves_room_for(name: str, more: float, past: float) -> None:
+def test_rounding_tolerance_gives_no_better_value(name: str, more: float, past: float) -> None:
     h = Erdos().verify(load_published(name)).construction
-    known = Erdos().verify(h).value
-    tried = np.where(h >= 1 - 1e-9, h + past, np.clip(h * (1 + more), 0, 1))
+    known_value = Erdos().verify(h).value
+    stretched = np.where(h >= 1 - 1e-9, h + past, np.clip(h * (1 + more), 0, 1))
     try:
-        found = Erdos().verify(tried)
+        verified = Erdos().verify(stretched)
     except InvalidConstruction as error:
         assert "after rescaling" in str(error)
         return
-    assert not Erdos().is_better(found.value, known)
-    assert float(exact_c5(found.construction)) == pytest.approx(found.value, abs=1e-15)
+    assert not Erdos().is_better(verified.value, known_value)
+    assert float(exact_c5(verified.construction)) == pytest.approx(verified.value, abs=1e-15)
 
 
 ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12, 0.5, 1.0, 1 + 1e-12, 1e300, 1.7e308])
@@ -125,17 +125,17 @@ ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12
 @pytest.mark.filterwarnings("error")
 @settings(max_examples=300)
 @given(numbers=st.lists(ODD | st.floats(), min_size=6, max_size=6))
-def test_whatever_numbers_come_the_value_is_a_number_or_there_is_none(problem: Problem, numbers: list[float]) -> None:
+def test_any_numbers_give_a_finite_value_or_none(problem: Problem, numbers: list[float]) -> None:
     shape = (2, 3) if isinstance(problem, CirclePacking) else (6,)
     try:
-        found = problem.verify(np.array(numbers).reshape(shape))
+        verified = problem.verify(np.array(numbers).reshape(shape))
     except InvalidConstruction:
         return
-    assert np.isfinite(found.value)
-    assert np.isfinite(found.construction).all()
-    assert np.isfinite(problem.reward(found.value))
-    again = problem.verify(found.construction)
-    assert again.value == pytest.approx(found.value, rel=1e-9, abs=1e-11)
+    assert np.isfinite(verified.value)
+    assert np.isfinite(verified.construction).all()
+    assert np.isfinite(problem.reward(verified.value))
+    again = problem.verify(verified.construction)
+    assert again.value == pytest.approx(verified.value, rel=1e-9, abs=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -155,19 +155,19 @@ def test_whatever_numbers_come_the_value_is_a_number_or_there_is_none(problem: P
         (np.array([1e-300] * 4), "cannot be rescaled"),
     ],
 )
-def test_a_step_function_that_breaks_a_rule_is_refused(given_array: NDArray[np.float64], why: str) -> None:
+def test_a_step_function_that_breaks_a_rule_is_rejected(given_array: NDArray[np.float64], why: str) -> None:
     with pytest.raises(InvalidConstruction, match=why):
         Erdos().verify(given_array)
 
 
-def test_a_height_that_is_past_one_by_rounding_alone_is_moved_toward_a_half() -> None:
+def test_a_height_above_one_by_rounding_is_moved_toward_a_half() -> None:
     h = np.array([1 + 1e-13, 0.0, 1.0, 0.0])
-    found = Erdos().verify(h)
-    assert found.construction.max() <= 1
+    verified = Erdos().verify(h)
+    assert verified.construction.max() <= 1
     assert exact_c5(h) > 0
 
 
-def test_another_number_of_pieces_can_be_refused() -> None:
+def test_a_wrong_number_of_pieces_can_be_rejected() -> None:
     problem = Erdos(n_points=10, exact_n=True)
     problem.verify(np.full(10, 0.5))
     with pytest.raises(InvalidConstruction, match="12 pieces, and must have 10"):
@@ -182,14 +182,14 @@ def test_fast_and_plain_overlaps_agree(count: int) -> None:
     np.testing.assert_allclose(convolve(h), np.convolve(h, h), rtol=1e-11)
 
 
-def test_pieces_cut_in_equal_parts_have_the_same_value_exactly() -> None:
+def test_splitting_pieces_preserves_the_exact_value() -> None:
     h = Erdos().verify(load_published("erdos_haugland_2016")).construction
     assert exact_c5(np.repeat(h, 3)) == exact_c5(h)
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 1 << 70), min_size=1, max_size=12), st.data())
-def test_exact_correlations_are_the_sums_that_they_stand_for(a: list[int], data: st.DataObject) -> None:
+def test_exact_correlations_equal_their_sums(a: list[int], data: st.DataObject) -> None:
     b = data.draw(st.lists(st.integers(0, 1 << 70), min_size=len(a), max_size=len(a)))
     count = len(a)
     expected = [sum(a[i + m] * b[i] for i in range(count) if 0 <= i + m < count) for m in range(-(count - 1), count)]
@@ -197,13 +197,13 @@ def test_exact_correlations_are_the_sums_that_they_stand_for(a: list[int], data:
 
 
 @given(st.fractions(0, 10), st.integers(1, 12))
-def test_decimals_are_rounded_in_the_direction_that_is_asked_for(value: Fraction, places: int) -> None:
+def test_decimals_are_rounded_in_the_requested_direction(value: Fraction, places: int) -> None:
     low, high = (Fraction(format_decimals(value, places=places, up=up)) for up in (False, True))
     assert low <= value <= high <= low + Fraction(1, 10**places)
 
 
 @pytest.mark.parametrize("problem", [FirstAutocorrelation(), SecondAutocorrelation()])
-def test_an_autocorrelation_does_not_depend_on_scale_and_refuses_what_is_below_zero(problem: Problem) -> None:
+def test_an_autocorrelation_is_scale_invariant_and_rejects_negative_heights(problem: Problem) -> None:
     f = np.random.default_rng(0).uniform(0, 1, 50)
     value = problem.verify(f).value
     for scale in (1e-300, 3.7, 1e300):
@@ -218,16 +218,16 @@ def test_the_first_autocorrelation_of_a_constant_is_two_and_the_second_two_third
     assert SecondAutocorrelation().verify(np.ones(40)).value == pytest.approx(2 / 3)
 
 
-def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
+def test_circles_may_touch_but_not_overlap_by_one_bit() -> None:
     problem = CirclePacking(2)
     touching = np.array([[0.25, 0.5, 0.25], [0.75, 0.5, 0.25]])
     assert problem.verify(touching).value == pytest.approx(0.5, abs=1e-11)
     rounded = touching + np.array([[0, 0, 1e-13], [0, 0, 0]])
-    found = problem.verify(rounded)
-    assert found.value < 0.5
-    again = problem.verify(found.construction)
+    verified = problem.verify(rounded)
+    assert verified.value < 0.5
+    again = problem.verify(verified.construction)
     assert hash_construction(again.construction) == hash_construction(
-        found.construction
+        verified.construction
     )  # or the same would be archived twice
     nearer = touching - np.array([[0, 0, 0], [1e-11, 0, 0]])
     with pytest.raises(InvalidConstruction, match="circles 0 and 1 overlap"):
@@ -246,43 +246,43 @@ def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
         (np.array([[9.0, 0.5, 0.1], [0.2, 0.2, 0.1]]), "leaves the square"),
     ],
 )
-def test_a_packing_that_breaks_a_rule_is_refused(circles: NDArray[np.float64], why: str) -> None:
+def test_a_packing_that_breaks_a_rule_is_rejected(circles: NDArray[np.float64], why: str) -> None:
     with pytest.raises(InvalidConstruction, match=why):
         CirclePacking(2).verify(circles)
 
 
 def test_a_packings_certificate_is_rounded_down() -> None:
-    found = CirclePacking(26).verify(load_published("circle_packing_26_alphaevolve_2025"))
-    proven = CirclePacking(26).certificate(found.construction)
+    verified = CirclePacking(26).verify(load_published("circle_packing_26_alphaevolve_2025"))
+    proven = CirclePacking(26).certificate(verified.construction)
     assert Fraction(proven.bound) <= Fraction(proven.exact) < Fraction(proven.bound) + Fraction(1, 10**10)
 
 
 @pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000))
-def test_a_random_beginning_is_valid_and_its_reward_is_above_that_of_failure(problem: Problem, seed: int) -> None:
-    found = problem.verify(problem.start(np.random.default_rng(seed)))
-    assert problem.reward(found.value) > 0
+def test_a_random_start_is_valid_and_rewarded_above_failure(problem: Problem, seed: int) -> None:
+    verified = problem.verify(problem.start(np.random.default_rng(seed)))
+    assert problem.reward(verified.value) > 0
     again = problem.verify(problem.start(np.random.default_rng(seed)))
-    assert hash_construction(again.construction) == hash_construction(found.construction)
+    assert hash_construction(again.construction) == hash_construction(verified.construction)
 
 
 @settings(max_examples=200)
 @given(st.integers(2, 12), st.integers(0, 10_000))
-def test_a_random_beginning_of_few_pieces_is_valid_too(count: int, seed: int) -> None:
+def test_a_random_start_of_few_pieces_is_valid(count: int, seed: int) -> None:
     for problem in (Erdos(n_points=count), FirstAutocorrelation(n_points=count), CirclePacking(count - 1)):
         problem.verify(problem.start(np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
-def test_a_better_value_is_paid_more(problem: Problem) -> None:
+def test_a_better_value_has_a_higher_reward(problem: Problem) -> None:
     worse, better = (0.9, 0.8) if problem.minimise else (0.8, 0.9)
     assert problem.is_better(better, worse)
     assert not problem.is_better(worse, worse)
     assert problem.reward(better) > problem.reward(worse)
 
 
-def test_a_zero_below_zero_makes_no_other_construction() -> None:
+def test_negative_zero_does_not_change_the_construction() -> None:
     assert (
         hash_construction(np.array([0.0, 1.0]))
         == hash_construction(np.array([-0.0, 1.0]))
@@ -306,26 +306,26 @@ def test_autocorrelations_agree_with_exact_arithmetic(heights: list[int], times:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(*[st.integers(0, 16)] * 2, st.integers(0, 6)), min_size=2, max_size=5))
-def test_a_packing_is_valid_just_when_exact_arithmetic_says_so(sixteenths: list[tuple[int, int, int]]) -> None:
-    circles = [[Fraction(number, 16) for number in one] for one in sixteenths]
+def test_packing_validity_agrees_with_exact_arithmetic(sixteenths: list[tuple[int, int, int]]) -> None:
+    circles = [[Fraction(number, 16) for number in circle] for circle in sixteenths]
     fits = all(r <= x <= 1 - r and r <= y <= 1 - r for x, y, r in circles) and all(
         (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 >= (a[2] + b[2]) ** 2 for a, b in combinations(circles, 2)
     )
     try:
-        found = CirclePacking(len(circles)).verify(np.array(circles, np.float64))
+        verified = CirclePacking(len(circles)).verify(np.array(circles, np.float64))
     except InvalidConstruction:
         assert not fits
         return
     assert fits
-    assert found.value == pytest.approx(float(sum(one[2] for one in circles)), abs=1e-10)
+    assert verified.value == pytest.approx(float(sum(circle[2] for circle in circles)), abs=1e-10)
 
 
-def test_a_construction_that_is_not_there_is_named_with_its_neighbours() -> None:
+def test_a_missing_construction_is_named_with_similar_names() -> None:
     with pytest.raises(UsageError, match="Did you mean 'erdos_haugland_2016'"):
         load_published("erdos_hauglund_2016")
 
 
-def test_a_file_may_say_which_program_made_its_construction(tmp_path: Path) -> None:
+def test_a_file_may_contain_the_program_of_its_construction(tmp_path: Path) -> None:
     path = tmp_path / "waves.json"
     path.write_text('{"values": [0.25, 0.75], "program": "def run(): ..."}')
     construction, program = load_published_with_program(str(path))

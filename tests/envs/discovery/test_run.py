@@ -32,8 +32,8 @@ def playing(directory: Path, steps: int, *more: str) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> None:
-    said, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, output
 
 
 def best_by_step(directory: Path) -> list[float]:
@@ -60,19 +60,19 @@ def test_the_archive_improves_survives_a_kill_and_goes_on(tmp_path: Path) -> Non
     steps = steps_of(directory) + 3
     finished(playing(directory, steps, "--resume"))
     after = read_records(folder)
-    assert {one.name for one in before} <= {one.name for one in after}  # no record is lost
-    values = [one.value for one in after]
+    assert {record.name for record in before} <= {record.name for record in after}  # no record is lost
+    values = [record.value for record in after]
     assert values == sorted(values)
     best = best_by_step(directory)
     assert len(best) == steps >= 6
     assert best == sorted(best, reverse=True)  # it only ever improves
     assert best[-1] < best[0]
     assert best[-1] == pytest.approx(after[0].value, abs=1e-12)
-    for one in after:
-        found = Erdos().verify(one.construction)
-        assert found.value == one.value
-        assert Erdos().certificate(found.construction) == one.certificate
-        assert "def run(seed, budget_s):" in one.program
+    for record in after:
+        verified = Erdos().verify(record.construction)
+        assert verified.value == record.value
+        assert Erdos().certificate(verified.construction) == record.certificate
+        assert "def run(seed, budget_s):" in record.program
 
 
 @pytest.mark.slow

@@ -59,23 +59,23 @@ class Reports(Activity):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = set[str]()
+        self.kinds = set[str]()
 
     @override
     def put(self, kind: str, count: int) -> None:
         super().put(kind, count)
-        self.seen |= {kind} if count > 0 else set()
+        self.kinds |= {kind} if count > 0 else set()
 
     @override
     def add(self, kind: str, count: int = 1) -> None:
         super().add(kind, count)
-        self.seen |= {kind} if count > 0 else set()
+        self.kinds |= {kind} if count > 0 else set()
 
 
-def recorded(directory: Path) -> list[list[Group]]:
+def load_recorded_groups(directory: Path) -> list[list[Group]]:
     """The groups of each step."""
     history = load_history(directory)
-    return [[one.group for one in history.groups(step)] for step in range(1, history.step + 1)]
+    return [[recorded_group.group for recorded_group in history.groups(step)] for step in range(1, history.step + 1)]
 
 
 def children(groups: Sequence[Group]) -> list[State]:
@@ -91,15 +91,15 @@ def check_forced_tokens(groups: Sequence[Group], *, phrase: bytes | None = None)
     """Check that forced tokens were not sampled and have no log-probability; how many turns have them."""
     forced = 0
     for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns):
-        told = ~turn.sampled_mask
-        forced += bool(told.any())
-        assert not turn.logprobs[told].any()
-        places = np.flatnonzero(told)
+        is_forced = ~turn.sampled_mask
+        forced += bool(is_forced.any())
+        assert not turn.logprobs[is_forced].any()
+        places = np.flatnonzero(is_forced)
         if len(places):
             assert (np.diff(places) == 1).all()  # one phrase, with what was sampled before and behind it
             assert places[0] > 0
-            assert places[-1] < len(told) - 1
-            assert phrase is None or bytes(turn.completion[told].astype(np.uint8)) == phrase
+            assert places[-1] < len(is_forced) - 1
+            assert phrase is None or bytes(turn.completion[is_forced].astype(np.uint8)) == phrase
     return forced
 
 
@@ -125,20 +125,20 @@ def check_advantages(groups: Sequence[Group], config: Config) -> int:
     return contrasted
 
 
-def check_archive(steps: Sequence[Sequence[Group]], lines: Sequence[dict[str, float]], begun: str) -> list[str]:
+def check_archive(steps: Sequence[Sequence[Group]], lines: Sequence[dict[str, float]], start_id: str) -> list[str]:
     """Check what the archive holds after each step against what was found; the states that groups started from."""
-    known, best = {begun}, Erdos().verify(load_published("examples/erdos_small.json")).value
+    known_ids, best = {start_id}, Erdos().verify(load_published("examples/erdos_small.json")).value
     parents = list[str]()
     for groups, line in zip(steps, lines, strict=True):
         for group in groups:
             parent = group.task.rpartition("-")[2]
-            assert parent in known  # it was drawn from the archive
+            assert parent in known_ids  # it was drawn from the archive
             parents.append(parent)
-        found = children(groups)
-        known |= {child.id for child in found}
-        best = min([best, *(child.value for child in found)])
+        new_children = children(groups)
+        known_ids |= {child.id for child in new_children}
+        best = min([best, *(child.value for child in new_children)])
         assert line["env/erdos/tasks/best"] == best
-        assert line["env/erdos/tasks/size"] == min(len(known), 16)
+        assert line["env/erdos/tasks/size"] == min(len(known_ids), 16)
     return parents
 
 
@@ -160,7 +160,7 @@ def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
     resolved = load_config([EXAMPLE], values)
     trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=INSTANT), chat=FromAList())
     threads.run(trainer.train())
-    steps, lines = recorded(tmp_path), metrics(tmp_path)
+    steps, lines = load_recorded_groups(tmp_path), metrics(tmp_path)
     played = [group for groups in steps for group in groups]
     assert [len(group.episodes) for group in played] == [8] * 8
     forcing = resolved.config.sampling.budget_forcing
@@ -170,7 +170,7 @@ def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
     assert check_advantages(played, resolved.config) > 0
     parents = check_archive(steps, lines, start_id())
     assert len(set(parents)) > 1  # what was found was started from
-    assert reports.seen == {"programs running or queued"}
+    assert reports.kinds == {"programs running or queued"}
     assert not reports.counts
 
 
@@ -185,7 +185,7 @@ def test_the_documented_search_is_trained_on_with_its_large_budget_its_buffer_an
     latency = replace(INSTANT, mean_tokens=26_000.0)
     trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=latency), chat=FromAList())
     threads.run(trainer.train())
-    played = [group for groups in recorded(tmp_path) for group in groups]
+    played = [group for groups in load_recorded_groups(tmp_path) for group in groups]
     assert [len(group.episodes) for group in played] == [8]
     assert check_forced_tokens(played, phrase=forcing.phrase.encode()) > 0
     assert check_advantages(played, config) > 0
@@ -195,7 +195,7 @@ def test_the_documented_search_is_trained_on_with_its_large_budget_its_buffer_an
 ENGINE_WORK = {"tokens of prompts being read", "replies in progress", "tokens in them", "training sequences to go"}
 
 
-def test_each_long_phase_of_a_run_reports_what_is_under_way(
+def test_each_long_phase_of_a_run_reports_its_activity(
     byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
@@ -209,11 +209,11 @@ def test_each_long_phase_of_a_run_reports_what_is_under_way(
         "kl_penalty": {"coefficient": 0.1},  # so that there is something to train on
     }
     rlkit.train(EXAMPLE, trackers=[ears], **small)  # pyright: ignore
-    assert reports.seen >= ENGINE_WORK
+    assert reports.kinds >= ENGINE_WORK
     assert not reports.counts  # nothing is left
-    told = iter(ears.notes)
+    remaining_notes = iter(ears.notes)
     for beginning in ("starting the embedded engine", "starting a training session for"):
-        assert any(note.startswith(beginning) for note in told), ears.notes
+        assert any(note.startswith(beginning) for note in remaining_notes), ears.notes
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_the_documented_command_scores_with_the_real_model(tmp_path: Path) -> No
     done = subprocess.run([*command, *values], env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     directory = tmp_path / "small"
-    steps, lines = recorded(directory), metrics(directory)
+    steps, lines = load_recorded_groups(directory), metrics(directory)
     played = [group for groups in steps for group in groups]
     assert check_forced_tokens(played) > 0
     assert children(played)  # some programs are valid

@@ -39,11 +39,11 @@ def beginning(seed: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def test_one_descent_on_50_pieces_is_already_good() -> None:
-    found = descend(beginning(0, 50), iterations=1500, symmetric=True)
-    assert Erdos().verify(found).value < 0.3815
+    heights = descend(beginning(0, 50), iterations=1500, symmetric=True)
+    assert Erdos().verify(heights).value < 0.3815
 
 
-def test_linear_programs_improve_what_a_descent_has_found() -> None:
+def test_linear_programs_improve_a_descended_construction() -> None:
     h = descend(beginning(1, 30), iterations=300, symmetric=True)
     better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=True, max_programs=30)
     assert c5(better) < c5(h) - 1e-6
@@ -68,9 +68,9 @@ def test_a_polished_construction_is_valid_and_no_worse(symmetric: bool) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40), st.floats(-1e-9, 1e-9))
-def test_balanced_heights_are_taken_by_the_verifier_as_they_are(heights: list[float], off: float) -> None:
-    found = balance(np.clip(balance(np.array(heights)) + off, 0, 1))
-    assert Erdos().verify(found).value == pytest.approx(c5(found), abs=1e-12)
+def test_balanced_heights_pass_the_verifier_unchanged(heights: list[float], off: float) -> None:
+    balanced = balance(np.clip(balance(np.array(heights)) + off, 0, 1))
+    assert Erdos().verify(balanced).value == pytest.approx(c5(balanced), abs=1e-12)
 
 
 def test_finer_pieces_are_the_same_function() -> None:
@@ -78,16 +78,16 @@ def test_finer_pieces_are_the_same_function() -> None:
     assert c5(upsample(h, 4)) == pytest.approx(c5(h), abs=1e-15)
 
 
-def test_a_search_tells_each_improvement_and_returns_the_best() -> None:
-    told = list[float]()
-    found = search(0, 3.0, start=20, rungs=(2,), on_best=lambda seconds, h: told.append(c5(h)))
-    assert told == sorted(told, reverse=True)
-    assert c5(found) == min(told)
-    assert Erdos().verify(found).value < 0.3835
+def test_a_search_reports_each_improvement_and_returns_the_best() -> None:
+    improvements = list[float]()
+    best_heights = search(0, 3.0, start=20, rungs=(2,), on_best=lambda seconds, h: improvements.append(c5(h)))
+    assert improvements == sorted(improvements, reverse=True)
+    assert c5(best_heights) == min(improvements)
+    assert Erdos().verify(best_heights).value < 0.3835
 
 
 @pytest.mark.parametrize(("problem", "name"), [(problem, name) for problem in PROGRAMS for name in PROGRAMS[problem]])
-def test_a_scripted_program_is_played_like_a_models(problem: str, name: str) -> None:
+def test_a_scripted_program_is_played_like_a_sampled_program(problem: str, name: str) -> None:
     start = "erdos_haugland_2016" if problem == "erdos" else "random"
     task = discovery(problem=problem, start=start, program_timeout_s=2.0, workers=2).next()
     try:
@@ -103,11 +103,11 @@ def test_a_scripted_program_is_played_like_a_models(problem: str, name: str) -> 
         assert outcome.metrics["improved"] == 1
 
 
-def test_every_problem_has_programs_of_its_own() -> None:
+def test_every_problem_has_programs() -> None:
     assert set(PROGRAMS) == set(PROBLEMS)
 
 
-POLISHED: list[tuple[Problem, Callable[[Construction, float], Construction]]] = [
+HELPERS: list[tuple[Problem, Callable[[Construction, float], Construction]]] = [
     (Erdos(), polish),
     (FirstAutocorrelation(), autocorrelation_steps.polish_first),
     (SecondAutocorrelation(), autocorrelation_steps.polish_second),
@@ -115,58 +115,60 @@ POLISHED: list[tuple[Problem, Callable[[Construction, float], Construction]]] = 
 ]
 
 
-@pytest.mark.parametrize(("problem", "polished"), POLISHED, ids=[one.name for one, _ in POLISHED])
+@pytest.mark.parametrize(("problem", "helper"), HELPERS, ids=[problem.name for problem, _ in HELPERS])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_helper_returns_what_is_valid_and_no_worse(
-    problem: Problem, polished: Callable[[Construction, float], Construction], seed: int
+def test_a_helper_returns_a_valid_construction_that_is_no_worse(
+    problem: Problem, helper: Callable[[Construction, float], Construction], seed: int
 ) -> None:
-    given = problem.start(np.random.default_rng(seed))
-    before, now = problem.verify(given).value, problem.verify(polished(given, 0.1)).value
+    start = problem.start(np.random.default_rng(seed))
+    before, now = problem.verify(start).value, problem.verify(helper(start, 0.1)).value
     assert problem.is_better(now, before)
-    again = problem.verify(polished(problem.verify(given).construction, 0.0)).value
+    again = problem.verify(helper(problem.verify(start).construction, 0.0)).value
     assert not problem.is_better(before, again)
 
 
-@pytest.mark.parametrize("problem", [one for one, _ in POLISHED], ids=lambda one: one.name)
-def test_the_helper_of_a_problem_is_the_function_that_it_names(problem: Problem) -> None:
+@pytest.mark.parametrize("problem", [helper for helper, _ in HELPERS], ids=lambda helper: helper.name)
+def test_a_problem_names_its_helper_function(problem: Problem) -> None:
     assert problem.polish is not None
     module, _, function = problem.polish.partition(":")
-    assert getattr(importlib.import_module(module), function) in [one for _, one in POLISHED]
+    assert getattr(importlib.import_module(module), function) in [helper for _, helper in HELPERS]
 
 
-def test_heights_of_another_sum_are_rescaled_as_the_verifier_does_before_they_are_improved() -> None:
+def test_polish_rescales_heights_like_the_verifier() -> None:
     h = np.random.default_rng(5).uniform(0.1, 0.4, 12)
     assert Erdos().verify(polish(h, 0.0)).value == pytest.approx(Erdos().verify(h).value, abs=1e-12)
 
 
-def test_circles_in_one_place_and_outside_of_the_square_are_parted() -> None:
+def test_coinciding_and_outlying_circles_are_separated() -> None:
     for circles in (np.full((6, 3), 0.5), np.full((6, 3), 9.0), np.zeros((6, 3))):
-        found = CirclePacking(6).verify(packing_steps.polish(circles, 0.5))
-        assert found.value > 1.0
+        packing = CirclePacking(6).verify(packing_steps.polish(circles, 0.5))
+        assert packing.value > 1.0
 
 
-def test_a_packing_of_two_is_the_best_there_is() -> None:
-    given = CirclePacking(2).start(np.random.default_rng(0))
-    assert CirclePacking(2).verify(packing_steps.polish(given, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
+def test_a_packing_of_two_is_optimal() -> None:
+    start = CirclePacking(2).start(np.random.default_rng(0))
+    assert CirclePacking(2).verify(packing_steps.polish(start, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
 
 
-def test_a_search_for_packings_tells_each_improvement() -> None:
-    told = list[float]()
-    found = packing_steps.search(0, 1.0, count=8, on_best=lambda seconds, circles: told.append(circles[:, 2].sum()))
-    assert told == sorted(told)
-    assert CirclePacking(8).verify(found).value == pytest.approx(told[-1], abs=1e-9)
-    assert told[-1] > 1.2
+def test_a_search_for_packings_reports_each_improvement() -> None:
+    improvements = list[float]()
+    best_circles = packing_steps.search(
+        0, 1.0, count=8, on_best=lambda seconds, circles: improvements.append(circles[:, 2].sum())
+    )
+    assert improvements == sorted(improvements)
+    assert CirclePacking(8).verify(best_circles).value == pytest.approx(improvements[-1], abs=1e-9)
+    assert improvements[-1] > 1.2
 
 
-def test_what_was_published_of_the_second_autocorrelation_is_improved_by_a_local_search() -> None:
+def test_local_search_improves_the_published_second_autocorrelation() -> None:
     problem = SecondAutocorrelation()
-    given = problem.verify(load_published("ac2_alphaevolve_2025")).construction
-    better = problem.verify(autocorrelation_steps.polish_second(given, 2.0))
-    assert better.value > 0.8964 > problem.verify(given).value
+    published = problem.verify(load_published("ac2_alphaevolve_2025")).construction
+    better = problem.verify(autocorrelation_steps.polish_second(published, 2.0))
+    assert better.value > 0.8964 > problem.verify(published).value
 
 
 @pytest.mark.parametrize("count", [7, 300])
-def test_the_values_that_are_searched_are_those_that_are_verified(count: int) -> None:
+def test_searched_values_equal_verified_values(count: int) -> None:
     f = np.random.default_rng(count).uniform(0, 1, count)
     assert autocorrelation_steps.first_value(f) == pytest.approx(FirstAutocorrelation().verify(f).value, rel=1e-12)
     assert autocorrelation_steps.second_value(f) == pytest.approx(SecondAutocorrelation().verify(f).value, rel=1e-12)
@@ -174,21 +176,25 @@ def test_the_values_that_are_searched_are_those_that_are_verified(count: int) ->
 
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("count", [6, 240])
-def test_descents_follow_the_slope_of_the_value(norms: bool, count: int) -> None:
+def test_descents_follow_the_gradient_of_the_value(norms: bool, count: int) -> None:
     f = np.random.default_rng(count).uniform(0.5, 1, count)
-    found = autocorrelation_steps.descend(f, iterations=30, norms=norms)
-    assert autocorrelation_steps.loss(found, norms=norms) < autocorrelation_steps.loss(f, norms=norms) - 0.01
+    descended = autocorrelation_steps.descend(f, iterations=30, norms=norms)
+    assert autocorrelation_steps.loss(descended, norms=norms) < autocorrelation_steps.loss(f, norms=norms) - 0.01
 
 
-def test_a_search_for_autocorrelations_tells_each_improvement() -> None:
-    told = list[float]()
+def test_a_search_for_autocorrelations_reports_each_improvement() -> None:
+    improvements = list[float]()
     autocorrelation_steps.search(
-        0, 1.0, norms=True, start=20, on_best=lambda seconds, f: told.append(autocorrelation_steps.second_value(f))
+        0,
+        1.0,
+        norms=True,
+        start=20,
+        on_best=lambda seconds, f: improvements.append(autocorrelation_steps.second_value(f)),
     )
-    assert told == sorted(told)
-    assert told[-1] > 0.85
+    assert improvements == sorted(improvements)
+    assert improvements[-1] > 0.85
 
 
-def test_heights_that_are_all_zero_cannot_be_improved() -> None:
+def test_all_zero_heights_cannot_be_improved() -> None:
     with pytest.raises(ValueError, match="no height is above 0"):
         autocorrelation_steps.polish_first(np.zeros(3), 1.0)

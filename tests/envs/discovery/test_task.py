@@ -49,18 +49,18 @@ def search(**more: object) -> Discovery:
 @pytest.fixture(scope="module")
 def task() -> ConstructionProblem:
     try:
-        made = search().next()
-        asyncio.run(made.rollout(ScriptedPolicy([program(BETTER)])))
+        problem = search().next()
+        asyncio.run(problem.rollout(ScriptedPolicy([program(BETTER)])))
     except MissingError as error:
         pytest.skip(str(error))
-    return made
+    return problem
 
 
 def play(task: ConstructionProblem, reply: str, **limits: int) -> Outcome:
     return asyncio.run(task.rollout(ScriptedPolicy([reply], **limits)))  # pyright: ignore
 
 
-def test_the_reward_is_the_problems_once(task: ConstructionProblem) -> None:
+def test_the_reward_is_computed_once_by_the_problem(task: ConstructionProblem) -> None:
     policy = ScriptedPolicy([program(BETTER)])
     outcome = asyncio.run(task.rollout(policy))
     value = outcome.metrics["value"]
@@ -71,7 +71,7 @@ def test_the_reward_is_the_problems_once(task: ConstructionProblem) -> None:
     assert outcome.metrics["improved"] == float(value < task.parent.value)
 
 
-def test_a_claimed_value_is_not_read(task: ConstructionProblem) -> None:
+def test_a_claimed_value_is_ignored(task: ConstructionProblem) -> None:
     honest = play(task, program("def run(): return [0.5] * 10"))
     claimed = play(task, program("def run(): return [0.5] * 10, 1e-9, 10"))
     assert claimed.reward == honest.reward == 2.0
@@ -93,7 +93,7 @@ def test_a_claimed_value_is_not_read(task: ConstructionProblem) -> None:
         ),
     ],
 )
-def test_what_gives_no_valid_construction_gets_nothing_and_says_why(
+def test_a_program_without_a_valid_construction_has_no_reward_and_a_reason(
     task: ConstructionProblem, reply: str, end: str
 ) -> None:
     outcome = play(task, reply)
@@ -108,7 +108,7 @@ class Careless(Number):
     """A problem that puts a value on anything."""
 
 
-def test_a_value_that_is_no_number_is_none(task: ConstructionProblem) -> None:
+def test_a_value_that_is_not_a_number_is_none(task: ConstructionProblem) -> None:
     careless = replace(task, problem=Careless())
     for number in ("nan", "inf", "-inf"):
         outcome = play(careless, program(f"def run(): return [float('{number}')]"))
@@ -116,7 +116,7 @@ def test_a_value_that_is_no_number_is_none(task: ConstructionProblem) -> None:
         assert str(outcome.info["why"]).endswith("which is no number")
 
 
-def test_a_program_that_prints_its_progress_is_no_failure(task: ConstructionProblem) -> None:
+def test_a_program_may_print_its_progress(task: ConstructionProblem) -> None:
     outcome = play(task, program("def run():\n    print('step 1')\n    return [0.5] * 10"))
     assert outcome.reward == 2.0
     assert outcome.info["stdout"] == "step 1\n"
@@ -165,7 +165,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
         ("Qwen/Qwen3-8B", f"Let me see\n{BAD}\n</think>\n\nNo.<|im_end|>", None),
     ],
 )
-def test_only_the_final_channel_of_a_real_format_is_read(model: str, reply: str, code: str | None) -> None:
+def test_only_the_final_channel_of_a_chat_format_is_parsed(model: str, reply: str, code: str | None) -> None:
     tokenizer = load_tokenizer(model, with_weights=False, note=lambda message: None)
     tokens = np.asarray(tokenizer.encode(reply, add_special_tokens=False), np.int32)
     text = str(chat_format(model, tokenizer).parse(tokens).message["content"])
@@ -177,7 +177,7 @@ def test_code_in_the_thinking_is_not_run(task: ConstructionProblem) -> None:
     assert outcome.info["end"] == "no_code"
 
 
-def test_the_prompt_says_what_holds(task: ConstructionProblem) -> None:
+def test_the_prompt_states_the_rules(task: ConstructionProblem) -> None:
     (message,) = task.prompt()
     text = str(message["content"])
     length, value = len(task.parent.construction), task.parent.value
@@ -191,7 +191,7 @@ def test_the_prompt_says_what_holds(task: ConstructionProblem) -> None:
     assert "def run(seed, budget_s):" in text
 
 
-def test_what_the_prompt_promises_is_there(task: ConstructionProblem) -> None:
+def test_the_names_in_the_prompt_are_defined(task: ConstructionProblem) -> None:
     code = """
 import numpy as np, scipy
 def run(seed, budget_s):
@@ -206,19 +206,19 @@ def run(seed, budget_s):
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_every_problem_offers_its_local_search(task: ConstructionProblem, problem: str) -> None:
-    made = discovery(problem=problem, program_timeout_s=5.0, workers=2).next()
-    assert "`polish(construction, seconds)`" in str(made.prompt()[0]["content"])
-    outcome = play(made, program(f"def run():\n    return polish({made.problem.initial}, 0.2)"))
+    task = discovery(problem=problem, program_timeout_s=5.0, workers=2).next()
+    assert "`polish(construction, seconds)`" in str(task.prompt()[0]["content"])
+    outcome = play(task, program(f"def run():\n    return polish({task.problem.initial}, 0.2)"))
     assert outcome.info["end"] == "valid", outcome.info
     assert outcome.metrics["improved"] == 1
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_without_helpers_a_search_is_neither_offered_nor_there(task: ConstructionProblem, problem: str) -> None:
-    made = discovery(problem=problem, program_timeout_s=5.0, workers=2, helpers=False).next()
-    assert "polish" not in str(made.prompt()[0]["content"])
-    module = str(made.problem.polish).partition(":")[0]
-    outcome = play(made, program(f"import {module}\ndef run():\n    return polish({made.problem.initial}, 0.2)"))
+def test_without_helpers_the_search_is_unavailable(task: ConstructionProblem, problem: str) -> None:
+    task = discovery(problem=problem, program_timeout_s=5.0, workers=2, helpers=False).next()
+    assert "polish" not in str(task.prompt()[0]["content"])
+    module = str(task.problem.polish).partition(":")[0]
+    outcome = play(task, program(f"import {module}\ndef run():\n    return polish({task.problem.initial}, 0.2)"))
     assert outcome.info["end"] == "error"
     assert "Error" in str(outcome.info["why"])
 
@@ -229,13 +229,13 @@ def test_a_childs_prompt_shows_its_program_and_its_true_length(task: Constructio
     code = "def run():\n    print('found it')\n    return polish(initial_h_values.repeat(2), 0.1)"
     source.observe(group(first, [play(first, program(code))]))
     texts = [str(source.next().prompt()[0]["content"]) for _ in range(8)]
-    (shown,) = [text for text in texts if "found it" in text]
-    assert code in shown
-    assert "a construction of 40 values" in shown
-    assert f"starting from {first.parent.value:.10f}" in shown
+    (parent_text,) = [text for text in texts if "found it" in text]
+    assert code in parent_text
+    assert "a construction of 40 values" in parent_text
+    assert f"starting from {first.parent.value:.10f}" in parent_text
 
 
-def test_a_task_can_be_pickled_and_has_a_name_of_its_own(task: ConstructionProblem) -> None:
+def test_a_task_can_be_pickled_and_has_a_unique_name(task: ConstructionProblem) -> None:
     again = pickle.loads(pickle.dumps(task))
     assert again.task_id == task.task_id
     assert again.prompt() == task.prompt()
@@ -246,13 +246,13 @@ def test_a_task_can_be_pickled_and_has_a_name_of_its_own(task: ConstructionProbl
 
 def group(task: ConstructionProblem, outcomes: Sequence[Outcome]) -> Group:
     episodes = [
-        Episode(n, 0, (), "completed", one.reward, one.metrics, json.loads(json.dumps(one.info)), 1.0)
-        for n, one in enumerate(outcomes)
+        Episode(n, 0, (), "completed", outcome.reward, outcome.metrics, json.loads(json.dumps(outcome.info)), 1.0)
+        for n, outcome in enumerate(outcomes)
     ]
     return Group("erdos", task.task_id, 0, tuple(episodes))
 
 
-def test_what_a_group_finds_goes_into_the_archive_and_metrics_tell(task: ConstructionProblem) -> None:
+def test_constructions_of_a_group_enter_the_archive_and_metrics(task: ConstructionProblem) -> None:
     source = search()
     first = source.next()
     better = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
@@ -272,7 +272,7 @@ def test_what_a_group_finds_goes_into_the_archive_and_metrics_tell(task: Constru
 
 
 def test_the_arguments_of_the_erdos_run_decide_beginning_buffer_and_time(task: ConstructionProblem) -> None:
-    made = discovery(
+    source = discovery(
         options={"n_points": 20},
         start="flat",
         reuse="epsilon_greedy",
@@ -281,17 +281,17 @@ def test_the_arguments_of_the_erdos_run_decide_beginning_buffer_and_time(task: C
         program_timeout_s=1.0,
         workers=2,
     )
-    first = made.next()
+    first = source.next()
     assert first.parent.construction.tolist() == [0.5] * 20
     late = play(first, program("def run():\n    while True: pass"))
     assert (late.reward, late.info["end"]) == (0, "timeout")
     steps = [program(f"def run(): return [{0.5 - d}, {0.5 + d}, {0.5 + d}, {0.5 - d}]") for d in (0.05, 0.1, 0.15, 0.2)]
-    made.observe(group(first, [play(first, reply) for reply in steps]))
-    assert made.metrics()["size"] == 3
-    assert made.metrics()["best"] < 0.5
+    source.observe(group(first, [play(first, reply) for reply in steps]))
+    assert source.metrics()["size"] == 3
+    assert source.metrics()["best"] < 0.5
 
 
-def test_the_estimators_for_discovery_know_what_is_valid(task: ConstructionProblem) -> None:
+def test_the_estimators_for_discovery_use_validity(task: ConstructionProblem) -> None:
     outcomes = [
         play(task, reply) for reply in (program(BETTER), program("def run(): return [0.5] * 4"), "no", "nothing")
     ]
@@ -306,7 +306,7 @@ def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem
     first = source.next()
     better = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
     outcomes = [play(first, reply) for reply in (better, better, program("def run(): return [0.5] * 4"))]
-    assert [one.metrics["record"] for one in outcomes] == [1, 0, 0]
+    assert [outcome.metrics["record"] for outcome in outcomes] == [1, 0, 0]
     (record,) = read_records(tmp_path / "erdos")
     assert record.value == outcomes[0].metrics["value"]
     assert record.program == extract_code(better)
@@ -315,13 +315,11 @@ def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem
     assert record.options["n_points"] == 20
 
 
-def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
-    task: ConstructionProblem, tmp_path: Path
-) -> None:
-    found = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
+def test_a_record_of_a_killed_rollout_returns_to_the_search(task: ConstructionProblem, tmp_path: Path) -> None:
+    better_program = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
     killed = search(start="flat", reuse="epsilon_greedy")
     killed.set_folder(tmp_path / "erdos")
-    assert play(killed.next(), found).metrics["record"] == 1  # and is not told to the search
+    assert play(killed.next(), better_program).metrics["record"] == 1  # and is not told to the search
     again = search(start="flat", reuse="epsilon_greedy")
     again.set_folder(tmp_path / "erdos")
     first = again.next()
@@ -335,7 +333,7 @@ def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
     assert second.saved == ()
 
 
-def test_what_is_no_better_than_the_beginning_is_no_record(task: ConstructionProblem, tmp_path: Path) -> None:
+def test_a_construction_no_better_than_the_start_is_not_a_record(task: ConstructionProblem, tmp_path: Path) -> None:
     source = discovery(start="erdos_haugland_2016", program_timeout_s=5.0, workers=2)
     source.set_folder(tmp_path / "erdos")
     outcome = play(source.next(), program("def run(): return [0.5] * 10"))
@@ -343,7 +341,7 @@ def test_what_is_no_better_than_the_beginning_is_no_record(task: ConstructionPro
     assert read_records(tmp_path / "erdos") == []
 
 
-def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task: ConstructionProblem) -> None:
+def test_a_child_is_polished_before_archiving_without_extra_reward(task: ConstructionProblem) -> None:
     source = search(polish_s=0.2)
     first = source.next()
     outcome = play(first, program("def run(): return initial_h_values"))
@@ -357,7 +355,7 @@ def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task:
 
 
 @pytest.mark.slow
-def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: ConstructionProblem) -> None:
+def test_waiting_for_other_programs_does_not_count_as_rollout_time(task: ConstructionProblem) -> None:
     slow = program("import time\ndef run():\n    time.sleep(0.6)\n    return [0.5] * 4")
 
     async def main() -> tuple[list[float], float]:
@@ -381,7 +379,7 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
     assert sum(each_s) < 2 * all_s, "one after the other; with their waiting it would be four times"
 
 
-def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_asked(
+def test_a_run_fails_before_sampling_if_programs_cannot_be_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -417,15 +415,15 @@ def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_aske
         ({"polish_s": 1.0, "problem": "tests.envs.discovery.test_archive:Number"}, "number has no local search"),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_one_line(arguments: dict[str, object], why: str) -> None:
+def test_an_invalid_argument_is_a_one_line_error(arguments: dict[str, object], why: str) -> None:
     with pytest.raises((UsageError, ConfigError), match=why):
         discovery(**arguments)  # pyright: ignore
 
 
-def test_what_is_known_without_a_model_is_told() -> None:
-    said = list[str]()
-    discovery(start="erdos_haugland_2016", note=said.append)
-    (line,) = said
+def test_results_known_without_a_model_are_reported() -> None:
+    notes = list[str]()
+    discovery(start="erdos_haugland_2016", note=notes.append)
+    (line,) = notes
     assert "initial C5 = 0.3809268534" in line
     assert "the best published 0.380856775" in line
     assert "a scripted search without a model reaches" in line
@@ -434,39 +432,39 @@ def test_what_is_known_without_a_model_is_told() -> None:
 def test_the_problem_of_the_documentation_is_played(
     task: ConstructionProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = {one.file_name: one.body for one in snippets(ROOT / "docs" / "discovery.md")}
-    assert len(shown["points.py"].splitlines()) <= 33  # 30, and the name of the file between two of them
+    bodies = {snippet.file_name: snippet.body for snippet in snippets(ROOT / "docs" / "discovery.md")}
+    assert len(bodies["points.py"].splitlines()) <= 33  # 30, and the name of the file between two of them
     for name in ("points.py", "points.yaml"):
-        (tmp_path / name).write_text(shown[name])
+        (tmp_path / name).write_text(bodies[name])
     monkeypatch.chdir(tmp_path)
     spec = load_config([Path("points.yaml")], ["model=simulated"]).config.envs["points"]
     source = load_envs("points", spec, field="envs.points", seed=0)
     assert isinstance(source, Discovery)
-    made = source.next()
+    played_task = source.next()
     code = "import numpy as np\ndef run():\n    return np.arange(5) * 2 * np.pi / 5"
-    outcome = play(made, program(code))
+    outcome = play(played_task, program(code))
     assert outcome.reward == outcome.metrics["value"] == pytest.approx(2 * np.sin(np.pi / 5))
-    source.observe(group(made, [outcome]))
+    source.observe(group(played_task, [outcome]))
     assert source.archive.best.value == outcome.metrics["value"]
-    assert play(made, program("def run(): return [1.0] * 5")).info["why"] == "two points are the same"
+    assert play(played_task, program("def run(): return [1.0] * 5")).info["why"] == "two points are the same"
 
 
 @pytest.mark.parametrize(("circles", "by_hand", "published_best"), [(26, 2.634, 2.63598308), (32, 2.936, 2.93957277)])
-def test_both_packings_of_the_literature_are_played_beside_what_is_known(
+def test_both_packings_of_the_literature_are_played_with_known_results(
     task: ConstructionProblem, circles: int, by_hand: float, published_best: float
 ) -> None:
-    said = list[str]()
-    source = discovery(problem="circle_packing", options={"circles": circles}, workers=2, note=said.append)
-    made = source.next()
-    text = str(made.prompt()[0]["content"])
+    notes = list[str]()
+    source = discovery(problem="circle_packing", options={"circles": circles}, workers=2, note=notes.append)
+    task = source.next()
+    text = str(task.prompt()[0]["content"])
     assert f"the best found by hand is {by_hand} and the best ever published is {published_best}" in text
     assert f"an array of shape ({circles}, 3)" in text
-    assert f"a scripted search without a model reaches {made.problem.scripted[0][1]}" in said[0]
-    outcome = play(made, program("def run(): return polish(initial_circles, 1)"))
-    assert made.parent.value < outcome.metrics["value"] <= published_best + 1e-6
+    assert f"a scripted search without a model reaches {task.problem.scripted[0][1]}" in notes[0]
+    outcome = play(task, program("def run(): return polish(initial_circles, 1)"))
+    assert task.parent.value < outcome.metrics["value"] <= published_best + 1e-6
 
 
-def test_an_environment_of_a_configuration_is_a_search() -> None:
+def test_a_configured_environment_is_a_search() -> None:
     spec = EnvConfig(env="discovery", args={"problem": "circle_packing", "options": {"circles": 5}})
     source = load_envs("packing", spec, field="envs.packing", seed=0)
     assert isinstance(source, Discovery)

@@ -55,55 +55,55 @@ def one_table(rows: Rows) -> Files:
 
 @dataclass
 class FakeHub:
-    """What the hub has: by repository its commits, the newest last, and by commit its files."""
+    """Simulated hub: the commits of each repository, the newest last, and the files of each commit."""
 
     repositories: Mapping[str, Mapping[str, Files]]
     url: str = ""
     read: Counter[str] = field(default_factory=Counter[str])
     """The bytes of data files that were read, by commit."""
 
-    def answer(self, path: str, asked: str | None) -> Response:
-        """The response to a request for a path, and in it for the range of bytes that is asked for."""
+    def answer(self, path: str, byte_range: str | None) -> Response:
+        """The response to a request for a path, limited to a range of bytes if one is requested."""
         parts = unquote(path.partition("?")[0]).strip("/").split("/")
         kind = parts[0]
         if kind == "api" and parts[1] == "datasets":
             return self._api("/".join(parts[2:4]), parts[4:])
         if kind in ("datasets", "store") and len(parts) > 5:
-            return self._file("/".join(parts[1:3]), parts[4], "/".join(parts[5:]), asked, stored=kind == "store")
+            return self._file("/".join(parts[1:3]), parts[4], "/".join(parts[5:]), byte_range, stored=kind == "store")
         return _missing("EntryNotFound")
 
     def _api(self, repository: str, rest: list[str]) -> Response:
         commits = self.repositories.get(repository)
         if commits is None:
             return _missing("RepoNotFound")
-        what, commit, *folder = rest or ["revision", "main"]
+        kind, commit, *folder = rest or ["revision", "main"]
         commit = [*commits][-1] if commit == "main" else commit
         if commit not in commits:
             return _missing("RevisionNotFound")
         files = commits[commit]
-        match what:
+        match kind:
             case "revision":
-                found = _about(repository, commit, files)
+                body = _about(repository, commit, files)
             case "tree":
-                found = list(_entries(files, "/".join(folder)))
-                if folder and not found:
+                body = list(_entries(files, "/".join(folder)))
+                if folder and not body:
                     return _missing("EntryNotFound")
             case _:
                 return _missing("EntryNotFound")
-        return 200, json.dumps(found).encode(), _JSON
+        return 200, json.dumps(body).encode(), _JSON
 
-    def _file(self, repository: str, commit: str, path: str, asked: str | None, *, stored: bool) -> Response:
+    def _file(self, repository: str, commit: str, path: str, byte_range: str | None, *, stored: bool) -> Response:
         commits = self.repositories.get(repository, {})
         if path not in commits.get(commit, {}):
             return _missing("EntryNotFound" if commit in commits else "RevisionNotFound")
         data = commits[commit][path]
         headers = {"ETag": f'"{sha256(data).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if path.endswith((".md", ".json", ".yaml")):
-            return _part(data, asked, headers)
+            return _part(data, byte_range, headers)
         if not stored:
             linked = {"X-Linked-Size": str(len(data)), "X-Linked-ETag": headers["ETag"]}
             return 302, b"", headers | linked | {"Location": f"{self.url}/store/{repository}/at/{commit}/{path}"}
-        response = _part(data, asked, headers)
+        response = _part(data, byte_range, headers)
         self.read[commit] += len(response[1])
         return response
 
@@ -127,30 +127,30 @@ def _entry(path: str, data: bytes) -> dict[str, object]:
 def _entries(files: Files, folder: str) -> Iterator[dict[str, object]]:
     """The files and folders below a folder, in the form of the hub."""
     within = f"{folder}/" if folder else ""
-    seen = set[str]()
+    listed_folders = set[str]()
     for path, data in files.items():
         if not path.startswith(within):
             continue
         parents = path.split("/")[:-1]
         for depth in range(1, len(parents) + 1):
             parent = "/".join(parents[:depth])
-            if parent.startswith(within) and parent not in seen:
-                seen.add(parent)
+            if parent.startswith(within) and parent not in listed_folders:
+                listed_folders.add(parent)
                 yield {"type": "directory", "path": parent, "size": 0, "oid": "0" * 40}
         yield _entry(path, data)
 
 
-def _part(data: bytes, asked: str | None, headers: dict[str, str]) -> Response:
-    if asked is None:
+def _part(data: bytes, byte_range: str | None, headers: dict[str, str]) -> Response:
+    if byte_range is None:
         return 200, data, headers
-    first, _, last = asked.removeprefix("bytes=").partition("-")
+    first, _, last = byte_range.removeprefix("bytes=").partition("-")
     part = data[int(first) : int(last) + 1 if last else None]
     return 206, part, headers | {"Content-Range": f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"}
 
 
 @contextmanager
 def fake_hub(repositories: Mapping[str, Mapping[str, Files]]) -> Generator[FakeHub]:
-    """One that answers on this machine."""
+    """Serve a simulated hub on this machine."""
     hub = FakeHub(repositories)
 
     class Handler(BaseHTTPRequestHandler):
@@ -187,13 +187,13 @@ import json, os, sys
 from rlkit.envs.math import maths
 from rlkit.errors import RlkitError
 
-for cache, begun, arguments in json.loads(sys.argv[1]):
+for cache, recorded_commits, arguments in json.loads(sys.argv[1]):
     os.environ["RLKIT_CACHE_DIR"] = cache
     recorded, notes, answers, error = None, [], [], None
     def record(now):
         global recorded
         recorded = now
-        return begun or now
+        return recorded_commits or now
     try:
         tasks = maths(order="dataset", pin=record, note=notes.append, **arguments)
         answers = [task.problem.answer for task in tasks]
@@ -209,19 +209,19 @@ class LoadRequest:
     """A dataset to load.
 
     Args:
-        cache: rlkit's.
-        arguments: of `maths`.
-        begun: the commits that the record of a run has.
+        cache: cache folder of rlkit.
+        arguments: arguments of `maths`.
+        recorded_commits: commits in the record of a run.
     """
 
     cache: Path
     arguments: Mapping[str, object]
-    begun: Mapping[str, str] = field(default_factory=dict[str, str])
+    recorded_commits: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What became of it: the answers in the order of the rows, the recorded commits, the notes, the error if any."""
+class LoadResult:
+    """Result of a load: the answers in the order of the rows, the recorded commits, the notes, the error if any."""
 
     answers: list[str]
     recorded: dict[str, str] | None
@@ -229,12 +229,12 @@ class Loaded:
     error: str | None
 
 
-def load(hub: FakeHub, *wanted: LoadRequest) -> list[Loaded]:
+def load(hub: FakeHub, *requests: LoadRequest) -> list[LoadResult]:
     """Load datasets one after the other with the hub's own libraries."""
-    home = str(wanted[0].cache / "hub")
+    home = str(requests[0].cache / "hub")
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
-    asked = json.dumps([[str(one.cache), one.begun, one.arguments] for one in wanted])
-    command = [sys.executable, "-c", _LOAD, asked]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_S)
-    assert done.returncode == 0, done.stderr
-    return [Loaded(*json.loads(line)) for line in done.stdout.splitlines()]
+    arguments = json.dumps([[str(request.cache), request.recorded_commits, request.arguments] for request in requests])
+    command = [sys.executable, "-c", _LOAD, arguments]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_S)
+    assert process.returncode == 0, process.stderr
+    return [LoadResult(*json.loads(line)) for line in process.stdout.splitlines()]

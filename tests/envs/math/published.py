@@ -66,7 +66,7 @@ SCIENCE = (
 
 def varied(items: Sequence[Item]) -> list[Item]:
     """Other problems with the same answers."""
-    return [replace(one, question=f"Once more: {one.question}") for one in items]
+    return [replace(item, question=f"Once more: {item.question}") for item in items]
 
 
 STRING, INT, FLOAT = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
@@ -109,8 +109,8 @@ def _gsm8k() -> Files:
     for config, worked in (("main", "{0} <<{0}={0}>>"), ("socratic", "How many? ** {0} <<{0}={0}>>")):
         for split, items in (("train", NUMBERS[:8]), ("test", NUMBERS[8:])):
             rows = [
-                {"question": one.question, "answer": f"{worked.format(one.answer)}.\n#### {one.answer}"}
-                for one in items
+                {"question": item.question, "answer": f"{worked.format(item.answer)}.\n#### {item.answer}"}
+                for item in items
             ]
             if split == "train":
                 rows.append({"question": "How many metres are there in 5 km?", "answer": "1,000 each.\n#### 5,000"})
@@ -122,11 +122,11 @@ def _math500() -> Files:
     """Confirmed by the file itself and the listing of the repository: one file of JSON lines, a card without types."""
     rows = [
         {
-            "problem": one.question, "solution": f"It is $\\boxed{{{one.answer}}}$.", "answer": one.answer,
+            "problem": item.question, "solution": f"It is $\\boxed{{{item.answer}}}$.", "answer": item.answer,
             "subject": "Intermediate Algebra", "level": place % 5 + 1,
             "unique_id": f"test/intermediate_algebra/{place}.json",
         }
-        for place, one in enumerate(EXPRESSIONS)
+        for place, item in enumerate(EXPRESSIONS)
     ]  # fmt: skip
     return {"README.md": _card(language=["en"], task_categories=["text-generation"]), "test.jsonl": json_lines(rows)}
 
@@ -153,10 +153,10 @@ def _hendrycks() -> Files:
         for split in ("train", "test"):
             rows = [
                 {
-                    "problem": f"For the {split} of {subject}: {one.question}", "level": f"Level {place + 1}",
-                    "type": subject, "solution": f"Not $\\boxed{{0}}$ but $\\boxed{{{one.answer}}}$.",
+                    "problem": f"For the {split} of {subject}: {item.question}", "level": f"Level {place + 1}",
+                    "type": subject, "solution": f"Not $\\boxed{{0}}$ but $\\boxed{{{item.answer}}}$.",
                 }
-                for place, one in enumerate(EXPRESSIONS[number : number + 2])
+                for place, item in enumerate(EXPRESSIONS[number : number + 2])
             ]  # fmt: skip
             if (config, split) == ("geometry", "test"):
                 rows[0] |= {"level": "Level ?", "problem": EXPRESSIONS[5].question}  # it is in MATH-500 too
@@ -166,7 +166,7 @@ def _hendrycks() -> Files:
 
 def _minerva() -> Files:
     """Confirmed by the listing and by three users of its two columns: one file of JSON lines."""
-    rows = [{"question": one.question, "answer": one.answer} for one in SCIENCE]
+    rows = [{"question": item.question, "answer": item.answer} for item in SCIENCE]
     return {"README.md": _card(language=["en"], size_categories=["n<1K"]), "test.jsonl": json_lines(rows)}
 
 
@@ -174,8 +174,8 @@ def _polaris() -> Files:
     """Columns confirmed by the card; that it is one Parquet file, and its name, are not."""
     items = [EXPRESSIONS[1], NUMBERS[1], *varied([*EXPRESSIONS, *NUMBERS])]  # two are in MATH-500 and AIME too
     rows = [
-        {"difficulty": f"{(place + 1) % 8}/8", "problem": one.question, "answer": one.answer}
-        for place, one in enumerate(items)
+        {"difficulty": f"{(place + 1) % 8}/8", "problem": item.question, "answer": item.answer}
+        for place, item in enumerate(items)
     ]
     large = pyarrow.large_string()
     table = _table(rows, difficulty=large, problem=large, answer=large)
@@ -198,11 +198,12 @@ def _deepmath() -> Files:
     for part in range(2):
         rows = [
             {
-                "question": one.question, "final_answer": one.answer, "difficulty": -1.0 if place == 0 else 4.5 + place,
+                "question": item.question, "final_answer": item.answer,
+                "difficulty": -1.0 if place == 0 else 4.5 + place,
                 "topic": "Mathematics -> Calculus -> Limits",
                 **{f"r1_solution_{n}": f"{n} wait " * 400 for n in (1, 2, 3)},
             }
-            for place, one in enumerate(answers[part::2])
+            for place, item in enumerate(answers[part::2])
         ]  # fmt: skip
         files[f"data/train-{part:05d}-of-00002.parquet"] = _table(rows, **types)
     return files
@@ -222,12 +223,12 @@ def _dapo() -> Files:
     for config, items in (("all", [*NUMBERS, chinese]), ("cn", [chinese]), ("en", NUMBERS)):
         rows = [
             {
-                "prompt": one.question, "solution": one.answer, "data_source": "math_dapo", "ability": "MATH",
-                "source_prompt": [{"role": "user", "content": f"Solve step by step.\n\n{one.question}"}],
-                "reward_model": {"ground_truth": one.answer, "style": "rule-lighteval/MATH_v2"},
+                "prompt": item.question, "solution": item.answer, "data_source": "math_dapo", "ability": "MATH",
+                "source_prompt": [{"role": "user", "content": f"Solve step by step.\n\n{item.question}"}],
+                "reward_model": {"ground_truth": item.answer, "style": "rule-lighteval/MATH_v2"},
                 "extra_info": {"index": f"9a9b6eb4-{place}"},
             }
-            for place, one in enumerate(items)
+            for place, item in enumerate(items)
         ]  # fmt: skip
         files[f"{config}/train-00000-of-00001.parquet"] = _table(rows, **types)
     return files
@@ -237,14 +238,14 @@ def _aime(year: str) -> Files:
     """Confirmed by the cards of 2024 and 2026; that of 2025 only in part, by those of other years of the same owner."""
     items = {"2024": NUMBERS[:4], "2025": NUMBERS[4:7], "2026": NUMBERS[7:]}[year]
     rows: list[dict[str, object]] = [
-        {"problem": one.question, "answer": int(one.answer), "problem_idx": place + 1, "problem_type": ["Algebra"]}
-        for place, one in enumerate(items)
+        {"problem": item.question, "answer": int(item.answer), "problem_idx": place + 1, "problem_type": ["Algebra"]}
+        for place, item in enumerate(items)
     ]
     types: dict[str, Any] = {"problem_idx": INT, "answer": INT, "problem": STRING}
     if year == "2024":
         types = {"id": INT, "problem": STRING, "solution": STRING, "answer": STRING, "url": STRING, "year": STRING}
-        for place, (row, one) in enumerate(zip(rows, items, strict=True)):
-            row |= {"id": 60 + place, "answer": one.answer.zfill(3), "year": year, "solution": "…", "url": "https://…"}
+        for place, (row, item) in enumerate(zip(rows, items, strict=True)):
+            row |= {"id": 60 + place, "answer": item.answer.zfill(3), "year": year, "solution": "…", "url": "https://…"}
     elif year == "2025":
         types = {"problem_idx": INT, "problem": STRING, "answer": INT, "problem_type": STRINGS}
     kinds = {name: "int64" if types[name] == INT else "string" for name in types if name != "problem_type"}
@@ -259,11 +260,11 @@ def _dolci_zero(*, lists: bool) -> Files:
     """Columns confirmed by users; they disagree on whether an answer is a text or a list, and a speaker is there."""
     rows = [
         {
-            "prompt": one.question if place % 2 else f"user: {one.question}", "dataset": ["math"],
-            "ground_truth": [one.answer] if lists else one.answer,
-            "messages": [{"role": "user", "content": one.question}],
+            "prompt": item.question if place % 2 else f"user: {item.question}", "dataset": ["math"],
+            "ground_truth": [item.answer] if lists else item.answer,
+            "messages": [{"role": "user", "content": item.question}],
         }
-        for place, one in enumerate(EXPRESSIONS)
+        for place, item in enumerate(EXPRESSIONS)
     ]  # fmt: skip
     types: dict[str, Any] = {"prompt": STRING, "ground_truth": STRINGS if lists else STRING, "dataset": STRINGS}
     table = _table(rows, **types, messages=pyarrow.list_(_struct(**MESSAGE)))
@@ -275,13 +276,13 @@ def _dolci_think() -> Files:
     kinds = ("math", "code", "ifeval", "math", "general-quality_ref")
     rows = [
         {
-            "prompt": f"user: {one.question}", "ground_truth": [one.answer], "dataset": [kinds[place % 5]],
+            "prompt": f"user: {item.question}", "ground_truth": [item.answer], "dataset": [kinds[place % 5]],
             "original_dataset": "hamishivi/rlvr_orz_math_57k_collected", "dataset_source": "math",
             "outputs": None if place % 3 else ["a", None], "custom_id": f"math-{place}", "id": None, "key": None,
             "constraint_type": None, "total_rollouts": 8 if place % 2 else None, "passrate": None,
             "input_ids_prompt": [1, 2, 3],
         }
-        for place, one in enumerate([*EXPRESSIONS, *NUMBERS])
+        for place, item in enumerate([*EXPRESSIONS, *NUMBERS])
     ]  # fmt: skip
     rows[3]["ground_truth"] = None
     texts = ("prompt", "original_dataset", "dataset_source", "custom_id", "id", "key", "constraint_type")
@@ -312,8 +313,8 @@ def _nemotron(*, lines: bool) -> Files:
     for split in NEMOTRON_SPLITS:
         rows = [
             {
-                "uuid": f"{place}-{trace}", "problem": one.question, "expected_answer": one.answer,
-                "original_expected_answer": None if place < 2 else one.answer, "changed_answer_to_majority": place < 2,
+                "uuid": f"{place}-{trace}", "problem": item.question, "expected_answer": item.answer,
+                "original_expected_answer": None if place < 2 else item.answer, "changed_answer_to_majority": place < 2,
                 "data_source": ("aops", "stackflow")[place % 2], "license": "cc-by-4.0", "url": None,
                 "messages": [
                     {"role": role, "content": "…", "reasoning_content": "wait " * 50, "tool_call_id": "", "name": ""}
@@ -322,7 +323,7 @@ def _nemotron(*, lines: bool) -> Files:
                 "metadata": {"reason_high_no_tool": {"count": 8, "pass": 4, "accuracy": 0.5}},
                 "used_in": ["nano_v3"], "tools": [{"type": "function", "function": {"name": "python"}}] * trace,
             }
-            for place, one in enumerate(NUMBERS if split == "low" else EXPRESSIONS)
+            for place, item in enumerate(NUMBERS if split == "low" else EXPRESSIONS)
             for trace in range(2)
         ]  # fmt: skip
         name = f"data/{split.replace('_part', '.part_') if lines else split}.{'jsonl' if lines else 'parquet'}"
@@ -331,7 +332,7 @@ def _nemotron(*, lines: bool) -> Files:
     return {"README.md": _card(configs=[_config("default", **paths)]), **files}
 
 
-def _known(dataset: str, repository: str) -> str:
+def _catalogue_commit(dataset: str, repository: str) -> str:
     """The commit that the catalogue names for a repository."""
     tables = [table for tables in DATASETS[dataset].splits.values() for table in tables]
     return next(table.revision or NEWEST for table in tables if table.repository == repository)
@@ -339,7 +340,7 @@ def _known(dataset: str, repository: str) -> str:
 
 def published() -> Mapping[str, Mapping[str, Files]]:
     """The repositories of the catalogue, at the commits that it names."""
-    made: dict[tuple[str, str], Callable[[], Files]] = {
+    file_makers: dict[tuple[str, str], Callable[[], Files]] = {
         ("gsm8k", "openai/gsm8k"): _gsm8k,
         ("math500", "HuggingFaceH4/MATH-500"): _math500,
         ("hendrycks", "EleutherAI/hendrycks_math"): _hendrycks,
@@ -354,7 +355,9 @@ def published() -> Mapping[str, Mapping[str, Files]]:
         ("olmo3_rl_32b", "allenai/Dolci-Think-RL-32B"): _dolci_think,
         ("nemotron", "nvidia/Nemotron-Math-v2"): lambda: _nemotron(lines=False),
     }
-    newest_commit = {repository: {_known(name, repository): make()} for (name, repository), make in made.items()}
+    newest_commit = {
+        repository: {_catalogue_commit(name, repository): make()} for (name, repository), make in file_makers.items()
+    }
     earlier = {
         "allenai/Dolci-RL-Zero-Math-7B": _dolci_zero(lists=True),
         "nvidia/Nemotron-Math-v2": _nemotron(lines=True),

@@ -34,7 +34,7 @@ def reward(task: Sum, reply: str) -> float:
         ("１２", 0, 0),
     ],
 )
-def test_a_reply_is_read_as_the_match_says(reply: str, exact: float, first: float) -> None:
+def test_a_reply_is_parsed_by_the_match_setting(reply: str, exact: float, first: float) -> None:
     assert reward(Sum(5, 7, "exact"), reply) == exact
     assert reward(Sum(5, 7, "first_integer"), reply) == first
 
@@ -45,7 +45,7 @@ def test_the_gold_reply_earns_the_full_reward(left: int, right: int, match) -> N
     assert reward(task, task.gold) == 1
 
 
-def test_all_sums_are_there_once_where_they_fit() -> None:
+def test_each_sum_occurs_once_if_all_fit() -> None:
     assert len({(task.left, task.right) for task in arithmetic(max_operand=9)}) == 100
 
 
@@ -58,33 +58,35 @@ def test_tasks_are_distinct_and_follow_from_the_seed(max_operand: int, count: in
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_train_and_test_share_no_task_whatever_the_seeds(one: int, other: int) -> None:
-    train = set(arithmetic(max_operand=30, split="train", seed=one))
-    test = set(arithmetic(max_operand=30, split="test", seed=other))
+def test_train_and_test_share_no_task_whatever_the_seeds(train_seed: int, test_seed: int) -> None:
+    train = set(arithmetic(max_operand=30, split="train", seed=train_seed))
+    test = set(arithmetic(max_operand=30, split="test", seed=test_seed))
     assert not train & test
     assert len(train) + len(test) == 31 * 31
     assert 0.1 < len(test) / (31 * 31) < 0.3
 
 
-def test_an_empty_split_is_refused() -> None:
+def test_an_empty_split_is_rejected() -> None:
     with pytest.raises(UsageError, match="raise max_operand"):
         arithmetic(max_operand=1, split="test")
 
 
 @given(st.sets(st.sampled_from(["+", "-", "*"]), min_size=1), st.integers(0, 50), st.integers(1, 12), st.integers(0, 9))
 def test_operators_have_equal_shares_and_numbers_are_between_the_ends(
-    operators: set[Operator], least: int, width: int, seed: int
+    operators: set[Operator], min_operand: int, width: int, seed: int
 ) -> None:
-    tasks = arithmetic(min_operand=least, max_operand=least + width, operators=sorted(operators), count=60, seed=seed)
+    tasks = arithmetic(
+        min_operand=min_operand, max_operand=min_operand + width, operators=sorted(operators), count=60, seed=seed
+    )
     counts = [sum(task.operator == operator for task in tasks) for operator in operators]
     assert max(counts) - min(counts) <= 1
     assert len(set(tasks)) == len(tasks)
     for task in tasks:
-        assert least <= min(task.left, task.right) <= max(task.left, task.right) <= least + width
+        assert min_operand <= min(task.left, task.right) <= max(task.left, task.right) <= min_operand + width
         assert task.result == eval(f"{task.left}{task.operator}{task.right}")
     assert all(reward(task, task.gold) == 1 for task in tasks[: len(operators)])
 
 
-def test_numbers_that_cannot_be_are_refused() -> None:
+def test_impossible_numbers_are_rejected() -> None:
     with pytest.raises(UsageError, match="min_operand: 10 is above max_operand, 9"):
         arithmetic(min_operand=10)

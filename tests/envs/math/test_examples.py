@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "maths").glob("*.yaml")), ids=lambda path: path.stem)
-def test_an_example_asks_for_datasets_that_there_are(path: Path) -> None:
+def test_an_example_names_existing_datasets(path: Path) -> None:
     config = load_config([path]).config
     assert len(path.read_text().splitlines()) < 80
     for spec in [*config.envs.values(), *config.eval.envs.values()]:
@@ -25,7 +25,7 @@ def test_an_example_asks_for_datasets_that_there_are(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["arithmetic.yaml", "maths/arithmetic.yaml", "copy_rule.yaml"])
-def test_what_needs_no_data_is_tested_on_other_tasks_than_it_trains_on(name: str) -> None:
+def test_generated_environments_evaluate_on_held_out_tasks(name: str) -> None:
     config = load_config([EXAMPLES / name]).config
     (trained,), (tested,) = (
         [load_envs(key, spec, field=key, seed=0, base=EXAMPLES.parent) for key, spec in specs.items()]
@@ -37,7 +37,7 @@ def test_what_needs_no_data_is_tested_on_other_tasks_than_it_trains_on(name: str
     assert bool(shared_pool) == (name == "arithmetic.yaml")  # it has all sums of one digit, to be learned by heart
 
 
-def test_copying_by_a_rule_keeps_the_promises_of_an_environment() -> None:
+def test_the_copying_environment_passes_the_environment_checks() -> None:
     letters = load_object("examples/copy_rule.py:letters", field="envs", base=EXAMPLES.parent)
     assert callable(letters)
     report = asyncio.run(check(letters(), tasks=2))

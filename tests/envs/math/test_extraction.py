@@ -56,11 +56,11 @@ def test_the_final_answer_is_found(text: str, answer: str) -> None:
         r"<|channel|>analysis<|message|>\boxed{1}",
     ],
 )
-def test_what_is_cut_off_or_only_thought_is_no_answer(text: str) -> None:
+def test_truncated_text_and_thinking_are_no_answer(text: str) -> None:
     assert final_answer(text) is None
 
 
-def test_only_a_box_can_be_asked_for() -> None:
+def test_a_boxed_answer_can_be_required() -> None:
     assert final_answer("the answer is 12", boxed_only=True) is None
     assert final_answer(r"the answer is \boxed{12}", boxed_only=True) == "12"
 
@@ -70,7 +70,7 @@ def test_only_a_box_can_be_asked_for() -> None:
         st.sampled_from(["1", "x", r"\{", r"\}", r"\\", " + "]), lambda inner: inner.map(lambda text: "{" + text + "}")
     )
 )
-def test_nested_braces_come_out_as_they_went_in(inside: str) -> None:
+def test_nested_braces_are_preserved(inside: str) -> None:
     assert final_answer(rf"so \boxed{{{inside}}} and }} {{") == inside.strip()
 
 

@@ -54,17 +54,17 @@ def test_a_table_is_fetched_once_with_its_columns_and_then_needs_no_hub(
     folder.mkdir()
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "train-00000.parquet")
     table = Table(str(folder), "0" * 40, "train", COLUMNS, rows_max=4)
-    told = list[str]()
+    notes = list[str]()
     expected = [{"question": row["question"], "answer": row["answer"]} for row in ROWS[:4]]
-    assert list(table_rows(table, note=told.append)) == expected
+    assert list(table_rows(table, note=notes.append)) == expected
     unreachable(monkeypatch)
-    assert list(table_rows(table, note=told.append)) == expected
-    assert len(told) == 1
+    assert list(table_rows(table, note=notes.append)) == expected
+    assert len(notes) == 1
     assert [path.suffix for path in sorted((cache / "datasets").iterdir()) if path.suffix != ".lock"] == [".jsonl"]
 
 
 @pytest.mark.usefixtures("reachable")
-def test_what_the_hub_cannot_give_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_failed_fetch_is_a_one_line_error_and_leaves_no_files(tmp_path: Path, cache: Path) -> None:
     table = Table(str(tmp_path / "nothing-here"), "0" * 40, "train", COLUMNS)
     with pytest.raises(MissingError, match="cannot be downloaded from the hub") as caught:
         table_rows(table, note=lambda message: None)
@@ -72,7 +72,7 @@ def test_what_the_hub_cannot_give_is_one_line_and_leaves_nothing(tmp_path: Path,
     assert not [path for path in (cache / "datasets").iterdir() if path.suffix != ".lock"]
 
 
-def test_without_a_hub_the_answer_says_how_to_use_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_error_explains_how_to_use_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable(monkeypatch)
     with pytest.raises(MissingError, match=r"owner/name is not on this machine, and 127\.0\.0\.1 .* set path to the"):
         table_rows(Table("owner/name", "0" * 40, "train", COLUMNS), note=lambda message: None)
@@ -83,7 +83,7 @@ OLD, NEW = "a" * 40, "b" * 40
 
 
 @pytest.mark.slow
-def test_a_dataset_without_a_known_commit_is_read_at_the_one_that_the_run_began_with(tmp_path: Path) -> None:
+def test_a_dataset_without_a_pinned_commit_is_read_at_the_runs_first_commit(tmp_path: Path) -> None:
     olmo, here, there = {"dataset": "olmo3_rlzero_7b"}, tmp_path / "here", tmp_path / "there"
     files = {
         commit: one_table([{"prompt": "What is it?", "ground_truth": answer}])
@@ -95,27 +95,27 @@ def test_a_dataset_without_a_known_commit_is_read_at_the_one_that_the_run_began_
         later = load(
             hub,
             LoadRequest(here, olmo),
-            LoadRequest(there, olmo, begun={OLMO: OLD}),
+            LoadRequest(there, olmo, recorded_commits={OLMO: OLD}),
             LoadRequest(there, olmo),
             LoadRequest(there, olmo | {"revision": OLD}),
         )
     # A machine goes on with what it has; another takes the newest, unless the run began with another.
-    commits = [(one.answers, one.recorded) for one in (first, *later)]
+    commits = [(loaded.answers, loaded.recorded) for loaded in (first, *later)]
     assert commits[:2] == [(["1"], {OLMO: OLD})] * 2
     assert commits[2:] == [(["1"], {OLMO: NEW}), (["2"], {OLMO: NEW}), (["1"], None)]
 
 
-def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(tmp_path: Path) -> None:
-    known = DATASETS["polaris"].splits["train"][0].revision
-    assert known is not None
+def test_a_pinned_commit_is_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    known_commit = DATASETS["polaris"].splits["train"][0].revision
+    assert known_commit is not None
     row = {"problem": "What is it?", "difficulty": "3/8"}
-    files = {commit: one_table([row | {"answer": answer}]) for commit, answer in ((known, "1"), (NEW, "2"))}
+    files = {commit: one_table([row | {"answer": answer}]) for commit, answer in ((known_commit, "1"), (NEW, "2"))}
     with fake_hub({POLARIS: files}) as hub:
         polaris, minerva = load(
             hub, LoadRequest(tmp_path, {"dataset": "polaris"}), LoadRequest(tmp_path, {"dataset": "minerva"})
         )
     assert polaris.answers == ["1"]
-    assert set(hub.read) == {known}
+    assert set(hub.read) == {known_commit}
     assert (minerva.error or "").startswith(
         "MissingError: math-ai/minervamath cannot be downloaded from the hub: RepositoryNotFoundError"
     )
@@ -129,7 +129,7 @@ def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(t
         ({"dataset": "aime", "revision": OLD}, "revision: aime has several repositories: HuggingFaceH4/aime_2024, "),
     ],
 )
-def test_a_revision_that_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
+def test_an_invalid_revision_is_rejected(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         maths(**arguments)  # pyright: ignore[reportArgumentType]  as YAML would give them
 
@@ -143,16 +143,16 @@ def test_files_of_every_format_give_the_same_problems(tmp_path: Path) -> None:
             writer = csv.DictWriter(file, list(ROWS[0]), delimiter=delimiter)
             writer.writeheader()
             writer.writerows(ROWS)
-    found = [
+    problems_by_format = [
         list(read_problems(read_rows(tmp_path / name), COLUMNS, where=name))
         for name in ("a.jsonl", "a.json", "a.parquet", "a.csv", "a.tsv")
     ]
-    assert all(problems == found[0] for problems in found)
-    assert [problem and problem.answer for problem in found[0]] == ["0", "2", "4", "6", "8"]
+    assert all(problems == problems_by_format[0] for problems in problems_by_format)
+    assert [problem and problem.answer for problem in problems_by_format[0]] == ["0", "2", "4", "6", "8"]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", b"[1]", "a.jsonl:1: not a JSON object"),
@@ -165,37 +165,35 @@ def test_files_of_every_format_give_the_same_problems(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1", "is not a Parquet file"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_its_place(
-    tmp_path: Path, name: str, content: bytes, told: str
-) -> None:
+def test_an_unreadable_file_is_named_with_its_location(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         list(read_rows(tmp_path / name))
     assert "\n" not in str(caught.value)
 
 
-def test_a_conversation_a_list_and_a_filter_are_read_as_the_columns_say() -> None:
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 1?"}]
+def test_columns_configure_conversations_lists_and_filters() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 1?"}]
     rows = [
-        {"prompt": said, "truth": ["2", "two"], "kind": ["math", "easy"]},
+        {"prompt": messages, "truth": ["2", "two"], "kind": ["math", "easy"]},
         {"prompt": "What is it?", "truth": "x", "kind": ["code"]},
         {"prompt": "", "truth": "3", "kind": ["math"]},
     ]
-    found = list(read_problems(rows, Columns("prompt", "truth", only=("kind", "math")), where="rows"))
-    assert [problem and (problem.question, problem.answer) for problem in found] == [("What is 1 + 1?", "2"), None]
+    problems = list(read_problems(rows, Columns("prompt", "truth", only=("kind", "math")), where="rows"))
+    assert [problem and (problem.question, problem.answer) for problem in problems] == [("What is 1 + 1?", "2"), None]
 
 
-def test_what_stands_for_nothing_is_no_answer_and_bytes_are_text() -> None:
+def test_null_markers_are_no_answer_and_bytes_are_text() -> None:
     rows = [{"question": "?", "answer": answer} for answer in (None, math.nan, math.inf, [], "", b"4", 2.0)]
-    found = read_problems(rows, Columns("question", "answer"), where="rows")
-    assert [problem and problem.answer for problem in found] == [*[None] * 5, "4", "2"]
+    problems = read_problems(rows, Columns("question", "answer"), where="rows")
+    assert [problem and problem.answer for problem in problems] == [*[None] * 5, "4", "2"]
 
 
 @pytest.mark.parametrize(
     ("level", "number"),
     [("Level 3", 3), ("3/8", 0.375), ("4.5", 4.5), (7, 7), (-1.5, -1.5), ("Level ?", None), ("1/0", None)],
 )
-def test_a_level_is_a_number_where_it_holds_one(level: object, number: float | None) -> None:
+def test_a_level_with_a_number_becomes_the_number(level: object, number: float | None) -> None:
     row = {"question": "?", "answer": "1", "level": level}
     (problem,) = read_problems([row], Columns("question", "answer", level="level"), where="rows")
     assert problem is not None

@@ -21,13 +21,13 @@ def pool() -> Iterator[MathVerifyPool]:
     pool.close()
 
 
-def test_math_verify_is_asked_and_killed_when_it_hangs(pool: MathVerifyPool) -> None:
+def test_math_verify_answers_and_is_killed_if_it_hangs(pool: MathVerifyPool) -> None:
     questions = [("6", r"1+2+3"), (HANGING, r"\sqrt{2}"), ("7", "6"), ("1", "")]
-    said = [pool.ask(*question) for question in questions]
-    assert [future.result() for future in said] == ["yes", "timeout", "no", "gold unread"]
+    answers = [pool.ask(*question) for question in questions]
+    assert [future.result() for future in answers] == ["yes", "timeout", "no", "gold unread"]
 
 
-def test_what_rlkit_does_not_know_math_verify_decides(pool: MathVerifyPool) -> None:
+def test_math_verify_decides_answers_that_rlkit_cannot_parse(pool: MathVerifyPool) -> None:
     grader = Grader(limit_s=LIMIT_S, processes=1)
 
     async def grades() -> list[Grade]:
@@ -39,7 +39,7 @@ def test_what_rlkit_does_not_know_math_verify_decides(pool: MathVerifyPool) -> N
         asyncio.run(grader.grade("6", ""))
 
 
-def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(pool: MathVerifyPool) -> None:
+def test_math_verify_compares_whole_answers_only(pool: MathVerifyPool) -> None:
     answers = (r"41 \star 42", r"\undefinedmacro 41, 42", r"x \in \{41, 42\} \in S", r"41, 42, \dots", "41, 42, ...")
     grader = Grader(limit_s=LIMIT_S, processes=1)
 
@@ -50,7 +50,7 @@ def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(pool: Mat
     assert pool.ask(r"\gcd(42, 84)", "42").result() == "yes"
 
 
-def test_a_fork_gets_processes_of_its_own(pool: MathVerifyPool) -> None:
+def test_a_fork_starts_its_own_processes(pool: MathVerifyPool) -> None:
     pool.ask("1", "1").result()
     if (pid := os.fork()) == 0:
         answer = pool.ask("1", "1").result(timeout=HANG_S)

@@ -54,13 +54,13 @@ def test_the_answers_of_gsm8k_are_what_follows_the_hashes() -> None:
 
 @pytest.mark.parametrize(("dataset", "path"), [("gsm8k", GSM8K), ("gsm8k", GSM8K_TEST), ("math500", NEW50)])
 def test_every_right_answer_of_the_packaged_rows_earns_the_full_reward(dataset: str, path: Path) -> None:
-    told = list[str]()
-    for task in maths(dataset=dataset, path=path, note=told.append):
+    notes = list[str]()
+    for task in maths(dataset=dataset, path=path, note=notes.append):
         assert outcome(task, f"So it is {task.gold}.").reward == 1.0
-    assert "cannot be graded" not in told[0]
+    assert "cannot be graded" not in notes[0]
 
 
-def test_a_problem_is_a_task_that_keeps_its_promises() -> None:
+def test_a_problem_passes_the_environment_checks() -> None:
     report = asyncio.run(check(maths(path=NEW50, question="problem"), tasks=2))
     assert report.ok, [finding for finding in report.findings if finding.status == "failed"]
 
@@ -82,22 +82,22 @@ def test_a_task_can_be_pickled() -> None:
         ("seventy-three", -0.25, 0, 0),
     ],
 )
-def test_a_reply_is_paid_for_its_last_box_and_for_its_form(
+def test_a_reply_is_rewarded_for_its_last_box_and_its_format(
     reply: str, reward: float, correct: float, formatted: float
 ) -> None:
     task = MathProblem(Problem("How many clips?", "72", 0), scoring=Scoring(format_weight=0.25))
-    found = outcome(task, reply)
-    assert found.reward == reward
-    assert found.metrics == {"correct": correct, "format": formatted}
+    graded = outcome(task, reply)
+    assert graded.reward == reward
+    assert graded.metrics == {"correct": correct, "format": formatted}
 
 
-def test_a_reply_that_was_cut_off_is_bad_form_and_truncated() -> None:
+def test_a_truncated_reply_is_badly_formatted() -> None:
     task = MathProblem(Problem("How many?", "7", 0), scoring=Scoring(format_weight=0.25))
-    found = outcome(task, "\\boxed{7} and so on and on", max_tokens=12)
-    assert (found.reward, found.truncated) == (0.75, True)
+    graded = outcome(task, "\\boxed{7} and so on and on", max_tokens=12)
+    assert (graded.reward, graded.truncated) == (0.75, True)
 
 
-def test_an_outcome_says_what_was_answered_and_of_what_kind_the_problem_is() -> None:
+def test_an_outcome_records_the_answer_and_the_kind_of_problem() -> None:
     task = MathProblem(Problem("How many?", "\\frac{1}{2}", 0, level="Level 3", subject="Algebra"))
     right, wrong = outcome(task, "\\boxed{\\frac{1}{2}}"), outcome(task, "\\boxed{3 }")
     assert right.info["answer"] == right.info["gold"] == "\\frac{1}{2}"
@@ -106,13 +106,13 @@ def test_an_outcome_says_what_was_answered_and_of_what_kind_the_problem_is() -> 
     assert outcome(task, "no idea").info["answer"] is None
 
 
-def test_a_right_answer_that_cannot_be_graded_fails_the_episode() -> None:
+def test_an_ungradable_gold_answer_fails_the_episode() -> None:
     assert not validate("")
     with pytest.raises(GoldError):
         outcome(MathProblem(Problem("How many?", "", 0)), "\\boxed{5}")
 
 
-def test_a_grader_of_the_users_own_is_one_function() -> None:
+def test_a_function_can_replace_the_grader() -> None:
     def near(text: str, right: str) -> float:
         return 1 / (1 + abs(int(text) - int(right)))
 
@@ -121,7 +121,7 @@ def test_a_grader_of_the_users_own_is_one_function() -> None:
     assert "format_weight and policies have no effect" in refused(path=GSM8K, grader=near, format_weight=0.1)
 
 
-def test_a_question_is_put_with_its_suffix_the_system_and_examples() -> None:
+def test_a_prompt_has_suffix_system_message_and_examples() -> None:
     template = Template("In a box.", "Be brief.", (Example("1 + 1?", "\\boxed{2}"),))
     assert [(message["role"], message["content"]) for message in template.messages("2 + 2?")] == [
         ("system", "Be brief."),
@@ -135,14 +135,14 @@ def test_a_question_is_put_with_its_suffix_the_system_and_examples() -> None:
     assert "there are 3 worked examples" in refused(path=GSM8K, examples=4)
 
 
-def test_the_worked_examples_are_right_and_in_no_packaged_set() -> None:
+def test_worked_examples_are_right_and_in_no_packaged_dataset() -> None:
     from rlkit.envs.math.grader import compare, final_answer
     from rlkit.envs.math.prompts import EXAMPLES
 
     golds = ["33", "5", "\\frac{3}{8}"]
-    assert [compare(final_answer(one.reply) or "", gold) for one, gold in zip(EXAMPLES, golds, strict=True)] == [
-        "yes"
-    ] * 3
+    assert [
+        compare(final_answer(example.reply) or "", gold) for example, gold in zip(EXAMPLES, golds, strict=True)
+    ] == ["yes"] * 3
 
 
 def problems(count: int) -> list[dict[str, object]]:
@@ -156,23 +156,23 @@ def test_filters_orders_and_limits_choose_the_tasks(tmp_path: Path) -> None:
     path = written(tmp_path, *problems(40))
     kinds = {"path": path, "level": "level", "subject": "subject"}
 
-    def chosen(**settings: object) -> Sequence[MathProblem]:
+    def load_chosen(**settings: object) -> Sequence[MathProblem]:
         return maths(**kinds, **settings)  # type: ignore[arg-type]  as given
 
-    assert {task.problem.level for task in chosen(min_level=2, max_level=3)} == {"Level 2", "Level 3"}
-    assert {task.problem.subject for task in chosen(subjects=["b"])} == {"b"}
-    assert all(len(task.problem.question) <= 15 for task in chosen(max_question_characters=15))
-    assert all(len(task.problem.answer) == 1 for task in chosen(max_answer_characters=1))
-    levels = [task.problem.difficulty for task in chosen(order="descending", limit=10)]
+    assert {task.problem.level for task in load_chosen(min_level=2, max_level=3)} == {"Level 2", "Level 3"}
+    assert {task.problem.subject for task in load_chosen(subjects=["b"])} == {"b"}
+    assert all(len(task.problem.question) <= 15 for task in load_chosen(max_question_characters=15))
+    assert all(len(task.problem.answer) == 1 for task in load_chosen(max_answer_characters=1))
+    levels = [task.problem.difficulty for task in load_chosen(order="descending", limit=10)]
     assert levels == [5.0] * 8 + [4.0] * 2
-    assert [task.problem.place for task in chosen(order="dataset", limit=3)] == [0, 1, 2]
-    shuffled = [task.problem.place for task in chosen(seed=1)]
+    assert [task.problem.place for task in load_chosen(order="dataset", limit=3)] == [0, 1, 2]
+    shuffled = [task.problem.place for task in load_chosen(seed=1)]
     assert sorted(shuffled) == list(range(40)) != shuffled
-    assert shuffled == [task.problem.place for task in chosen(seed=1)]
-    assert shuffled[:5] == [task.problem.place for task in chosen(seed=1, limit=5)]
+    assert shuffled == [task.problem.place for task in load_chosen(seed=1)]
+    assert shuffled[:5] == [task.problem.place for task in load_chosen(seed=1, limit=5)]
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_excluded_problems_are_counted(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"question": "What is 1 + 1?", "answer": "2"},
         {"question": "what is $1+1$ ?", "answer": "2"},
@@ -181,18 +181,18 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         {"question": "What is 4 + 4?", "answer": "8"},
         {"question": "What is 5 + 5?", "answer": ["10"]},
     ]
-    apart = tmp_path / "apart.csv"
-    apart.write_text("problem,answer\nWhat is 4+4?,8\n")
-    told = list[str]()
-    tasks = maths(path=written(tmp_path, *rows), exclude=[str(apart)], note=told.append)
+    excluded_path = tmp_path / "apart.csv"
+    excluded_path.write_text("problem,answer\nWhat is 4+4?,8\n")
+    notes = list[str]()
+    tasks = maths(path=written(tmp_path, *rows), exclude=[str(excluded_path)], note=notes.append)
     assert sorted(task.problem.place for task in tasks) == [0, 5]
-    assert told == [
+    assert notes == [
         "rows: 2 of 6 problems (1 are duplicates; 1 have no question or no answer; "
         "1 are in an excluded set; 1 have an answer that cannot be graded)"
     ]
 
 
-def test_a_share_for_testing_is_never_trained_on_whatever_the_seed(tmp_path: Path) -> None:
+def test_the_test_share_is_never_trained_on_for_any_seed(tmp_path: Path) -> None:
     path = written(tmp_path, *problems(300))
     train, test = (
         {task.content for task in maths(path=path, split=split, test_share=0.2, seed=seed)}
@@ -211,7 +211,7 @@ def test_train_and_test_of_gsm8k_share_no_question() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("question", "other", "same"),
     [
         ("What is $\\dfrac{1}{2} + 1$?", "what is \\frac12+1", True),
         ("Find $\\left( x+1 \\right)^2.$", "Find (x + 1)^2", True),
@@ -219,17 +219,17 @@ def test_train_and_test_of_gsm8k_share_no_question() -> None:
         ("What is 12?", "What is 1.2?", False),
     ],
 )
-def test_questions_are_compared_by_what_they_ask(one: str, other: str, same: bool) -> None:
-    assert (normalise_question(one) == normalise_question(other)) == same
+def test_questions_are_compared_after_normalisation(question: str, other: str, same: bool) -> None:
+    assert (normalise_question(question) == normalise_question(other)) == same
 
 
 @given(st.text())
-def test_normalising_is_done_at_once(text: str) -> None:
+def test_normalisation_is_idempotent(text: str) -> None:
     assert normalise_question(normalise_question(text)) == normalise_question(text) or not text.isascii()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({}, "dataset: set it to one of gsm8k, "),
         ({"dataset": "gsm9k"}, "there is no 'gsm9k'. Did you mean 'gsm8k'?"),
@@ -248,16 +248,16 @@ def test_normalising_is_done_at_once(text: str) -> None:
         ({"path": GSM8K, "gold": "hash", "subjects": ["Algebra"]}, "no problem of gsm8k_train is left: 0 of 40"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: dict[str, object], told: str) -> None:
-    assert told in refused(**arguments)
+def test_invalid_settings_are_one_line_errors(arguments: dict[str, object], message: str) -> None:
+    assert message in refused(**arguments)
 
 
-def test_a_file_stands_in_for_a_split_of_a_dataset() -> None:
+def test_a_file_can_replace_a_split_of_a_dataset() -> None:
     (task, *_) = maths(dataset="gsm8k", split="test", path=GSM8K_TEST, order="dataset")
     assert task.task_id == "gsm8k:test/0"
 
 
-def test_examples_of_ones_own_come_from_a_configuration() -> None:
+def test_examples_can_be_configured() -> None:
     def first(examples: object) -> MathProblem:
         args = {"path": str(GSM8K), "gold": "hash", "examples": examples}
         spec = EnvConfig.model_validate({"env": "math", "args": args})
@@ -266,27 +266,27 @@ def test_examples_of_ones_own_come_from_a_configuration() -> None:
         assert isinstance(tasks[0], MathProblem)
         return tasks[0]
 
-    own = first([{"question": "1 + 1?", "reply": "\\boxed{2}"}])
-    assert own.template.examples == (Example("1 + 1?", "\\boxed{2}"),)
+    task = first([{"question": "1 + 1?", "reply": "\\boxed{2}"}])
+    assert task.template.examples == (Example("1 + 1?", "\\boxed{2}"),)
     assert len(first(2).template.examples) == 2
 
 
-def test_a_configuration_names_it() -> None:
+def test_a_configuration_loads_maths() -> None:
     spec = EnvConfig.model_validate(
         {"env": "math", "args": {"dataset": "gsm8k", "path": str(GSM8K), "limit": 3, "policies": {"percent": "strict"}}}
     )
-    told = list[str]()
-    tasks = load_envs("maths", spec, field="envs.maths", seed=3, note=told.append)
+    notes = list[str]()
+    tasks = load_envs("maths", spec, field="envs.maths", seed=3, note=notes.append)
     assert isinstance(tasks, list)
     assert len(tasks) == 3
-    assert told == ["envs.maths: gsm8k: 3 of 40 problems (37 are over the limit)"]
+    assert notes == ["envs.maths: gsm8k: 3 of 40 problems (37 are over the limit)"]
     assert isinstance(tasks[0], MathProblem)
     assert tasks[0].scoring.policies.percent == "strict"
 
 
-def test_the_catalogue_agrees_with_itself() -> None:
-    wanted = "gsm8k math500 hendrycks minerva polaris deepmath dapo aime olmo3_rlzero_7b olmo3_rl_32b nemotron"
-    assert list(DATASETS) == wanted.split()
+def test_the_catalogue_is_consistent() -> None:
+    expected_names = "gsm8k math500 hendrycks minerva polaris deepmath dapo aime olmo3_rlzero_7b olmo3_rl_32b nemotron"
+    assert list(DATASETS) == expected_names.split()
     for about in DATASETS.values():
         assert about.licence
         for name in about.exclude:
@@ -296,7 +296,7 @@ def test_the_catalogue_agrees_with_itself() -> None:
             assert table.repository.count("/") == 1
 
 
-def test_the_page_names_every_dataset_and_where_it_comes_from() -> None:
+def test_the_page_names_every_dataset_and_its_source() -> None:
     page = (Path(__file__).parents[3] / "docs" / "maths.md").read_text()
     for name, about in DATASETS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]

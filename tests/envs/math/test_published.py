@@ -22,7 +22,7 @@ from rlkit.envs.math.catalogue import DATASETS
 from rlkit.testing import ByteChat, ScriptedPolicy, SimulatedTinker, World, run_virtual
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Message, Prompt, Tokens, Tool
-from tests.envs.math.fake_hub import Files, Loaded, LoadRequest, fake_hub, load, one_table, parquet_file
+from tests.envs.math.fake_hub import Files, LoadRequest, LoadResult, fake_hub, load, one_table, parquet_file
 from tests.envs.math.published import (
     EARLIER,
     EXPRESSIONS,
@@ -49,10 +49,10 @@ ITEMS: Mapping[Form, Sequence[Item]] = {
     ("gsm8k", "test"): NUMBERS[8:],
     ("math500", "test"): EXPRESSIONS,
     ("hendrycks", "train"): [
-        one
+        item
         for split in ("train", "test")
         for number, subject in enumerate(SUBJECTS)
-        for place, one in enumerate(EXPRESSIONS[number : number + 2])
+        for place, item in enumerate(EXPRESSIONS[number : number + 2])
         if (subject, split, place) != HELD_APART
     ],
     ("minerva", "test"): SCIENCE,
@@ -113,8 +113,8 @@ def other_forms() -> Mapping[str, Files]:
     unit = pyarrow.struct([("value", pyarrow.string()), ("unit", pyarrow.string())])
     noise = random.Random(1)  # nothing makes it smaller, and the library reads 5 MB at once
     wide = [
-        {"prompt": one.question, "ground_truth": one.answer, "outputs": noise.randbytes(2_000_000).hex()}
-        for one in NUMBERS
+        {"prompt": item.question, "ground_truth": item.answer, "outputs": noise.randbytes(2_000_000).hex()}
+        for item in NUMBERS
     ]
     return {
         RENAMED: one_table([{"question": "What is it?", "answer": "1"}]),
@@ -130,8 +130,8 @@ class Read:
     """rlkit's cache after everything was read from the hub, what became of it, and how many bytes of each commit."""
 
     cache: Path
-    forms: Mapping[Form, Loaded]
-    others: Mapping[str, Loaded]
+    forms: Mapping[Form, LoadResult]
+    others: Mapping[str, LoadResult]
     bytes_read: Mapping[str, int]
     size_of_wide: int
 
@@ -172,7 +172,7 @@ def grade(task: MathProblem, answer: str) -> float:
 
 @pytest.mark.parametrize("form", FORMS, ids=":".join)
 @pytest.mark.usefixtures("offline")
-def test_a_published_form_is_read_and_its_answers_are_graded(form: Form, hub_read: Read) -> None:
+def test_a_published_form_is_parsed_and_its_answers_are_graded(form: Form, hub_read: Read) -> None:
     name, split = form
     loaded, items, notes = hub_read.forms[form], ITEMS[form], list[str]()
     assert loaded.error is None
@@ -286,8 +286,8 @@ def test_an_example_of_a_published_dataset_plays_a_step(path: str, tmp_path: Pat
         assert (metrics[f"eval/{held_out}/episodes"], metrics[f"eval/{held_out}/failed"]) == (expected, 0)
 
 
-def test_answers_in_lists_of_texts_and_of_numbers_are_read(hub_read: Read) -> None:
-    assert hub_read.others[EARLIER].answers == [one.answer for one in EXPRESSIONS]
+def test_answers_in_lists_of_texts_and_of_numbers_are_parsed(hub_read: Read) -> None:
+    assert hub_read.others[EARLIER].answers == [item.answer for item in EXPRESSIONS]
     assert hub_read.others[NUMERIC].answers == ["1.5"]
 
 
@@ -295,13 +295,13 @@ def test_the_earlier_json_lines_of_nemotron_are_the_same_problems(hub_read: Read
     assert hub_read.others["lines"].answers == hub_read.forms["nemotron", "train"].answers
 
 
-def test_a_question_after_its_speaker_is_kept_apart_from_the_same_question(hub_read: Read) -> None:
+def test_a_speaker_prefix_does_not_hide_a_duplicate_question(hub_read: Read) -> None:
     assert hub_read.others["apart"].error == (
         "UsageError: no problem of olmo3_rlzero_7b:train is left: 0 of 10 problems (10 are in an excluded set)"
     )
 
 
-def test_a_form_that_changed_is_one_line(hub_read: Read) -> None:
+def test_a_changed_dataset_form_is_a_one_line_error(hub_read: Read) -> None:
     assert hub_read.others[RENAMED].error == (
         f"UsageError: dataset: {OLMO} at {RENAMED} has no column 'prompt'; it has question, answer. Its columns have "
         "changed: set revision to an earlier commit, or set path, question and answer"
@@ -314,12 +314,12 @@ def test_a_form_that_changed_is_one_line(hub_read: Read) -> None:
     assert "\n" not in bad_split
 
 
-def test_a_table_that_lacks_a_column_is_not_kept(hub_read: Read) -> None:
-    kept = [path.name for path in (hub_read.cache / "datasets").glob("*.jsonl")]
-    assert [name for name in kept if NUMERIC in name]
-    assert not [name for name in kept if RENAMED in name]
+def test_a_table_that_lacks_a_column_is_not_cached(hub_read: Read) -> None:
+    file_names = [path.name for path in (hub_read.cache / "datasets").glob("*.jsonl")]
+    assert [name for name in file_names if NUMERIC in name]
+    assert not [name for name in file_names if RENAMED in name]
 
 
-def test_of_a_wide_table_only_the_used_columns_are_fetched(hub_read: Read) -> None:
-    assert hub_read.others[WIDE].answers == [one.answer for one in NUMBERS]
+def test_only_the_used_columns_of_a_wide_table_are_fetched(hub_read: Read) -> None:
+    assert hub_read.others[WIDE].answers == [item.answer for item in NUMBERS]
     assert hub_read.bytes_read[WIDE] < hub_read.size_of_wide / 2

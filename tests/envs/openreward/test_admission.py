@@ -12,17 +12,17 @@ from rlkit.testing import run_virtual
 
 
 @given(st.lists(st.sampled_from(["opened", "refused", "failed"]), max_size=60), st.integers(1, 64))
-def test_the_limit_stays_between_one_and_the_most(events: list[str], most: int) -> None:
-    limit = Limit(most)
+def test_the_limit_stays_between_one_and_its_maximum(events: list[str], maximum: int) -> None:
+    limit = Limit(maximum)
     for now, event in enumerate(events):
         match event:
             case "opened":
                 limit.opened()
             case "refused":
-                limit.refused(most, float(now))
+                limit.refused(maximum, float(now))
             case _:
                 limit.failed()
-        assert 1 <= limit.value <= most
+        assert 1 <= limit.value <= maximum
         assert 0 < limit.pause_s(Random(now)) <= 30
 
 
@@ -56,12 +56,12 @@ def test_pauses_grow_with_each_failure_in_a_row_and_differ() -> None:
 def test_no_more_are_admitted_than_the_limit_says_and_a_cancelled_one_takes_no_place() -> None:
     async def main() -> None:
         gate = Gate(3)
-        most = 0
+        max_active = 0
 
         async def hold(seconds: float) -> None:
-            nonlocal most
+            nonlocal max_active
             async with gate.admitted():
-                most = max(most, gate.active)
+                max_active = max(max_active, gate.active)
                 await asyncio.sleep(seconds)
 
         tasks = [asyncio.create_task(hold(1 + number % 3)) for number in range(12)]
@@ -69,7 +69,7 @@ def test_no_more_are_admitted_than_the_limit_says_and_a_cancelled_one_takes_no_p
         for task in tasks[::4]:
             task.cancel()
         await asyncio.wait(tasks)
-        assert (most, gate.active) == (3, 0)
+        assert (max_active, gate.active) == (3, 0)
 
     run_virtual(main())
 

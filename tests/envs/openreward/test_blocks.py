@@ -10,7 +10,7 @@ from rlkit.errors import EnvironmentFault
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
+def _load_sdk() -> None:
     sdk.load()
 
 
@@ -26,13 +26,13 @@ def test_a_conversation_keeps_its_thoughts_calls_and_results_in_order() -> None:
 
     call = ToolCallBlock("c", "look", {"at": "cat"})
     result = ToolResultBlock("c", [TextBlock("a"), TextBlock("b")])
-    given = [
+    messages = [
         Message("system", [TextBlock("one"), TextBlock("two")]),
         Message("assistant", [ReasoningBlock("hm"), TextBlock("I look."), call]),
         Message("user", [result, TextBlock("And?"), ImageBlock("AAAA", "image/png")]),
     ]
-    made = convert_messages(given, lambda text: text.replace("two", "***"))
-    assert made == [
+    converted = convert_messages(messages, lambda text: text.replace("two", "***"))
+    assert converted == [
         {"role": "system", "content": "one\n***"},
         {
             "role": "assistant",
@@ -46,10 +46,10 @@ def test_a_conversation_keeps_its_thoughts_calls_and_results_in_order() -> None:
             "content": [{"type": "text", "text": "And?"}, {"type": "image", "image": "data:image/png;base64,AAAA"}],
         },
     ]
-    assert make_readable(made)[-1] == {"role": "user", "content": "And?\n[image]"}
+    assert make_readable(converted)[-1] == {"role": "user", "content": "And?\n[image]"}
 
 
-def test_a_block_that_has_no_place_is_an_error() -> None:
+def test_a_block_of_an_unsupported_type_is_an_error() -> None:
     with pytest.raises(EnvironmentFault, match="block of type 'video'"):
         convert_content([SimpleNamespace(type="video")], str)
 

@@ -1,4 +1,4 @@
-"""What is trained on: of an episode with tools, what the model sampled and nothing else."""
+"""Datums of episodes with tools: only tokens sampled by the model are trained on."""
 
 from __future__ import annotations
 
@@ -56,14 +56,12 @@ async def played(url: str, seed: int, keeps_thinking: bool) -> Group:
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**20), keeps_thinking=st.booleans())
-def test_advantages_sit_on_the_tokens_that_the_model_sampled_and_nowhere_else(
-    worlds: Served, seed: int, keeps_thinking: bool
-) -> None:
+def test_only_sampled_tokens_have_advantages(worlds: Served, seed: int, keeps_thinking: bool) -> None:
     group = asyncio.run(played(worlds.url, seed, keeps_thinking))
     for episode in group.episodes:
         assert episode.error is None
-        own = np.arange(1.0, len(episode.turns) + 1)  # an advantage that says which turn it is of
-        data = list(episode_data(episode, own))
+        turn_advantages = np.arange(1.0, len(episode.turns) + 1)  # an advantage that says which turn it is of
+        data = list(episode_data(episode, turn_advantages))
         trained = {number: list[int]() for number in range(1, len(episode.turns) + 1)}
         for datum in data:
             assert np.array_equal(datum.prompt.tokens[1:], datum.targets[:-1]), "a target is the token that comes next"

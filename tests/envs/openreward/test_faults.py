@@ -55,14 +55,14 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_fifth_of_all_requests_spoiled_every_rollout_ends_in_a_known_state(worlds: Served) -> None:
+def test_every_rollout_ends_in_a_known_state_with_a_fifth_of_requests_failing(worlds: Served) -> None:
     CALLS.clear()
     (first, *_) = openreward(target=f"{worlds.url}#marks")
     chat = ByteChat()
-    asked = iter(range(10**6))
+    request_numbers = iter(range(10**6))
 
     def author(prompt: str, *, seed: int) -> str:
-        return call("mark", mark=f"call {next(asked)}", reward=1.0, finished=prompt.count("marked") >= 1)
+        return call("mark", mark=f"call {next(request_numbers)}", reward=1.0, finished=prompt.count("marked") >= 1)
 
     async def days() -> tuple[Sequence[rlkit.Group], Sequence[rlkit.Group]]:
         settings = EnvSettings(8, Sampling(10_000), 60.0, 8, Limits())
@@ -96,7 +96,7 @@ def play(task: OpenRewardTask, *replies: str) -> rlkit.Outcome:
 
 
 @pytest.mark.parametrize("kind", ["reply", "cut"])
-def test_a_call_whose_reply_is_lost_is_not_made_again_and_its_reward_is_not_taken(worlds: Served, kind: str) -> None:
+def test_a_call_whose_reply_is_lost_is_not_repeated_and_has_no_reward(worlds: Served, kind: str) -> None:
     CALLS.clear()
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with (
@@ -109,9 +109,7 @@ def test_a_call_whose_reply_is_lost_is_not_made_again_and_its_reward_is_not_take
 
 
 @pytest.mark.parametrize("kind", ["reply", "cut", "503"])
-def test_a_session_is_asked_for_its_prompt_once_and_then_for_nothing_if_the_answer_is_lost(
-    worlds: Served, kind: str
-) -> None:
+def test_a_session_whose_prompt_is_lost_gets_no_more_requests(worlds: Served, kind: str) -> None:
     PROMPTS.clear()
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with FaultyProxy(worlds.url, share=0.6, kinds=(kind,), path_suffix="/messages", seed=1) as proxy:  # pyright: ignore
@@ -122,7 +120,7 @@ def test_a_session_is_asked_for_its_prompt_once_and_then_for_nothing_if_the_answ
     assert worlds.sessions == 0
 
 
-def test_a_server_that_has_no_time_to_give_a_prompt_is_asked_again(worlds: Served) -> None:
+def test_a_prompt_is_requested_again_if_the_server_is_busy(worlds: Served) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with FaultyProxy(worlds.url, share=0.5, kinds=("429",), path_suffix="/messages", seed=4) as proxy:
         outcome = play(through(task, proxy.url), call("mark", mark="a", reward=1, finished=True))
@@ -139,7 +137,7 @@ def test_a_call_that_the_server_has_no_time_for_is_made_again(worlds: Served) ->
 
 
 @pytest.mark.parametrize("kind", ["reply", "cut", "hang", "429", "503"])
-def test_a_session_whose_opening_fails_is_replaced_by_a_fresh_one_and_deleted(worlds: Served, kind: str) -> None:
+def test_a_session_that_fails_to_open_is_replaced_and_deleted(worlds: Served, kind: str) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     task = through(task, "")
     task = replace(task, settings=replace(task.settings, time=TimeLimits(1.0, 1.0, 0.5), openings=12))
@@ -155,7 +153,7 @@ def test_a_session_whose_opening_fails_is_replaced_by_a_fresh_one_and_deleted(wo
     assert worlds.sessions == 0
 
 
-def test_a_session_that_the_server_has_lost_fails_the_episode(worlds: Served) -> None:
+def test_a_session_lost_by_the_server_fails_the_episode(worlds: Served) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
 
     def forgetting(prompt: str) -> str:
@@ -166,7 +164,7 @@ def test_a_session_that_the_server_has_lost_fails_the_episode(worlds: Served) ->
         asyncio.run(task.rollout(ScriptedPolicy(forgetting)))
 
 
-def test_a_server_that_is_restarted_is_played_on(worlds: Served) -> None:
+def test_play_continues_after_a_server_restart(worlds: Served) -> None:
     with served([Marks]) as first:
         (task, *_) = openreward(target=first.url)
         port = int(first.url.rpartition(":")[2])
@@ -174,7 +172,7 @@ def test_a_server_that_is_restarted_is_played_on(worlds: Served) -> None:
         assert play(task, call("mark", mark="a", reward=1, finished=True)).reward == 1
 
 
-def test_what_no_retry_would_mend_is_one_line_before_the_first_rollout(
+def test_permanent_errors_are_one_line_before_the_first_rollout(
     worlds: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENREWARD_API_KEY", raising=False)
@@ -204,7 +202,7 @@ def _no_sleep(sleep: object) -> object:
 
 
 @pytest.mark.parametrize(("status", "message"), [("401", "set OPENREWARD_API_KEY"), ("402", "no credit left")])
-def test_a_key_that_is_refused_stops_the_run(worlds: Served, status: str, message: str) -> None:
+def test_a_rejected_key_stops_the_run(worlds: Served, status: str, message: str) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with (
         FaultyProxy(worlds.url, share=1.0, kinds=(status,), path_suffix="/create") as proxy,  # pyright: ignore
@@ -213,7 +211,7 @@ def test_a_key_that_is_refused_stops_the_run(worlds: Served, status: str, messag
         play(through(task, proxy.url))
 
 
-def test_the_key_of_the_platform_goes_to_no_other_server(worlds: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_platform_key_is_sent_to_no_other_server(worlds: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENREWARD_API_KEY", "or-key-of-the-platform")
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     assert "or-key-of-the-platform" not in str(play(task, call("reveal")).info)

@@ -27,18 +27,18 @@ class WhoDunIt(Marks):
 
 
 @pytest.mark.parametrize(
-    ("variable", "asked"),
+    ("variable", "host"),
     [("OPENREWARD_URL", "sessions.openreward.test"), ("OPENREWARD_SESSION_URL", "openreward.test")],
 )
 def test_a_variable_says_where_hosted_environments_are(
-    variable: str, asked: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names, resolved = set[str](), socket.getaddrinfo
 
-    def resolve_here(host: Any, *arguments: Any, **named: Any) -> Any:
-        if not str(host).endswith("openreward.test"):
-            return resolved(host, *arguments, **named)
-        names.add(str(host))
+    def resolve_here(name: Any, *arguments: Any, **named: Any) -> Any:
+        if not str(name).endswith("openreward.test"):
+            return resolved(name, *arguments, **named)
+        names.add(str(name))
         return resolved("127.0.0.1", *arguments, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve_here)
@@ -51,5 +51,5 @@ def test_a_variable_says_where_hosted_environments_are(
         outcome = asyncio.run(task.rollout(ScriptedPolicy([call("mark", mark="a", reward=1.0, finished=True)])))
     assert (outcome.reward, dict(CALLS), len(others)) == (1.0, {"a": 1}, 5)
     assert task.task_id.startswith("GeneralReasoning/WhoDunIt")
-    assert [given["OPENREWARD_API_KEY"] for given in GIVEN] == [KEY]
-    assert names == {asked}
+    assert [headers["OPENREWARD_API_KEY"] for headers in GIVEN] == [KEY]
+    assert names == {host}

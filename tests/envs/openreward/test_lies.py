@@ -47,7 +47,7 @@ def stream(data: str) -> Response:
 
 @pytest.fixture
 def liar() -> Iterator[Liar]:
-    found = Liar()
+    lying_server = Liar()
     numbers = iter(range(10**6))
 
     async def answer(request: Request) -> Response:
@@ -61,15 +61,15 @@ def liar() -> Iterator[Liar]:
             case "create_session":
                 return stream(json.dumps({"sid": f"s{next(numbers)}"}))
             case "create":
-                found.open.add(request.headers["x-session-id"])
+                lying_server.open.add(request.headers["x-session-id"])
             case "messages":
-                return PlainTextResponse(found.messages)
+                return PlainTextResponse(lying_server.messages)
             case "task_tools":
-                return PlainTextResponse(found.tools)
+                return PlainTextResponse(lying_server.tools)
             case "call":
-                return stream(f'{{"ok": true, "output": {found.output}}}')
+                return stream(f'{{"ok": true, "output": {lying_server.output}}}')
             case "delete":
-                found.open.discard(request.headers["x-session-id"])
+                lying_server.open.discard(request.headers["x-session-id"])
             case _:
                 pass
         return PlainTextResponse("{}")
@@ -78,10 +78,10 @@ def liar() -> Iterator[Liar]:
         media_type = "application/json"
 
     async def typed(request: Request) -> Response:
-        made = await answer(request)
-        if made.media_type != "text/event-stream":
-            made = AsJson(made.body)
-        return made
+        response = await answer(request)
+        if response.media_type != "text/event-stream":
+            response = AsJson(response.body)
+        return response
 
     app = Starlette(routes=[Route("/{path:path}", typed, methods=["GET", "POST"])])
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
@@ -89,18 +89,18 @@ def liar() -> Iterator[Liar]:
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    found.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield found
+    lying_server.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield lying_server
     server.should_exit = True
     thread.join()
 
 
 def play(liar: Liar, *, replies: tuple[str, ...] = (GO,), **args: Any) -> Episode:
     chat = ByteChat()
-    said = iter(replies)
+    replies_left = iter(replies)
 
     def author(prompt: str, *, seed: int) -> str:
-        return next(said)
+        return next(replies_left)
 
     player = Player(chat, {"lies": EnvSettings(1, Sampling(300), 60.0, 0, Limits())}, seed=0, slots=Slots(1))
     sampler = ScriptedSampler(author, chat=chat)
@@ -114,8 +114,8 @@ def output(**changes: object) -> str:
     return json.dumps({"blocks": [], "metadata": None, "reward": 1.0, "finished": True, **changes})
 
 
-def blocks(*given: object) -> str:
-    return json.dumps([{"role": "user", "blocks": given}])
+def blocks(*contents: object) -> str:
+    return json.dumps([{"role": "user", "blocks": contents}])
 
 
 def test_a_server_that_keeps_to_the_standard_is_played(liar: Liar) -> None:
@@ -124,7 +124,7 @@ def test_a_server_that_keeps_to_the_standard_is_played(liar: Liar) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("output", "error"),
     [
         (output(reward="1"), "lies: go gave the reward '1'; rewards must be finite numbers"),
         (output(reward=float("nan")), "lies: go gave the reward nan; rewards must be finite numbers"),
@@ -141,8 +141,8 @@ def test_a_server_that_keeps_to_the_standard_is_played(liar: Liar) -> None:
         ("{", "lies: calling go: JSONDecodeError"),
     ],
 )
-def test_what_a_call_gave_that_makes_no_sense_is_no_reward(liar: Liar, given: str, error: str) -> None:
-    liar.output = given
+def test_an_invalid_call_result_gives_no_reward(liar: Liar, output: str, error: str) -> None:
+    liar.output = output
     episode = play(liar)
     assert (episode.status, episode.reward) == ("failed", None)
     assert episode.error is not None
@@ -167,32 +167,32 @@ def test_what_a_call_gave_that_makes_no_sense_is_no_reward(liar: Liar, given: st
         ({"tools": "{}"}, "lies: requesting the tools: KeyError"),
     ],
 )
-def test_a_task_that_makes_no_sense_fails_the_episode(liar: Liar, changes: dict[str, str], error: str) -> None:
+def test_an_invalid_task_fails_the_episode(liar: Liar, changes: dict[str, str], error: str) -> None:
     vars(liar).update(changes)
     episode = play(liar)
     assert (episode.status, episode.turns) == ("failed", ())
     assert error in (episode.error or "")
 
 
-def test_what_cannot_be_written_down_fails_the_episode_and_not_the_run(liar: Liar) -> None:
+def test_unserialisable_data_fails_the_episode_and_not_the_run(liar: Liar) -> None:
     liar.output = output(blocks=[{"type": "text", "text": "half \ud83d"}], finished=False)
     episode = play(liar, replies=(GO, "done"))
     assert episode.status == "failed"
     assert len((episode.error or "").splitlines()) == 1
 
 
-def test_rewards_that_are_too_large_together_fail_the_episode(liar: Liar) -> None:
+def test_a_reward_sum_that_overflows_fails_the_episode(liar: Liar) -> None:
     liar.output = output(reward=1.7e308, finished=False)
     episode = play(liar, replies=(GO + GO, "done"))
     assert (episode.status, episode.reward) == ("failed", None)
 
 
-def test_an_environment_that_goes_on_after_its_end_is_asked_for_nothing_more(liar: Liar) -> None:
+def test_a_finished_environment_gets_no_more_requests(liar: Liar) -> None:
     episode = play(liar, replies=(GO + GO + GO,))
     assert (episode.reward, episode.info["rewards"]) == (1.0, [1.0])
 
 
-def test_the_names_of_tools_reach_formats_that_need_them(liar: Liar) -> None:
+def test_tool_names_reach_formats_that_need_them(liar: Liar) -> None:
     liar.messages = json.dumps(
         [
             {"role": "user", "blocks": [{"type": "text", "text": "?"}]},

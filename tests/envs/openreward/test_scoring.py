@@ -32,10 +32,10 @@ def play(
 ) -> tuple[Group, list[Episode]]:
     """A group, and the episodes whose rewards were changed."""
     CALLS.clear()
-    chat, said, scored = ByteChat(), iter(replies), list[Episode]()
+    chat, replies_left, scored = ByteChat(), iter(replies), list[Episode]()
 
     def author(prompt: str, *, seed: int) -> str:
-        return next(said)
+        return next(replies_left)
 
     limits = EnvSettings(2, Sampling(300), 60.0, 0, Limits())
     player = Player(
@@ -54,7 +54,7 @@ def play(
         ({"max_reward": 0.5}, [0.25, 0.5]),
     ],
 )
-def test_a_group_is_compared_once_it_is_complete(worlds: Served, args: dict[str, Any], rewards: list[float]) -> None:
+def test_a_group_is_scored_when_it_is_complete(worlds: Served, args: dict[str, Any], rewards: list[float]) -> None:
     group, scored = play(f"{worlds.url}#compared", ["a bonus", call("look"), "a much longer answer"], **args)
     assert group.rewards.tolist() == rewards
     assert [episode.reward for episode in scored] == rewards
@@ -62,27 +62,27 @@ def test_a_group_is_compared_once_it_is_complete(worlds: Served, args: dict[str,
     assert worlds.sessions == 0
 
 
-def test_a_group_that_is_not_to_be_compared_has_the_rewards_of_its_calls(worlds: Served) -> None:
+def test_a_group_without_group_scoring_has_the_rewards_of_its_calls(worlds: Served) -> None:
     group, scored = play(f"{worlds.url}#compared", ["a bonus", "a longer bonus"], group_score="off")
     assert (group.rewards.tolist(), scored) == ([0.25, 0.25], [])
     group, scored = play(f"{worlds.url}#answers", ["yes", "no"])
     assert (group.rewards.tolist(), scored, CALLS["scored"]) == ([1.0, 0.0], [], 0)
 
 
-def test_a_comparison_that_fails_is_no_reward(worlds: Served) -> None:
+def test_a_failed_group_score_gives_no_reward(worlds: Served) -> None:
     group, scored = play(f"{worlds.url}#compared", ["a bonus", "unjudgeable"])
     assert [episode.status for episode in group.episodes] == ["failed", "failed"]
     assert all("the judge gave up" in (episode.error or "") for episode in scored)
 
 
-def test_a_group_that_was_compared_before_the_run_was_interrupted_is_not_compared_again(worlds: Served) -> None:
+def test_a_group_scored_before_an_interruption_is_not_scored_again(worlds: Served) -> None:
     group, _ = play(f"{worlds.url}#compared", ["a bonus", "a much longer answer"])
     progress = GroupProgress({episode.member: episode for episode in group.episodes}, {0: 1, 1: 1})
     again, scored = play(f"{worlds.url}#compared", [], progress=progress)
     assert (again.rewards.tolist(), scored, CALLS["scored"]) == (group.rewards.tolist(), [], 0)
 
 
-def test_a_comparison_that_the_server_has_no_time_for_is_asked_for_again(worlds: Served) -> None:
+def test_a_group_score_is_retried_if_the_server_is_busy(worlds: Served) -> None:
     with FaultyProxy(worlds.url, share=0.7, kinds=("429",), path_suffix="/score_group", seed=1) as proxy:
         group, _ = play(f"{proxy.url}#compared", ["a bonus", "a much longer answer"])
         assert proxy.outcomes["429"] > 0
@@ -90,7 +90,7 @@ def test_a_comparison_that_the_server_has_no_time_for_is_asked_for_again(worlds:
     assert worlds.sessions == 0
 
 
-def test_what_an_older_server_does_not_take_is_left_out_of_a_candidate(worlds: Served) -> None:
+def test_fields_unknown_to_an_older_server_are_left_out_of_a_candidate(worlds: Served) -> None:
     group, _ = play(f"{worlds.url}#compared", ["a bonus", "<think>hm</think>So." + call("look"), "It is."])
     whole, plain = (make_candidate(group.episodes[1], plain=plain) for plain in (False, True))
     assert [[block.type for block in message.blocks] for message in whole] == [

@@ -1,4 +1,4 @@
-"""What is broken in the SDK, and that it is left alone once it is not."""
+"""Defects of the SDK that rlkit patches; a fixed SDK is not patched."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Stream:
 
     @property
     def content(self) -> AsyncIterator[bytes]:
-        return self._read()
+        return self._iterate_lines()
 
-    async def _read(self) -> AsyncIterator[bytes]:
+    async def _iterate_lines(self) -> AsyncIterator[bytes]:
         for line in self.lines:
             yield line
 
@@ -41,9 +41,9 @@ def parsed(text: str) -> list[tuple[str, str]]:
 def untouched() -> ModuleType:
     """The SDK's module as it is on the disk."""
     sdk.load()
-    found = importlib.util.find_spec("openreward.api._session.http")
-    assert found is not None and found.origin is not None
-    spec = importlib.util.spec_from_file_location("untouched_http", found.origin)
+    module_spec = importlib.util.find_spec("openreward.api._session.http")
+    assert module_spec is not None and module_spec.origin is not None
+    spec = importlib.util.spec_from_file_location("untouched_http", module_spec.origin)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -54,10 +54,10 @@ def untouched() -> ModuleType:
 def untouched_client() -> ModuleType:
     """The SDK's client as it is on the disk."""
     sdk.load()
-    found = importlib.util.find_spec("openreward.api.environments.client")
-    assert found is not None and found.origin is not None
+    module_spec = importlib.util.find_spec("openreward.api.environments.client")
+    assert module_spec is not None and module_spec.origin is not None
     name = "openreward.api.environments.untouched_client"
-    spec = importlib.util.spec_from_file_location(name, found.origin)
+    spec = importlib.util.spec_from_file_location(name, module_spec.origin)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -74,7 +74,7 @@ def test_the_parser_of_the_known_version_loses_spaces_and_is_replaced(
     assert http._parse_sse_events is sdk.parse_events
 
 
-def test_what_is_not_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_sdk_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     import openreward.api._session.http as http
     import openreward.api.environments.client as client
 
@@ -89,21 +89,21 @@ def test_what_is_not_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert getattr(client.resumable_sse, "once", False)
 
 
-def test_prompts_and_blocks_of_the_known_version_are_mended(
+def test_prompts_and_blocks_of_the_known_version_are_patched(
     untouched_client: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import openreward.api.environments.client as client
 
     monkeypatch.setattr(client, "request_retryable", untouched_client.request_retryable)
     monkeypatch.setattr(client, "_parse_blocks", untouched_client._parse_blocks)
-    given = [{"type": "text", "text": "a"}, {"type": "hologram"}]
-    assert len(client._parse_blocks(given)) == 1
+    blocks = [{"type": "text", "text": "a"}, {"type": "hologram"}]
+    assert len(client._parse_blocks(blocks)) == 1
     assert (sdk.patch_prompts(), sdk.patch_blocks()) == (True, True), "fixed upstream: remove the patch"
-    assert [block.type for block in client._parse_blocks(given)] == ["text", "hologram"]
+    assert [block.type for block in client._parse_blocks(blocks)] == ["text", "hologram"]
     assert (sdk.patch_prompts(), sdk.patch_blocks()) == (False, False)
 
 
-def test_a_version_of_another_shape_is_used_as_it_is(
+def test_an_sdk_of_another_structure_is_used_unpatched(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import openreward.api._session.http as http
@@ -121,13 +121,13 @@ def test_a_version_of_another_shape_is_used_as_it_is(
     assert ["used unpatched" in record.message for record in caplog.records] == [True, True]
 
 
-def test_an_option_that_the_sdk_gives_itself_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_set_by_the_sdk_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     import openreward.api.environments.client as client
 
-    asked = list[tuple[str, object]]()
+    requests = list[tuple[str, object]]()
 
     async def resumable_sse(client: object, path: str, *, resumable_only: bool = False) -> None:
-        asked.append((path, resumable_only))
+        requests.append((path, resumable_only))
 
     monkeypatch.setattr(client, "resumable_sse", resumable_sse)
     assert sdk.patch_tool_calls()
@@ -138,16 +138,16 @@ def test_an_option_that_the_sdk_gives_itself_stands(monkeypatch: pytest.MonkeyPa
         await client.resumable_sse(None, "/x/call", resumable_only=False)  # pyright: ignore
 
     asyncio.run(main())
-    assert asked == [("/x/call", True), ("/create_session", False), ("/x/call", False)]
+    assert requests == [("/x/call", True), ("/create_session", False), ("/x/call", False)]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1), max_size=5))
-def test_data_comes_out_as_it_was_sent(chunks: list[str]) -> None:
+def test_event_data_round_trips(chunks: list[str]) -> None:
     text = "".join(f": ping\nevent: chunk\ndata: {chunk}\n\n" for chunk in chunks)
     assert parsed(text) == [("chunk", chunk) for chunk in chunks]
 
 
-def test_lines_that_are_no_field_are_passed_over() -> None:
+def test_lines_without_a_field_are_ignored() -> None:
     assert parsed("event:end\ndata\nid: 4\nnonsense\ndata:two\n\n\n") == [("end", "\ntwo")]
 
 

@@ -32,22 +32,20 @@ def test_the_environment_gets_the_value_and_the_model_and_the_record_do_not(worl
     assert VALUE not in str(outcome)
 
 
-def test_what_describes_tools_and_examples_is_shown_without_it() -> None:
+def test_tools_and_examples_are_redacted() -> None:
     from openreward.api.environments.types import Message, TextBlock, ToolCallBlock, ToolSpec
 
     clean = parse_secrets({"judge": "MY_JUDGE"}, hosted=False).cleaner()
     schema = {"type": "object", "properties": {"key": {"default": VALUE, "enum": [VALUE, 1, None]}}}
     example = Message("assistant", [ToolCallBlock("c", "look", {"with": [VALUE]})])
-    shown = [convert_tool(ToolSpec("look", f"Use {VALUE}.", schema), clean)]
-    asked = convert_messages([Message("user", [TextBlock(f"It is {VALUE}.")]), example], clean)
-    assert VALUE not in str(shown) + str(asked)
-    assert str(shown).count("***") == 3
-    assert asked[1].get("tool_calls") == [{"id": "c", "name": "look", "arguments": {"with": ["***"]}}]
+    tools = [convert_tool(ToolSpec("look", f"Use {VALUE}.", schema), clean)]
+    messages = convert_messages([Message("user", [TextBlock(f"It is {VALUE}.")]), example], clean)
+    assert VALUE not in str(tools) + str(messages)
+    assert str(tools).count("***") == 3
+    assert messages[1].get("tool_calls") == [{"id": "c", "name": "look", "arguments": {"with": ["***"]}}]
 
 
-def test_the_key_of_the_platform_is_not_told_either_where_it_is_sent(
-    worlds: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_platform_key_is_redacted_if_it_is_sent(worlds: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENREWARD_API_KEY", "or-key-of-the-platform")
     (task, *_) = openreward(target=f"{worlds.url}#marks", send_api_key=True)
     outcome = asyncio.run(task.rollout(ScriptedPolicy([call("reveal")])))
@@ -55,23 +53,23 @@ def test_the_key_of_the_platform_is_not_told_either_where_it_is_sent(
     assert "or-key-of-the-platform" not in str(outcome)
 
 
-def test_an_error_of_the_environment_is_told_without_it(worlds: Served) -> None:
+def test_an_environment_error_is_redacted(worlds: Served) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks", secrets={"judge": "MY_JUDGE"})
     with pytest.raises(EnvironmentFault, match=r"the secret is \*\*\*"):
         asyncio.run(task.rollout(ScriptedPolicy([call("fail")])))
 
 
-def test_a_value_in_place_of_a_name_is_refused_and_not_repeated() -> None:
-    for given in ("sk-1234567890abcdefghij", {"env": "sk-12345"}, {"env": "MY_JUDGE", "domain": "x"}, {"domains": []}):
+def test_a_secret_value_in_place_of_a_name_is_rejected_and_not_shown() -> None:
+    for secret in ("sk-1234567890abcdefghij", {"env": "sk-12345"}, {"env": "MY_JUDGE", "domain": "x"}, {"domains": []}):
         with pytest.raises(UsageError, match=r"^secrets\.key: ") as refused:
-            parse_secrets({"key": given}, hosted=False)  # pyright: ignore
+            parse_secrets({"key": secret}, hosted=False)  # pyright: ignore
         assert "sk-" not in str(refused.value)
 
 
 def test_a_hosted_environment_is_told_where_a_secret_may_be_sent() -> None:
     with pytest.raises(UsageError, match=r"secrets\.judge: OpenReward has no allowed hosts"):
         parse_secrets({"judge": "MY_JUDGE"}, hosted=True)
-    known = parse_secrets(
+    secrets = parse_secrets(
         {"openai_api_key": "MY_JUDGE", "judge": {"env": "MY_JUDGE", "domains": ["a.example"]}}, hosted=True
     )
-    assert known.sent() == {"openai_api_key": VALUE, "judge": (VALUE, ["a.example"])}
+    assert secrets.sent() == {"openai_api_key": VALUE, "judge": (VALUE, ["a.example"])}

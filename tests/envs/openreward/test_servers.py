@@ -42,7 +42,7 @@ def pids(tmp_path: Path) -> list[int]:
     return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def gone(pid: int) -> bool:
 
 
 def wait_until_gone(*processes: int) -> None:
-    wait_until(lambda: all(map(gone, processes)), why=lambda: processes)
+    wait_until(lambda: all(map(has_ended, processes)), why=lambda: processes)
 
 
 def test_a_server_is_shared_and_ends_with_its_last_user_and_all_that_it_started(
@@ -62,13 +62,13 @@ def test_a_server_is_shared_and_ends_with_its_last_user_and_all_that_it_started(
         assert answer.status == 200
     assert pickle.loads(pickle.dumps(server)) is None
     running = pids(tmp_path)
-    assert not any(map(gone, running))
+    assert not any(map(has_ended, running))
     del server
     gc.collect()
     wait_until_gone(*running)
 
 
-def test_a_server_that_has_ended_by_itself_is_told(tmp_path: Path) -> None:
+def test_a_server_that_exits_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(
         HEALTHY.replace(".serve_forever()", ".handle_request(); print('out of memory')")
     )
@@ -80,7 +80,7 @@ def test_a_server_that_has_ended_by_itself_is_told(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: Path) -> None:
+def test_a_server_ends_when_its_run_is_killed(command: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom rlkit.envs.openreward.connection.servers import local_server\n"
         f"held = local_server(sys.argv[1:], within_s={HANG_S})\nprint('up', flush=True)\ntime.sleep(600)"
@@ -104,6 +104,6 @@ def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: P
         ("python -c 'import time; time.sleep(60)' {port}", "does not answer at .*/health within 0.5 s"),
     ],
 )
-def test_a_command_that_starts_no_server_is_one_line(command: str, message: str) -> None:
+def test_a_command_that_starts_no_server_is_a_one_line_error(command: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         local_server(command, within_s=0.5 if "sleep" in command else HANG_S)

@@ -1,4 +1,4 @@
-"""Which tasks a run plays, and that a resumed run plays the same."""
+"""Choice of a run's tasks; a resumed run plays the same tasks."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def test_the_choice_follows_from_sizes_settings_and_seed(sizes: dict[str, int], 
     assert sum(split == "x" for split, _ in tasks) == sizes.get("x", 0)
 
 
-def made(url: str, **args: object) -> OpenRewardTasks:
+def make_tasks(url: str, **args: object) -> OpenRewardTasks:
     return openreward(target=f"{url}#marks", **args)  # pyright: ignore
 
 
-def test_a_resumed_run_sees_the_tasks_that_it_began_with_though_the_server_has_others(worlds: Served) -> None:
-    first = made(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
+def test_a_resumed_run_keeps_its_tasks_although_the_server_has_others(worlds: Served) -> None:
+    first = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
     first.next()
-    kept = first.state_dict()
+    state = first.state_dict()
     rest = [first.next().task_id for _ in range(7)]
-    grown = made(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
-    grown.load_state_dict({**kept, "sizes": {"train": 50}})
+    grown = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
+    grown.load_state_dict({**state, "sizes": {"train": 50}})
     assert grown.state_dict()["sizes"] == {"train": 50}
-    again = made(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
+    again = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
     again.load_state_dict(grown.state_dict())
-    again.load_state_dict(kept)
+    again.load_state_dict(state)
     assert [again.next().task_id for _ in range(7)] == rest
 
 
 def test_a_run_cannot_be_resumed_with_another_environment(worlds: Served) -> None:
-    state = made(worlds.url).state_dict()
+    state = make_tasks(worlds.url).state_dict()
     with pytest.raises(UsageError, match="the run was started with marks, not answers"):
         openreward(target=f"{worlds.url}#answers").load_state_dict(state)
 
@@ -75,12 +75,12 @@ def test_several_splits_and_a_configuration_name_the_same_tasks(worlds: Served) 
     assert len({task.task_id for task in tasks}) == 4
 
 
-def test_a_curriculum_may_choose_among_them(worlds: Served) -> None:
-    source = task_source(made(worlds.url), TargetCurriculum(name="target"), field="c", seed=0)
+def test_a_curriculum_may_draw_the_tasks(worlds: Served) -> None:
+    source = task_source(make_tasks(worlds.url), TargetCurriculum(name="target"), field="c", seed=0)
     assert source.next() is not None
 
 
-def test_a_server_whose_first_environment_is_meant_needs_no_variant(worlds: Served) -> None:
+def test_the_first_environment_of_a_server_needs_no_variant(worlds: Served) -> None:
     assert openreward(target=worlds.url)[0].settings.access.target.variant == "marks"
 
 
@@ -92,14 +92,14 @@ def test_a_server_whose_first_environment_is_meant_needs_no_variant(worlds: Serv
         ({"train": {"samples": 1}}, "samples"),
     ],
 )
-def test_splits_that_make_no_sense_are_refused(worlds: Served, splits: object, message: str) -> None:
+def test_invalid_splits_are_rejected(worlds: Served, splits: object, message: str) -> None:
     settings = {"envs": {"m": {"env": "openreward", "args": {"target": worlds.url, "splits": splits}}}}
     config = load_config([], settings=settings).config  # pyright: ignore
     with pytest.raises(UsageError, match=message):
         load_envs("m", config.envs["m"], field="envs.m", seed=0)
 
 
-def configured(url: str, directory: Path, *, resume: bool, **args: object) -> RLTrainer:
+def make_trainer(url: str, directory: Path, *, resume: bool, **args: object) -> RLTrainer:
     settings = {
         "model": "simulated",
         "envs": {"mine": {"env": "openreward", "args": {"target": f"{url}#marks"}}},
@@ -111,24 +111,24 @@ def configured(url: str, directory: Path, *, resume: bool, **args: object) -> RL
     return RLTrainer(resolved, directory=directory, resume=resume)
 
 
-def begun(url: str, directory: Path, *, resume: bool = False, **args: object) -> list[str]:
-    """The tasks that a run evaluates, which is begun, or gone on with, on a server."""
-    trainer = configured(url, directory, resume=resume, **args)
+def recorded_eval_tasks(url: str, directory: Path, *, resume: bool = False, **args: object) -> list[str]:
+    """Start or resume a run on a server; return the names of its evaluation tasks."""
+    trainer = make_trainer(url, directory, resume=resume, **args)
     trainer._manifest.write(directory)  # pyright: ignore[reportPrivateUsage]  as `train` does, which would need a service
     return [env.task_id for env in trainer._eval_tasks["held_out"]]  # pyright: ignore
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[object]], list[object]]) -> None:
-    """From now on the server has other tasks."""
+    """Change the tasks of the server."""
     tasks = {split: change(Marks.list_tasks(split)) for split in ("train", "test")}
     monkeypatch.setattr(Marks, "_tasks_cache", tasks, raising=False)
 
 
 @pytest.mark.slow
-def test_a_run_records_its_tasks_and_evaluates_the_same_ones_after_a_server_has_got_more(
+def test_a_run_evaluates_its_recorded_tasks_after_the_server_adds_more(
     worlds: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = begun(worlds.url, tmp_path)
+    first = recorded_eval_tasks(worlds.url, tmp_path)
     recorded = json.loads((tmp_path / "tasks.json").read_text())
     test = recorded["eval.envs.held_out"]
     assert test["target"] == "marks"
@@ -136,42 +136,43 @@ def test_a_run_records_its_tasks_and_evaluates_the_same_ones_after_a_server_has_
     assert first == [f"marks/test/{index}" for index in test["tasks"]["test"]]
     assert set(recorded) == {"envs.mine", "eval.envs.held_out"}
     serve(monkeypatch, lambda tasks: [*tasks, *({"id": number} for number in range(90, 99))])
-    assert begun(worlds.url, tmp_path, resume=True) == first
-    assert begun(worlds.url, tmp_path / "other") != first
-    assert begun(worlds.url, tmp_path / "repeated", splits={"test": {"size": test["sizes"]["test"]}}) == first
+    assert recorded_eval_tasks(worlds.url, tmp_path, resume=True) == first
+    assert recorded_eval_tasks(worlds.url, tmp_path / "other") != first
+    assert (
+        recorded_eval_tasks(worlds.url, tmp_path / "repeated", splits={"test": {"size": test["sizes"]["test"]}})
+        == first
+    )
 
 
-def test_a_run_does_not_go_on_with_tasks_that_have_changed_or_are_gone(
+def test_a_run_does_not_resume_with_changed_or_missing_tasks(
     worlds: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun(worlds.url, tmp_path)
+    recorded_eval_tasks(worlds.url, tmp_path)
     serve(monkeypatch, lambda tasks: tasks[::-1])
     with pytest.raises(UsageError, match="the tasks of marks have changed since the run was started"):
-        begun(worlds.url, tmp_path, resume=True)
+        recorded_eval_tasks(worlds.url, tmp_path, resume=True)
     serve(monkeypatch, lambda tasks: tasks[1:])
     with pytest.raises(UsageError, match=r"of marks had \d tasks when the run was started, and has fewer now"):
-        begun(worlds.url, tmp_path, resume=True)
+        recorded_eval_tasks(worlds.url, tmp_path, resume=True)
 
 
-def test_other_settings_of_a_run_that_goes_on_are_followed(worlds: Served, tmp_path: Path) -> None:
-    assert len(begun(worlds.url, tmp_path)) == 2
-    assert begun(worlds.url, tmp_path, resume=True, splits={"test": {"num_samples": 1, "shuffle": False}}) == [
-        "marks/test/0"
-    ]
+def test_changed_settings_of_a_resumed_run_take_effect(worlds: Served, tmp_path: Path) -> None:
+    assert len(recorded_eval_tasks(worlds.url, tmp_path)) == 2
+    assert recorded_eval_tasks(
+        worlds.url, tmp_path, resume=True, splits={"test": {"num_samples": 1, "shuffle": False}}
+    ) == ["marks/test/0"]
 
 
-def test_a_size_that_a_split_does_not_have_is_refused(worlds: Served) -> None:
+def test_a_size_beyond_the_split_is_rejected(worlds: Served) -> None:
     with pytest.raises(UsageError, match=r"splits\.train\.size: the split has \d+ tasks, not 1000"):
-        made(worlds.url, splits={"train": Split(size=1000)})
+        make_tasks(worlds.url, splits={"train": Split(size=1000)})
 
 
-def test_a_server_that_does_not_show_its_tasks_is_said_to_go_unnoticed(
-    worlds: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_list_its_tasks_is_noted(worlds: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def hidden(split: str, index: int) -> object:
         raise NotImplementedError
 
     monkeypatch.setattr(Marks, "get_task", hidden)
-    told = list[str]()
-    made(worlds.url, note=told.append)
-    assert told == ["marks does not show its tasks, so changes of them cannot be detected"]
+    notes = list[str]()
+    make_tasks(worlds.url, note=notes.append)
+    assert notes == ["marks does not show its tasks, so changes of them cannot be detected"]

@@ -28,7 +28,7 @@ def test_one_string_names_a_hosted_environment_or_a_server(text: str, target: Ta
     ["", "Name", "Owner/Name/More", "Owner/Name#", "Owner/Name@1#a@2", "ftp://host", "http://", "http://host:port",
      "http://user:password@host", "http://host?key=1", "Owner/Name#a b"],
 )  # fmt: skip
-def test_anything_else_is_refused_without_repeating_a_password(text: str) -> None:
+def test_any_other_target_is_rejected_without_showing_a_password(text: str) -> None:
     with pytest.raises(UsageError, match=r"^target: ") as refused:
         parse_target(text)
     assert "password@" not in str(refused.value)

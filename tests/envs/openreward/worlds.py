@@ -72,7 +72,7 @@ class Base(Environment):
         return [TextBlock(text=f"Task {self.task_spec['id']}.")]
 
 
-def said(text: str, **rest: Any) -> ToolOutput:
+def make_output(text: str, **rest: Any) -> ToolOutput:
     return ToolOutput(blocks=[TextBlock(text=text)], **rest)
 
 
@@ -83,12 +83,12 @@ class Marks(Base):
     async def mark(self, params: Mark) -> ToolOutput:
         """Leave a mark."""
         CALLS[params.mark] += 1
-        return said(f"marked {params.mark}", reward=params.reward, finished=params.finished)
+        return make_output(f"marked {params.mark}", reward=params.reward, finished=params.finished)
 
     @tool
     async def indented(self, params: Length) -> ToolOutput:
         """Text in which every other character is a space."""
-        return said("x " * (params.chars // 2))
+        return make_output("x " * (params.chars // 2))
 
     @tool
     async def fail(self) -> ToolOutput:
@@ -99,7 +99,7 @@ class Marks(Base):
     async def sleep(self) -> ToolOutput:
         """Take long."""
         await asyncio.sleep(30)
-        return said("slept")
+        return make_output("slept")
 
     @tool
     async def picture(self) -> ToolOutput:
@@ -114,7 +114,7 @@ class Marks(Base):
     @tool
     async def reveal(self) -> ToolOutput:
         """All that it was given."""
-        return said(repr(sorted(self.secrets_given.items())), reward=1.0, finished=True)
+        return make_output(repr(sorted(self.secrets_given.items())), reward=1.0, finished=True)
 
     def __init__(self, task_spec: Any = {}, secrets: Mapping[str, str] = {}) -> None:  # noqa: B006
         super().__init__(task_spec, dict(secrets))
@@ -128,7 +128,7 @@ class Answers(Base):
     @tool
     async def answer(self, params: Text) -> ToolOutput:
         """Answer."""
-        return said("noted", reward=float("yes" in params.text), finished=True)
+        return make_output("noted", reward=float("yes" in params.text), finished=True)
 
 
 class Talks(Base):
@@ -145,8 +145,8 @@ class Talks(Base):
 
     @tool
     async def shared(self) -> ToolOutput:
-        """Of all tasks."""
-        return said("shared")
+        """Tool of all tasks."""
+        return make_output("shared")
 
     @override
     def list_task_tools(self) -> Any:
@@ -155,7 +155,7 @@ class Talks(Base):
     @tool(shared=False)
     async def own(self) -> ToolOutput:
         """Of this task."""
-        return said("own", reward=1.0, finished=True)
+        return make_output("own", reward=1.0, finished=True)
 
 
 class Compared(Base):
@@ -165,12 +165,12 @@ class Compared(Base):
     @tool
     async def answer(self, params: Text) -> ToolOutput:
         """Answer."""
-        return said("noted", reward=0.25 if "bonus" in params.text else None, finished=True)
+        return make_output("noted", reward=0.25 if "bonus" in params.text else None, finished=True)
 
     @tool
     async def look(self) -> ToolOutput:
         """Look."""
-        return said("nothing")
+        return make_output("nothing")
 
     @override
     async def score_group(self, candidates: Any) -> Any:
@@ -192,7 +192,7 @@ class Broken(Base):
     @tool
     async def nothing(self) -> ToolOutput:
         """Nothing."""
-        return said("")
+        return make_output("")
 
 
 WORLDS: list[type[Environment]] = [Marks, Answers, Talks, Compared, Broken]

@@ -250,7 +250,7 @@ def test_different_answers_are_different(gold: str, answer: str) -> None:
     "answer",
     ["9**9**9", "99999999!", "((9!)!)!", "7^{7^{7^{7}}} \\bmod 100", "1e999999999", "\\binom{1000000000}{500000000}"],
 )
-def test_a_monstrous_answer_is_wrong_and_not_computed(answer: str) -> None:
+def test_a_huge_answer_is_wrong_without_being_computed(answer: str) -> None:
     assert judge(answer, "\\sqrt{2}") == ("no", "monstrous", True)
 
 
@@ -260,17 +260,17 @@ def test_a_number_too_large_to_compute_equals_itself_only() -> None:
     assert judge("10^{10^{11}}", "10^{10^{10}}").verdict == "no"
 
 
-def test_what_is_not_known_is_not_decided() -> None:
+def test_an_unknown_notation_is_undecided() -> None:
     assert judge(r"\sum_{i=1}^{3} i", "6").verdict == "unknown"
     assert not judge("6", r"\sum_{i=1}^{3} i").gold_read
 
 
-def test_a_number_with_more_digits_than_floats_can_tell_apart_is_not_decided() -> None:
+def test_a_number_with_more_digits_than_a_float_is_undecided() -> None:
     assert judge("14142135.6237", r"10^7\sqrt{2}").verdict != "yes"
     assert judge("3141592653589793", r"10^{15}\pi").verdict != "yes"
 
 
-def test_arithmetic_that_is_not_done_can_be_refused() -> None:
+def test_unevaluated_arithmetic_can_be_rejected() -> None:
     strict = Policies(unevaluated="reject")
     for answer in ("17+25", "6*7", "7!/120", "\\sqrt{1764}", "2^5+10"):
         assert judge(answer, "42").verdict == "yes"
@@ -305,7 +305,7 @@ def test_a_number_in_another_base_is_its_digits_or_its_value() -> None:
     assert [judge(answer, "52_8", Policies(base="value")).verdict for answer in ("52", "42")] == ["no", "yes"]
 
 
-def test_a_logarithm_without_a_base_can_be_fixed() -> None:
+def test_the_base_of_a_bare_logarithm_can_be_set() -> None:
     assert judge(r"\ln 2", r"\log 2", Policies(logarithm="ten")).verdict == "no"
     assert judge(r"\ln 2", r"\log 2", Policies(logarithm="natural")).verdict == "yes"
 

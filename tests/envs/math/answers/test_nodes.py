@@ -15,12 +15,12 @@ SMALL = st.fractions(min_value=-50, max_value=50, max_denominator=50)
 @given(SMALL, SMALL, st.integers(-6, 6))
 def test_rational_arithmetic_is_exact(left: Fraction, right: Fraction, power: int) -> None:
     builder = Builder()
-    one, other = Number(left), Number(right)
-    assert builder.add((one, other)) == Number(left + right)
-    assert builder.multiply((one, other)) == Number(left * right)
+    left_number, right_number = Number(left), Number(right)
+    assert builder.add((left_number, right_number)) == Number(left + right)
+    assert builder.multiply((left_number, right_number)) == Number(left * right)
     if right:
-        assert builder.divide(one, other) == Number(left / right)
-        assert builder.power(other, make_integer(power)) == (Number(right**power) if right else one)
+        assert builder.divide(left_number, right_number) == Number(left / right)
+        assert builder.power(right_number, make_integer(power)) == (Number(right**power) if right else left_number)
 
 
 @given(st.fractions(min_value=0, max_value=1000, max_denominator=1000), st.integers(2, 7))
@@ -28,16 +28,16 @@ def test_a_rational_root_is_found(root: Fraction, degree: int) -> None:
     assert Builder().power(Number(root**degree), Number(Fraction(1, degree))) == Number(root)
 
 
-def test_a_root_that_is_irrational_stays() -> None:
+def test_an_irrational_root_stays_symbolic() -> None:
     assert isinstance(Builder().power(make_integer(2), Number(Fraction(1, 2))), Power)
 
 
-def test_a_power_that_is_too_large_stays_as_it_is_written() -> None:
+def test_a_power_that_is_too_large_stays_symbolic() -> None:
     assert Builder().power(make_integer(10), make_integer(10**10)) == Power(make_integer(10), make_integer(10**10))
     assert Builder().call("factorial", (make_integer(10**6),)) == Call("factorial", (make_integer(10**6),))
 
 
-def test_what_is_not_defined_is_malformed() -> None:
+def test_an_undefined_expression_is_malformed() -> None:
     for name, arguments in (("factorial", (-1,)), ("binomial", (3, -1)), ("mod", (3, 0))):
         with pytest.raises(MalformedError):
             Builder().call(name, tuple(make_integer(argument) for argument in arguments))
@@ -45,7 +45,7 @@ def test_what_is_not_defined_is_malformed() -> None:
         Builder().divide(Symbol("x"), make_integer(0))
 
 
-def test_exact_arithmetic_stops_where_it_is_too_much() -> None:
+def test_exact_arithmetic_stops_at_its_limits() -> None:
     builder = Builder()
     with pytest.raises(LimitError):
         for _ in range(100):

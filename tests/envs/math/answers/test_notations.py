@@ -1,4 +1,4 @@
-"""What one answer can look like: periods, empty delimiters, names before values, currencies, marks, braces, vectors."""
+"""Notations of one answer: periods, empty delimiters, names before values, currencies, marks, braces, vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS = st.text("0123456789", min_size=1, max_size=6)
 COLUMN = r"\begin{pmatrix}1\\2\end{pmatrix}"
 
 
-def test_notations_are_judged_as_they_were_by_hand() -> None:
+def test_notations_are_judged_as_labelled_by_hand() -> None:
     cases = [json.loads(line) for line in CASES.read_text().splitlines()]
     judged = [(case, judge(case["answer"], case["gold"]).verdict) for case in cases]
     assert [(case, verdict) for case, verdict in judged if verdict != case["verdict"]] == []
@@ -76,7 +76,7 @@ def test_an_answer_is_right_in_every_notation(gold: str, answer: str) -> None:
         ("7", r"7\right."),
     ],
 )
-def test_what_only_looks_like_the_answer_is_wrong(gold: str, answer: str) -> None:
+def test_an_answer_that_only_resembles_the_gold_answer_is_wrong(gold: str, answer: str) -> None:
     assert judge(answer, gold).verdict == "no"
 
 
@@ -97,7 +97,7 @@ def test_what_only_looks_like_the_answer_is_wrong(gold: str, answer: str) -> Non
         (r"\$5", "CAD 5"),
     ],
 )
-def test_what_may_be_read_in_two_ways_is_not_decided(gold: str, answer: str) -> None:
+def test_an_ambiguous_answer_is_undecided(gold: str, answer: str) -> None:
     assert judge(answer, gold).verdict == "unknown"
 
 
@@ -132,7 +132,7 @@ NAMES = ["P(X=2)", r"P(A\mid B)", "|AB|", "f(3)", "f'(3)", r"(f\circ g)(3)", "E[
 
 
 @given(st.sampled_from(NAMES), st.fractions(max_denominator=99, min_value=-99, max_value=99))
-def test_a_name_before_a_value_says_nothing_else_than_its_name(name: str, value: Fraction) -> None:
+def test_a_name_before_a_value_is_ignored(name: str, value: Fraction) -> None:
     gold, other = f"{value.numerator}/{value.denominator}", f"{value.numerator + 1}/{value.denominator}"
     assert judge(f"{name} = {gold}", gold).verdict == judge(f"{gold} = {name}", gold).verdict == "yes"
     assert judge(f"{name} = {gold}", other).verdict == "no"
@@ -142,14 +142,14 @@ def test_a_name_before_a_value_says_nothing_else_than_its_name(name: str, value:
 
 
 @given(st.integers(-(10**6), 10**6), st.sampled_from(["*", "**", "...", " ...", "…", r"\ldots", "^", "_", "="]))
-def test_a_number_with_a_mark_behind_it_is_not_the_number(value: int, mark: str) -> None:
+def test_a_number_with_a_trailing_mark_differs_from_the_number(value: int, mark: str) -> None:
     assert judge(f"{value}{mark}", str(value)).verdict != "yes"
     assert judge(f"{mark}{value}", str(value)).verdict != "yes" or mark == "="
     assert judge(f"**{value}**", str(value)).verdict == "yes"
 
 
 @given(st.lists(st.integers(-50, 50), min_size=2, max_size=5, unique=True))
-def test_sets_of_one_are_no_set_of_several(items: list[int]) -> None:
+def test_several_sets_of_one_differ_from_a_set(items: list[int]) -> None:
     written = [str(item) for item in items]
     for gold in (rf"\{{{','.join(written)}\}}", f"{{{','.join(written)}}}"):
         assert judge(",".join(rf"\{{{item}\}}" for item in written), gold).verdict == "no"

@@ -18,7 +18,7 @@ from rlkit.envs.math.answers.lexing import words
         ("", None),
     ],
 )
-def test_numbers_in_words_are_read(text: str, value: int | None) -> None:
+def test_numbers_in_words_are_parsed(text: str, value: int | None) -> None:
     assert words.parse_number(text) == value
 
 
