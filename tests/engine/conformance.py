@@ -1,4 +1,4 @@
-"""What the conformance suites share: which part of the protocol a case is for, and requests without the SDK."""
+"""Shared by the conformance suites: the parts of the protocol, and requests without the SDK."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def covers[F: Callable[..., object]](*, routes: tuple[int, ...] = (), points: tu
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server answered."""
+    """Response of the server."""
 
     status: int
     body: bytes
@@ -101,7 +101,7 @@ def ask(
     key: str | None = None,
     media_type: str = "application/json",
 ) -> Reply:
-    """One request as it is on the wire; `body` is bytes, or becomes JSON."""
+    """Send a request as it is on the wire; a `body` that is not bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else None if method == "GET" else json.dumps(body or {}).encode()
     headers = {"X-API-Key": key or server.api_key, "Content-Type": media_type}
     request = urllib.request.Request(f"{server.url}/api/v1/{path}", data, headers, method=method)
@@ -142,8 +142,8 @@ def open_session(server: EngineServer) -> str:
 
 def open_model(server: EngineServer, session_id: str) -> str:
     lora = {"rank": 2, "seed": 0, "train_unembed": True, "train_mlp": True, "train_attn": True}
-    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "llama", "lora_config": lora}
-    return str(await_answer(server, ask(server, "create_model", made)).json["model_id"])
+    body = {"session_id": session_id, "model_seq_id": 0, "base_model": "llama", "lora_config": lora}
+    return str(await_answer(server, ask(server, "create_model", body)).json["model_id"])
 
 
 def await_answer(server: EngineServer, pending: Reply) -> Reply:

@@ -35,12 +35,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def resolve(models: dict[str, Path], byte_model_dir: Path) -> Callable[[str], Path]:
     """The tiny models by name, and one that has a tokeniser by the path of its directory."""
-    known = {**models, str(byte_model_dir): byte_model_dir}
+    folders = {**models, str(byte_model_dir): byte_model_dir}
 
     def resolve(name: str) -> Path:
-        if name not in known:
+        if name not in folders:
             raise MissingError(f"model {name!r} was not found")
-        return known[name]
+        return folders[name]
 
     return resolve
 

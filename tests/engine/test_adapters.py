@@ -21,7 +21,7 @@ from .helpers import ce_datum, prompt
 TEXT = list(b"the cat sat on the mat")
 
 
-def test_weights_saved_again_under_a_name_are_the_new_ones(
+def test_weights_saved_again_under_a_name_replace_the_old_ones(
     client: tinker.ServiceClient, rest: tinker.RestClient
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
@@ -36,7 +36,7 @@ def test_weights_saved_again_under_a_name_are_the_new_ones(
     assert np.abs(np.array(logprobs[0]) - np.array(logprobs[1])).max() > 0.01
 
 
-def test_a_sampling_client_has_no_weights_that_were_saved_later_under_its_name(
+def test_a_sampling_client_ignores_weights_saved_later_under_its_name(
     client: tinker.ServiceClient, rest: tinker.RestClient
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
@@ -62,7 +62,7 @@ def samplers(server: EngineServer) -> Iterator[Samplers]:
 
 
 @pytest.mark.parametrize(("adapters_bytes", "merged"), [(2 << 30, 6), (0, 18)])
-def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
+def test_merged_adapters_are_kept_within_a_byte_limit(
     client: tinker.ServiceClient,
     samplers: Samplers,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,7 @@ def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
     assert adapters_bytes or max(served_counts) < 2
 
 
-def test_an_answer_that_cannot_be_encoded_fails_alone(
+def test_an_unencodable_result_fails_alone(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = wire_format.encode_sample
@@ -111,9 +111,7 @@ def test_an_answer_that_cannot_be_encoded_fails_alone(
     assert [answer.media_type for answer in answers[::2]] == ["application/x-protobuf"] * 2
 
 
-def test_many_adapters_at_once_wait_for_each_other_and_are_all_answered(
-    client: tinker.ServiceClient, samplers: Samplers
-) -> None:
+def test_many_concurrent_adapters_are_all_answered(client: tinker.ServiceClient, samplers: Samplers) -> None:
     samplers._served_bytes = 0  # pyright: ignore[reportPrivateUsage] as above
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
     samplers: list[tinker.SamplingClient] = []
@@ -127,7 +125,7 @@ def test_many_adapters_at_once_wait_for_each_other_and_are_all_answered(
     assert answers == [s.sample(prompt(*TEXT), 1, params).result().sequences[0].tokens for s in samplers]
 
 
-def test_a_sampler_that_is_used_at_every_step_keeps_its_weights(
+def test_a_sampler_used_at_every_step_keeps_its_weights(
     server: EngineServer, client: tinker.ServiceClient, samplers: Samplers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samplers._served_bytes = 0  # pyright: ignore[reportPrivateUsage] as above
@@ -148,7 +146,7 @@ def test_a_sampler_that_is_used_at_every_step_keeps_its_weights(
         assert reference.sample(prompt(*TEXT), 1, params).result().sequences[0].logprobs == expected
 
 
-def test_settings_that_would_ruin_the_weights_are_refused(client: tinker.ServiceClient) -> None:
+def test_settings_that_would_make_weights_non_finite_are_rejected(client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
     for adam in (types.AdamParams(eps=0.0), types.AdamParams(learning_rate=1e30)):
         trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result()

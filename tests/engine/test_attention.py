@@ -45,9 +45,9 @@ def formula(rows: Tensor, spans: Sequence[Span], by: Rope, kv_heads: int, *, rot
     for span in spans:
         before = [] if span.prefix is None else list(range(len(rows)))[span.prefix.rows]
         for i in range(span.length):
-            seen = [*before, *range(span.start, span.start + i + 1)]
+            positions = [*before, *range(span.start, span.start + i + 1)]
             q = rows[span.start + i, :heads].view(kv_heads, -1, rows.shape[2])
-            k, v = rows[seen, heads : heads + kv_heads], rows[seen, heads + kv_heads :]
+            k, v = rows[positions, heads : heads + kv_heads], rows[positions, heads + kv_heads :]
             scores = torch.einsum("kgd,tkd->kgt", q, k) / rows.shape[2] ** 0.5
             out[span.start + i] = torch.einsum("kgt,tkd->kgd", torch.softmax(scores, -1), v).flatten()
     return torch.stack(out)
@@ -81,7 +81,7 @@ def check(spans: Sequence[Span], rows: int, heads: tuple[int, int], size: int, s
 
 @given(st.lists(LENGTHS, min_size=1, max_size=4), st.integers(0, 9), HEADS, SIZES, st.booleans(), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=30)
-def test_whole_sequences(
+def test_attention_of_whole_sequences_equals_the_formula(
     lengths: list[int], padding: int, heads: tuple[int, int], size: int, rotary: bool, seed: int
 ) -> None:
     check(lay_out(lengths), sum(lengths) + padding, heads, size, seed, rotary=rotary)
@@ -89,7 +89,7 @@ def test_whole_sequences(
 
 @given(LENGTHS, st.lists(LENGTHS, min_size=1, max_size=3), HEADS, SIZES, st.integers(0, 2**32))
 @settings(deadline=None, max_examples=30)
-def test_sequences_behind_one_prefix(
+def test_attention_of_sequences_with_a_shared_prefix_equals_the_formula(
     shared: int, lengths: list[int], heads: tuple[int, int], size: int, seed: int
 ) -> None:
     prefix = Span(0, shared)
@@ -98,19 +98,19 @@ def test_sequences_behind_one_prefix(
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_sequence_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None:
+def test_a_sequence_has_the_same_bits_with_any_neighbours(threads: int) -> None:
     lengths = [90, 3, 240, 33, 128]
     spans, kv_heads = lay_out(lengths), 5
     x, by = random(sum(lengths), 20, 64, seed=0), rope(spans, sum(lengths), 64)
     upstream = random(sum(lengths), 640, seed=1)
 
     def run(rows: slice, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-        own = x[rows].clone().requires_grad_()
+        inputs = x[rows].clone().requires_grad_()
         attention = Attention(spans, (by[0][rows], by[1][rows]), kv_heads)
-        mixed, _ = attention(own * 1, rotary=True)
+        mixed, _ = attention(inputs * 1, rotary=True)
         mixed.backward(upstream[rows])
-        assert own.grad is not None
-        return mixed.detach(), own.grad
+        assert inputs.grad is not None
+        return mixed.detach(), inputs.grad
 
     torch.set_num_threads(threads)
     together = run(slice(None), spans)
@@ -121,7 +121,7 @@ def test_a_sequence_has_the_same_bits_whatever_stands_beside_it(threads: int) ->
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_what_is_not_finite_stays_in_its_sequence(value: float) -> None:
+def test_non_finite_values_stay_in_their_sequence(value: float) -> None:
     spans = lay_out([70, 40, 90])
     x, upstream = random(200, 5, 24, seed=0), random(200, 72, seed=1)
     results: list[tuple[Tensor, Tensor]] = []
@@ -153,7 +153,7 @@ def test_a_long_sequence_is_computed_in_larger_blocks() -> None:
     assert (x.grad - exact.grad).norm() <= 1e-5 * exact.grad.norm()
 
 
-def test_rows_of_no_sequence_alone_give_zeros() -> None:
+def test_rows_without_a_sequence_give_zeros() -> None:
     x = random(8, 5, 8, seed=0).requires_grad_()
     mixed, _ = Attention([], rope([], 8, 8), 1)(x * 1, rotary=True)
     mixed.sum().backward()
@@ -162,7 +162,7 @@ def test_rows_of_no_sequence_alone_give_zeros() -> None:
     assert torch.equal(x.grad, torch.zeros_like(x))
 
 
-def test_who_needs_the_rows_for_a_gradient_is_told_that_they_were_changed() -> None:
+def test_autograd_detects_that_the_rows_were_changed_in_place() -> None:
     spans = lay_out([6])
     rows = random(6, 5, 8, seed=0).requires_grad_().exp()  # whose gradient is its result
     mixed, _ = Attention(spans, rope(spans, 6, 8), 1)(rows, rotary=True)
@@ -170,7 +170,7 @@ def test_who_needs_the_rows_for_a_gradient_is_told_that_they_were_changed() -> N
         mixed.sum().backward()
 
 
-def test_queries_and_keys_come_back_rotated_and_values_as_they_were() -> None:
+def test_queries_and_keys_are_rotated_and_values_unchanged() -> None:
     spans = lay_out([5, 7])
     x, by = random(12, 5, 8, seed=0), rope(spans, 12, 8)
     expected = apply_rope(x, 4, by)

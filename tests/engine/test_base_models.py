@@ -57,7 +57,7 @@ def server(slow: Slow, tmp_path: Path) -> Iterator[EngineServer]:
         slow.go_on.set()
 
 
-def test_a_model_that_is_being_fetched_holds_up_nobody_else(server: EngineServer, slow: Slow) -> None:
+def test_a_download_of_a_model_does_not_block_other_requests(server: EngineServer, slow: Slow) -> None:
     session_id = open_session(server)
     model_body = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
     create = ask(server, "create_model", model_body)
@@ -77,7 +77,7 @@ def test_a_model_that_is_being_fetched_holds_up_nobody_else(server: EngineServer
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_what_waits_for_a_model_runs_in_its_order_or_is_told_what_is_missing(
+def test_requests_waiting_for_a_model_run_in_order_or_fail_with_the_reason(
     server: EngineServer, slow: Slow, exists: bool
 ) -> None:
     slow.exists = exists
@@ -104,7 +104,7 @@ def test_what_waits_for_a_model_runs_in_its_order_or_is_told_what_is_missing(
     assert list(models) == [f"{session_id}:train:0"] * exists
 
 
-def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
+def test_capabilities_list_resolved_models_without_resolving_any(
     server: EngineServer, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def contexts() -> dict[str, int | None]:
@@ -123,7 +123,7 @@ def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
     assert slow.names == ["qwen2", "slow"]
 
 
-def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve: Callable[[str], Path]) -> None:
+def test_few_model_names_are_resolved_at_a_time(resolve: Callable[[str], Path]) -> None:
     lock, go_on = threading.Lock(), threading.Event()
     names: list[str] = []
     running = [0, 0]
@@ -150,7 +150,7 @@ def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve:
     assert again is None or again.result(HANG_S) is None
 
 
-def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
+def test_no_name_is_resolved_after_the_models_are_closed() -> None:
     names: list[str] = []
     started, go_on = threading.Semaphore(0), threading.Event()
 
@@ -172,9 +172,7 @@ def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
     assert len(names) == 4
 
 
-def test_a_model_in_use_is_loaded_once_however_many_there_are(
-    server: EngineServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_use_is_loaded_once(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     load = base_models.load_weights
 

@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "root")
 
 
-def test_what_is_saved_is_loaded(store: CheckpointStore, config: ModelConfig, adapter: Adapter) -> None:
+def test_a_checkpoint_round_trips(store: CheckpointStore, config: ModelConfig, adapter: Adapter) -> None:
     moments = torch.rand(2, len(adapter.flat))
     path = store.save(MODEL, "weights", "a", INFO, adapter, moments=moments)
     assert path == "tinker://abc:train:0/weights/a"
@@ -71,7 +71,7 @@ def test_a_name_is_taken_unless_it_may_be_overwritten(store: CheckpointStore, ad
     assert store.get(path).info.steps == 9
 
 
-def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_rubbish(
+def test_a_failed_save_leaves_only_the_old_checkpoint(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = store.save(MODEL, "weights", "a", INFO, adapter)
@@ -101,12 +101,12 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_rubbish(
         f"tinker://a:train:0/weights/{'a' * 300}",
     ],
 )
-def test_a_path_that_is_no_checkpoint_is_refused(store: CheckpointStore, path: str) -> None:
+def test_a_path_without_a_checkpoint_is_rejected(store: CheckpointStore, path: str) -> None:
     with pytest.raises(UsageError, match="is not a checkpoint path"):
         store.get(path)
 
 
-def test_a_checkpoint_of_another_model_is_refused(store: CheckpointStore, adapter: Adapter, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_rejected(store: CheckpointStore, adapter: Adapter, tmp_path: Path) -> None:
     path = store.save(MODEL, "weights", "a", INFO, adapter)
     other = read_config(write_model(tmp_path / "other", hidden=32))
     with pytest.raises(UsageError, match="does not fit"):
@@ -122,7 +122,7 @@ def test_a_lifetime_is_an_hour_to_ten_years(store: CheckpointStore, adapter: Ada
         store.set_ttl(path, ttl_s)
 
 
-def test_an_expired_checkpoint_is_as_good_as_absent_and_its_folder_goes(
+def test_an_expired_checkpoint_is_absent_and_its_folder_is_removed(
     adapter: Adapter, config: ModelConfig, tmp_path: Path
 ) -> None:
     now = [1000.0]
@@ -146,7 +146,7 @@ def test_an_expired_checkpoint_is_as_good_as_absent_and_its_folder_goes(
     assert store.save(MODEL, "sampler_weights", "a", INFO, adapter) == path
 
 
-def test_a_lifetime_can_be_set_and_taken_away(adapter: Adapter, tmp_path: Path) -> None:
+def test_a_lifetime_can_be_set_and_removed(adapter: Adapter, tmp_path: Path) -> None:
     now = [1000.0]
     store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
     path = store.save(MODEL, "weights", "a", INFO, adapter, user_metadata={"k": "v"})
@@ -168,7 +168,7 @@ def test_a_copy_outlives_its_source(store: CheckpointStore, config: ModelConfig,
     assert store.get(copy).expires is None
 
 
-def test_what_a_killed_server_left_is_swept_but_not_under_a_server_that_works(
+def test_leftovers_of_a_killed_but_not_of_a_live_server_are_swept(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "root" / "abc_train_0" / "weights"
@@ -191,7 +191,7 @@ def test_what_a_killed_server_left_is_swept_but_not_under_a_server_that_works(
     assert len(list((folder / "a").iterdir())) == 2
 
 
-def test_a_link_that_leads_out_is_neither_read_nor_deleted(
+def test_a_link_out_of_the_store_is_neither_read_nor_deleted(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path
 ) -> None:
     outside = CheckpointStore(tmp_path / "outside")
@@ -213,7 +213,7 @@ def test_a_link_that_leads_out_is_neither_read_nor_deleted(
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"format": 1}', '{"format": 3}', '{"format": 3, "data": "../../../b"}']
 )
-def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
+def test_a_checkpoint_of_an_unknown_format_is_rejected_and_kept(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, text: str
 ) -> None:
     path = store.save(MODEL, "weights", "a", INFO, adapter)
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
     ],
     ids=["format", "field", "inner field", "type", "place"],
 )
-def test_a_checkpoint_that_says_more_than_was_written_is_refused(
+def test_a_checkpoint_with_unexpected_metadata_is_rejected(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, change: Callable[[dict[str, object]], object]
 ) -> None:
     path = store.save(MODEL, "weights", "a", INFO, adapter)
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_says_more_than_was_written_is_refused(
         store.get(path)
 
 
-def test_records_are_found_by_their_owner_and_by_nothing_else(store: CheckpointStore, adapter: Adapter) -> None:
+def test_records_are_found_only_by_their_owner(store: CheckpointStore, adapter: Adapter) -> None:
     for model_id in ("a:train:0", "a:train:1", "ab:train:0", "a_train_b:train:0"):
         store.save(model_id, "weights", "w", INFO, adapter)
         store.records.add_run(Run(model_id, "llama", 2, 0.0))
@@ -274,21 +274,21 @@ def test_records_that_no_checkpoint_needs_are_kept_for_a_month(adapter: Adapter,
     store.save("kept:train:0", "weights", "a", INFO, adapter)
     store.delete(store.save("deleted:train:0", "weights", "a", INFO, adapter))
 
-    def known() -> tuple[set[str], set[str]]:
+    def list_ids() -> tuple[set[str], set[str]]:
         sessions = {session.session_id for session in store.records.sessions()}
         return sessions, {run.model_id.partition(":")[0] for run in store.records.runs()}
 
     store.sweep()
     everything = {"empty", "kept", "deleted", "newer"}
-    assert known() == (everything | {"sampled"}, everything)
+    assert list_ids() == (everything | {"sampled"}, everything)
     now[0] += month_s + 1
     store.sweep()
-    assert known() == ({"kept", "newer"}, {"kept", "newer"})
+    assert list_ids() == ({"kept", "newer"}, {"kept", "newer"})
     assert not (tmp_path / "root" / "empty_train_0").exists()
     assert not (tmp_path / "root" / "deleted_train_0").exists()
 
 
-def test_whatever_number_a_model_may_have_its_checkpoints_have_a_path(store: CheckpointStore, adapter: Adapter) -> None:
+def test_checkpoints_have_a_path_for_any_model_number(store: CheckpointStore, adapter: Adapter) -> None:
     model_id = new_id("abc", "train", 2**31 - 1)
     path = store.save(model_id, "weights", "a", INFO, adapter)
     store.records.add_run(Run(model_id, "llama", 2, 0.0))
@@ -298,7 +298,7 @@ def test_whatever_number_a_model_may_have_its_checkpoints_have_a_path(store: Che
         new_id("abc", "train", 2**31)
 
 
-def test_one_record_may_be_written_by_many_threads_at_once(tmp_path: Path) -> None:
+def test_a_record_may_be_written_by_concurrent_threads(tmp_path: Path) -> None:
     records = Records(tmp_path)
     sessions = [SessionRecord("a", float(i), {"name": "x" * 1000}) for i in range(400)]
     with ThreadPoolExecutor(8) as pool:
@@ -307,7 +307,7 @@ def test_one_record_may_be_written_by_many_threads_at_once(tmp_path: Path) -> No
     assert [file.name for file in (tmp_path / ".sessions").iterdir()] == ["a.json"]
 
 
-def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
+def test_old_snapshots_spill_to_disk_and_survive_a_sweep(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
@@ -352,7 +352,9 @@ def test_the_snapshots_of_a_killed_server_are_swept(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_an_answer_is_given_again_and_only_delivered_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_can_be_retrieved_again_and_only_delivered_results_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(promises_module, "_DELIVERED_BYTES_MAX", 2 * (8 + promises_module._OVERHEAD_BYTES))
     promises = Promises()
     first, new = promises.get_or_make("a")

@@ -1,4 +1,4 @@
-"""What a config.json may say."""
+"""Valid and invalid fields of a model's config.json."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PLAIN: dict[str, object] = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
-def read(directory: Path, **extra: object) -> ModelConfig:
-    kept = {name: value for name, value in (PLAIN | extra).items() if value != "absent"}
-    (directory / "config.json").write_text(json.dumps(kept))
+def read_written(directory: Path, **extra: object) -> ModelConfig:
+    fields = {name: value for name, value in (PLAIN | extra).items() if value != "absent"}
+    (directory / "config.json").write_text(json.dumps(fields))
     return read_config(directory)
 
 
@@ -42,9 +42,9 @@ def read(directory: Path, **extra: object) -> ModelConfig:
         "Qwen3MoeForCausalLM",
     ],
 )
-def test_another_architecture_is_refused_with_the_known_ones(architecture: str, tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_rejected_with_a_list_of_known_ones(architecture: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        read(tmp_path, architectures=[architecture])
+        read_written(tmp_path, architectures=[architecture])
     assert all(name in str(caught.value) for name in (architecture, *ARCHITECTURES, "TINKER_BASE_URL"))
 
 
@@ -65,9 +65,9 @@ def test_another_architecture_is_refused_with_the_known_ones(architecture: str, 
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "sliding_window"),
     ],
 )
-def test_what_the_engine_would_compute_wrongly_is_refused(extra: dict[str, object], named: str, tmp_path: Path) -> None:
+def test_unsupported_configuration_fields_are_rejected(extra: dict[str, object], named: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=named):
-        read(tmp_path, **extra)
+        read_written(tmp_path, **extra)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_what_the_engine_would_compute_wrongly_is_refused(extra: dict[str, objec
         },
     ],
 )
-def test_a_sliding_window_without_effect_is_no_reason_to_refuse(extra: dict[str, object], tmp_path: Path) -> None:
-    assert read(tmp_path, **extra).max_positions == 512
+def test_a_sliding_window_without_effect_is_accepted(extra: dict[str, object], tmp_path: Path) -> None:
+    assert read_written(tmp_path, **extra).max_positions == 512
 
 
 @pytest.mark.parametrize(
@@ -113,26 +113,26 @@ def test_a_sliding_window_without_effect_is_no_reason_to_refuse(extra: dict[str,
 )
 def test_a_field_with_an_absurd_value_is_named(extra: dict[str, object], named: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=named):
-        read(tmp_path, **extra)
+        read_written(tmp_path, **extra)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"architectures": 3}', "\udcff"])
-def test_a_file_that_is_no_configuration_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_file_is_a_one_line_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match=r"config\.json") as caught:
         read_config(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_family_leaves_out_has_the_value_of_its_own_class(tmp_path: Path) -> None:
-    assert read(tmp_path, num_key_value_heads="absent").kv_heads == 4
-    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
-    smollm3 = read(tmp_path, architectures=["SmolLM3ForCausalLM"])
+def test_a_missing_field_has_the_default_of_its_family(tmp_path: Path) -> None:
+    assert read_written(tmp_path, num_key_value_heads="absent").kv_heads == 4
+    assert read_written(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+    smollm3 = read_written(tmp_path, architectures=["SmolLM3ForCausalLM"])
     assert (smollm3.tied, smollm3.rope_theta, smollm3.unrotated) == (True, 2e6, {3, 7})
 
 
-def test_a_configuration_is_a_key_and_cannot_be_changed(tmp_path: Path) -> None:
-    scaled = read(tmp_path, rope_scaling=YARN)
-    assert len({scaled, read(tmp_path, rope_scaling=YARN), read(tmp_path)}) == 2
+def test_a_configuration_is_hashable_and_frozen(tmp_path: Path) -> None:
+    scaled = read_written(tmp_path, rope_scaling=YARN)
+    assert len({scaled, read_written(tmp_path, rope_scaling=YARN), read_written(tmp_path)}) == 2
     with pytest.raises(AttributeError):
         scaled.layers = 1  # pyright: ignore[reportAttributeAccessIssue]  # the point of the test

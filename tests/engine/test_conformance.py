@@ -40,7 +40,7 @@ from .helpers import ce_datum, prompt
 
 
 @covers(points=(1,))
-def test_only_the_servers_own_key_opens_it(server: EngineServer) -> None:
+def test_the_server_accepts_only_its_key(server: EngineServer) -> None:
     with (
         pytest.raises(tinker.AuthenticationError),
         tinker.ServiceClient(base_url=server.url, api_key="tml-other") as stranger,
@@ -50,7 +50,7 @@ def test_only_the_servers_own_key_opens_it(server: EngineServer) -> None:
 
 
 @covers(routes=(1,), points=(2,))
-def test_client_config_leaves_the_flags_of_optional_routes_off(client: tinker.ServiceClient) -> None:
+def test_client_config_disables_optional_routes(client: tinker.ServiceClient) -> None:
     flags = client.holder.get_client_config()
     assert not flags.pjwt_auth_enabled
     assert not flags.custom_loss_server_side
@@ -59,13 +59,13 @@ def test_client_config_leaves_the_flags_of_optional_routes_off(client: tinker.Se
 
 
 @covers(routes=(2,))
-def test_dynamic_config_is_what_the_sdk_can_read(server: EngineServer) -> None:
+def test_the_sdk_can_parse_the_dynamic_config(server: EngineServer) -> None:
     reply = ask(server, "client/dynamic_config", {"sdk_version": "0.38.0"})
     assert reply.status == 404 or types.ClientDynamicConfigResponse.model_validate(reply.json)
 
 
 @covers(routes=(3,), points=(3,))
-def test_every_session_has_an_id_that_none_can_guess(server: EngineServer) -> None:
+def test_every_session_id_is_unguessable(server: EngineServer) -> None:
     ids = {open_session(server) for _ in range(16)}
     assert len(ids) == 16
     assert min(map(len, ids)) >= 16
@@ -112,7 +112,7 @@ def test_a_model_is_named_after_its_session_and_its_number(client: tinker.Servic
 
 
 @covers(routes=(9,), points=(13,))
-def test_get_info_brings_a_tokeniser_that_needs_no_hub(
+def test_get_info_names_a_tokeniser_that_needs_no_hub(
     client: tinker.ServiceClient, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -125,7 +125,7 @@ def test_get_info_brings_a_tokeniser_that_needs_no_hub(
 
 
 @covers(routes=(12, 20))
-def test_a_saved_state_has_a_path_a_time_to_live_and_one_owner_of_its_name(
+def test_a_saved_state_has_a_path_a_time_to_live_and_a_unique_name(
     client: tinker.ServiceClient, rest: tinker.RestClient
 ) -> None:
     trainer = new_trainer(client)
@@ -154,7 +154,7 @@ def test_a_sampler_knows_its_base_model(client: tinker.ServiceClient, rest: tink
 
 
 @covers(routes=(18,), points=(9,))
-def test_an_answer_that_takes_long_is_408_and_comes_later(
+def test_a_slow_result_is_408_until_it_is_complete(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "_LONG_POLL_S", 0.01)
@@ -171,7 +171,7 @@ def test_an_answer_that_takes_long_is_408_and_comes_later(
 
 
 @covers(routes=(18,), points=(9,))
-def test_a_failure_is_told_with_its_category_and_the_client_goes_on(
+def test_a_failure_has_a_category_and_the_client_continues(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = new_trainer(client)
@@ -207,16 +207,16 @@ def test_a_sample_can_be_cancelled(server: EngineServer, client: tinker.ServiceC
 
 
 @covers(routes=(19,))
-def test_cancelling_what_its_session_has_taken_with_it_is_no_error(server: EngineServer) -> None:
+def test_cancelling_a_request_of_an_ended_session_is_no_error(server: EngineServer) -> None:
     session = open_session(server)
     assert ask(server, f"sessions/{session}/finish").status == 204
-    gone = {"request_id": f"{session}:sample:0#1"}
-    assert ask(server, "cancel_future", gone).status == 204
-    assert ask(server, "retrieve_future", gone).status == 404
+    ended_request = {"request_id": f"{session}:sample:0#1"}
+    assert ask(server, "cancel_future", ended_request).status == 204
+    assert ask(server, "retrieve_future", ended_request).status == 404
     assert ask(server, "cancel_future", {"request_id": "nobody:sample:0#1"}).status == 404
 
 
-def test_asking_whether_a_session_has_ended_ends_none(server: EngineServer) -> None:
+def test_querying_the_state_of_a_session_does_not_end_it(server: EngineServer) -> None:
     session_id = open_session(server)
     sessions = server._service.sessions  # pyright: ignore[reportPrivateUsage]
     assert not sessions.has_ended(f"{session_id}:sample:0#1")
@@ -227,7 +227,7 @@ def test_asking_whether_a_session_has_ended_ends_none(server: EngineServer) -> N
 
 
 @covers(routes=(14, 15, 17))
-def test_a_field_that_would_change_what_a_request_means_is_refused_by_name(
+def test_an_unsupported_field_that_changes_the_meaning_is_rejected_by_name(
     server: EngineServer, client: tinker.ServiceClient
 ) -> None:
     trainer = new_trainer(client)
@@ -238,7 +238,7 @@ def test_a_field_that_would_change_what_a_request_means_is_refused_by_name(
     sampling = {"session_id": open_session(server), "sampling_session_seq_id": 0, "model_path": weights}
     refused = ask(server, "create_sampling_session", sampling | {"base_model": "qwen3"})
     assert (refused.status, "not from 'qwen3'" in refused.json["detail"]) == (400, True)
-    wanted = {
+    valid_body = {
         "sampling_session_id": ask(server, "create_sampling_session", sampling).json["sampling_session_id"],
         "num_samples": 1,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": TEXT}]},
@@ -252,13 +252,13 @@ def test_a_field_that_would_change_what_a_request_means_is_refused_by_name(
             ("model_path", weights, 200),
         ]
     ):
-        reply = ask(server, "asample", wanted | {"seq_id": seq_id, name: value})
+        reply = ask(server, "asample", valid_body | {"seq_id": seq_id, name: value})
         assert reply.status == status
         assert status == 200 or name in reply.json["detail"]
 
 
 @covers(routes=(3, 14, 20))
-def test_what_only_the_hosted_service_has_is_accepted_and_means_nothing(
+def test_fields_of_the_hosted_service_are_accepted_and_ignored(
     server: EngineServer, client: tinker.ServiceClient, rest: tinker.RestClient
 ) -> None:
     assert ask(server, "create_session", SESSION | {"tags": ["a"], "project_id": "any"}).status == 200

@@ -1,4 +1,4 @@
-"""What the SDK is told about samples and losses: log-probabilities, stops, seeds, sums."""
+"""Numbers that the SDK receives for samples and losses: log-probabilities, stops, seeds, sums."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def sample(
     return list(sampler.sample(prompt(*TEXT), samples, params).result().sequences)
 
 
-def ask_prompt(sampler: tinker.SamplingClient, *, temperature: float = 1.0, **wanted: object) -> types.SampleResponse:
+def ask_prompt(sampler: tinker.SamplingClient, *, temperature: float = 1.0, **options: object) -> types.SampleResponse:
     params = types.SamplingParams(max_tokens=1, seed=0, temperature=temperature)
-    return sampler.sample(prompt(*TEXT), 1, params, **wanted).result()
+    return sampler.sample(prompt(*TEXT), 1, params, **options).result()
 
 
 def distribution(sampler: tinker.SamplingClient, tokens: list[int]) -> np.ndarray:
@@ -52,7 +52,7 @@ def distribution(sampler: tinker.SamplingClient, tokens: list[int]) -> np.ndarra
 
 
 @covers(routes=(17,), points=(7,))
-def test_every_sequence_has_an_id_of_its_own(sampler: tinker.SamplingClient) -> None:
+def test_every_sequence_has_a_unique_id(sampler: tinker.SamplingClient) -> None:
     ids = [s.sequence_id for _ in range(2) for s in sample(sampler, 4)]
     assert len(set(ids)) == 8
 
@@ -67,15 +67,15 @@ def test_the_seed_and_the_index_decide_a_sample(sampler: tinker.SamplingClient) 
 
 
 @covers(routes=(17,), points=(14,))
-def test_stop_is_nothing_tokens_or_the_models_own_end(sampler: tinker.SamplingClient) -> None:
+def test_stop_is_empty_tokens_or_the_models_end_token(sampler: tinker.SamplingClient) -> None:
     def run(stop: list[int] | None) -> list[types.SampledSequence]:
         return sample(sampler, 32, tokens=30, temperature=20.0, stop=stop)
 
     assert {(len(s.tokens), s.stop_reason) for s in run([])} == {(30, "length")}
     for ends, stop in (({7, 8, 9}, [7, 8, 9]), ({258}, None)):
-        ended = [s for s in run(stop) if s.stop_reason == "stop"]
-        assert ended
-        assert all(s.tokens[-1] in ends and not ends & set(s.tokens[:-1]) for s in ended)
+        stopped = [s for s in run(stop) if s.stop_reason == "stop"]
+        assert stopped
+        assert all(s.tokens[-1] in ends and not ends & set(s.tokens[:-1]) for s in stopped)
 
 
 @covers(routes=(17,), points=(14,))
@@ -93,7 +93,7 @@ def test_stop_strings_end_a_sample_with_the_token_that_completes_them(
 
 @covers(points=(14,))
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.3}, {"temperature": 0.0}])
-def test_log_probabilities_are_of_the_model_itself_whatever_it_is_drawn_with(
+def test_log_probabilities_do_not_depend_on_sampling_settings(
     sampler: tinker.SamplingClient, settings: dict[str, float]
 ) -> None:
     (sequence,) = sample(sampler, **settings)
@@ -136,7 +136,7 @@ def test_topk_log_probabilities_are_the_largest_in_order(sampler: tinker.Samplin
 
 @covers(routes=(17,))
 @pytest.mark.parametrize("sparse", [False, True])
-def test_log_probabilities_of_chosen_tokens_come_in_the_shape_asked_for(
+def test_log_probabilities_of_target_tokens_have_the_requested_shape(
     sampler: tinker.SamplingClient, sparse: bool
 ) -> None:
     ids = torch.full((LENGTH - 1, 2), -1, dtype=torch.int64)
@@ -155,9 +155,9 @@ def test_log_probabilities_of_chosen_tokens_come_in_the_shape_asked_for(
 
 @covers(routes=(17,))
 def test_alternatives_are_drawn_at_every_position_of_the_prompt(sampler: tinker.SamplingClient) -> None:
-    drawn = ask_prompt(sampler, prompt_alt_tokens_k=3).prompt_alt_tokens
-    assert drawn is not None
-    tokens, logprobs = drawn.tokens.to_torch(), drawn.logprobs.to_torch()
+    alternatives = ask_prompt(sampler, prompt_alt_tokens_k=3).prompt_alt_tokens
+    assert alternatives is not None
+    tokens, logprobs = alternatives.tokens.to_torch(), alternatives.logprobs.to_torch()
     assert tokens.shape == logprobs.shape == (LENGTH - 1, 3)
     expected = distribution(sampler, TEXT[:3])
     np.testing.assert_allclose(logprobs[2], expected[tokens[2].numpy()], atol=1e-4)
@@ -168,7 +168,7 @@ def test_alternatives_are_drawn_at_every_position_of_the_prompt(sampler: tinker.
 
 @covers(routes=(17,))
 @pytest.mark.parametrize("way", ["pickle", "handle"])
-def test_a_sampler_can_be_handed_to_another_process(
+def test_a_sampler_can_be_passed_to_another_process(
     server: EngineServer, sampler: tinker.SamplingClient, way: str
 ) -> None:
     if way == "pickle":
@@ -180,7 +180,7 @@ def test_a_sampler_can_be_handed_to_another_process(
 
 
 @covers(routes=(8, 17), points=(11,))
-def test_adapters_of_one_base_do_not_touch_each_other(client: tinker.ServiceClient) -> None:
+def test_adapters_of_one_base_are_independent(client: tinker.ServiceClient) -> None:
     def alone(seed: int, steps: int) -> list[float | None]:
         trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=seed).result()
         for _ in range(steps):
@@ -223,7 +223,7 @@ def test_a_loss_is_the_sum_over_tokens_with_the_defaults_of_the_service(
 
 
 @covers(routes=(10,), points=(15,))
-def test_gspo_takes_the_mask_of_its_ratio_and_has_a_gradient(trainer: tinker.TrainingClient) -> None:
+def test_gspo_accepts_the_mask_of_its_ratio_and_has_a_gradient(trainer: tinker.TrainingClient) -> None:
     score = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
     p = logprobs_of(score)[0].astype(np.float64)
     q = p - np.linspace(-0.02, 0.03, len(p))

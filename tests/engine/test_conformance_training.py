@@ -31,7 +31,7 @@ from .helpers import ce_datum, logprobs_of, prompt
 
 
 @covers(routes=(8,))
-def test_lora_flags_and_seed_decide_what_is_trained(client: tinker.ServiceClient) -> None:
+def test_lora_flags_and_seed_decide_the_trained_weights(client: tinker.ServiceClient) -> None:
     def after_one_step(**settings: object) -> float:
         trainer = new_trainer(client, **settings)
         step(trainer)
@@ -45,7 +45,7 @@ def test_lora_flags_and_seed_decide_what_is_trained(client: tinker.ServiceClient
 
 
 @covers(routes=(10,), points=(5, 6))
-def test_a_training_request_and_its_answer_are_protobuf(server: EngineServer) -> None:
+def test_a_training_request_and_its_result_are_protobuf(server: EngineServer) -> None:
     model_id = open_model(server, open_session(server))
     body = train_request(model_id, 1, forward_only=True)
     answer = await_answer(server, ask(server, "forward_backward", body, media_type="application/x-protobuf"))
@@ -128,7 +128,7 @@ def test_optim_step_applies_the_gradient_once_and_reports_its_norm(client: tinke
 
 
 @covers(routes=(13,), points=(11,))
-def test_sampler_weights_stay_as_they_were_saved(client: tinker.ServiceClient) -> None:
+def test_saved_sampler_weights_do_not_change(client: tinker.ServiceClient) -> None:
     trainer = new_trainer(client)
     path = trainer.save_weights_for_sampler("w").result().path
     assert path == f"tinker://{trainer.model_id}/sampler_weights/w"
@@ -144,7 +144,7 @@ def test_sampler_weights_stay_as_they_were_saved(client: tinker.ServiceClient) -
 
 
 @covers(routes=(13,))
-def test_inflight_samplers_of_a_model_move_together(client: tinker.ServiceClient) -> None:
+def test_inflight_samplers_of_a_model_share_new_weights(client: tinker.ServiceClient) -> None:
     trainer = new_trainer(client)
     old = trainer.save_weights_and_get_sampling_client(kind="inflight").result()
     before = old.compute_logprobs(prompt(*TEXT)).result()
@@ -157,7 +157,7 @@ def test_inflight_samplers_of_a_model_move_together(client: tinker.ServiceClient
 
 
 @covers(routes=(14,), points=(4,))
-def test_training_goes_on_bit_for_bit_with_the_optimiser_and_afresh_without(client: tinker.ServiceClient) -> None:
+def test_training_resumes_bit_for_bit_with_the_optimiser_and_afresh_without(client: tinker.ServiceClient) -> None:
     trainer = new_trainer(client)
     step(trainer)
     path = trainer.save_state("one").result().path
@@ -173,7 +173,7 @@ def test_training_goes_on_bit_for_bit_with_the_optimiser_and_afresh_without(clie
 
 
 @covers(routes=(19,))
-def test_a_loss_that_should_run_on_the_server_is_refused_and_runs_on_the_client(client: tinker.ServiceClient) -> None:
+def test_a_custom_loss_is_rejected_by_the_server_and_runs_on_the_client(client: tinker.ServiceClient) -> None:
     trainer = new_trainer(client)
     with pytest.raises((tinker.BadRequestError, tinker.NotFoundError, tinker.RequestFailedError)):
         trainer.forward_backward([ce_datum(TEXT)], "custom", {"loss_id": "x"}).result()

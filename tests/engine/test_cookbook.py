@@ -23,7 +23,7 @@ STEPS = {"rl": 4, "supervised": 6}  # three of them in each before the loop is s
 
 @dataclass(frozen=True)
 class Runs:
-    """What the loops left behind, and the server that they used."""
+    """Files of the finished loops, and the server that they used."""
 
     server: EngineServer
     model: str
@@ -56,7 +56,7 @@ def runs(byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.parametrize("loop", STEPS)
-def test_a_loop_takes_three_steps_and_goes_on_from_its_checkpoint(runs: Runs, loop: str) -> None:
+def test_a_loop_takes_three_steps_and_resumes_from_its_checkpoint(runs: Runs, loop: str) -> None:
     metrics = runs.metrics(loop)
     assert [line["step"] for line in metrics] == list(range(STEPS[loop]))
     for line in metrics:
@@ -79,7 +79,7 @@ def test_the_supervised_loop_learns_across_its_interruption(runs: Runs) -> None:
     assert held_out[-1] < held_out[0]
 
 
-def test_a_resumed_loop_finds_the_renderer_that_its_checkpoint_was_trained_with(runs: Runs) -> None:
+def test_a_resumed_loop_uses_the_renderer_of_its_checkpoint(runs: Runs) -> None:
     assert runs.log.count("Renderer metadata matches for checkpoint") == len(STEPS)
 
 

@@ -23,15 +23,17 @@ def cache(rng: np.random.Generator, kv_heads: int, tokens: int, size: int) -> Fl
 
 @given(HEADS, SIZES, st.integers(1, 3), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=60)
-def test_a_position_attends_to_those_there_are(heads: tuple[int, int], size: int, buckets: int, seed: int) -> None:
+def test_a_position_attends_to_all_earlier_positions(
+    heads: tuple[int, int], size: int, buckets: int, seed: int
+) -> None:
     query_heads, kv_heads = heads
     rng, tokens = np.random.default_rng(seed), buckets * 32
     row = rng.standard_normal((query_heads + 2 * kv_heads, size)).astype(np.float32) * 2
     keys, values = cache(rng, kv_heads, tokens, size), cache(rng, kv_heads, tokens, size)
     before = keys.copy(), values.copy()
     last, scores, out = int(rng.integers(tokens)), np.empty(tokens, np.float32), np.full(query_heads * size, np.nan)
-    found = out.astype(np.float32)
-    attend(row, keys, values, last, scores, found)
+    mixed = out.astype(np.float32)
+    attend(row, keys, values, last, scores, mixed)
 
     q, k, v = (part.numpy() for part in torch.from_numpy(row).split([query_heads, kv_heads, kv_heads]))
     assert np.array_equal(keys[:, last], k)
@@ -44,12 +46,12 @@ def test_a_position_attends_to_those_there_are(heads: tuple[int, int], size: int
         *(torch.from_numpy(t[None, :, : last + 1]).double() for t in (keys, values)),
         enable_gqa=True,
     )
-    np.testing.assert_allclose(found, exact.flatten().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mixed, exact.flatten().numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [8, 64, 80])
 @pytest.mark.parametrize("behind", [np.nan, np.inf, 1e30])
-def test_what_lies_behind_the_last_position_has_no_part(size: int, behind: float) -> None:
+def test_rows_after_the_last_position_are_ignored(size: int, behind: float) -> None:
     rng = np.random.default_rng(0)
     row = rng.standard_normal((5, size)).astype(np.float32)
     keys, values = cache(rng, 1, 64, size), cache(rng, 1, 64, size)
@@ -65,7 +67,7 @@ def test_what_lies_behind_the_last_position_has_no_part(size: int, behind: float
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -3e38])
 @pytest.mark.parametrize("size", [8, 64])
-def test_what_is_not_finite_stays_so_and_what_is_does_too(size: int, value: float) -> None:
+def test_finite_and_non_finite_values_do_not_mix(size: int, value: float) -> None:
     row, cached, out = np.ones((3, size), np.float32), np.ones((1, 32, size), np.float32), np.empty(size, np.float32)
     row[0, 0] = value
     attend(row, cached, cached.copy(), 3, np.empty(32, np.float32), out)

@@ -63,7 +63,7 @@ def same(first: SampleResult, second: SampleResult) -> bool:
     return all(np.array_equal(a.tokens, b.tokens) and np.array_equal(a.logprobs, b.logprobs) for a, b in pairs)
 
 
-def test_a_request_that_arrives_late_joins_and_changes_nothing(weights: Weights, lanes: Lanes) -> None:
+def test_a_late_request_joins_without_changing_results(weights: Weights, lanes: Lanes) -> None:
     alone: dict[int, SampleResult] = {}
     for seed in range(4):
         decoder = Decoder(weights, lanes)
@@ -78,7 +78,7 @@ def test_a_request_that_arrives_late_joins_and_changes_nothing(weights: Weights,
     assert all(same(alone[seed], joined[seed]) for seed in range(4))
 
 
-def test_what_does_not_fit_waits_and_changes_nothing(
+def test_a_request_that_does_not_fit_waits_without_changing_results(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[SampleResult] = []
@@ -93,12 +93,12 @@ def test_what_does_not_fit_waits_and_changes_nothing(
 
 
 def used_bytes(weights: Weights, *decoders: Decoder) -> int:
-    """What the rows of some decoders take up."""
+    """Return the memory of the rows of some decoders."""
     rows = [row for decoder in decoders for row in decoder._batch.rows]
     return sum(kv_bytes(weights.config, row.length - 1, 4) for row in rows)
 
 
-def test_samples_without_a_limit_are_decoded_together_while_they_are_short(weights: Weights, lanes: Lanes) -> None:
+def test_unlimited_samples_are_decoded_together_while_they_are_short(weights: Weights, lanes: Lanes) -> None:
     two_windows = replace(batch_limits(torch.device("cpu")), kv_bytes=2 * kv_bytes(weights.config, 1024, 4))
     decoder = Decoder(weights, lanes, limits=two_windows)
     decoder.submit(request(0, samples=16, max_tokens=None), lambda _: None)
@@ -106,52 +106,52 @@ def test_samples_without_a_limit_are_decoded_together_while_they_are_short(weigh
     assert len(decoder._batch) == 16
 
 
-def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
+def test_samples_that_outgrow_the_memory_are_requeued_without_changing_results(
     weights: Weights, two_lanes: Lanes
 ) -> None:
-    wanted = replace(request(0, samples=8, max_tokens=100), top=2)
+    large_request = replace(request(0, samples=8, max_tokens=100), top=2)
     alone: list[SampleResult] = []
     decoder = Decoder(weights, two_lanes)
-    decoder.submit(wanted, alone.append)
+    decoder.submit(large_request, alone.append)
     run(decoder)
     three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(weights.config, 105, 4))
     decoder = Decoder(weights, two_lanes, limits=three)
-    found: list[SampleResult] = []
+    results: list[SampleResult] = []
     together: list[int] = []
-    decoder.submit(wanted, found.append)
+    decoder.submit(large_request, results.append)
     while decoder.busy:
         decoder.step()
         together.append(len(decoder._batch))
         assert used_bytes(weights, decoder) <= three.kv_bytes
     assert together[0] == 6
     assert together[90] == 3
-    assert same(found[0], alone[0])
-    for drawn, expected in zip(found[0].samples, alone[0].samples, strict=True):
-        assert drawn.top is not None
+    assert same(results[0], alone[0])
+    for sample, expected in zip(results[0].samples, alone[0].samples, strict=True):
+        assert sample.top is not None
         assert expected.top is not None
-        np.testing.assert_array_equal(drawn.top.logprobs, expected.top.logprobs)
+        np.testing.assert_array_equal(sample.top.logprobs, expected.top.logprobs)
 
 
-def test_one_sample_may_take_more_memory_than_there_is(weights: Weights, lanes: Lanes) -> None:
+def test_a_single_sample_may_exceed_the_memory_limit(weights: Weights, lanes: Lanes) -> None:
     none = replace(batch_limits(torch.device("cpu")), kv_bytes=1)
     decoder = Decoder(weights, lanes, limits=none)
-    found: list[SampleResult] = []
-    decoder.submit(request(0, samples=3, max_tokens=70), found.append)
+    results: list[SampleResult] = []
+    decoder.submit(request(0, samples=3, max_tokens=70), results.append)
     run(decoder)
-    assert [len(sample.tokens) for sample in found[0].samples] == [70] * 3
+    assert [len(sample.tokens) for sample in results[0].samples] == [70] * 3
 
 
-def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: Weights, lanes: Lanes) -> None:
-    wanted = [request(0, samples=20, max_tokens=40), request(1, samples=3, max_tokens=58)]
+def test_decoders_share_memory_without_starving_each_other(weights: Weights, lanes: Lanes) -> None:
+    requests = [request(0, samples=20, max_tokens=40), request(1, samples=3, max_tokens=58)]
     alone: dict[int, SampleResult] = {}
-    found: dict[int, SampleResult] = {}
+    results: dict[int, SampleResult] = {}
     four = replace(batch_limits(torch.device("cpu")), kv_bytes=4 * kv_bytes(weights.config, 64, 4))
-    pair = [Decoder(weights, lanes, limits=four) for _ in wanted]
-    for i, (one, decoder) in enumerate(zip(wanted, pair, strict=True)):
+    pair = [Decoder(weights, lanes, limits=four) for _ in requests]
+    for i, (sample_request, decoder) in enumerate(zip(requests, pair, strict=True)):
         single = Decoder(weights, lanes)
-        single.submit(one, lambda result, i=i: alone.__setitem__(i, result))
+        single.submit(sample_request, lambda result, i=i: alone.__setitem__(i, result))
         run(single)
-        decoder.submit(one, lambda result, i=i: found.__setitem__(i, result))
+        decoder.submit(sample_request, lambda result, i=i: results.__setitem__(i, result))
         decoder.step(others=[other for other in pair if other is not decoder and other.busy])
     assert [len(decoder._batch) for decoder in pair] == [4, 0]
     while any(decoder.busy for decoder in pair):
@@ -159,12 +159,12 @@ def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: We
             if decoder.busy:
                 decoder.step(others=[other for other in pair if other is not decoder and other.busy])
             assert used_bytes(weights, *pair) <= four.kv_bytes
-    assert list(found) == [1, 0]
-    assert all(same(found[i], alone[i]) for i in range(2))
+    assert list(results) == [1, 0]
+    assert all(same(results[i], alone[i]) for i in range(2))
 
 
 @pytest.mark.parametrize("lengths", [[40] * 40, range(21, 61)], ids=["together", "one by one"])
-def test_the_cache_keeps_to_its_budget_while_rows_change_buckets(
+def test_the_cache_stays_within_its_budget_while_rows_change_buckets(
     tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int]
 ) -> None:
     weights = make_sampling_weights(load_weights(write_model(tmp_path / "deep", layers=8)), None, lanes.run)
@@ -198,8 +198,8 @@ def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights,
     results: list[SampleResult] = []
     for seed in (0, 0, 1):
         decoder = Decoder(weights, lanes)
-        wanted = request(0, samples=8)
-        decoder.submit(SampleRequest(wanted.prompt, 8, 6, seed, wanted.settings, wanted.stop), results.append)
+        template = request(0, samples=8)
+        decoder.submit(SampleRequest(template.prompt, 8, 6, seed, template.settings, template.stop), results.append)
         run(decoder)
     assert same(results[0], results[1])
     assert not same(results[0], results[2])
@@ -210,35 +210,33 @@ def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights,
     ("length", "max_tokens", "named"),
     [(0, 5, "empty"), (1020, 5, "context"), (1024, None, "context"), (5, 2000, "1024")],
 )
-def test_a_request_that_cannot_be_answered_is_refused(
+def test_an_impossible_request_is_rejected(
     weights: Weights, lanes: Lanes, length: int, max_tokens: int | None, named: str
 ) -> None:
-    wanted = request(0, length=0, max_tokens=max_tokens)
+    template = request(0, length=0, max_tokens=max_tokens)
     tokens = np.zeros(length, dtype=np.int64)
     with pytest.raises(UsageError, match=named):
         Decoder(weights, lanes).submit(
-            SampleRequest(tokens, 1, max_tokens, 0, wanted.settings, wanted.stop), lambda _: None
+            SampleRequest(tokens, 1, max_tokens, 0, template.settings, template.stop), lambda _: None
         )
 
 
 @pytest.mark.parametrize(
-    ("wanted", "values"),
+    ("sample_request", "values"),
     [
         (replace(request(0, samples=256, max_tokens=400), top=1024), 256 * 400 * 1024),
         (replace(request(0, samples=17, max_tokens=None), top=1024), 17 * 1019 * 1024),
         (replace(request(0, samples=32, max_tokens=512), top=1023, prompt_top=1024 * 100), 32 * 512 * 1023 + 512_000),
     ],
 )
-def test_an_answer_has_no_more_likeliest_tokens_than_memory_bears(
-    weights: Weights, lanes: Lanes, wanted: SampleRequest, values: int
+def test_the_number_of_top_tokens_is_limited_by_memory(
+    weights: Weights, lanes: Lanes, sample_request: SampleRequest, values: int
 ) -> None:
     with pytest.raises(UsageError, match=rf"topk_sample_logprobs .* {values} values.* at most {16 << 20}: lower"):
-        Decoder(weights, lanes).submit(wanted, lambda _: None)
+        Decoder(weights, lanes).submit(sample_request, lambda _: None)
 
 
-def test_a_sample_keeps_the_likeliest_tokens_that_it_asked_for_and_no_neighbours(
-    weights: Weights, lanes: Lanes
-) -> None:
+def test_a_sample_has_the_top_tokens_that_it_requested(weights: Weights, lanes: Lanes) -> None:
     results: list[SampleResult] = []
     decoder = Decoder(weights, lanes)
     decoder.submit(replace(request(0, samples=1), top=2), results.append)
@@ -251,16 +249,14 @@ def test_a_sample_keeps_the_likeliest_tokens_that_it_asked_for_and_no_neighbours
         assert values.base.nbytes == 6 * 2 * 4
 
 
-def test_likeliest_tokens_do_not_depend_on_the_neighbours_where_they_are_equally_likely(
-    base: Weights, lanes: Lanes
-) -> None:
+def test_tied_top_tokens_do_not_depend_on_the_neighbours(base: Weights, lanes: Lanes) -> None:
     twins = replace(base, head=torch.cat([base.head[:128], base.head[:128], base.head[256:]]))  # each token twice
-    wanted = replace(request(0, samples=1), top=3)
+    sample_request = replace(request(0, samples=1), top=3)
     results: list[SampleResult] = []
     for neighbours in (0, 100):
         decoder = Decoder(make_sampling_weights(twins, None, lanes.run), lanes)
         decoder.submit(replace(request(1), top=neighbours), lambda _: None)
-        decoder.submit(wanted, results.append)
+        decoder.submit(sample_request, results.append)
         run(decoder)
     alone, beside = (result.samples[0].top for result in results)
     assert alone is not None
@@ -270,47 +266,47 @@ def test_likeliest_tokens_do_not_depend_on_the_neighbours_where_they_are_equally
 
 
 @pytest.mark.parametrize("token", [-5, 259, 10**30])
-def test_a_stop_token_that_can_never_come_is_refused(weights: Weights, lanes: Lanes, token: int) -> None:
-    wanted = replace(request(0), stop=StopRule(tokens=frozenset({3, token})))
+def test_an_impossible_stop_token_is_rejected(weights: Weights, lanes: Lanes, token: int) -> None:
+    sample_request = replace(request(0), stop=StopRule(tokens=frozenset({3, token})))
     with pytest.raises(UsageError, match=f"stop token {token} is outside 0 … 258"):
-        Decoder(weights, lanes).submit(wanted, lambda _: None)
+        Decoder(weights, lanes).submit(sample_request, lambda _: None)
 
 
 def test_a_prompt_that_fills_the_context_can_be_scored(weights: Weights, lanes: Lanes) -> None:
     results: list[SampleResult] = []
     decoder = Decoder(weights, lanes)
-    wanted = replace(request(0, samples=1, max_tokens=1), prompt=np.arange(1024) % 259, prompt_logprobs=True)
-    decoder.submit(wanted, results.append)
-    decoder.submit(replace(wanted, prompt=wanted.prompt[:-1]), results.append)
+    scoring_request = replace(request(0, samples=1, max_tokens=1), prompt=np.arange(1024) % 259, prompt_logprobs=True)
+    decoder.submit(scoring_request, results.append)
+    decoder.submit(replace(scoring_request, prompt=scoring_request.prompt[:-1]), results.append)
     run(decoder)
     whole, shorter = (result.prompt_scores.logprobs for result in results)
     assert whole is not None
     assert shorter is not None
     assert np.isfinite(whole[1:]).all()
     np.testing.assert_allclose(whole[:-1], shorter, atol=1e-5)
-    for refused in (replace(wanted, prompt_logprobs=False), replace(wanted, max_tokens=2)):
+    for refused in (replace(scoring_request, prompt_logprobs=False), replace(scoring_request, max_tokens=2)):
         with pytest.raises(UsageError, match="fill the context"):
             decoder.submit(refused, lambda _: None)
 
 
-def test_a_bucket_holds_its_sequence() -> None:
+def test_a_bucket_fits_its_sequence() -> None:
     assert [bucket_size(n) for n in (1, 32, 33, 256, 257, 1000)] == [32, 32, 64, 256, 512, 1024]
 
 
-def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes, two_lanes: Lanes) -> None:
+def test_results_do_not_depend_on_the_number_of_lanes(weights: Weights, lanes: Lanes, two_lanes: Lanes) -> None:
     def answers(lanes: Lanes) -> list[SampleResult]:
-        found: dict[int, SampleResult] = {}
+        results: dict[int, SampleResult] = {}
         decoder = Decoder(weights, lanes)
         for seed in range(6):  # of different lengths, so that one lane runs out of rows before the other
-            wanted = request(seed, length=5 + seed, samples=7, max_tokens=3 + 25 * (seed % 2))
-            decoder.submit(wanted, lambda result, seed=seed: found.__setitem__(seed, result))
+            sample_request = request(seed, length=5 + seed, samples=7, max_tokens=3 + 25 * (seed % 2))
+            decoder.submit(sample_request, lambda result, seed=seed: results.__setitem__(seed, result))
         run(decoder)
-        return [found[seed] for seed in range(6)]
+        return [results[seed] for seed in range(6)]
 
     assert all(same(a, b) for a, b in zip(answers(lanes), answers(two_lanes), strict=True))
 
 
-def test_weights_that_were_packed_give_what_plain_ones_give(
+def test_packed_weights_give_the_results_of_plain_weights(
     base: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = make_adapter(base.config, LoraSettings(4), seed=0)
@@ -327,33 +323,33 @@ def test_weights_that_were_packed_give_what_plain_ones_give(
     np.testing.assert_allclose(packed[1:], plain[1:], atol=1e-5)
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on(weights: Weights, lanes: Lanes) -> None:
+def test_a_cancelled_request_leaves_and_the_others_continue(weights: Weights, lanes: Lanes) -> None:
     alone: list[SampleResult] = []
     decoder = Decoder(weights, lanes)
     decoder.submit(request(1), alone.append)
     run(decoder)
-    kept: list[SampleResult] = []
-    tickets = [decoder.submit(request(seed, max_tokens=900), kept.append) for seed in (0, 2)]
-    decoder.submit(request(1), kept.append)
+    results: list[SampleResult] = []
+    tickets = [decoder.submit(request(seed, max_tokens=900), results.append) for seed in (0, 2)]
+    decoder.submit(request(1), results.append)
     decoder.step()
     for ticket in tickets:
         decoder.cancel(ticket)
     run(decoder)
-    assert len(kept) == 1
-    assert same(kept[0], alone[0])
+    assert len(results) == 1
+    assert same(results[0], alone[0])
 
 
-def test_what_is_said_of_a_prompt_agrees_with_itself(weights: Weights, lanes: Lanes) -> None:
+def test_log_probabilities_of_a_prompt_are_consistent(weights: Weights, lanes: Lanes) -> None:
     results: list[SampleResult] = []
     decoder = Decoder(weights, lanes)
     prompt = np.arange(100, 100 + 90)  # longer than one run of the output layer
     targets = np.stack([prompt[1:], np.full(89, -1)], 1)
-    wanted = SampleRequest(
+    sample_request = SampleRequest(
         prompt, 2, 3, 5, DrawSettings(temperature=0.7), StopRule(),
         top=4, prompt_logprobs=True, prompt_top=259, targets=targets, alternatives=3,
     )  # fmt: skip
-    decoder.submit(wanted, results.append)
-    decoder.submit(replace(wanted, last_tokens=10, targets=None, alternatives=0, prompt_top=2), results.append)
+    decoder.submit(sample_request, results.append)
+    decoder.submit(replace(sample_request, last_tokens=10, targets=None, alternatives=0, prompt_top=2), results.append)
     run(decoder)
     full, last = results[0].prompt_scores, results[1].prompt_scores
     assert full.logprobs is not None and full.top is not None and full.targets is not None
@@ -365,8 +361,8 @@ def test_what_is_said_of_a_prompt_agrees_with_itself(weights: Weights, lanes: La
     np.put_along_axis(everything[1:], full.top.ids[1:].astype(np.int64), full.top.logprobs[1:], 1)
     np.testing.assert_allclose(np.exp(everything[1:].astype(np.float64)).sum(1), 1, atol=1e-5)
     np.testing.assert_array_equal(everything[np.arange(1, 90), prompt[1:]], full.logprobs[1:])
-    drawn = np.take_along_axis(everything[1:], full.alternatives.ids.astype(np.int64), 1)
-    np.testing.assert_allclose(full.alternatives.logprobs, drawn, atol=2e-6)
+    drawn_logprobs = np.take_along_axis(everything[1:], full.alternatives.ids.astype(np.int64), 1)
+    np.testing.assert_allclose(full.alternatives.logprobs, drawn_logprobs, atol=2e-6)
     assert (np.diff(full.top.logprobs[1:], axis=1) <= 0).all()
     assert (full.top.ids[0] == -1).all()
     assert last.logprobs is not None
@@ -383,10 +379,10 @@ def test_what_is_said_of_a_prompt_agrees_with_itself(weights: Weights, lanes: La
 def test_alternatives_are_drawn_from_the_distribution_at_the_temperature(weights: Weights, lanes: Lanes) -> None:
     results: list[SampleResult] = []
     decoder = Decoder(weights, lanes)
-    wanted = SampleRequest(
+    sample_request = SampleRequest(
         np.array([3, 5]), 1, 1, 5, DrawSettings(temperature=0.5), StopRule(), prompt_top=259, alternatives=4000
     )
-    decoder.submit(wanted, results.append)
+    decoder.submit(sample_request, results.append)
     run(decoder)
     scores = results[0].prompt_scores
     assert scores.top is not None

@@ -54,7 +54,7 @@ def gpu_client(resolve: Callable[[str], Path], tmp_path: Path) -> Iterator[tinke
 def examples(loss: str) -> list[Example]:
     rng = np.random.default_rng(0)
     shared = rng.integers(0, VOCABULARY, 30)
-    found: list[Example] = []
+    made_examples: list[Example] = []
     for n in (5, 9, 40, 200, 9):
         tokens = np.concatenate([shared, rng.integers(0, VOCABULARY, n)])
         weight = rng.normal(size=len(tokens)).astype(np.float32)
@@ -63,8 +63,8 @@ def examples(loss: str) -> list[Example]:
             inputs["logprobs"] = np.full(len(tokens), -5.5, np.float32)
         if loss == "gspo":
             inputs["sequence_ratio_mask"] = np.ones(len(tokens), np.float32)
-        found.append(Example(tokens, np.append(tokens[1:], 0), inputs))
-    return found
+        made_examples.append(Example(tokens, np.append(tokens[1:], 0), inputs))
+    return made_examples
 
 
 def in_bfloat16(weights: Weights) -> Weights:
@@ -82,19 +82,19 @@ def in_bfloat16(weights: Weights) -> Weights:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_log_probabilities_and_gradients_are_those_of_float32(
+def test_log_probabilities_and_gradients_are_close_to_float32(
     tmp_path: Path, lanes: Lanes, family: str, device: str
 ) -> None:
     directory = write_model(tmp_path / "m", family, tied=family == "llama", scale=0.08)
-    found: list[tuple[np.ndarray, torch.Tensor]] = []
+    results: list[tuple[np.ndarray, torch.Tensor]] = []
     exact = load_weights(directory)
     for weights in (exact, load_weights(directory, device) if device == "cuda" else in_bfloat16(exact)):
         adapter = make_adapter(weights.config, LoraSettings(4), seed=0)
         adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
         learner = Learner(weights, adapter, lanes)
         output = learner.forward_backward(examples("importance_sampling"), make_loss("importance_sampling", {}))
-        found.append((np.concatenate(output.logprobs), learner.gradients.sum(0).cpu()))
-    (logprobs, gradient), (rough, rough_gradient) = found
+        results.append((np.concatenate(output.logprobs), learner.gradients.sum(0).cpu()))
+    (logprobs, gradient), (rough, rough_gradient) = results
     assert np.abs(logprobs - rough).max() < 0.3
     assert np.abs(logprobs - rough).mean() < 0.03
     assert torch.cosine_similarity(gradient, rough_gradient, dim=0) > 0.995
@@ -114,9 +114,7 @@ def test_every_loss_has_a_finite_gradient_and_adam_takes_a_step(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-def test_samples_have_the_log_probabilities_that_the_prompt_is_scored_with(
-    tmp_path: Path, lanes: Lanes, device: str
-) -> None:
+def test_sampled_log_probabilities_equal_scored_ones(tmp_path: Path, lanes: Lanes, device: str) -> None:
     weights = load_weights(write_model(tmp_path / "m", "qwen3", scale=0.08), device)
     weights = weights if device == "cuda" else in_bfloat16(weights)
     results: list[SampleResult] = []

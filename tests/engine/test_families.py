@@ -174,7 +174,7 @@ def break_dtype(directory: Path) -> str:
 @pytest.mark.parametrize(
     "spoil", [break_missing, break_truncated, break_corrupt, break_index, break_tensor, break_dtype]
 )
-def test_spoilt_weights_are_refused_in_one_line_that_names_them(spoil: Callable[[Path], str], tmp_path: Path) -> None:
+def test_non_finite_weights_are_a_one_line_error_that_names_them(spoil: Callable[[Path], str], tmp_path: Path) -> None:
     named = spoil(make(tmp_path, "llama", shard="100KB"))
     with pytest.raises(UsageError) as caught:
         load_weights(tmp_path)

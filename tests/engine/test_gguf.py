@@ -155,7 +155,7 @@ def test_an_unquantised_file_gives_the_source_models_logits(source: Path, conver
     torch.testing.assert_close(logits(converted), logits(source), rtol=0, atol=0)
 
 
-def test_every_weight_is_loaded_and_none_is_left_over(converted: Path) -> None:
+def test_every_weight_is_loaded(converted: Path) -> None:
     _, info = AutoModelForCausalLM.from_pretrained(converted, output_loading_info=True)
     assert not any(info.values())
 
@@ -169,7 +169,7 @@ def test_a_quantised_file_is_dequantised_to_bfloat16(source: Path, tmp_path: Pat
     assert 0 < difference.max() < 0.2
 
 
-def test_hyper_parameters_are_the_files(converted: Path) -> None:
+def test_the_configuration_comes_from_the_file(converted: Path) -> None:
     config = json.loads((converted / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["rms_norm_eps"], config["rope_theta"], config["head_dim"]) == (1e-5, 10_000.0, 32)
@@ -202,7 +202,7 @@ def test_the_tokenizer_keeps_the_vocabulary_the_specials_and_the_template(conver
     assert chat == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_other_architectures_are_refused_by_name(source: Path, tmp_path: Path) -> None:
+def test_other_architectures_are_rejected_by_name(source: Path, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", source, architecture="mamba")
     with pytest.raises(UsageError, match="'mamba' is not supported"):
         convert_gguf(path, tmp_path / "model")
@@ -225,7 +225,7 @@ ONES = np.ones(8, np.float32)
         ),
     ],
 )
-def test_what_a_plain_llama_does_not_have_is_refused(
+def test_features_beyond_a_plain_llama_are_rejected(
     source: Path, tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
     path = write_gguf(tmp_path / "model.gguf", source, **wrong)
@@ -234,11 +234,11 @@ def test_what_a_plain_llama_does_not_have_is_refused(
     assert names(tmp_path) == ["model.gguf"]
 
 
-def test_a_file_that_is_cut_short_is_refused_wherever_the_cut_is(source: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_rejected_for_any_length(source: Path, tmp_path: Path) -> None:
     whole = write_gguf(tmp_path / "whole.gguf", source).read_bytes()
-    for kept in (0, 3, 20, 500, 30_000, len(whole) // 2, len(whole) - 40):
+    for length in (0, 3, 20, 500, 30_000, len(whole) // 2, len(whole) - 40):
         path = tmp_path / "model.gguf"
-        path.write_bytes(whole[:kept])
+        path.write_bytes(whole[:length])
         with pytest.raises(UsageError, match=r"model\.gguf"):
             convert_gguf(path, tmp_path / "model")
     assert names(tmp_path) == ["model.gguf", "whole.gguf"]
@@ -278,7 +278,7 @@ def add_yarn(writer: gguf.GGUFWriter) -> None:
 
 
 def llama3_divisors(theta: float, head_dim: int, factor: float) -> NDArray[np.float32]:
-    """As llama.cpp's converter computes them."""
+    """Compute the divisors as llama.cpp's converter does."""
     divisors: list[float] = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * math.pi * theta ** (i / head_dim)
@@ -380,7 +380,7 @@ def byte_level(source: Path, pattern: str) -> Tokenizer:
     return tokenizer
 
 
-def test_qwens_way_of_cutting_text_is_known(source: Path, tmp_path: Path) -> None:
+def test_the_pretokenizer_of_qwen_is_supported(source: Path, tmp_path: Path) -> None:
     folder = convert_gguf(write_gguf(tmp_path / "model.gguf", source, pre="qwen2"), tmp_path / "model")
     tokenizer, original = load_tokenizer(folder), byte_level(source, QWEN2)
     for text in TEXTS:
@@ -430,7 +430,7 @@ def test_a_sentencepiece_vocabulary_gives_the_same_tokens(source: Path, tmp_path
 # --- the conversion --------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"not a model at all, but long enough to be read")
     with pytest.raises(UsageError, match="not a readable GGUF"):
         convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
@@ -448,7 +448,7 @@ def test_an_interrupted_conversion_leaves_nothing(source: Path, tmp_path: Path, 
     assert names(tmp_path) == ["model.gguf"]
 
 
-def test_of_two_conversions_at_once_the_first_to_finish_is_kept(source: Path, tmp_path: Path) -> None:
+def test_the_first_of_two_concurrent_conversions_is_kept(source: Path, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", source)
 
     def finish_first(message: str, _fraction: float | None) -> None:
@@ -461,7 +461,7 @@ def test_of_two_conversions_at_once_the_first_to_finish_is_kept(source: Path, tm
     assert names(tmp_path) == ["model", "model.gguf"]
 
 
-def test_progress_runs_from_nothing_to_all(source: Path, tmp_path: Path) -> None:
+def test_progress_runs_from_zero_to_one(source: Path, tmp_path: Path) -> None:
     fractions: list[float] = []
     path = write_gguf(tmp_path / "model.gguf", source)
     convert_gguf(

@@ -202,7 +202,7 @@ def forged(kind: str, rng: random.Random, session: str) -> Request:
 
 
 class Wire:
-    """One connection, opened anew whenever the server closes it."""
+    """Connection that is opened again when the server closes it."""
 
     def __init__(self, server: EngineServer) -> None:
         address = urlsplit(server.url)
@@ -273,7 +273,7 @@ def session(server: EngineServer) -> str:
 
 
 def works(client: tinker.ServiceClient) -> tuple[object, ...]:
-    """What a client gets from a new model and from the base model."""
+    """Return a client's results for a new model and for the base model."""
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=5).result()
     losses: list[float] = []
     for _ in range(2):
@@ -285,7 +285,9 @@ def works(client: tinker.ServiceClient) -> tuple[object, ...]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_no_request_harms_the_server(server: EngineServer, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_requests_do_not_harm_the_server(
+    server: EngineServer, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(routes, "_LONG_POLL_S", 0.05)  # answers that never come are asked for too
     wire = Wire(server)
     with connect(server) as client:
@@ -380,7 +382,7 @@ TWICE = {
         ({}, {"stop": [10**30]}, "the stop token 1000000000000000000000000000000 is outside"),
     ],
 )
-def test_a_request_for_too_much_or_for_what_means_nothing_is_refused_by_name(
+def test_excessive_or_meaningless_requests_are_rejected_by_name(
     server: EngineServer, session: str, fields: dict[str, object], params: dict[str, object], named: str
 ) -> None:
     wire = Wire(server)

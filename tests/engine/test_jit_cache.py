@@ -39,13 +39,13 @@ def run(folder: Path, before: str = "", package: Path | None = None) -> tuple[st
     return result, hits, misses
 
 
-def test_what_was_compiled_is_kept_for_the_next_process(tmp_path: Path) -> None:
+def test_compiled_code_is_cached_for_the_next_process(tmp_path: Path) -> None:
     assert run(tmp_path) == ("0.0", 0, 1)
     assert run(tmp_path) == ("0.0", 1, 0)
 
 
 @pytest.mark.slow
-def test_it_is_not_used_once_a_source_has_changed(tmp_path: Path) -> None:
+def test_cached_code_is_not_used_after_a_source_changes(tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(Path(rlkit.__file__).parent, package / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
     changed = package / "rlkit/engine/kernels/llvm.py"
@@ -65,12 +65,12 @@ c.IndexDataCacheFile.save = full""",
     ],
     ids=["no place", "full disk"],
 )
-def test_where_nothing_can_be_kept_it_is_compiled_anew(before: str, tmp_path: Path) -> None:
+def test_code_is_compiled_again_if_the_cache_is_unwritable(before: str, tmp_path: Path) -> None:
     assert run(tmp_path, before + "\n")[0] == "0.0"
 
 
 @pytest.mark.slow
-def test_a_file_that_is_cut_off_is_compiled_over(tmp_path: Path) -> None:
+def test_a_truncated_cache_file_is_replaced(tmp_path: Path) -> None:
     run(tmp_path)
     for file in tmp_path.rglob("*.nb*"):
         file.write_bytes(file.read_bytes()[:9])
@@ -79,7 +79,7 @@ def test_a_file_that_is_cut_off_is_compiled_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_compiling_the_engine_ends_with_one_line() -> None:
+def test_the_engine_fails_with_one_line_if_it_cannot_compile() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rlkit", "serve"],
         check=False,

@@ -80,18 +80,18 @@ def killed_while_saving(process: subprocess.Popen[str], first: int, rng: random.
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{first}\n")
-    pid, told = process.stdout.readline().split()
+    pid, saved_step = process.stdout.readline().split()
     time.sleep(rng.uniform(0, 0.05))
     os.kill(int(pid), signal.SIGKILL)
     for line in process.stdout:
         if line == "dead\n":
-            return int(told)
-        told = line.split()[1]
+            return int(saved_step)
+        saved_step = line.split()[1]
     raise AssertionError("the nursery ended")
 
 
 @pytest.mark.slow
-def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
+def test_the_last_complete_checkpoint_loads_after_a_kill_at_any_moment(
     resolve: Callable[[str], Path], tmp_path: Path
 ) -> None:
     rng = random.Random(0)
@@ -99,13 +99,13 @@ def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
     folder = root / "killed_train_0" / "weights" / "state"
     config = read_config(model)
     store = CheckpointStore(root)
-    told = interrupted = 0
+    saved_step = interrupted = 0
     with nursery(NURSERY, root, model) as process:
         for _ in range(KILLS):
-            told = killed_while_saving(process, told + 2, rng)
+            saved_step = killed_while_saving(process, saved_step + 2, rng)
             interrupted += len(list(folder.iterdir())) != 2
             steps = store.get(PATH).info.steps
-            assert told <= steps <= told + 1
+            assert saved_step <= steps <= saved_step + 1
             adapter, moments = store.load(PATH, config)
             assert moments is not None
             assert torch.equal(adapter.flat.unique(), torch.tensor([float(steps)]))
@@ -180,7 +180,9 @@ def saved_until_killed(pid: int, url: str, key: str, after_s: float) -> tuple[li
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_said_it_saved_loads_in_the_next(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+def test_checkpoints_confirmed_by_a_killed_server_load_in_the_next(
+    resolve: Callable[[str], Path], tmp_path: Path
+) -> None:
     rng = random.Random(0)
     root = tmp_path / "root"
     saved: list[dict[str, list[float]]] = []
@@ -193,23 +195,23 @@ def test_what_a_killed_server_said_it_saved_loads_in_the_next(resolve: Callable[
             paths, answers = saved_until_killed(int(pid), url, key, rng.uniform(0, 0.3))
             assert process.stdout.readline() == "dead\n"
             saved.append(dict(zip(paths, answers, strict=False)))
-    told = {path for paths in saved for path in paths}
+    saved_paths = {path for paths in saved for path in paths}
     with EngineServer(root=root, resolve=resolve) as server, connect(server) as client:
         rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
         listed = {c.tinker_path for c in rest.list_user_checkpoints(limit=1000).result().checkpoints}
-        assert told <= listed
+        assert saved_paths <= listed
         # Of each killed server one more may be complete, which nobody was told of.
-        assert len(listed - told) <= SERVER_KILLS
+        assert len(listed - saved_paths) <= SERVER_KILLS
         for path, answer in [list(paths.items())[-1] for paths in saved if paths]:
             trainer = client.create_training_client_from_state_with_optimizer(path).result()
             again = logprobs_of(trainer.forward([ce_datum(TEXT)], "cross_entropy").result())[0]
             assert again.tolist() == answer
-        for path in listed - told:
+        for path in listed - saved_paths:
             client.create_training_client_from_state_with_optimizer(path).result()
-    assert told
+    assert saved_paths
 
 
-def test_a_first_save_that_was_killed_is_never_there(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_killed_first_save_leaves_no_checkpoint(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     folder = tmp_path / "killed_train_0" / "weights" / "state"
     (folder / "0123456789abcdef").mkdir(parents=True)
     (folder / "0123456789abcdef" / "tensors.safetensors").write_bytes(b"half")

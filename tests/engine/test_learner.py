@@ -134,7 +134,7 @@ def test_gradients_equal_autograd_on_the_formula(
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_logits_exist_for_a_piece_of_a_batch_at_a_time(
+def test_logits_are_computed_for_one_piece_of_a_batch_at_a_time(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
@@ -154,7 +154,7 @@ def test_logits_exist_for_a_piece_of_a_batch_at_a_time(
 
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "gspo"])
-def test_a_token_without_an_advantage_costs_nothing_whatever_its_log_probability(loss: str) -> None:
+def test_a_token_without_an_advantage_has_no_loss_for_any_log_probability(loss: str) -> None:
     logp = torch.tensor([-1.0, -2.0])
     inputs = {"advantages": torch.tensor([0.0, 1.0]), "logprobs": torch.tensor([-1000.0, -2.1])}
     inputs[SEQUENCE] = torch.tensor([1000.0, 0.1])
@@ -165,7 +165,7 @@ def test_a_token_without_an_advantage_costs_nothing_whatever_its_log_probability
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo"])
-def test_a_ratio_beyond_all_numbers_is_clipped_where_it_is_above_the_threshold(loss: str) -> None:
+def test_an_infinite_ratio_is_clipped_above_the_threshold(loss: str) -> None:
     logp = torch.tensor([-1.0, -1.0])
     inputs = {"advantages": torch.tensor([2.0, 2.0]), "logprobs": torch.tensor([-1000.0, -5.0])}
     inputs[SEQUENCE] = logp - inputs["logprobs"]
@@ -265,7 +265,7 @@ def test_several_targets_a_token_are_a_sum_over_them(weights: Weights, lanes: La
     assert float((learner.gradients.sum(0) - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> None:
+def test_results_do_not_depend_on_the_number_of_lanes(weights: Weights, lanes: Lanes) -> None:
     examples = random_examples("ppo", [7, 150, 40, 7, 200, 90])
     two = Lanes(2)
     gradients: list[torch.Tensor] = []
@@ -278,7 +278,7 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> 
 
 
 @pytest.mark.slow
-def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are_not_changed(weights: Weights) -> None:
+def test_sampling_between_micro_batches_changes_neither_gradients_nor_samples(weights: Weights) -> None:
     examples, loss, lanes = random_examples("ppo", [7, 150, 40, 7, 200, 90, 180]), make_loss("ppo", {}), Lanes(2)
     served = make_sampling_weights(weights, None, lanes.run)
     request = SampleRequest(np.arange(5), 20, 12, 0, DrawSettings(), StopRule())
@@ -314,7 +314,7 @@ def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are
         np.testing.assert_array_equal(sampled.logprobs, expected.logprobs)
 
 
-def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halted_training_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, done = Lanes(2), list[int]()
     compute = Learner._micro_batch
 
@@ -331,7 +331,7 @@ def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, mon
     assert len(done) <= 2
 
 
-def test_no_step_is_taken_with_the_gradient_of_a_call_that_failed_half_way(
+def test_a_partial_gradient_of_a_failed_call_is_not_applied(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples, loss = random_examples("ppo", [400] * 4), make_loss("ppo", {})
@@ -352,14 +352,14 @@ def test_no_step_is_taken_with_the_gradient_of_a_call_that_failed_half_way(
     with pytest.raises(UsageError, match="a forward_backward of this step failed"):
         learner.step(adam)
     assert torch.equal(learner.adapter.flat, before)
-    for one in (expected, learner):
-        one.forward_backward(examples, loss)
-        one.step(adam)
+    for each_learner in (expected, learner):
+        each_learner.forward_backward(examples, loss)
+        each_learner.step(adam)
     assert torch.equal(learner.adapter.flat, expected.adapter.flat)
     assert not torch.equal(learner.adapter.flat, before)
 
 
-def test_a_long_sequence_is_computed_again_rather_than_kept(
+def test_activations_of_a_long_sequence_are_recomputed(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = random_examples("ppo", [150])
@@ -383,7 +383,7 @@ def test_a_long_sequence_is_computed_again_rather_than_kept(
         ({"inputs": {n: np.ones(2, np.float32) for n in ("advantages", "logprobs", "mask")}}, "mask"),
     ],
 )
-def test_a_malformed_example_is_refused_by_field(
+def test_a_malformed_example_is_rejected_by_field(
     weights: Weights, lanes: Lanes, change: dict[str, np.ndarray], named: str
 ) -> None:
     from dataclasses import replace
@@ -396,7 +396,7 @@ def test_a_malformed_example_is_refused_by_field(
         learner.forward([replace(good, **change)], ppo)
 
 
-def test_a_step_that_would_ruin_the_weights_is_not_taken(weights: Weights, lanes: Lanes) -> None:
+def test_a_step_that_would_make_the_weights_non_finite_is_skipped(weights: Weights, lanes: Lanes) -> None:
     learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
     learner.adapter.flat[0] = 1e38
     before, moments = learner.adapter.flat.clone(), learner.moments.clone()
@@ -417,6 +417,6 @@ def test_a_step_that_would_ruin_the_weights_is_not_taken(weights: Weights, lanes
         ("dro", {"beta": -1.0}),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(loss: str, settings: dict[str, float]) -> None:
+def test_invalid_settings_are_rejected(loss: str, settings: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(settings))):
         make_loss(loss, settings)

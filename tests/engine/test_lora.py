@@ -18,7 +18,7 @@ from .tiny_models import write_model
 @pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("widths", [(6,), (6, 2, 2), (5, 7)])
 @pytest.mark.parametrize("rows", [0, 1, 7])
-def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
+def test_the_low_rank_term_has_the_autograd_gradient_of_its_formula(
     rank: int, widths: tuple[int, ...], rows: int
 ) -> None:
     generator = torch.Generator().manual_seed(rank * 100 + rows)
@@ -33,23 +33,23 @@ def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
     upstream = random(rows, sum(widths))
     both = random(rows, 8).requires_grad_()
     passed = functional.silu(both[:, :4]) * both[:, 4:]
-    for found, expected, entering in (
+    for output, expected, entering in (
         (lora.multiply(x, weight), x @ weight + lora.delta(x), x),  # the formula, by autograd alone
         (lora.multiply(both, weight, applies_swiglu=True), passed @ weight + lora.delta(passed), both),
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
         learned = [entering, lora.a, *lora.bs]
         exact = torch.autograd.grad(expected, learned, upstream, retain_graph=True)
         for times in (1, 2):  # what a second micro-batch finds is added to
-            found.backward(upstream, retain_graph=True)
-            for own, plain in zip(learned, exact, strict=True):
-                assert own.grad is not None
-                torch.testing.assert_close(own.grad, times * plain, rtol=1e-12, atol=1e-12)
-        for own in learned:
-            own.grad = None
+            output.backward(upstream, retain_graph=True)
+            for parameter, plain in zip(learned, exact, strict=True):
+                assert parameter.grad is not None
+                torch.testing.assert_close(parameter.grad, times * plain, rtol=1e-12, atol=1e-12)
+        for parameter in learned:
+            parameter.grad = None
 
 
-def test_the_memory_of_served_weights_is_that_of_what_they_do_not_share(tmp_path: Path) -> None:
+def test_the_memory_of_served_weights_excludes_shared_tensors(tmp_path: Path) -> None:
     weights = load_weights(write_model(tmp_path / "m"))
     config = weights.config
 

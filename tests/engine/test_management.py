@@ -42,9 +42,7 @@ def trained(client: tinker.ServiceClient, base: str, **options: object) -> tinke
     return trainer
 
 
-def test_runs_and_checkpoints_are_told_as_they_were_saved(
-    trainer: tinker.TrainingClient, rest: tinker.RestClient
-) -> None:
+def test_runs_and_checkpoints_are_listed_as_saved(trainer: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     before = time.time()
     state = trainer.save_state("state", ttl_seconds=7200, user_metadata={"step": "1"}).result().path
     sampler = trainer.save_weights_for_sampler("sampler", user_metadata={"step": "2"}).result().path
@@ -54,16 +52,19 @@ def test_runs_and_checkpoints_are_told_as_they_were_saved(
     assert run.user_metadata == {"purpose": "test"}
     listed = {c.tinker_path: c for c in rest.list_checkpoints(trainer.model_id).result().checkpoints}
     assert listed == {state: run.last_checkpoint, sampler: run.last_sampler_checkpoint}
-    one, other = listed[state], listed[sampler]
-    assert (one.checkpoint_id, one.checkpoint_type) == ("weights/state", "training")
-    assert (other.checkpoint_id, other.checkpoint_type) == ("sampler_weights/sampler", "sampler")
-    assert (one.user_metadata, other.user_metadata) == ({"step": "1"}, {"step": "2"})
-    assert one.expires_at is not None
-    assert one.expires_at.timestamp() == pytest.approx(before + 7200, abs=60)
-    assert other.expires_at is None
-    assert one.size_bytes is not None
-    assert other.size_bytes is not None
-    assert one.size_bytes > 2 * other.size_bytes > 0
+    state_checkpoint, sampler_checkpoint = listed[state], listed[sampler]
+    assert (state_checkpoint.checkpoint_id, state_checkpoint.checkpoint_type) == ("weights/state", "training")
+    assert (sampler_checkpoint.checkpoint_id, sampler_checkpoint.checkpoint_type) == (
+        "sampler_weights/sampler",
+        "sampler",
+    )
+    assert (state_checkpoint.user_metadata, sampler_checkpoint.user_metadata) == ({"step": "1"}, {"step": "2"})
+    assert state_checkpoint.expires_at is not None
+    assert state_checkpoint.expires_at.timestamp() == pytest.approx(before + 7200, abs=60)
+    assert sampler_checkpoint.expires_at is None
+    assert state_checkpoint.size_bytes is not None
+    assert sampler_checkpoint.size_bytes is not None
+    assert state_checkpoint.size_bytes > 2 * sampler_checkpoint.size_bytes > 0
 
 
 def test_lists_come_in_pages_newest_first(trainer: tinker.TrainingClient, rest: tinker.RestClient) -> None:
@@ -83,7 +84,7 @@ def test_lists_come_in_pages_newest_first(trainer: tinker.TrainingClient, rest: 
         rest.list_user_checkpoints(limit=-1).result()
 
 
-def test_what_is_asked_of_one_session_or_run_reads_no_others(
+def test_a_query_for_one_session_or_run_reads_no_others(
     trainer: tinker.TrainingClient,
     rest: tinker.RestClient,
     client: tinker.ServiceClient,
@@ -91,48 +92,48 @@ def test_what_is_asked_of_one_session_or_run_reads_no_others(
 ) -> None:
     older = trainer.save_state("state").result().path
     newer = trained(client, "llama").save_state("state").result().path
-    read: list[Path] = []
+    read_paths: list[Path] = []
     for module, name in ((session_log, "read_json"), (checkpoints, "_decode")):
         real = getattr(module, name)
 
-        def noted(*given: object, real: Callable[..., object] = real) -> object:
-            read.extend(path for path in given if isinstance(path, Path))
-            return real(*given)
+        def record_read(*arguments: object, real: Callable[..., object] = real) -> object:
+            read_paths.extend(path for path in arguments if isinstance(path, Path))
+            return real(*arguments)
 
-        monkeypatch.setattr(module, name, noted)
+        monkeypatch.setattr(module, name, record_read)
 
     def folders() -> set[str]:
-        found = {part for path in read for part in path.parts if "_train_" in part}
-        read.clear()
-        return found
+        folder_names = {part for path in read_paths for part in path.parts if "_train_" in part}
+        read_paths.clear()
+        return folder_names
 
-    one, two = (path.split("/")[2].replace(":", "_") for path in (older, newer))
+    older_run, newer_run = (path.split("/")[2].replace(":", "_") for path in (older, newer))
     session_id = trainer.model_id.partition(":")[0]
     assert len(rest.get_session(session_id).result().training_run_ids) == 2
-    assert {path.stem for path in read if path.parent.name == ".sessions"} == {session_id}
-    assert folders() == {one, two}
+    assert {path.stem for path in read_paths if path.parent.name == ".sessions"} == {session_id}
+    assert folders() == {older_run, newer_run}
     rest.get_training_run(trainer.model_id).result()
-    assert folders() == {one}
+    assert folders() == {older_run}
     rest.list_training_runs(limit=1).result()
-    assert {path.parent.parent.parent.name for path in read if path.name == "checkpoint.json"} == {two}
+    assert {path.parent.parent.parent.name for path in read_paths if path.name == "checkpoint.json"} == {newer_run}
 
 
-def test_a_checkpoint_is_deleted_published_and_given_an_end(
+def test_a_checkpoint_can_be_deleted_published_and_given_a_lifetime(
     trainer: tinker.TrainingClient, rest: tinker.RestClient
 ) -> None:
     path = trainer.save_state("a").result().path
 
-    def told() -> types.Checkpoint:
+    def get_checkpoint() -> types.Checkpoint:
         return next(c for c in rest.list_checkpoints(trainer.model_id).result().checkpoints if c.tinker_path == path)
 
     rest.publish_checkpoint_from_tinker_path(path).result()
-    assert told().public
+    assert get_checkpoint().public
     rest.unpublish_checkpoint_from_tinker_path(path).result()
-    assert not told().public
+    assert not get_checkpoint().public
     rest.set_checkpoint_ttl_from_tinker_path(path, 3600).result()
-    assert told().expires_at is not None
+    assert get_checkpoint().expires_at is not None
     rest.set_checkpoint_ttl_from_tinker_path(path, None).result()
-    assert told().expires_at is None
+    assert get_checkpoint().expires_at is None
     with pytest.raises(tinker.BadRequestError, match="ttl_seconds must be 3600"):
         rest.set_checkpoint_ttl_from_tinker_path(path, 60).result()
     rest.delete_checkpoint_from_tinker_path(path).result()
@@ -146,7 +147,7 @@ def test_a_lifetime_out_of_bounds_fails_the_save(trainer: tinker.TrainingClient)
         trainer.save_state("short", ttl_seconds=60).result()
 
 
-def test_nothing_can_be_done_with_an_expired_checkpoint(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_expired_checkpoint_cannot_be_used(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     with EngineServer(root=tmp_path, resolve=resolve) as server, connect(server) as client:
         rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
         trainer = trained(client, "llama")
@@ -166,12 +167,12 @@ def test_nothing_can_be_done_with_an_expired_checkpoint(resolve: Callable[[str],
             client.create_sampling_client(model_path=path).result()
 
 
-def test_what_is_known_survives_a_restart(resolve: Callable[[str], Path], tmp_path: Path) -> None:
-    def known(rest: tinker.RestClient) -> tuple[object, ...]:
+def test_records_survive_a_restart(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+    def list_everything(rest: tinker.RestClient) -> tuple[object, ...]:
         runs = rest.list_training_runs().result()
         sessions = rest.list_sessions().result()
-        own = rest.get_session(sessions.sessions[0]).result()
-        return runs, sessions, own.training_run_ids, own.user_metadata, own.display_name
+        session = rest.get_session(sessions.sessions[0]).result()
+        return runs, sessions, session.training_run_ids, session.user_metadata, session.display_name
 
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         options = {"base_url": server.url, "api_key": server.api_key}
@@ -179,14 +180,14 @@ def test_what_is_known_survives_a_restart(resolve: Callable[[str], Path], tmp_pa
             trainer = trained(client, "llama", user_metadata={"n": 3})
             path = trainer.save_state("state").result().path
             rest = tinker.RestClient(**options)
-            before = known(rest)
+            before = list_everything(rest)
             session_id = trainer.model_id.split(":")[0]
             sampler_id = trainer.save_weights_and_get_sampling_client().result().get_sampler_handle()
             assert rest.get_session(session_id).result().sampler_ids
             assert sampler_id
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
-        assert known(rest) == before
+        assert list_everything(rest) == before
         assert rest.get_training_run_by_tinker_path(path).result().user_metadata == {"n": "3"}
         session = rest.get_session(session_id).result()
         assert (session.user_metadata, session.display_name) == ({"team": "a"}, "Nightly run")
@@ -201,8 +202,8 @@ def test_sessions_are_found_by_name_metadata_and_page(resolve: Callable[[str], P
         options = {"base_url": server.url, "api_key": server.api_key}
         rest = tinker.RestClient(**options)
 
-        def search(**wanted: object) -> list[str | None]:
-            request = types.SessionSearchRequest.model_validate(wanted)
+        def search(**fields: object) -> list[str | None]:
+            request = types.SessionSearchRequest.model_validate(fields)
             names: list[str | None] = []
             while True:
                 page = rest.search_sessions(request).result()
@@ -236,14 +237,14 @@ def test_a_copy_belongs_to_a_new_run(trainer: tinker.TrainingClient, rest: tinke
         rest.copy_weights(f"{path}x", "any-project").result()
 
 
-def test_a_sampler_and_the_storage_are_told(
+def test_samplers_and_storage_are_listed(
     trainer: tinker.TrainingClient, rest: tinker.RestClient, client: tinker.ServiceClient, server: EngineServer
 ) -> None:
     path = trainer.save_weights_for_sampler("told").result().path
     client.create_sampling_client(model_path=path).result()
     session_id = trainer.model_id.split(":")[0]
-    told = [rest.get_sampler(i).result() for i in rest.get_session(session_id).result().sampler_ids]
-    assert [(sampler.base_model, sampler.model_path) for sampler in told] == [("qwen3", path)]
+    samplers = [rest.get_sampler(i).result() for i in rest.get_session(session_id).result().sampler_ids]
+    assert [(sampler.base_model, sampler.model_path) for sampler in samplers] == [("qwen3", path)]
     admin = AdminClient(base_url=server.url, api_key=server.api_key)
     (usage,) = admin.get_current_checkpoint_storage_usage().result().data
     listed = rest.list_user_checkpoints(limit=1000).result().checkpoints
@@ -251,7 +252,9 @@ def test_a_sampler_and_the_storage_are_told(
     assert usage.size_bytes == sum(checkpoint.size_bytes or 0 for checkpoint in listed)
 
 
-def test_what_has_no_meaning_on_one_machine_is_refused_by_name(rest: tinker.RestClient, server: EngineServer) -> None:
+def test_requests_without_meaning_on_one_machine_are_rejected_by_name(
+    rest: tinker.RestClient, server: EngineServer
+) -> None:
     admin = AdminClient(base_url=server.url, api_key=server.api_key)
     for route, ask in (
         ("sessions/s/project", lambda: rest.assign_session_project("s", "p")),
@@ -313,9 +316,11 @@ def test_the_cookbook_downloads_a_training_state_encrypted_and_reads_it(
     weights.download(tinker_path=path, output_dir=str(tmp_path / "state"), base_url=server.url)
     external = trainer.save_weights_external("export", ttl_seconds=3600).result().path
     weights.download(tinker_path=external, output_dir=str(tmp_path / "export"), base_url=server.url)
-    one, other = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("state", "export"))
-    assert one.keys() == other.keys()
-    assert all(bool((one[key] == other[key]).all()) for key in one)
+    state_tensors, export_tensors = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("state", "export")
+    )
+    assert state_tensors.keys() == export_tensors.keys()
+    assert all(bool((state_tensors[key] == export_tensors[key]).all()) for key in state_tensors)
     assert [c.checkpoint_id for c in rest.list_checkpoints(trainer.model_id).result().checkpoints] == [
         "external_weights/export",
         "weights/state",
@@ -324,7 +329,7 @@ def test_the_cookbook_downloads_a_training_state_encrypted_and_reads_it(
         base_model=str(models["qwen3"]), adapter_path=str(tmp_path / "state"), output_path=str(tmp_path / "served")
     )
     served = load_file(tmp_path / "served" / "adapter_model.safetensors")
-    assert len(served) == len(one)
+    assert len(served) == len(state_tensors)
 
 
 def test_an_encrypted_export_needs_real_keys(trainer: tinker.TrainingClient) -> None:
@@ -333,7 +338,7 @@ def test_an_encrypted_export_needs_real_keys(trainer: tinker.TrainingClient) -> 
             trainer.save_weights_external("export", age_encryption_recipients=keys).result()
 
 
-def test_a_download_url_serves_its_own_file_only(trainer: tinker.TrainingClient, rest: tinker.RestClient) -> None:
+def test_a_download_url_serves_only_its_file(trainer: tinker.TrainingClient, rest: tinker.RestClient) -> None:
     path = trainer.save_weights_external("export").result().path
     urls = rest.get_external_weights_urls(path).result().urls
     assert set(urls) == {"adapter_config.json", "adapter_model.safetensors"}
@@ -351,9 +356,9 @@ def test_a_download_url_serves_its_own_file_only(trainer: tinker.TrainingClient,
         with refused.value as answer:
             assert answer.code in {400, 404}
     rest.delete_checkpoint_from_tinker_path(path).result()
-    with pytest.raises(urllib.error.HTTPError, match="404") as gone:
+    with pytest.raises(urllib.error.HTTPError, match="404") as error:
         urllib.request.urlopen(url)
-    gone.value.close()
+    error.value.close()
 
 
 def test_external_weights_are_not_trained_on(client: tinker.ServiceClient, trainer: tinker.TrainingClient) -> None:
@@ -386,7 +391,7 @@ def test_external_weights_are_not_trained_on(client: tinker.ServiceClient, train
         "downloads/x/1/..%2f/external_weights/a/b",
     ],
 )
-def test_no_address_leads_out_or_breaks_the_server(server: EngineServer, method: str, path: str) -> None:
+def test_no_path_escapes_the_store_or_breaks_the_server(server: EngineServer, method: str, path: str) -> None:
     address = urlsplit(server.url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=HANG_S)
     headers = {"X-API-Key": server.api_key, "Content-Type": "application/json"}

@@ -24,7 +24,7 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 @given(st.integers(0, 40), st.integers(1, 200), st.integers(1, 3 * COLUMNS + 1), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=60)
-def test_a_product_is_that_of_the_plain_matrix(rows: int, inner: int, columns: int, seed: int) -> None:
+def test_a_packed_product_equals_the_plain_product(rows: int, inner: int, columns: int, seed: int) -> None:
     x, weight = random(rows, inner, seed=seed), random(columns, inner, seed=seed + 1)
     packed = pack(weight)
     assert isinstance(packed, PackedMatrix)
@@ -35,7 +35,7 @@ def test_a_product_is_that_of_the_plain_matrix(rows: int, inner: int, columns: i
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None:
+def test_a_row_has_the_same_bits_with_any_neighbours(threads: int) -> None:
     packed = pack(random(1000, 96, seed=0))
     x = random(600, 96, seed=1)  # more rows than pass at once
     torch.set_num_threads(threads)
@@ -47,17 +47,17 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None
         assert torch.equal(matmul(x[start : start + count], packed), together[start : start + count])
 
 
-def test_a_result_may_be_put_where_one_was() -> None:
+def test_a_result_may_be_written_to_a_given_tensor() -> None:
     packed = pack(random(50, 32, seed=0))
     x, room = random(13, 32, seed=1), torch.full((16, 50), torch.nan)
-    found = matmul(x, packed, out=room)
-    assert found.data_ptr() == room.data_ptr()
-    assert torch.equal(found, matmul(x, packed))
+    product = matmul(x, packed, out=room)
+    assert product.data_ptr() == room.data_ptr()
+    assert torch.equal(product, matmul(x, packed))
     plain_weight = random(32, 50, seed=2)
     assert torch.equal(matmul(x, plain_weight, out=room), x @ plain_weight)
 
 
-def test_what_does_not_fit_is_refused_before_an_address_is_used() -> None:
+def test_wrong_shapes_are_rejected_before_an_address_is_used() -> None:
     packed, x = pack(random(50, 64, seed=0)), random(8, 64, seed=1)
     for wrong in (x[:, :32], x.double(), random(8, 65, seed=1)):
         with pytest.raises(ValueError, match=r"^x is "):
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused_before_an_address_is_used() -> None:
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
-def test_the_program_s_own_default_type_changes_nothing(default: torch.dtype) -> None:
+def test_the_default_dtype_of_torch_has_no_effect(default: torch.dtype) -> None:
     weight, x = random(50, 64, seed=0), random(8, 64, seed=1)
     expected = matmul(x, pack(weight))
     torch.set_default_dtype(default)

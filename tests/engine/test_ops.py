@@ -38,7 +38,7 @@ def turned(x: torch.Tensor, heads: int, by: Rope) -> torch.Tensor:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
 @pytest.mark.parametrize("rows", [1, 7, 64])
-def test_the_operations_are_those_of_the_formulas(rows: int, scale: float) -> None:
+def test_the_operations_equal_their_formulas(rows: int, scale: float) -> None:
     x, weight = random(rows, 48, seed=0, scale=scale), random(48, seed=1)
     exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
     torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), exact, rtol=1e-5, atol=1e-12)
@@ -56,7 +56,7 @@ def test_the_operations_are_those_of_the_formulas(rows: int, scale: float) -> No
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", ["norm", "gate"])
-def test_a_gradient_is_that_of_the_formula_in_float64(name: str, threads: int, threads_of_torch: None) -> None:
+def test_a_gradient_equals_the_formula_in_float64(name: str, threads: int, threads_of_torch: None) -> None:
     rows = 40 if threads == 1 else 6000  # enough to be shared
     weight = random(48, seed=1)
     compiled: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -85,7 +85,7 @@ def turned_in_place(x: torch.Tensor, by: Rope) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None:
+def test_a_row_has_the_same_bits_with_any_neighbours(threads: int) -> None:
     x, weight, by = random(4000, 96, seed=0), random(96, seed=1), rope(4000, 8)
     torch.set_num_threads(threads)
     try:
@@ -93,15 +93,15 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None
     finally:
         torch.set_num_threads(1)
     for row in (0, 1777, 3999):
-        one = slice(row, row + 1)
-        turn = by[0][one], by[1][one]
-        alone = rms_norm(x[one], weight, 1e-5), swiglu(x[one]), turned_in_place(x[one], turn)
+        row_slice = slice(row, row + 1)
+        turn = by[0][row_slice], by[1][row_slice]
+        alone = rms_norm(x[row_slice], weight, 1e-5), swiglu(x[row_slice]), turned_in_place(x[row_slice], turn)
         for a, b in zip(alone, together, strict=True):
-            assert torch.equal(a, b[one])
+            assert torch.equal(a, b[row_slice])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -3e38])
-def test_what_is_not_finite_stays_so_and_what_is_does_too(value: float) -> None:
+def test_finite_and_non_finite_values_do_not_mix(value: float) -> None:
     x = torch.ones(2, 48)
     x[0, 0] = value
     by_formula = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)

@@ -42,7 +42,7 @@ def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, fa
     learner = Learner(weights, adapter, lanes)
     loss = learner.forward_backward(examples, make_loss("importance_sampling", {})).loss
     lanes.close()
-    ours = peft_tensors(Adapter(weights.config, adapter.settings, learner.gradients.sum(0)))
+    gradients = peft_tensors(Adapter(weights.config, adapter.settings, learner.gradients.sum(0)))
 
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
     plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -61,8 +61,8 @@ def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, fa
         total = total - (torch.exp(logprobs - q) * advantages).sum()
     total.backward()
     assert loss == pytest.approx(total.item(), rel=1e-5)
-    assert ours.keys() == parameters.keys()
-    for name, value in ours.items():
+    assert gradients.keys() == parameters.keys()
+    for name, value in gradients.items():
         theirs = parameters[name].grad
         assert theirs is not None
         assert float((value - theirs).norm()) <= 1e-5 * max(float(theirs.norm()), 1.0), name

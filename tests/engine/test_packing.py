@@ -25,7 +25,7 @@ def sequences(draw: st.DrawFn) -> list[np.ndarray]:
 
 @given(sequences())
 @settings(deadline=None)
-def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequences: list[np.ndarray]) -> None:
+def test_every_sequence_is_packed_with_its_whole_prefix(all_sequences: list[np.ndarray]) -> None:
     shares = micro_batches([sequence.astype(np.int64) for sequence in all_sequences], 256, 2)
     batches = [batch for share in shares for batch in share]
     members = [(batch, member) for batch in batches for member in batch.examples]
@@ -55,7 +55,7 @@ def test_the_copies_of_a_prefix_are_bounded() -> None:
     assert max(len(batch.examples) for batch in batches) <= 32
 
 
-def test_a_large_group_is_cut_into_parts_of_one_size() -> None:
+def test_a_large_group_is_split_into_equal_parts() -> None:
     group = [np.concatenate([np.arange(100), np.full(20, 200 + i)]) for i in range(64)]
     rows = [[len(batch.tokens) for batch in share] for share in micro_batches(group, 512, 2)]
     assert rows == [[420, 420], [420, 420]]

@@ -18,7 +18,7 @@ from .conformance import ask, open_session
 from .test_sessions import on_server, service_of
 
 
-def test_the_newest_answer_is_kept_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_result_is_kept_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futures, "_DELIVERED_BYTES_MAX", 100)
     table = Promises()
     for name in ("a", "b"):
@@ -29,7 +29,7 @@ def test_the_newest_answer_is_kept_however_large_it_is(monkeypatch: pytest.Monke
     assert table.get("a") is None
 
 
-def test_an_answer_counts_with_what_its_promise_takes_up() -> None:
+def test_a_result_counts_with_the_size_of_its_promise() -> None:
     table = Promises()
     promises = [table.get_or_make(f"s:train:0#{i}")[0] for i in range(1000)]
     for promise in promises:
@@ -43,7 +43,7 @@ def test_an_answer_counts_with_what_its_promise_takes_up() -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_an_answer_counts_as_delivered_only_if_somebody_was_there_to_get_it(server: EngineServer, leaves: bool) -> None:
+def test_a_result_counts_as_delivered_only_if_a_client_received_it(server: EngineServer, leaves: bool) -> None:
     session_id, service = open_session(server), service_of(server)
     name = f"{session_id}:never"
     promise, _ = on_server(server, lambda: service.promises.get_or_make(name))

@@ -43,7 +43,7 @@ def cut(body: bytes, step: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 1000])
-def test_what_is_kept_of_a_body_that_is_too_large_does_not_depend_on_how_it_comes(step: int) -> None:
+def test_the_kept_part_of_an_oversized_body_does_not_depend_on_chunking(step: int) -> None:
     body = bytes(range(200)) * 5
     pieces = cut(body, step)
     with pytest.raises(HttpError, match="larger than 150 bytes") as refusal:
@@ -52,7 +52,7 @@ def test_what_is_kept_of_a_body_that_is_too_large_does_not_depend_on_how_it_come
     assert next(pieces, None) is None  # all was read, so that the client comes to read the answer
 
 
-def test_a_body_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_body_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_requests, "_DISCARDED_BYTES_MAX", 1000)
 
     def endless() -> Iterator[bytes]:
@@ -87,7 +87,7 @@ def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, mon
     assert b"larger than 100 bytes" in ask(server, "retrieve_future", {"request_id": f"{model_id}#1"}).body
 
 
-def test_json_may_be_less_large_than_other_bodies(server: EngineServer) -> None:
+def test_json_bodies_have_a_smaller_limit(server: EngineServer) -> None:
     session_id = open_session(server)
     long = {"session_id": session_id, "type": "session_heartbeat", "padding": " " * (2 << 20)}
     reply = ask(server, "session_heartbeat", long)
@@ -101,7 +101,7 @@ def test_a_prompt_that_fills_the_longest_context_is_small_enough() -> None:
     assert len(tokens) < http_requests.JSON_BYTES_MAX / 2
 
 
-def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampling_request_is_recognised_by_its_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     prints: list[bytes] = []
     sample = Service.sample
     monkeypatch.setattr(
@@ -122,7 +122,7 @@ def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, mo
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_a_compressed_body_is_unpacked_beside_the_servers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_body_is_unpacked_outside_of_the_servers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
     unpack = http_requests.unpack_body
 
@@ -136,7 +136,7 @@ def test_a_compressed_body_is_unpacked_beside_the_servers_thread(monkeypatch: py
     assert threads[0] is not threading.current_thread()
 
 
-def test_a_stalled_upload_does_not_hold_up_the_stop(
+def test_a_stalled_upload_does_not_delay_the_stop(
     resolve: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with EngineServer(root=tmp_path, resolve=resolve, device="cpu") as server:

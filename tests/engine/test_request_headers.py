@@ -76,7 +76,7 @@ ENDLESS = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_never_becomes_a_request_is_refused_before_it_is_kept(name: str, server: EngineServer) -> None:
+def test_endless_headers_are_rejected_before_they_are_buffered(name: str, server: EngineServer) -> None:
     before = resident_bytes()
     with connected(server) as connection:
         sent, reply = send_until_refused(connection, ENDLESS[name])
@@ -100,7 +100,7 @@ def test_a_body_whose_framing_never_ends_closes_the_connection(part: bytes, serv
     assert reply == ""  # the request waits for its body, and has no answer yet
 
 
-def test_headers_that_come_too_slowly_are_refused(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_headers_are_rejected(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_requests, "HEADER_S", 0.5)
     with connected(server) as connection:
         connection.sendall(GET)
@@ -109,13 +109,13 @@ def test_headers_that_come_too_slowly_are_refused(server: EngineServer, monkeypa
         assert rest_of(connection).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
 
-def test_a_connection_that_asks_nothing_is_closed(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_request_is_closed(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_requests, "HEADER_S", 0.2)
     with connected(server) as connection:
         assert rest_of(connection) == b""
 
 
-def test_many_and_long_headers_within_the_limits_are_taken_however_they_are_cut(server: EngineServer) -> None:
+def test_many_and_long_headers_within_the_limits_are_accepted_for_any_chunking(server: EngineServer) -> None:
     key = b"x-api-key: " + server.api_key.encode() + b"\r\n"
     many = b"".join(b"x-%d: y\r\n" % number for number in range(100))
     long = b"cookie: " + b"a" * 48_000 + b"\r\n"
@@ -130,7 +130,7 @@ def test_many_and_long_headers_within_the_limits_are_taken_however_they_are_cut(
             assert received.startswith(b"HTTP/1.1 200 ")
 
 
-def test_the_sdk_goes_on_beside_a_connection_that_never_ends(server: EngineServer, rest: tinker.RestClient) -> None:
+def test_the_sdk_works_beside_a_connection_that_never_ends(server: EngineServer, rest: tinker.RestClient) -> None:
     with connected(server) as connection:
         connection.sendall(GET)
         assert rest.get_server_capabilities().result().supported_models

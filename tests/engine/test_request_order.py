@@ -1,4 +1,4 @@
-"""What waits for its turn or has had it: how much of it there may be, and what becomes of the rest."""
+"""Limits on requests that wait for their turn and on delivered results, and the fate of the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .test_sessions import busy_worker
 TEXT = [72, 101, 108, 108, 111]
 
 
-def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
+def test_a_call_that_is_too_large_fails_and_the_next_call_runs(
     client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = new_trainer(client)
@@ -31,7 +31,7 @@ def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
     assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result(timeout=HANG_S).metrics["loss:sum"] > 0
 
 
-def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_are_limited_in_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     model_id = open_model(server, open_session(server))
     monkeypatch.setattr(request_order, "_MAX_QUEUED_BYTES", 2 * len(train_request(model_id, 1)))
 
@@ -52,7 +52,7 @@ def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch
 
 
 @pytest.mark.parametrize(("number", "traced"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True)])
-def test_a_full_disk_is_one_line_of_the_log(number: int, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged_in_one_line(number: int, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise("request-1")
     request_order._fail(promise, OSError(number, os.strerror(number)))
     (record,) = caplog.records

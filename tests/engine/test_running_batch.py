@@ -34,15 +34,15 @@ def decode(runner: StepRunner, weights: Weights, threads: int = 1) -> list[torch
     nothing = torch.zeros(weights.config.layers, weights.config.kv_heads, 0, weights.config.head_dim)
     early, late = (KvBlock[int](weights.config, 64, weights.embedding, threads) for _ in range(2))
     early.append(list(range(ROWS // 2)), nothing, nothing)
-    found: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     for place, row in enumerate(tokens.tolist()):
         if place == 5:
             late.append(list(range(ROWS - ROWS // 2)), nothing, nothing)
         blocks = [block for block in (early, late) if block.rows]
         for block in blocks:
             block.start_step()
-        found.append(runner.run(row[: sum(len(block.rows) for block in blocks)], blocks).clone())
-    return found
+        outputs.append(runner.run(row[: sum(len(block.rows) for block in blocks)], blocks).clone())
+    return outputs
 
 
 class ByTorch(StepRunner):
@@ -58,7 +58,7 @@ class ByTorch(StepRunner):
     [("llama", {}), ("qwen2", {}), ("qwen3", {}), ("llama", {"heads": 6, "inner": 336})],
     ids=["llama", "qwen2", "qwen3", "whole panels"],
 )
-def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, int], tmp_path: Path) -> None:
+def test_a_compiled_step_equals_torch(family: str, shape: dict[str, int], tmp_path: Path) -> None:
     weights = odd_weights(tmp_path / "m", family, hidden=336, **shape)
     served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
     with torch.inference_mode():
@@ -73,7 +73,7 @@ def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, 
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(shared, compiled, strict=True))
 
 
-def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_threads_end_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = odd_weights(tmp_path / "m", "llama", hidden=144)
     served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
     runner, whole = StepRunner(served, 3), decode_step.decode
@@ -92,15 +92,15 @@ def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest
         assert torch.isfinite(decode(runner, served)[-1]).all()
 
 
-def test_memory_is_kept_from_step_to_step_and_given_back(tmp_path: Path) -> None:
+def test_scratch_memory_is_reused_between_steps_and_released(tmp_path: Path) -> None:
     weights = odd_weights(tmp_path / "m", "llama")
     served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
     runner = StepRunner(served, 2)
     with torch.inference_mode():
         decode(runner, served)
-    kept = runner._scratch  # pyright: ignore[reportPrivateUsage]
+    scratch = runner._scratch  # pyright: ignore[reportPrivateUsage]
     with torch.inference_mode():
         decode(runner, served)
-    assert runner._scratch is kept  # pyright: ignore[reportPrivateUsage]
+    assert runner._scratch is scratch  # pyright: ignore[reportPrivateUsage]
     runner.release_memory()
     assert not runner._scratch.size  # pyright: ignore[reportPrivateUsage]

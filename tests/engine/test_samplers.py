@@ -1,4 +1,4 @@
-"""Which weights are sampled from at a time, without HTTP."""
+"""Choice of the weights that are sampled from, without HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlkit.engine.server.sessions import SamplerRef, Target
 
 @pytest.fixture
 def decoders() -> dict[str, Decoder]:
-    """Those that `samplers` has made, by the name of their base model."""
+    """Decoders that `samplers` has created, by the name of the base model."""
     return {}
 
 
@@ -52,7 +52,7 @@ def ask(samplers: Samplers, name: str, *, samples: int = 2) -> Promise:
     return promise
 
 
-def test_a_request_that_has_its_answer_leaves_the_batch_at_the_next_token(
+def test_a_finished_request_leaves_the_batch_at_the_next_token(
     samplers: Samplers, decoders: Mapping[str, Decoder]
 ) -> None:
     first, second, waiting = (ask(samplers, name) for name in "abc")

@@ -54,7 +54,7 @@ def test_a_result_does_not_depend_on_the_batch(resolve: Callable[[str], Path], t
 
 
 @pytest.mark.parametrize(("threads", "lanes"), [(None, 1), (1, 1), (2, 2)])
-def test_a_number_of_threads_counts_for_a_tiny_model_too(
+def test_the_number_of_threads_applies_to_a_tiny_model(
     resolve: Callable[[str], Path], tmp_path: Path, threads: int | None, lanes: int
 ) -> None:
     with EngineServer(root=tmp_path, resolve=resolve, threads=threads, device="cpu") as server:
@@ -126,7 +126,7 @@ def test_an_old_sampler_keeps_its_weights(client: tinker.ServiceClient) -> None:
 
 
 @pytest.mark.parametrize("with_optimiser", [True, False])
-def test_training_goes_on_identically_in_a_new_server(
+def test_training_resumes_identically_in_a_new_server(
     resolve: Callable[[str], Path], tmp_path: Path, with_optimiser: bool
 ) -> None:
     data = [ce_datum(TEXT), ce_datum(TEXT[::-1])]
@@ -190,7 +190,7 @@ def test_chunks_that_arrive_out_of_order_run_in_order(client: tinker.ServiceClie
     np.testing.assert_allclose(logprobs_of(output)[1400], logprobs_of(alone)[0], atol=1e-5)
 
 
-def test_stop_conditions(client: tinker.ServiceClient) -> None:
+def test_samples_end_at_their_stop_conditions(client: tinker.ServiceClient) -> None:
     sampler = client.create_sampling_client(base_model="llama").result()
 
     def lengths(stop: list[int] | None) -> list[int]:
@@ -216,7 +216,7 @@ def test_stop_conditions(client: tinker.ServiceClient) -> None:
         ("cross_entropy", None, "advantages"),
     ],
 )
-def test_a_loss_that_is_not_supported_is_refused_by_name(
+def test_an_unsupported_loss_is_rejected_by_name(
     client: tinker.ServiceClient, loss: types.LossFnType, config: dict[str, float | str] | None, field: str
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
@@ -242,7 +242,7 @@ def test_a_checkpoint_name_cannot_leave_its_folder(client: tinker.ServiceClient,
         trainer.save_state(name).result()
 
 
-def test_malformed_requests_are_refused_and_the_server_lives(server: EngineServer) -> None:
+def test_malformed_requests_are_rejected_and_the_server_survives(server: EngineServer) -> None:
     def post(path: str, body: bytes, key: str = server.api_key, kind: str = "application/json") -> int:
         request = urllib.request.Request(f"{server.url}/api/v1/{path}", body, {"X-API-Key": key, "Content-Type": kind})
         try:
@@ -270,7 +270,7 @@ def test_malformed_requests_are_refused_and_the_server_lives(server: EngineServe
     assert post("create_session", session) == 200
 
 
-def test_stop_answers_what_is_open(
+def test_stop_answers_open_requests(
     resolve: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EngineServer(root=tmp_path, resolve=resolve) as server:
@@ -301,7 +301,7 @@ def test_stop_answers_what_is_open(
     assert b"the engine was stopped" in answers[0]
 
 
-def test_stop_waits_for_no_more_than_a_micro_batch_of_training(
+def test_stop_waits_for_at_most_one_micro_batch(
     resolve: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running, computed = threading.Event(), list[float]()
@@ -359,12 +359,12 @@ def test_named_sampler_weights_cannot_be_replaced(client: tinker.ServiceClient) 
 
 
 @pytest.mark.parametrize(("field", "value"), [("threads", 0), ("threads", 10**20), ("host", "")])
-def test_what_it_cannot_run_with_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+def test_invalid_server_settings_are_rejected_by_name(tmp_path: Path, field: str, value: object) -> None:
     with pytest.raises(UsageError, match=field):
         EngineServer(root=tmp_path, **{field: value})  # pyright: ignore[reportArgumentType]  one of two types
 
 
-def test_it_listens_where_no_other_machine_can_reach_it(tmp_path: Path) -> None:
+def test_the_server_listens_on_localhost_by_default(tmp_path: Path) -> None:
     with EngineServer(root=tmp_path) as server:
         assert server.url.startswith("http://127.0.0.1:")
 

@@ -113,12 +113,12 @@ def left_of(server: EngineServer, session_id: str) -> list[str]:
     names += list(runtime._models)  # pyright: ignore[reportPrivateUsage] as above
     served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
     names += [ref.snapshot or "" for ref in served]
-    names += [promise.request_id for one in served.values() for promise in one.tickets]
+    names += [promise.request_id for weights in served.values() for promise in weights.tickets]
     names += [*snapshots._recent, *snapshots._spilled]  # pyright: ignore[reportPrivateUsage] as above
     return [name for name in names if session_id in name]
 
 
-def test_a_silent_session_ends_and_nothing_of_it_is_left(server: EngineServer, client: tinker.ServiceClient) -> None:
+def test_a_silent_session_ends_and_leaves_nothing(server: EngineServer, client: tinker.ServiceClient) -> None:
     other = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
     trainer = other.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result()
@@ -159,7 +159,7 @@ def test_a_session_whose_job_is_running_is_not_silent(server: EngineServer, clie
     assert future.result().sequences[0].tokens == expected
 
 
-def test_a_sample_does_not_wait_for_the_training_that_is_queued(
+def test_a_sample_does_not_wait_for_queued_training(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
@@ -199,7 +199,7 @@ def test_a_session_can_be_finished_for_any_reason_and_twice(
     assert post(server, "sessions/nobody/finish", {"reason": {"type": reason}})[0] == 404
 
 
-def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(server: EngineServer) -> None:
+def test_waiting_requests_of_an_ended_session_are_answered_and_a_save_completes(server: EngineServer) -> None:
     with connect(server) as client:
         trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
         model_id = trainer.model_id
@@ -225,7 +225,7 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
     assert service_of(server).store.get(f"tinker://{session_id}:train:7/weights/last").info.base_model == "llama"
 
 
-def test_what_no_save_needs_is_not_run_once_its_session_has_ended(
+def test_requests_of_an_ended_session_run_only_if_a_save_needs_them(
     server: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
@@ -246,7 +246,7 @@ def test_what_no_save_needs_is_not_run_once_its_session_has_ended(
     assert service_of(server).store.get(f"tinker://{saved}/weights/last").info.steps == 2
 
 
-def test_a_model_is_out_of_reach_without_its_sessions_id(server: EngineServer, client: tinker.ServiceClient) -> None:
+def test_a_model_cannot_be_reached_without_its_session_id(server: EngineServer, client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     session_id = trainer.model_id.partition(":")[0]
     _, reply = post(server, "create_session", {"tags": [], "user_metadata": None, "sdk_version": "0"})
@@ -262,7 +262,7 @@ def test_a_model_is_out_of_reach_without_its_sessions_id(server: EngineServer, c
     assert post(server, "retrieve_future", {"request_id": f"{stranger}:train:0#create"})[0] == 404
 
 
-def test_an_answer_that_is_not_there_yet_is_408_and_a_failure_is_200(
+def test_a_pending_result_is_408_and_a_failure_is_200(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
@@ -278,7 +278,7 @@ def test_an_answer_that_is_not_there_yet_is_408_and_a_failure_is_200(
     assert "learning_rate" in str(reply["error"])
 
 
-def test_an_expired_answer_is_410_and_its_request_is_not_run_again(
+def test_an_expired_result_is_410_and_its_request_is_not_run_again(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
@@ -320,16 +320,16 @@ def test_a_cancelled_sample_leaves_the_batch_and_its_neighbours_alone(
     abandoned, completed = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
     runtime = service_of(server)._runtime  # pyright: ignore[reportPrivateUsage] as above
     served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
-    while sum(len(one.tickets) for one in list(served.values())) < 2:
+    while sum(len(weights.tickets) for weights in list(served.values())) < 2:
         time.sleep(0.005)
     abandoned.future().cancel()
     for sequence, alone in zip(completed.result().sequences, expected, strict=True):
         assert sequence.tokens == alone.tokens
         np.testing.assert_array_equal(sequence.logprobs_np, alone.logprobs_np)
     # On a busy machine the cancellation may arrive behind the short samples.
-    wait_until(lambda: not any(one.tickets or one.decoder.busy for one in list(served.values())))
+    wait_until(lambda: not any(weights.tickets or weights.decoder.busy for weights in list(served.values())))
     settle(server)
-    assert not any(one.tickets or one.decoder.busy for one in served.values())
+    assert not any(weights.tickets or weights.decoder.busy for weights in served.values())
 
 
 def test_only_samples_can_be_cancelled(server: EngineServer, client: tinker.ServiceClient) -> None:
@@ -344,7 +344,7 @@ def test_only_samples_can_be_cancelled(server: EngineServer, client: tinker.Serv
     assert post(server, "retrieve_future", {"request_id": f"{sampler_id}#0"})[0] == 410
 
 
-def test_in_flight_clients_share_the_newest_weights_and_snapshots_keep_theirs(
+def test_in_flight_clients_share_the_newest_weights_and_snapshots_do_not_change(
     server: EngineServer, client: tinker.ServiceClient
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=1).result()
@@ -387,7 +387,9 @@ def test_running_samples_outlive_an_in_flight_save(client: tinker.ServiceClient)
     assert [len(s.tokens) for f in futures for s in f.result().sequences] == [60] * 8 + [3] * 6
 
 
-def test_a_compressed_body_is_read_and_a_bomb_is_not(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_body_is_read_and_a_bomb_is_rejected(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def compressing(*_: object) -> types.ClientConfigResponse:
         return types.ClientConfigResponse(proto_compress_fwdbwd=True)
 
@@ -438,7 +440,7 @@ def test_sparse_and_two_dimensional_tensors_become_dense_arrays() -> None:
         assert example.targets.dtype == np.int64
 
 
-def test_a_malformed_tensor_is_refused_by_its_field() -> None:
+def test_a_malformed_tensor_is_rejected_by_its_field() -> None:
     def broken(change: Callable[[pb.Tensor], object]) -> list[pb.Datum]:
         sparse = types.TensorData.from_torch_sparse(torch.tensor([[1, 0, 0, 0, 0, 0], [2, 3, 0, 0, 0, 0]]), pad_value=0)
         data = encoded(target_tokens=sparse)
@@ -477,7 +479,7 @@ def test_sequence_ids_are_unique_in_a_session(client: tinker.ServiceClient) -> N
     assert None not in ids
 
 
-def test_a_sampling_request_that_is_sent_twice_is_one(server: EngineServer, client: tinker.ServiceClient) -> None:
+def test_a_sampling_request_that_is_sent_twice_runs_once(server: EngineServer, client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     body = {"session_id": trainer.model_id.partition(":")[0], "sampling_session_seq_id": 5, "base_model": "llama"}
     _, reply = post(server, "create_sampling_session", body)
@@ -495,17 +497,19 @@ def test_a_sampling_request_that_is_sent_twice_is_one(server: EngineServer, clie
     assert post(server, "asample", sample_body | {"num_samples": 3})[0] == 400
 
 
-def test_a_gap_does_not_grow_without_end(server: EngineServer, client: tinker.ServiceClient) -> None:
+def test_a_gap_in_the_request_order_is_bounded(server: EngineServer, client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     for seq_id, status in ((5000, 400), (2**63, 400), (0, 400), (-1, 400), (4096, 200)):
         body = {"model_id": trainer.model_id, "seq_id": seq_id, "adam_params": {}}
         assert post(server, "optim_step", body)[0] == status
 
 
-def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
+def test_early_requests_of_a_session_are_limited_in_bytes(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (client.create_lora_training_client("llama", rank=2, seed=0).result().model_id for _ in "ab")
+    model_id, other_model_id = (
+        client.create_lora_training_client("llama", rank=2, seed=0).result().model_id for _ in "ab"
+    )
     data = types.ForwardBackwardInput(data=[ce_datum(TEXT)] * 50, loss_fn="cross_entropy")
 
     def send(model_id: str, seq_id: int) -> int:
@@ -515,32 +519,35 @@ def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
     size_bytes = sum(
         datum.ByteSize()
         for datum in forward_backward_request_to_proto(
-            types.ForwardBackwardRequest(forward_backward_input=data, model_id=one, seq_id=1)
+            types.ForwardBackwardRequest(forward_backward_input=data, model_id=model_id, seq_id=1)
         ).data
     )
     monkeypatch.setattr(request_order, "_MAX_EARLY_BYTES", 3 * size_bytes)
-    assert {send(*early) for early in ((one, 2), (one, 3), (other, 2), (one, 4), (one, 3), (one, 4))} == {200}
-    assert send(one, 1) == 200  # its turn has come, and so has that of those behind it
-    assert send(one, 6) == 200
-    assert send(one, 5) == 200
-    ids = [f"{one}#{seq_id}" for seq_id in range(1, 7)]
+    assert {
+        send(*early)
+        for early in ((model_id, 2), (model_id, 3), (other_model_id, 2), (model_id, 4), (model_id, 3), (model_id, 4))
+    } == {200}
+    assert send(model_id, 1) == 200  # its turn has come, and so has that of those behind it
+    assert send(model_id, 6) == 200
+    assert send(model_id, 5) == 200
+    ids = [f"{model_id}#{seq_id}" for seq_id in range(1, 7)]
     errors = [post(server, "retrieve_future", {"request_id": request_id})[1].get("error") for request_id in ids]
     assert [error is None for error in errors] == [True, True, True, False, True, True]
     assert "wait for earlier ones" in str(errors[3])
 
 
-def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
+def test_unfetched_results_of_a_session_are_limited_in_bytes(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = client.create_lora_training_client("llama", rank=2, seed=0).result().model_id
+    model_id = client.create_lora_training_client("llama", rank=2, seed=0).result().model_id
     two = 2 * futures._OVERHEAD_BYTES + 300  # pyright: ignore[reportPrivateUsage] what a promise takes up counts too
     monkeypatch.setattr(futures, "_UNFETCHED_BYTES_MAX", two)
 
     def step(seq_id: int) -> None:
-        assert post(server, "optim_step", {"model_id": one, "seq_id": seq_id, "adam_params": {}})[0] == 200
+        assert post(server, "optim_step", {"model_id": model_id, "seq_id": seq_id, "adam_params": {}})[0] == 200
 
     def answer(seq_id: int) -> str:
-        return str(post(server, "retrieve_future", {"request_id": f"{one}#{seq_id}"})[1])
+        return str(post(server, "retrieve_future", {"request_id": f"{model_id}#{seq_id}"})[1])
 
     for seq_id in range(1, 6):
         step(seq_id)
@@ -554,9 +561,7 @@ def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
     assert "error" not in answer(6)
 
 
-def test_a_client_that_asks_again_and_again_leaves_nothing_behind(
-    server: EngineServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_polling_leaves_nothing(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "_LONG_POLL_S", 0.01)
     service = service_of(server)
     name = f"{on_server(server, service.sessions.open).session_id}:never"
@@ -567,7 +572,7 @@ def test_a_client_that_asks_again_and_again_leaves_nothing_behind(
     assert not promise._future._done_callbacks  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue] as above
 
 
-def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(
+def test_an_unreadable_request_fails_in_its_turn(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
@@ -595,7 +600,7 @@ def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(
     assert errors[2] is None
 
 
-def test_a_large_answer_is_announced_first(
+def test_a_large_result_is_announced_first(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
@@ -608,7 +613,7 @@ def test_a_large_answer_is_announced_first(
     assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics == expected.metrics
 
 
-def test_losses_that_run_elsewhere_are_refused_with_what_to_use(
+def test_unsupported_losses_are_rejected_with_an_alternative(
     server: EngineServer, client: tinker.ServiceClient
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
@@ -622,7 +627,7 @@ def test_losses_that_run_elsewhere_are_refused_with_what_to_use(
 
 
 @pytest.mark.parametrize("token", [2**63, -(2**64), 2**200, 1e30])
-def test_a_token_that_is_no_64_bit_integer_is_the_clients_mistake(
+def test_a_token_that_is_no_64_bit_integer_is_a_client_error(
     server: EngineServer, client: tinker.ServiceClient, token: float
 ) -> None:
     sampler = client.create_sampling_client(base_model="llama").result()
@@ -645,7 +650,7 @@ def test_a_token_that_is_no_64_bit_integer_is_the_clients_mistake(
     assert sampler.sample(prompt(*TEXT), 1, ONE).result().sequences
 
 
-def test_what_waits_when_a_model_is_unloaded_is_answered(server: EngineServer, client: tinker.ServiceClient) -> None:
+def test_waiting_requests_of_an_unloaded_model_are_answered(server: EngineServer, client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     early = f"{trainer.model_id}#2"
     body = {"model_id": trainer.model_id, "adam_params": {}}
@@ -656,9 +661,7 @@ def test_what_waits_when_a_model_is_unloaded_is_answered(server: EngineServer, c
     assert post(server, "optim_step", body | {"seq_id": 1})[0] == 404
 
 
-def test_the_number_of_an_unloaded_model_is_not_given_to_another(
-    server: EngineServer, client: tinker.ServiceClient
-) -> None:
+def test_the_number_of_an_unloaded_model_is_not_reused(server: EngineServer, client: tinker.ServiceClient) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     path = trainer.save_state("kept").result().path
     session_id, _, number = trainer.model_id.split(":")
@@ -668,7 +671,7 @@ def test_the_number_of_an_unloaded_model_is_not_given_to_another(
     assert post(server, "load_weights", again | {"path": path, "optimizer": False})[0] == 410
 
 
-def test_a_model_whose_making_is_forgotten_is_not_made_again(
+def test_a_model_with_an_expired_creation_request_is_not_created_again(
     server: EngineServer, client: tinker.ServiceClient
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()

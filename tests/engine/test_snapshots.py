@@ -1,4 +1,4 @@
-"""Which unnamed sampler weights are kept."""
+"""Retention of unnamed sampler weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_small_snapshots_are_not_counted_as_large_ones(
     snapshots.close()
 
 
-def test_a_snapshot_that_is_used_outlives_those_that_are_not(
+def test_a_used_snapshot_outlives_unused_ones(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = make_adapter(config, LoraSettings(2), seed=0).snapshot()
@@ -58,7 +58,7 @@ def test_a_snapshot_that_is_used_outlives_those_that_are_not(
     snapshots.close()
 
 
-def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
+def test_a_full_disk_rejects_a_new_snapshot_and_keeps_old_ones(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, _: Mapping[str, torch.Tensor]) -> None:
@@ -84,7 +84,7 @@ def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
     snapshots.close()
 
 
-def test_removing_a_snapshot_leaves_those_whose_names_begin_alike(config: ModelConfig, tmp_path: Path) -> None:
+def test_removing_a_snapshot_keeps_others_with_its_name_as_prefix(config: ModelConfig, tmp_path: Path) -> None:
     snapshots = Snapshots(scratch_folder(tmp_path))
     for key in ("s:sample:1", "s:sample:10"):
         snapshots.put(key, make_adapter(config, LoraSettings(1), seed=0).snapshot())

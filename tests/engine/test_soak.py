@@ -26,7 +26,7 @@ MODELS = (("llama", 1), ("llama", 2), ("qwen3", 1), ("qwen3", 2))
 
 
 class Client:
-    """What one client does: train a little, sample a lot, from the model of its number."""
+    """Client that trains a little and samples a lot, from the model of its number."""
 
     def __init__(self, server: EngineServer, number: int) -> None:
         self._server = server

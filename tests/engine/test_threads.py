@@ -35,12 +35,12 @@ def test_the_ranges_cover_the_work_once(count: int, min_per_thread: int, ranges:
     assert [i for first, last in sorted(done) for i in range(first, last)] == list(range(count))
 
 
-def test_the_ranges_run_beside_each_other(three_threads: None) -> None:
+def test_the_ranges_run_concurrently(three_threads: None) -> None:
     meeting = threading.Barrier(3, timeout=HANG_S)
     parallel_for(lambda _first, _last: meeting.wait() and None, 3, min_per_thread=1)
 
 
-def test_an_error_in_any_range_is_passed_on(three_threads: None) -> None:
+def test_an_error_in_any_range_is_raised(three_threads: None) -> None:
     def task(first: int, last: int) -> None:
         if last == 3:
             raise ValueError("the last one")
@@ -49,18 +49,18 @@ def test_an_error_in_any_range_is_passed_on(three_threads: None) -> None:
         parallel_for(task, 3, min_per_thread=1)
 
 
-def test_one_thread_does_all_itself() -> None:
-    found: list[threading.Thread] = []
-    parallel_for(lambda _first, _last: found.append(threading.current_thread()), 1000, min_per_thread=1)
-    assert found == [threading.current_thread()]
+def test_one_thread_runs_all_ranges() -> None:
+    threads: list[threading.Thread] = []
+    parallel_for(lambda _first, _last: threads.append(threading.current_thread()), 1000, min_per_thread=1)
+    assert threads == [threading.current_thread()]
 
 
-def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None:
+def test_an_error_is_raised_after_all_ranges_have_ended(three_threads: None) -> None:
     done: list[int] = []
-    begun = threading.Barrier(3)
+    barrier = threading.Barrier(3)
 
     def task(first: int, last: int) -> None:
-        begun.wait(HANG_S)
+        barrier.wait(HANG_S)
         if first == 0:
             raise ValueError("the first one")
         time.sleep(0.2)
@@ -71,8 +71,8 @@ def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None
     assert sorted(done) == [1, 2]
 
 
-def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
+def test_a_range_without_a_thread_is_not_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    members: list[int] = []
     given_up = threading.Event()
     start, left = threading.Thread.start, iter([True, False])
 
@@ -82,7 +82,7 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
         start(thread)
 
     def task(member: int) -> None:
-        begun.append(member)
+        members.append(member)
         given_up.wait(HANG_S)
 
     threads._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
@@ -90,10 +90,10 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="can't start new thread"):
         threads.run_team(task, 3, on_failure=given_up.set)
     time.sleep(0.2)  # the thread there is has taken what is in the queue by now
-    assert set(begun) <= {1}
+    assert set(members) <= {1}
 
 
-def test_a_fork_has_threads_of_its_own() -> None:
+def test_a_fork_starts_its_own_threads() -> None:
     program = """
 import os, torch
 from rlkit.engine.kernels.threads import parallel_for
@@ -110,7 +110,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @njit(nogil=True)
-def pass_on(counter: int, members: int, member: int, rounds: int, seen: np.ndarray, notes: np.ndarray) -> None:
+def pass_on(counter: int, members: int, member: int, rounds: int, seen_counts: np.ndarray, notes: np.ndarray) -> None:
     """In each round write a note, meet, and count how many notes of this round are seen; meet again."""
     met = 0
     for turn in range(rounds):
@@ -118,15 +118,17 @@ def pass_on(counter: int, members: int, member: int, rounds: int, seen: np.ndarr
         met += members
         wait_at_barrier(counter, met)
         for other in range(members):
-            seen[member] += notes[other, 0] == turn + 1
+            seen_counts[member] += notes[other, 0] == turn + 1
         met += members
         wait_at_barrier(counter, met)
 
 
 def run(members: int, rounds: int, start: int = 0, present: int | None = None) -> np.ndarray:
-    counter, seen, notes = np.full(8, start), np.zeros(members, np.int64), np.zeros((members, 8), np.int64)
+    counter, seen_counts, notes = np.full(8, start), np.zeros(members, np.int64), np.zeros((members, 8), np.int64)
     threads = [
-        threading.Thread(target=pass_on, args=(counter.ctypes.data, members, member, rounds, seen, notes), daemon=True)
+        threading.Thread(
+            target=pass_on, args=(counter.ctypes.data, members, member, rounds, seen_counts, notes), daemon=True
+        )
         for member in range(members if present is None else present)
     ]
     for thread in threads:
@@ -134,13 +136,13 @@ def run(members: int, rounds: int, start: int = 0, present: int | None = None) -
     for thread in threads:
         thread.join(timeout=HANG_S)
         assert not thread.is_alive()
-    return seen
+    return seen_counts
 
 
-def test_after_a_meeting_everybody_sees_what_each_wrote() -> None:
+def test_after_a_barrier_all_members_see_all_writes() -> None:
     for members in (1, 2, 5):  # also more than there are cores
         assert run(members, 300).tolist() == [300 * members] * members
 
 
-def test_where_one_gave_up_nobody_waits_for_it() -> None:
+def test_members_do_not_wait_for_a_failed_member() -> None:
     assert run(3, 50, start=OPEN_BARRIER, present=2)[:2].min() >= 50

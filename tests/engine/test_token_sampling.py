@@ -12,7 +12,7 @@ from rlkit.engine.decode.requests import StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings, draw_tokens
 
 
-def drawn(logits: torch.Tensor, s: DrawSettings, count: int = 20_000) -> np.ndarray:
+def draw_frequencies(logits: torch.Tensor, s: DrawSettings, count: int = 20_000) -> np.ndarray:
     uniforms = torch.from_numpy(np.random.default_rng(0).random(count))
     tokens, _ = draw_tokens(logits.expand(count, -1).clone(), [s] * count, uniforms)
     return np.bincount(tokens.numpy(), minlength=logits.shape[-1]) / count
@@ -22,15 +22,17 @@ def test_tokens_are_drawn_in_proportion_to_their_probability() -> None:
     logits = torch.randn(150, generator=torch.Generator().manual_seed(0))
     for temperature in (1.0, 0.5, 2.0):
         expected = torch.softmax(logits / temperature, -1).numpy()
-        np.testing.assert_allclose(drawn(logits, DrawSettings(temperature)), expected, atol=0.012)
+        np.testing.assert_allclose(draw_frequencies(logits, DrawSettings(temperature)), expected, atol=0.012)
 
 
 def test_top_k_and_top_p_leave_the_tail_out() -> None:
     logits = torch.log(torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1]))
-    np.testing.assert_allclose(drawn(logits, DrawSettings(top_k=2)), [4 / 7, 0, 3 / 7, 0, 0], atol=0.02)
-    np.testing.assert_allclose(drawn(logits, DrawSettings(top_p=0.8)), [40 / 85, 0, 30 / 85, 15 / 85, 0], atol=0.02)
-    np.testing.assert_array_equal(drawn(logits, DrawSettings(top_k=1), 10), [1, 0, 0, 0, 0])
-    np.testing.assert_array_equal(drawn(logits, DrawSettings(temperature=0.0), 10), [1, 0, 0, 0, 0])
+    np.testing.assert_allclose(draw_frequencies(logits, DrawSettings(top_k=2)), [4 / 7, 0, 3 / 7, 0, 0], atol=0.02)
+    np.testing.assert_allclose(
+        draw_frequencies(logits, DrawSettings(top_p=0.8)), [40 / 85, 0, 30 / 85, 15 / 85, 0], atol=0.02
+    )
+    np.testing.assert_array_equal(draw_frequencies(logits, DrawSettings(top_k=1), 10), [1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(draw_frequencies(logits, DrawSettings(temperature=0.0), 10), [1, 0, 0, 0, 0])
 
 
 def test_the_reported_log_probability_is_of_the_untempered_distribution() -> None:
@@ -52,7 +54,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform: float, width: int, 
     assert torch.isfinite(logprobs).all()
 
 
-def test_where_rounding_leaves_nothing_the_last_token_that_can_be_is_drawn() -> None:
+def test_the_last_possible_token_is_drawn_if_rounding_leaves_none() -> None:
     logits = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
     logits[:, 40:] = -300
     almost_one = torch.full((4000,), float(np.nextafter(1, 0)), dtype=torch.float64)
@@ -69,7 +71,7 @@ def test_a_low_temperature_draws_the_likeliest(temperature: float) -> None:
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).amax(-1))
 
 
-def test_weights_that_are_not_finite_give_a_token_nevertheless() -> None:
+def test_non_finite_logits_still_give_a_token() -> None:
     logits = torch.zeros(4, 100)
     logits[0], logits[1], logits[2, 7], logits[3, 99] = torch.nan, -torch.inf, torch.inf, torch.nan
     tokens, _ = draw_tokens(logits, [DrawSettings()] * 4, torch.full((4,), 0.9, dtype=torch.float64))
@@ -77,7 +79,7 @@ def test_weights_that_are_not_finite_give_a_token_nevertheless() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_that_share_the_rows_draw_the_same(threads: int) -> None:
+def test_threads_that_share_the_rows_draw_the_same_tokens(threads: int) -> None:
     logits = torch.randn(41, 259, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(41, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     alone = draw_tokens(logits, [DrawSettings()] * 41, uniforms)
@@ -90,7 +92,7 @@ def test_threads_that_share_the_rows_draw_the_same(threads: int) -> None:
     assert torch.equal(shared[1], alone[1])
 
 
-def test_a_row_draws_the_same_whatever_its_neighbours_ask_for() -> None:
+def test_a_row_draws_the_same_token_for_any_settings_of_its_neighbours() -> None:
     logits = torch.randn(40, 259, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     rows = [DrawSettings(1.0 if i % 2 else 0.7, top_p=1.0 if i % 3 else 0.9) for i in range(40)]
@@ -101,7 +103,7 @@ def test_a_row_draws_the_same_whatever_its_neighbours_ask_for() -> None:
         assert torch.equal(alone[1], together[1][i : i + 1])
 
 
-def test_a_stop_string_may_lie_across_tokens() -> None:
+def test_a_stop_string_may_span_tokens() -> None:
     rule = StopRule(strings=("END", "é"), decode=lambda ids: bytes(ids).decode(errors="replace"))
     text = list(b"this is the E")
     assert not rule.is_finished(text)
@@ -113,7 +115,7 @@ def test_a_stop_string_may_lie_across_tokens() -> None:
     assert not StopRule(tokens=frozenset({5})).is_finished([5, 1])
 
 
-def test_a_draw_keeps_to_the_device_of_its_logits() -> None:
+def test_a_draw_stays_on_the_device_of_its_logits() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     settings = [DrawSettings(), DrawSettings(temperature=0.0), DrawSettings(temperature=0.7)]

@@ -54,9 +54,7 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
         ({"vocab_size": 300}, "embed_tokens"),
     ],
 )
-def test_a_model_that_cannot_be_computed_is_refused_by_name(
-    extra: dict[str, object], named: str, tmp_path: Path
-) -> None:
+def test_an_unsupported_model_is_rejected_by_name(extra: dict[str, object], named: str, tmp_path: Path) -> None:
     import json
 
     directory = write_model(tmp_path / "m")
@@ -72,7 +70,7 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
     assert load_weights(directory).config.eos == {258, 257, 5}
 
 
-def test_rotations_of_far_positions_are_found_without_those_between(tmp_path: Path) -> None:
+def test_rotations_of_far_positions_are_computed_directly(tmp_path: Path) -> None:
     config = load_weights(write_model(tmp_path / "m")).config
     where = torch.tensor([70_000, 3, 0, 1023, 1024, 70_001])
     cos, sin = compute_rope(config, where, torch.zeros(()))

@@ -14,7 +14,7 @@ JOBS = 20
 
 
 @pytest.mark.parametrize("job_s", [0.01, 1.0])
-def test_running_samples_advance_between_jobs_however_many_wait(job_s: float) -> None:
+def test_running_samples_advance_between_jobs_for_any_queue_length(job_s: float) -> None:
     now, events, finished = 0.0, list[str](), threading.Event()
 
     def job() -> None:
@@ -46,7 +46,7 @@ def test_running_samples_advance_between_jobs_however_many_wait(job_s: float) ->
     assert max(tokens[:-1]) <= 0.25 / 0.02 + 1
 
 
-def test_jobs_run_in_the_order_in_which_they_were_given_and_one_that_fails_is_only_logged(
+def test_jobs_run_in_submission_order_and_a_failed_job_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     events, finished = list[int](), threading.Event()
@@ -66,7 +66,7 @@ def test_jobs_run_in_the_order_in_which_they_were_given_and_one_that_fails_is_on
     assert "on purpose" in caplog.text
 
 
-def test_what_is_to_run_soon_runs_before_what_was_given_earlier() -> None:
+def test_urgent_jobs_run_before_earlier_jobs() -> None:
     events, finished = list[str](), threading.Event()
     worker = Worker(lambda: False)
     for name in ("first", "second"):
@@ -79,7 +79,7 @@ def test_what_is_to_run_soon_runs_before_what_was_given_earlier() -> None:
     assert events == ["soon", "first", "second"]
 
 
-def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
+def test_samples_start_and_advance_inside_a_long_job_that_yields() -> None:
     now, tokens, events, finished = 0.0, 0, list[tuple[str, float]](), threading.Event()
 
     def begin() -> None:
@@ -114,7 +114,7 @@ def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
     assert runs[6] == ("part", JOBS - 9)
 
 
-def test_what_is_to_run_soon_and_came_during_a_job_runs_and_advances_before_the_next() -> None:
+def test_urgent_jobs_submitted_during_a_job_run_before_the_next() -> None:
     now, events, finished = 0.0, list[str](), threading.Event()
 
     def job(name: str) -> None:
