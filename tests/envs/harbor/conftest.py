@@ -76,9 +76,9 @@ class AgentTime:
 @pytest.fixture
 def agent_time(monkeypatch: pytest.MonkeyPatch) -> AgentTime:
     """Says when an agent's time is over that has `agent_time.limit_s`."""
-    made = AgentTime()
-    monkeypatch.setattr(asyncio, "wait_for", made.wait_for)
-    return made
+    time_limits = AgentTime()
+    monkeypatch.setattr(asyncio, "wait_for", time_limits.wait_for)
+    return time_limits
 
 
 @pytest.fixture

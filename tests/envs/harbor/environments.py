@@ -84,10 +84,10 @@ class NotListed(WithoutView):
         return await super().exec(command, *args, **kwargs)  # type: ignore[arg-type]
 
 
-class Told(LocalSandbox):
-    """Notes what it was told."""
+class RecordingSandbox(LocalSandbox):
+    """Sandbox that records the region and the limits of each start."""
 
-    told: ClassVar[list[tuple[str, int | None, int | None, int | None]]] = []
+    starts: ClassVar[list[tuple[str, int | None, int | None, int | None]]] = []
 
     def __init__(self, *arguments: Any, region: str = "nowhere", **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -95,5 +95,5 @@ class Told(LocalSandbox):
 
     async def start(self, force_build: bool) -> None:
         limits = (self._effective_cpus, self._effective_memory_mb, self._effective_storage_mb)
-        self.told.append((self._region, *limits))
+        self.starts.append((self._region, *limits))
         await super().start(force_build)

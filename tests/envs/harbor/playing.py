@@ -32,7 +32,7 @@ def write_simple(folder: Path, *, settings: str = "") -> Path:
     return write_task(folder, settings=settings, dockerfile=TASK, test=TEST)
 
 
-def said(*keystrokes: str, complete: bool = False, analysis: str = "a", duration: float = 0.05) -> str:
+def make_reply(*keystrokes: str, complete: bool = False, analysis: str = "a", duration: float = 0.05) -> str:
     """A reply in Terminus2's JSON."""
     commands = [{"keystrokes": keys, "duration": duration} for keys in keystrokes]
     return json.dumps({"analysis": analysis, "plan": "p", "commands": commands, "task_complete": complete})
@@ -47,7 +47,7 @@ def said_xml(*keystrokes: str, complete: bool = False) -> str:
     )
 
 
-DONE = [said(complete=True), said(complete=True)]
+DONE = [make_reply(complete=True), make_reply(complete=True)]
 
 
 def working_in_turn(command: str) -> Callable[[str], str]:
@@ -56,14 +56,14 @@ def working_in_turn(command: str) -> Callable[[str], str]:
     Args:
         command: with the newline that sends it.
     """
-    begun, mark = Counter[str](), "I have looked at it."
+    requests, mark = Counter[str](), "I have looked at it."
 
     def reply(text: str) -> str:
         if mark in text:
-            return said(complete=True)
+            return make_reply(complete=True)
         task = text.partition("Current terminal state:")[0]  # the screen may or may not show a prompt by then
-        begun[task] += 1
-        return said(command if begun[task] % 2 else "true\n", complete=True, analysis=mark)
+        requests[task] += 1
+        return make_reply(command if requests[task] % 2 else "true\n", complete=True, analysis=mark)
 
     return reply
 

@@ -26,7 +26,7 @@ from tests.launch.fake_beaker import FakeBeaker, fake_beaker
 from tests.limits import HANG_S, wait_until
 
 from .conftest import AgentTime, write_task
-from .playing import DO, DONE, Faulty, Late, recording, said, write_simple
+from .playing import DO, DONE, Faulty, Late, make_reply, recording, write_simple
 from .test_task import played
 
 pytestmark = [
@@ -46,21 +46,21 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(grpc, "secure_channel", lambda address, credentials, options: grpc.insecure_channel(address))
     monkeypatch.setattr("rlkit.envs.harbor.beaker._POLL_S", 0.02)
     monkeypatch.delenv("BEAKER_TOKEN", raising=False)
-    with fake_beaker(FakeBeaker(execute=True, contain="cache" in request.fixturenames)) as found:
-        monkeypatch.setenv("BEAKER_CONFIG", str(found.config(tmp_path / "beaker.yml")))
-        yield found
-        found.kill()
+    with fake_beaker(FakeBeaker(execute=True, contain="cache" in request.fixturenames)) as beaker:
+        monkeypatch.setenv("BEAKER_CONFIG", str(beaker.config(tmp_path / "beaker.yml")))
+        yield beaker
+        beaker.kill()
 
 
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
-    made = write_task(tmp_path / "task")
-    settings = (made / "task.toml").read_text().replace("[environment]\nbuild_timeout_sec = 600\n", IMAGE)
-    (made / "task.toml").write_text(settings)
-    return made
+    task_path = write_task(tmp_path / "task")
+    settings = (task_path / "task.toml").read_text().replace("[environment]\nbuild_timeout_sec = 600\n", IMAGE)
+    (task_path / "task.toml").write_text(settings)
+    return task_path
 
 
-def made(task: Path, **given: object):
+def make_job(task: Path, **settings: object):
     from harbor.models.task.task import Task
     from harbor.models.trial.paths import TrialPaths
 
@@ -68,21 +68,21 @@ def made(task: Path, **given: object):
 
     paths = TrialPaths(task.parent / "trial")
     paths.mkdir()
-    read = Task(task)
+    harbor_task = Task(task)
     return BeakerSandbox(
-        environment_dir=read.paths.environment_dir,
+        environment_dir=harbor_task.paths.environment_dir,
         environment_name="tiny_task",
         session_id="tiny_task__1__env",
         trial_paths=paths,
-        task_env_config=read.config.environment,
+        task_env_config=harbor_task.config.environment,
         logger=logging.getLogger("test"),
-        **given,
+        **settings,
     )
 
 
-def inside(task: Path, function: Callable[..., Awaitable[None]], **given: object) -> None:
+def run_in_job(task: Path, function: Callable[..., Awaitable[None]], **settings: object) -> None:
     async def main() -> None:
-        job = made(task, **given)
+        job = make_job(task, **settings)
         await job.start(force_build=False)
         try:
             await function(job)
@@ -108,9 +108,9 @@ def test_commands_run_in_the_job_and_files_go_in_and_out(fake: FakeBeaker, task:
         await job.download_file(str(place / "other" / "name"), tmp_path / "down.txt")
         assert (tmp_path / "down" / "deep" / "file").read_text() == (tmp_path / "down.txt").read_text() == "content"
         both = await asyncio.gather(job.exec("sleep 0.5; echo 1"), job.exec("sleep 0.5; echo 2"))
-        assert [one.stdout for one in both] == ["1\n", "2\n"]
+        assert [result.stdout for result in both] == ["1\n", "2\n"]
 
-    inside(task, main, workspace="me/mine", clusters=["ai2/jupiter"], budget="ai2/oe-base")
+    run_in_job(task, main, workspace="me/mine", clusters=["ai2/jupiter"], budget="ai2/oe-base")
     assert fake.over
     assert fake.cancelled == 1
     (sent,) = fake.submitted
@@ -122,7 +122,7 @@ def test_commands_run_in_the_job_and_files_go_in_and_out(fake: FakeBeaker, task:
     assert sent["spec"]["budget"] == "ai2/oe-base"
 
 
-def test_a_command_that_takes_too_long_is_ended_with_its_children(fake: FakeBeaker, task: Path, tmp_path: Path) -> None:
+def test_a_command_that_times_out_is_killed_with_its_children(fake: FakeBeaker, task: Path, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
 
     async def main(job) -> None:
@@ -131,20 +131,18 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children(fake: FakeBeak
         assert (await job.exec("echo still here")).stdout == "still here\n"
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()))
 
-    inside(task, main)
+    run_in_job(task, main)
 
 
-def test_a_command_is_over_though_something_in_the_background_holds_its_output(fake: FakeBeaker, task: Path) -> None:
+def test_a_command_returns_although_a_background_process_holds_its_output(fake: FakeBeaker, task: Path) -> None:
     async def main(job) -> None:
         done = await job.exec("sleep 3600 & echo hello")
         assert (done.stdout, done.return_code) == ("hello\n", 0)
 
-    inside(task, main)
+    run_in_job(task, main)
 
 
-def test_what_a_command_prints_without_end_is_cut_off(
-    fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_output_of_a_command_is_cut_off(fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = Path(beaker_agent.__file__).read_text()
     (task / "agent.py").write_text(text.replace("OUTPUT_BYTES = 16 << 20", "OUTPUT_BYTES = 1000"))
     monkeypatch.setattr("rlkit.envs.harbor.beaker_agent.__file__", str(task / "agent.py"))
@@ -153,25 +151,25 @@ def test_what_a_command_prints_without_end_is_cut_off(
         done = await job.exec("head -c 10000000 /dev/zero | tr '\\0' a; echo problem >&2")
         assert (done.stdout, done.stderr, done.return_code) == ("a" * 1000, "problem\n", 0)
 
-    inside(task, main)
+    run_in_job(task, main)
 
 
-def test_a_job_answers_nobody_who_does_not_know_its_token(fake: FakeBeaker, task: Path) -> None:
+def test_a_job_rejects_requests_without_its_token(fake: FakeBeaker, task: Path) -> None:
     async def main(job) -> None:
         address = str(job._client.base_url)
         for headers in ({}, {"Authorization": "Bearer"}, {"Authorization": "Bearer wrong"}):
             answer = httpx.post(f"{address}/run", content=json.dumps({"command": "id"}), headers=headers)
             assert answer.status_code == 403
 
-    inside(task, main)
+    run_in_job(task, main)
     assert "RLKIT_AGENT_TOKEN" not in "".join(fake.jobs[0])
 
 
-def test_a_start_that_is_cancelled_leaves_no_job(fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_start_leaves_no_job(fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.envs.harbor.beaker_agent.READY", "a word that it never says")
 
     async def main() -> None:
-        starting = asyncio.create_task(made(task).start(force_build=False))
+        starting = asyncio.create_task(make_job(task).start(force_build=False))
         while not fake.submitted:
             await asyncio.sleep(0.01)
         starting.cancel()
@@ -183,7 +181,7 @@ def test_a_start_that_is_cancelled_leaves_no_job(fake: FakeBeaker, task: Path, m
     assert fake.cancelled == 1
 
 
-def test_a_job_that_dies_is_a_fault_of_the_environment(fake: FakeBeaker, task: Path) -> None:
+def test_a_job_that_dies_is_an_environment_fault(fake: FakeBeaker, task: Path) -> None:
     async def main(job) -> None:
         assert fake.process is not None
         fake.process.kill()
@@ -191,19 +189,17 @@ def test_a_job_that_dies_is_a_fault_of_the_environment(fake: FakeBeaker, task: P
         with pytest.raises(EnvironmentFault, match="the job does not answer"):
             await job.exec("true")
 
-    inside(task, main)
+    run_in_job(task, main)
 
     async def without_python() -> None:
         with pytest.raises(EnvironmentFault, match="does its image have no-such-python"):
-            await made(task, python="no-such-python").start(force_build=False)
+            await make_job(task, python="no-such-python").start(force_build=False)
 
     asyncio.run(without_python())
     assert fake.over
 
 
-def test_a_job_whose_owner_has_died_ends_by_itself(
-    fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_ends_after_its_owner_dies(fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.envs.harbor.beaker._IDLE_S", 1)
     monkeypatch.setattr("rlkit.envs.harbor.beaker._ALIVE_S", 60)
 
@@ -212,14 +208,14 @@ def test_a_job_whose_owner_has_died_ends_by_itself(
         while fake.process.poll() is None:
             await asyncio.sleep(0.05)
 
-    inside(task, main)
+    run_in_job(task, main)
     assert fake.process is not None
     assert fake.process.returncode == 0
 
 
-def test_a_task_without_an_image_is_refused_before_it_starts(tmp_path: Path) -> None:
+def test_a_task_without_an_image_is_rejected_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Beaker builds no images: give the task a docker_image"):
-        made(write_task(tmp_path / "task"))
+        make_job(write_task(tmp_path / "task"))
 
 
 def test_the_environment_has_a_name() -> None:
@@ -242,17 +238,17 @@ def greeting(tmp_path: Path) -> HarborTask:
 def test_a_whole_trial_is_a_job_that_is_gone_with_it(
     can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
 ) -> None:
-    outcome, policy = played(greeting, [said(DO), *DONE])
+    outcome, policy = played(greeting, [make_reply(DO), *DONE])
     assert (outcome.reward, outcome.truncated, len(policy.turns)) == (1.0, False, 3)
     assert outcome.metrics["seconds/verifier"] > 0
     assert (fake.over, fake.cancelled, len(fake.submitted)) == (True, 1, 1)
 
 
-def test_an_agent_that_runs_out_of_time_in_a_job_is_graded_there(
+def test_an_agent_that_times_out_in_a_job_is_graded_there(
     can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask, agent_time: AgentTime
 ) -> None:
     late = replace(greeting, settings=replace(greeting.settings, agent_timeout_s=agent_time.limit_s))
-    outcome, _ = played(late, Late([said(DO), said("sleep 60\n", duration=60)], agent_time))
+    outcome, _ = played(late, Late([make_reply(DO), make_reply("sleep 60\n", duration=60)], agent_time))
     assert (outcome.reward, outcome.truncated) == (1.0, True)
     assert (fake.over, fake.cancelled) == (True, 1)
 
@@ -260,7 +256,7 @@ def test_an_agent_that_runs_out_of_time_in_a_job_is_graded_there(
 def test_a_trial_whose_model_fails_leaves_no_job(
     can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
 ) -> None:
-    policy = recording(Faulty([said(DO)], failing=range(1, 9)))
+    policy = recording(Faulty([make_reply(DO)], failing=range(1, 9)))
 
     @stop_leftover_tasks()
     async def main() -> None:
@@ -271,10 +267,10 @@ def test_a_trial_whose_model_fails_leaves_no_job(
     assert (fake.over, fake.cancelled) == (True, 1)
 
 
-def test_a_trial_that_is_interrupted_leaves_no_job(
+def test_an_interrupted_trial_leaves_no_job(
     can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
 ) -> None:
-    policy = recording(Faulty([said(DO)], hanging=1))
+    policy = recording(Faulty([make_reply(DO)], hanging=1))
 
     @stop_leftover_tasks()
     async def main() -> None:

@@ -38,7 +38,7 @@ def test_a_reply_is_its_first_block_or_its_first_line(reply: str, command: str |
 
 
 @given(st.text())
-def test_any_reply_gives_a_command_that_a_process_can_be_given_or_none(reply: str) -> None:
+def test_any_reply_gives_a_valid_process_argument_or_none(reply: str) -> None:
     command = read_command(reply)
     assert command is None or b"\0" not in command.encode()
 
@@ -69,13 +69,13 @@ def test_a_command_has_one_stream_of_output_and_its_exit_status(
     assert (result.output.strip(), result.exit_status) == (output, status)
 
 
-def test_a_command_that_is_no_shell_is_answered(tmp_path: Path) -> None:
+def test_invalid_shell_syntax_is_answered(tmp_path: Path) -> None:
     result = run("echo 'unfinished", tmp_path)
     assert result.exit_status != 0
     assert "unexpected EOF" in result.output
 
 
-def test_the_folder_in_which_a_command_ends_is_known(tmp_path: Path) -> None:
+def test_the_final_folder_of_a_command_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "it's here").mkdir()
     result = run('cd "it\'s here"; echo moved', tmp_path)
     assert (result.folder, result.output.strip()) == (str(tmp_path / "it's here"), "moved")
@@ -85,7 +85,7 @@ def test_the_folder_in_which_a_command_ends_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "status", "seen"),
+    ("output", "status", "observation"),
     [
         ("a\nb\n", 0, "a\nb"),
         ("", 0, "(no output)"),
@@ -95,13 +95,13 @@ def test_the_folder_in_which_a_command_ends_is_known(tmp_path: Path) -> None:
         ("0123456789" * 10, 0, "01234\n(… 90 characters left out …)\n56789"),
     ],
 )
-def test_a_model_is_shown_printable_text_within_a_limit(output: str, status: int, seen: str) -> None:
-    assert CommandResult(output, status, None).make_observation(10 if len(output) > 20 else 100) == seen
+def test_an_observation_is_printable_text_within_a_limit(output: str, status: int, observation: str) -> None:
+    assert CommandResult(output, status, None).make_observation(10 if len(output) > 20 else 100) == observation
 
 
 @given(st.text(), st.integers(1, 20))
-def test_any_output_is_shown_within_the_limit(output: str, most: int) -> None:
-    seen = CommandResult(output, 1, None).make_observation(most)
-    assert len(seen) <= most + 60
-    assert seen.encode()
-    assert all(char.isprintable() or char in "\n\t" for char in seen)
+def test_any_output_is_cut_to_the_limit(output: str, max_characters: int) -> None:
+    observation = CommandResult(output, 1, None).make_observation(max_characters)
+    assert len(observation) <= max_characters + 60
+    assert observation.encode()
+    assert all(char.isprintable() or char in "\n\t" for char in observation)

@@ -58,7 +58,7 @@ def test_a_task_of_terminal_bench_1_becomes_one_that_is_sound(cache: Path, tmp_p
     )
 
 
-def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> None:
+def test_each_task_of_a_folder_is_converted_or_rejected_with_a_reason(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old_task(old / "good")
     (old_task(old / "bad") / "tests" / "test.sh").write_text("")
@@ -75,7 +75,7 @@ def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> N
     assert done.differences == {}
 
 
-def test_a_task_that_cannot_be_converted_is_told_in_one_line_and_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+def test_an_inconvertible_task_is_a_one_line_error_and_leaves_nothing(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     (old_task(old / "torn") / "task.yaml").write_text(": [\n")
     (old_task(old / "half") / "docker-compose.yaml").unlink()
@@ -104,7 +104,7 @@ def test_a_task_that_cannot_be_converted_is_told_in_one_line_and_leaves_nothing_
         "{dockerfile: HOME/.ssh/id_rsa}",
     ],
 )
-def test_a_build_context_outside_of_a_task_is_refused(tmp_path: Path, service: str, build: str) -> None:
+def test_a_build_context_outside_of_a_task_is_rejected(tmp_path: Path, service: str, build: str) -> None:
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "id_rsa").write_text("key")
@@ -135,7 +135,7 @@ def test_a_build_context_within_a_task_is_copied(tmp_path: Path, build: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "reason"),
     [
         ("task.yaml", b'instruction: Do it.\nparser_name: "py', "task.yaml, line 2: is not YAML: found unexpected end"),
         ("task.yaml", b"", "task.yaml: must be a mapping of settings, not NoneType"),
@@ -155,8 +155,8 @@ def test_a_build_context_within_a_task_is_copied(tmp_path: Path, build: str) -> 
         ("run-tests.sh", None, "it has no run-tests.sh"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(
-    tmp_path: Path, file: str, content: bytes | None, told: str
+def test_an_unreadable_file_is_named_with_the_reason(
+    tmp_path: Path, file: str, content: bytes | None, reason: str
 ) -> None:
     old = old_task(tmp_path / "old")
     (old / file).unlink()
@@ -165,38 +165,36 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(
     done = convert(old, tmp_path / "new")
     assert (list(done.folders), list((tmp_path / "new").iterdir())) == ([], [])
     (why,) = done.failed.values()
-    assert why.startswith(told)
+    assert why.startswith(reason)
     assert len(why.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("a-file", "--to: .*a-file is or lies in a file; choose another folder"),
         ("a-file/new", "--to: .*a-file/new is or lies in a file; choose another folder"),
         ("/proc/new", "--to: /proc/new cannot be written: No such file or directory; choose another folder"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_converted(
-    tmp_path: Path, target: str, told: str
-) -> None:
+def test_an_unwritable_target_is_rejected_before_converting(tmp_path: Path, target: str, message: str) -> None:
     (tmp_path / "a-file").touch()
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         convert(old_task(tmp_path / "old"), tmp_path / target)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "told"),
+    ("source", "target", "message"),
     [
         ("none", "new", "none is not a folder"),
         ("empty", "new", "has a task.yaml"),
         ("old", "old/new", "is inside"),
     ],
 )
-def test_what_cannot_be_converted_is_told(tmp_path: Path, source: str, target: str, told: str) -> None:
+def test_inconvertible_sources_are_errors(tmp_path: Path, source: str, target: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     old_task(tmp_path / "old" / "answer")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         convert(tmp_path / source, tmp_path / target)
 
 
@@ -232,19 +230,19 @@ SUMMARY = "=========================== short test summary info =================
         ("PASSED a.py::test_a\n", 0, "0"),
     ],
 )
-def test_a_task_is_solved_where_the_summary_of_pytest_says_so(
+def test_the_pytest_summary_decides_whether_a_task_is_solved(
     tmp_path: Path, output: str, code: int, reward: str
 ) -> None:
     assert verdict(old_task(tmp_path / "answer"), output, code=code) == reward
 
 
-def test_with_another_parser_the_exit_code_decides(tmp_path: Path) -> None:
+def test_the_exit_code_decides_with_another_parser(tmp_path: Path) -> None:
     old = old_task(tmp_path / "answer")
     (old / "task.yaml").write_text("instruction: Mend it.\nparser_name: swebench\n")
     assert [verdict(old, "", code=code) for code in (0, 2)] == ["1", "0"]
 
 
-def test_what_cannot_be_converted_exactly_is_listed_with_its_task(tmp_path: Path) -> None:
+def test_inexact_conversions_are_listed_with_their_task(tmp_path: Path) -> None:
     old = tmp_path / "old"
     settings = old_task(old / "settings") / "task.yaml"
     settings.write_text("instruction: Do it.\nparser_name: sweperf\nrun_tests_in_same_shell: true\n")

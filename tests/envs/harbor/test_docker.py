@@ -28,18 +28,20 @@ RUN echo built > built
 """
 
 
-def answers() -> bool:
-    """Whether an engine is there, with the compose plugin that Harbor uses."""
+def has_docker() -> bool:
+    """Return true if Docker and the compose plugin, which Harbor uses, are available."""
     if shutil.which("docker") is None:
         return False
     commands = (["docker", "info"], ["docker", "compose", "version"])
-    return all(subprocess.run(one, capture_output=True, check=False, timeout=20).returncode == 0 for one in commands)
+    return all(
+        subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0 for command in commands
+    )
 
 
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not answers(), reason="no container engine answers"),
+    pytest.mark.skipif(not has_docker(), reason="no container engine answers"),
     pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
 ]
 

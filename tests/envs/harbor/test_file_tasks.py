@@ -44,7 +44,7 @@ def reward(task: FileTask, folder: Path, *commands: str) -> str:
 
 
 @pytest.mark.parametrize("task_id", TASKS)
-def test_a_task_is_solved_by_its_solution_and_not_untouched(task_id: str, tmp_path: Path) -> None:
+def test_a_task_is_solved_by_its_solution_only(task_id: str, tmp_path: Path) -> None:
     task = TASKS[task_id]
     assert reward(task, tmp_path / "untouched") == "0"
     assert reward(task, tmp_path / "solved", *task.solution) == "1"
@@ -79,7 +79,7 @@ def test_a_task_is_solved_by_its_solution_and_not_untouched(task_id: str, tmp_pa
         ("4-number-lines", ["seq 100 > {0}"]),
     ],
 )
-def test_less_than_what_was_asked_for_earns_nothing(kind: str, commands: list[str], tmp_path: Path) -> None:
+def test_a_partial_solution_earns_nothing(kind: str, commands: list[str], tmp_path: Path) -> None:
     task = TASKS[f"train/{kind}-00"]
     names = [
         name for name in re.findall(r"[a-z]+\.txt|[a-z]+", task.instruction) if name.split(".")[0] in NAMES["train"]
@@ -95,7 +95,7 @@ def test_one_command_of_two_earns_nothing(tmp_path: Path) -> None:
     assert reward(task, tmp_path / "both", second, first) == "1"
 
 
-def test_a_last_line_need_not_end(tmp_path: Path) -> None:
+def test_a_last_line_needs_no_newline(tmp_path: Path) -> None:
     task = TASKS["train/1-write-word-00"]
     (command,) = task.solution
     assert reward(task, tmp_path, command.replace("echo", "printf")) == "1"
@@ -113,7 +113,7 @@ def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
         assert not set(re.findall("[a-z]+", " ".join(texts))) & set(NAMES[other]), task
 
 
-def test_tasks_follow_from_the_settings_and_grow_without_changing() -> None:
+def test_tasks_are_deterministic_and_a_larger_count_adds_tasks() -> None:
     assert list(generate_file_tasks(FEW)) == list(TASKS.values())
     more = {task.task_id: task for task in generate_file_tasks(FileTasksSettings(variants=5, held_out=3))}
     assert {task_id: more[task_id] for task_id in TASKS} == TASKS
@@ -131,7 +131,7 @@ def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch
     assert set(find_tasks(folder)) == set(TASKS)
 
 
-def test_an_empty_folder_is_not_taken_for_the_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_mistaken_for_generated_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
     folder = cache_file_tasks(FEW)
     shutil.rmtree(folder)
@@ -139,7 +139,7 @@ def test_an_empty_folder_is_not_taken_for_the_tasks(monkeypatch: pytest.MonkeyPa
     assert set(find_tasks(cache_file_tasks(FEW))) == set(TASKS)
 
 
-def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
+def test_files_of_a_killed_process_but_not_of_a_live_one_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
@@ -154,7 +154,7 @@ def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, new.name, "mine.tmp"}
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+def test_a_non_empty_folder_is_rejected(tmp_path: Path) -> None:
     assert write_file_tasks(FEW, tmp_path / "new") == len(TASKS)
     with pytest.raises(UsageError, match=r"--to: .*new exists and is not empty"):
         write_file_tasks(FEW, tmp_path / "new")
@@ -162,7 +162,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
         write_file_tasks(FEW, next((tmp_path / "new").rglob("task.toml")) / "x")
 
 
-def test_a_configuration_chooses_generated_tasks_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_configuration_selects_generated_tasks_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
     args = "{file_tasks: {variants: 3, held_out: 1}, task_ids: ['train/[12]-*'], agent: shell}"
     (tmp_path / "a.yaml").write_text(f"envs: {{terminal: {{env: harbor, args: {args}}}}}\n")
@@ -174,7 +174,7 @@ def test_a_configuration_chooses_generated_tasks_by_level(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ("{file_tasks: {variants: 0}}", r"file_tasks\.variants: 0: Input should be greater than or equal to 1"),
         ("{file_tasks: {seed: many}}", r"file_tasks\.seed: 'many': Input should be a valid integer"),
@@ -183,10 +183,10 @@ def test_a_configuration_chooses_generated_tasks_by_level(monkeypatch: pytest.Mo
         ("{file_tasks: {}, registry: a.json}", "registry has an effect only with dataset"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(args: str, told: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_errors(args: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"envs: {{t: {{env: harbor, args: {args}}}}}\n")
     spec = load_config([tmp_path / "a.yaml"]).config.envs["t"]
-    with pytest.raises(RlkitError, match=told):
+    with pytest.raises(RlkitError, match=message):
         load_envs("t", spec, field="envs.t", seed=0)
 
 
@@ -194,11 +194,11 @@ def test_settings_that_make_no_sense_are_told(args: str, told: str, tmp_path: Pa
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")  # by Harbor's own trial
 def test_generated_tasks_are_sound_in_real_trials(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_file_tasks(FileTasksSettings(variants=1, held_out=1), tmp_path / "tasks")
-    wanted = ("train/2-move-file-00", "held-out/3-two-commands-00")
-    found = {name: path for name, path in find_tasks(tmp_path / "tasks").items() if name in wanted}
-    checks = threads.run(check_tasks(found, environment=make_environment("local"), jobs=2))
-    assert {one.task_id: (one.finding, one.detail, tuple(one.loopholes)) for one in checks} == dict.fromkeys(
-        wanted, ("sound", "", ())
+    task_ids = ("train/2-move-file-00", "held-out/3-two-commands-00")
+    tasks = {name: path for name, path in find_tasks(tmp_path / "tasks").items() if name in task_ids}
+    checks = threads.run(check_tasks(tasks, environment=make_environment("local"), jobs=2))
+    assert {check.task_id: (check.finding, check.detail, tuple(check.loopholes)) for check in checks} == dict.fromkeys(
+        task_ids, ("sound", "", ())
     )
 
 

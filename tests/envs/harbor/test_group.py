@@ -44,7 +44,7 @@ def half(prompt: str, *, seed: int) -> str:
     return says(*([command] if seed % 2 == 0 else []), TRIED)
 
 
-def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path, tmp_path: Path) -> None:
+def test_rewards_of_a_group_are_exactly_the_verifiers_rewards(cache: Path, tmp_path: Path) -> None:
     tasks = harbor(
         tasks_dir=str(EXAMPLES),
         task_ids=["hello-world", "sales-report"],
@@ -61,27 +61,27 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
 
     @stop_leftover_tasks()
     async def main() -> list[Group]:
-        drawn = [Task(draw, "terminal", env) for draw, env in enumerate(tasks)]
-        return await run_together(player.play(task, lambda: sampler) for task in drawn)
+        drawn_tasks = [Task(draw, "terminal", env) for draw, env in enumerate(tasks)]
+        return await run_together(player.play(task, lambda: sampler) for task in drawn_tasks)
 
     groups = {group.task: group for group in threads.run(main())}
     for group in groups.values():
         assert [episode.error for episode in group.episodes] == [None] * SIZE
-        assert group.rewards.tolist() == [said(episode.info["trial"]) for episode in group.episodes]
+        assert group.rewards.tolist() == [read_verifier_reward(episode.info["trial"]) for episode in group.episodes]
         assert all(turn.parent == number - 1 for e in group.episodes for number, turn in enumerate(e.turns) if number)
     assert sorted(groups["hello-world"].rewards.tolist()) == [0.0, 0.0, 1.0, 1.0]
     assert sorted(groups["sales-report"].rewards.tolist()) == [0.0, 0.0, 0.5, 0.5]
     assert left(cache) == []
 
 
-def test_an_environment_that_breaks_is_no_reward_and_the_trial_is_played_anew(cache: Path) -> None:
+def test_a_broken_environment_gives_no_reward_and_the_trial_is_retried(cache: Path) -> None:
     name = f"{SometimesThere.__module__}:SometimesThere"
     (task,) = harbor(tasks_dir=str(EXAMPLES), task_ids=["hello-world"], environment=name)
     chat = ByteChat()
     settings = EnvSettings(2, Sampling(max_tokens=1 << 20), 60, 2, Limits())
     failed = list[str]()
 
-    def record(drawn: Task, episode: Episode) -> None:
+    def record(drawn_task: Task, episode: Episode) -> None:
         failed.extend([episode.error] if episode.error else [])
 
     player = Player(chat, {"terminal": settings}, seed=0, slots=Slots(100), record=record)
@@ -98,7 +98,7 @@ def test_an_environment_that_breaks_is_no_reward_and_the_trial_is_played_anew(ca
     assert sum(episode.attempt for episode in group.episodes) == 2
 
 
-def said(trial: object) -> float:
+def read_verifier_reward(trial: object) -> float:
     verifier = Path(str(trial)) / "verifier"
     if (verifier / "reward.json").exists():
         return json.loads((verifier / "reward.json").read_text())["reward"]

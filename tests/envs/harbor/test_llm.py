@@ -16,18 +16,18 @@ from .playing import whole
 THOUGHT = "<think>\n hm </think>\n\n"
 
 
-def language_model(policy: ScriptedPolicy, **given: object):
+def language_model(policy: ScriptedPolicy, **settings: object):
     from rlkit.envs.harbor.agents.llm import PolicyLLM
 
-    return PolicyLLM(policy, model_name="m", **given)
+    return PolicyLLM(policy, model_name="m", **settings)
 
 
-def chat_with(policy: ScriptedPolicy, prompts: Sequence[str], *, interleaved: bool = False, **given: object):
+def chat_with(policy: ScriptedPolicy, prompts: Sequence[str], *, interleaved: bool = False, **settings: object):
     """Harbor's own conversation over a policy; its answers."""
     from harbor.llms.chat import Chat
 
     async def main() -> list[object]:
-        chat = Chat(language_model(policy, **given), interleaved_thinking=interleaved)
+        chat = Chat(language_model(policy, **settings), interleaved_thinking=interleaved)
         return [await chat.chat(prompt) for prompt in prompts]
 
     return asyncio.run(main())
@@ -38,21 +38,21 @@ def test_a_conversation_extends_its_exact_tokens_with_thinking_and_spaces(interl
     policy = ScriptedPolicy([f"{THOUGHT} one ", "two\n", f"{THOUGHT}three"])
     answers = chat_with(policy, ["a", "b", "c"], interleaved=interleaved)
     assert [turn.parent for turn in policy.turns] == [None, 0, 1]
-    assert [(one.content, one.reasoning_content) for one in answers] == [
+    assert [(answer.content, answer.reasoning_content) for answer in answers] == [
         ("one", "hm"),
         ("two", None),
         ("three", "hm"),
     ]
-    assert all(one.prompt_token_ids is None for one in answers)  # the policy keeps the record
+    assert all(answer.prompt_token_ids is None for answer in answers)  # the policy keeps the record
 
 
-def test_a_format_that_drops_thinking_begins_new_segments_and_nothing_else() -> None:
+def test_a_format_that_drops_thinking_only_starts_new_segments() -> None:
     policy = ScriptedPolicy([f"{THOUGHT}one", "two", "three"], chat=ByteChat(keeps_thinking=False))
     chat_with(policy, ["a", "b", "c"])
     assert [turn.parent for turn in policy.turns] == [None, None, 1]
 
 
-def test_the_same_text_said_after_different_pasts_keeps_its_own_thinking() -> None:
+def test_equal_replies_after_different_histories_keep_their_thinking() -> None:
     policy = ScriptedPolicy(["<think>x</think>same", "<think>y</think>same", "left", "right"])
     llm = language_model(policy)
 
@@ -69,8 +69,11 @@ def test_the_same_text_said_after_different_pasts_keeps_its_own_thinking() -> No
 def test_usage_counts_the_tokens_of_prompt_and_completion() -> None:
     policy = ScriptedPolicy(["one", "two"])
     answers = chat_with(policy, ["a", "b"])
-    for answer, asked, turn in zip(answers, policy.sampler.requests, policy.turns, strict=True):
-        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(asked.prompt), len(turn.completion))
+    for answer, request, turn in zip(answers, policy.sampler.requests, policy.turns, strict=True):
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+            len(request.prompt),
+            len(turn.completion),
+        )
 
 
 def test_a_prompt_that_leaves_too_little_room_is_not_sampled() -> None:
@@ -86,7 +89,7 @@ def test_a_prompt_that_leaves_too_little_room_is_not_sampled() -> None:
     assert language_model(policy, reserve_tokens=40).reserve_tokens == 40
 
 
-def test_a_reply_that_is_cut_off_is_recorded_and_told_with_its_text() -> None:
+def test_a_truncated_reply_is_recorded_and_raised_with_its_text() -> None:
     from harbor.llms.base import ContextLengthExceededError, OutputLengthExceededError
 
     policy = ScriptedPolicy(["a long reply"] * 3, limits=Limits(context_tokens=60), max_tokens=40)
@@ -117,7 +120,7 @@ def test_tokens_are_counted_exactly_up_to_a_reply_and_estimated_after_it() -> No
     asyncio.run(main())
 
 
-def test_what_no_tokenizer_takes_is_replaced_in_a_prompt() -> None:
+def test_unencodable_characters_in_a_prompt_are_replaced() -> None:
     policy = ScriptedPolicy(["one", "two"])
     chat_with(policy, ["a\ud800", "b"])
     assert [turn.parent for turn in policy.turns] == [None, 0]
@@ -126,9 +129,9 @@ def test_what_no_tokenizer_takes_is_replaced_in_a_prompt() -> None:
 
 @dataclass(frozen=True)
 class Move:
-    """One request of a made-up agent: how many turns of the history it keeps, what it says, and what it is told."""
+    """Request of an invented agent: number of history turns that it keeps, its prompt, and the reply."""
 
-    kept: int
+    turns_kept: int
     prompt: str
     reply: str
 
@@ -139,21 +142,21 @@ moves = st.builds(Move, st.integers(0, 4), st.sampled_from(["x", "y", ""]), repl
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(moves, min_size=1, max_size=8), st.booleans(), st.integers(3, 30))
-def test_whatever_an_agent_does_to_its_history_the_record_is_what_was_sampled(
+def test_the_record_is_what_was_sampled_for_any_edit_of_the_history(
     script: list[Move], keeps_thinking: bool, max_tokens: int
 ) -> None:
     from harbor.llms.base import OutputLengthExceededError
 
     chat = ByteChat(keeps_thinking=keeps_thinking)
     policy = ScriptedPolicy([move.reply for move in script], chat=chat, max_tokens=max_tokens)
-    goes_on: list[bool] = []
+    is_extension: list[bool] = []
 
     async def main() -> None:
         llm = language_model(policy)
         history: list[dict[str, str]] = []
         for move in script:
-            goes_on.append(0 < len(history) <= 2 * move.kept)
-            history = history[: 2 * move.kept]
+            is_extension.append(0 < len(history) <= 2 * move.turns_kept)
+            history = history[: 2 * move.turns_kept]
             try:
                 text = (await llm.call(move.prompt, message_history=history)).content
             except OutputLengthExceededError as cut:
@@ -162,8 +165,8 @@ def test_whatever_an_agent_does_to_its_history_the_record_is_what_was_sampled(
             history = [*history, {"role": "user", "content": move.prompt}, {"role": "assistant", "content": text}]
 
     asyncio.run(main())
-    for number, (turn, asked) in enumerate(zip(policy.turns, policy.sampler.requests, strict=True)):
-        assert whole(policy.turns, number) == [*asked.prompt.tokens.tolist(), *turn.completion.tolist()]
-        if goes_on[number] and keeps_thinking:
+    for number, (turn, request) in enumerate(zip(policy.turns, policy.sampler.requests, strict=True)):
+        assert whole(policy.turns, number) == [*request.prompt.tokens.tolist(), *turn.completion.tolist()]
+        if is_extension[number] and keeps_thinking:
             assert turn.parent is not None
             assert whole(policy.turns, turn.parent) == whole(policy.turns, number - 1)

@@ -30,7 +30,7 @@ def test_no_more_trials_than_allowed_are_in_a_phase() -> None:
     assert [maximum for _, maximum in in_phase.values()] == [4, 3, 2]
 
 
-def test_those_that_wait_to_play_have_started() -> None:
+def test_trials_start_before_they_wait_to_play() -> None:
     async def main() -> list[float]:
         gates, clock, began = Gates(PhaseLimits(playing=1)), asyncio.get_running_loop().time, list[float]()
 
@@ -45,7 +45,7 @@ def test_those_that_wait_to_play_have_started() -> None:
 
         now_s = clock()
         await asyncio.gather(*(trial() for _ in range(3)))
-        return [one - now_s for one in began]
+        return [start_s - now_s for start_s in began]
 
     assert run_virtual(main()) == pytest.approx([60, 70, 80])
 
@@ -65,7 +65,7 @@ def test_starts_are_apart() -> None:
     assert run_virtual(main()) == pytest.approx([0, 0.5, 1, 1.5])
 
 
-def test_waiting_at_a_gate_is_not_the_rollouts_own_time() -> None:
+def test_waiting_at_a_gate_does_not_count_as_rollout_time() -> None:
     async def main() -> tuple[float, float]:
         gates = Gates(PhaseLimits(starting=1))
         first = GatePass(gates)
@@ -80,7 +80,7 @@ def test_waiting_at_a_gate_is_not_the_rollouts_own_time() -> None:
     assert run_virtual(main()) == pytest.approx((2, 5))
 
 
-def test_what_is_held_is_given_back_once_and_by_whoever_is_cancelled() -> None:
+def test_a_gate_is_released_once_and_on_cancellation() -> None:
     async def main() -> None:
         gates = Gates(PhaseLimits(verifying=1))
         gate_pass = GatePass(gates)

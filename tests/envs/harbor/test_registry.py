@@ -32,11 +32,11 @@ def registry(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dataset", ["tiny@0.1", "tiny==0.1", "tiny"])
 def test_the_tasks_of_a_dataset_are_chosen_by_name(registry: Path, dataset: str) -> None:
-    found = fetch(dataset, Selection(task_ids=["task-[12]"], shuffle=False), registry=str(registry))
-    assert found == {f"task-{number}": registry.parent / f"task-{number}" for number in (1, 2)}
+    tasks = fetch(dataset, Selection(task_ids=["task-[12]"], shuffle=False), registry=str(registry))
+    assert tasks == {f"task-{number}": registry.parent / f"task-{number}" for number in (1, 2)}
 
 
-def test_a_dataset_that_is_not_there_is_told_in_one_line(registry: Path) -> None:
+def test_a_missing_dataset_is_a_one_line_error(registry: Path) -> None:
     with pytest.raises(
         MissingError,
         match=r"^dataset: tiny@0\.2 cannot be fetched from .*registry\.json .*set tasks_dir",
@@ -44,7 +44,7 @@ def test_a_dataset_that_is_not_there_is_told_in_one_line(registry: Path) -> None
         fetch("tiny@0.2", Selection(), registry=str(registry))
 
 
-def test_of_two_tasks_with_one_name_none_is_dropped(registry: Path) -> None:
+def test_two_tasks_of_the_same_name_are_both_kept(registry: Path) -> None:
     (dataset,) = json.loads(registry.read_text())
     other = write_task(registry.parent / "other" / "task-1")
     dataset["tasks"].append({"name": "task-1", "path": str(other)})
@@ -57,7 +57,7 @@ class Registries(BaseHTTPRequestHandler):
     """Stand-in for the servers of registries: a file, and Harbor's service, which its client asks by a call."""
 
     answers: ClassVar[list[tuple[int, object]]] = []
-    asked: ClassVar[list[tuple[str, object]]] = []
+    requests: ClassVar[list[tuple[str, object]]] = []
 
     def do_GET(self) -> None:
         self._answer(None)
@@ -66,7 +66,7 @@ class Registries(BaseHTTPRequestHandler):
         self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def _answer(self, body: object) -> None:
-        self.asked.append((self.path, body))
+        self.requests.append((self.path, body))
         status, content = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
@@ -82,7 +82,7 @@ class Registries(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
-    Registries.answers[:], Registries.asked[:] = [], []
+    Registries.answers[:], Registries.requests[:] = [], []
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Registries)
     threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield f"http://127.0.0.1:{listening.server_port}"
@@ -105,7 +105,7 @@ def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reason"),
     [
         (b"<html>Log in</html>", "the answer is not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"[" * 100_000, "the answer is not JSON: maximum recursion depth exceeded"),
@@ -114,20 +114,20 @@ def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -
         ([{"message": "log in"}], "the answer must be a list of datasets, but row 0 has no name"),
     ],
 )
-def test_an_answer_that_is_no_registry_does_not_replace_what_is_kept(
-    server: str, registry: Path, body: object, told: str
+def test_an_invalid_response_does_not_replace_the_cached_registry(
+    server: str, registry: Path, body: object, reason: str
 ) -> None:
     notes, waited = list[str](), list[float]()
     url, rows = f"{server}/registry.json", json.loads(registry.read_text())
     Registries.answers[:] = [(200, body)]
-    with pytest.raises(MissingError, match=rf"^registry: {url} cannot be read \({re.escape(told)}.*\): check"):
+    with pytest.raises(MissingError, match=rf"^registry: {url} cannot be read \({re.escape(reason)}.*\): check"):
         read_rows(url, note=notes.append, sleep=waited.append)
     Registries.answers[:] = [(200, rows)]
     assert read_rows(url, note=notes.append, sleep=waited.append) == rows
     Registries.answers[:] = [(200, body)]
     for _ in range(2):
         assert read_rows(url, note=notes.append, sleep=waited.append) == rows
-    assert [note.startswith(f"registry: {url} cannot be read ({told}") for note in notes] == [True, True]
+    assert [note.startswith(f"registry: {url} cannot be read ({reason}") for note in notes] == [True, True]
     assert all(note.endswith(": using this machine's last copy") for note in notes)
     assert waited == []
 
@@ -150,9 +150,9 @@ def test_credentials_of_a_registry_are_in_the_request_and_in_no_message(
     with pytest.raises(MissingError, match=rf"registry: {server}/r\.json cannot be read \(HTTP status 500\)") as raised:
         Registries.answers[:] = [(500, "s3cret is wrong")]
         read_rows(url, note=notes.append, sleep=lambda seconds: None)
-    said = [str(raised.value), *notes]
+    messages = [str(raised.value), *notes]
     assert notes[0] == f"registry: {server}/r.json cannot be read (HTTP status 500); retrying in 1 s"
-    assert ("s3cret" in Registries.asked[0][0]) == ("?" in url)
+    assert ("s3cret" in Registries.requests[0][0]) == ("?" in url)
     (core,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
     faults = [
         ("tiny@0.2", json.loads(registry.read_text())),
@@ -164,10 +164,10 @@ def test_credentials_of_a_registry_are_in_the_request_and_in_no_message(
         Registries.answers[:] = [(200, rows)]
         with pytest.raises(RlkitError, match=f"{server}/r.json") as fault:
             fetch(dataset, Selection(), registry=url, note=notes.append)
-        said.append(str(fault.value))
+        messages.append(str(fault.value))
     Registries.answers[:] = [(404, "gone")]
     read_rows(url, note=notes.append, sleep=lambda seconds: None)
-    assert not re.search("s3|cret", "".join([*said, *notes]))
+    assert not re.search("s3|cret", "".join([*messages, *notes]))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_credentials_of_a_registry_are_in_the_request_and_in_no_message(
         "http://[s3cret/r.json",
     ],
 )
-def test_a_malformed_url_of_a_registry_is_told_without_its_credentials(url: str) -> None:
+def test_a_malformed_registry_url_is_reported_without_its_credentials(url: str) -> None:
     notes = list[str]()
     with pytest.raises(UsageError, match=r"^registry: .* is malformed: ") as raised:
         read_rows(url, note=notes.append, sleep=lambda seconds: None)
@@ -187,14 +187,14 @@ def test_a_malformed_url_of_a_registry_is_told_without_its_credentials(url: str)
 
 
 @pytest.mark.parametrize("url", ["ftp://me:s3cret@localhost/r.json", "file:///r.json", "s3cret://x", "://x"])
-def test_a_registry_of_another_scheme_is_refused_at_once(url: str) -> None:
+def test_a_registry_url_of_another_scheme_is_rejected(url: str) -> None:
     notes = list[str]()
     with pytest.raises(UsageError, match=r"^registry: .*: give a URL of the scheme http or https, or the path of a"):
         fetch("tiny", Selection(), registry=url, note=notes.append)
     assert notes == []
 
 
-def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> None:
+def test_an_unreachable_registry_is_a_one_line_error(server: str) -> None:
     waited, notes = list[float](), list[str]()
     with pytest.raises(
         MissingError, match=r"^registry: http://127\.0\.0\.1:9/r\.json cannot be read .* to a local file$"
@@ -204,7 +204,7 @@ def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         (None, "cannot be read: No such file"),
         ("[{", "is not JSON: "),
@@ -212,15 +212,15 @@ def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> N
         (b"\xff", "cannot be read: not a text file"),
     ],
 )
-def test_a_file_that_is_no_registry_is_told(tmp_path: Path, text: str | bytes | None, told: str) -> None:
+def test_an_invalid_registry_file_is_an_error(tmp_path: Path, text: str | bytes | None, reason: str) -> None:
     path = tmp_path / "registry.json"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UsageError, match=rf"^registry: {path} {told}"):
+    with pytest.raises(UsageError, match=rf"^registry: {path} {reason}"):
         fetch("tiny", Selection(), registry=str(path))
 
 
-def test_a_registry_may_have_entries_of_both_forms(registry: Path) -> None:
+def test_a_registry_may_mix_entries_of_both_forms(registry: Path) -> None:
     rows = json.loads(registry.read_text())
     (core,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
     registry.write_text(json.dumps([core, *rows]))
@@ -252,7 +252,7 @@ def recorded_dataset(repository: Path, commit: str) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:The .* parameter is deprecated:DeprecationWarning")  # by Harbor's client's library
-def test_a_dataset_of_harbors_registry_is_asked_of_its_service_by_harbors_client(
+def test_a_dataset_of_harbors_registry_is_fetched_by_harbors_client(
     server: str, harbors_tasks: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harbor.registry.client.harbor.harbor.HARBOR_SUPABASE_URL", server)
@@ -260,14 +260,12 @@ def test_a_dataset_of_harbors_registry_is_asked_of_its_service_by_harbors_client
     tasks = fetch("terminal-bench-pro==1.0", Selection(task_ids=["*sudoku"]), registry=None)
     assert list(tasks) == ["validate-and-solve-sudoku"]
     assert (tasks["validate-and-solve-sudoku"] / "instruction.md").read_text() == "Greet."
-    assert Registries.asked == [
+    assert Registries.requests == [
         ("/rest/v1/rpc/get_dataset", {"p_name": "terminal-bench-pro", "p_version": "1.0"}),
     ]
 
 
-def test_a_file_in_the_form_of_harbors_registry_is_read_by_harbors_client(
-    harbors_tasks: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_file_in_harbors_format_is_read_by_harbors_client(harbors_tasks: tuple[Path, str], tmp_path: Path) -> None:
     path = tmp_path / "registry.json"
     path.write_text(json.dumps([recorded_dataset(*harbors_tasks)]))
     tasks = fetch("terminal-bench-pro", Selection(shuffle=False), registry=str(path))
@@ -282,10 +280,10 @@ def test_names_of_terminal_bench_1_are_looked_up_in_its_published_registry(
     Registries.answers[:] = [(200, json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"])]
     with pytest.raises(UsageError, match=r"terminal-bench\.json has no version '0\.1\.0' of terminal-bench-core"):
         fetch("terminal-bench-core==0.1.0", Selection(), registry=None)
-    assert Registries.asked == [("/terminal-bench.json", None)]
+    assert Registries.requests == [("/terminal-bench.json", None)]
 
 
-def test_a_dataset_has_a_name_and_perhaps_a_version() -> None:
+def test_a_dataset_has_a_name_and_an_optional_version() -> None:
     assert (
         parse_dataset("terminal-bench-core==0.1.1")
         == parse_dataset("terminal-bench-core@0.1.1")

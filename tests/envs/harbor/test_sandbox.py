@@ -39,7 +39,7 @@ async def trial(task: Path, *, agent: str = "oracle", verifier: dict[str, str] |
     return await (await Trial.create(config)).run()
 
 
-def made(task: Path, **given: object):
+def make_environment(task: Path, **settings: object):
     """The environment as Harbor makes it, without a trial around it."""
     from harbor.models.task.task import Task
     from harbor.models.trial.paths import TrialPaths
@@ -48,21 +48,21 @@ def made(task: Path, **given: object):
 
     paths = TrialPaths(task.parent / "trial")
     paths.mkdir()
-    read = Task(task)
+    harbor_task = Task(task)
     return LocalSandbox(
-        environment_dir=read.paths.environment_dir,
+        environment_dir=harbor_task.paths.environment_dir,
         environment_name="tiny_task",
         session_id="tiny_task__1__env",
         trial_paths=paths,
-        task_env_config=read.config.environment,
+        task_env_config=harbor_task.config.environment,
         logger=logging.getLogger("test"),
-        **given,
+        **settings,
     )
 
 
-def inside(task: Path, function: Callable[..., Awaitable[None]], **given: object) -> None:
+def run_in_environment(task: Path, function: Callable[..., Awaitable[None]], **settings: object) -> None:
     async def main() -> None:
-        environment = made(task, **given)
+        environment = make_environment(task, **settings)
         await environment.start(force_build=False)
         try:
             await function(environment)
@@ -111,8 +111,8 @@ asyncio.run(main())
 """
     env = {**os.environ, "RLKIT_CACHE_DIR": str(cache)}
     log = tmp_path / "log"
-    with log.open("w") as said:
-        trainer = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=said, stderr=said)
+    with log.open("w") as output:
+        trainer = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=output, stderr=output)
         try:
             while running(mark) < 8:
                 assert trainer.poll() is None, log.read_text()
@@ -145,10 +145,10 @@ def test_a_command_has_the_images_variables_and_folder_and_the_trials(cache: Pat
             await environment.exec("sleep 30", timeout_sec=0.2)
         assert issubclass(CommandTimeout, RuntimeError)  # which is what Harbor's own environments raise
 
-    inside(task, play, persistent_env={"TRIAL": "there"})
+    run_in_environment(task, play, persistent_env={"TRIAL": "there"})
 
 
-def test_the_folders_of_logs_can_be_written_by_all_and_are_not_the_hosts(cache: Path, task: Path) -> None:
+def test_log_folders_are_world_writable_and_not_the_hosts(cache: Path, task: Path) -> None:
     logs = task.parent / "logs"
     logs.mkdir()
     mounts = [{"type": "bind", "source": str(logs), "target": "/logs/agent"}]
@@ -167,11 +167,11 @@ def test_the_folders_of_logs_can_be_written_by_all_and_are_not_the_hosts(cache: 
         assert list(logs.iterdir()) == []
         await environment.download_dir("/logs/agent", logs)
 
-    inside(task, play, mounts=mounts)
+    run_in_environment(task, play, mounts=mounts)
     assert [path.name for path in logs.iterdir()] == ["file"]
 
 
-def test_files_are_uploaded_and_downloaded_as_harbor_asks(cache: Path, task: Path, tmp_path: Path) -> None:
+def test_files_are_uploaded_and_downloaded_to_harbors_interface(cache: Path, task: Path, tmp_path: Path) -> None:
     async def play(environment: object) -> None:
         await environment.upload_file(task / "instruction.md", "/elsewhere/instruction.md")
         await environment.upload_dir(task / "tests", "/tests")
@@ -186,7 +186,7 @@ def test_files_are_uploaded_and_downloaded_as_harbor_asks(cache: Path, task: Pat
         with pytest.raises(EnvironmentFault, match="is a folder"):
             await environment.download_file("/out", tmp_path / "x")
 
-    inside(task, play)
+    run_in_environment(task, play)
     assert (tmp_path / "deep" / "back.md").read_text() == "Greet."
     assert [str(path.relative_to(tmp_path / "some")) for path in (tmp_path / "some").rglob("*")] == ["a", "a/1"]
     assert (tmp_path / "more" / "b" / "2").read_text() == "2\n"
@@ -206,26 +206,26 @@ def test_the_tasks_limits_and_network_hold(cache: Path, tmp_path: Path) -> None:
         )
         result = await trial(task, agent="nop")
         folder = task.parent / "trials" / result.trial_name
-        said = (folder / "verifier" / "test-stdout.txt").read_text().split()
-        assert "400000000" not in said
-        assert said[-3:] == ["lo", str(3 << 20), "/w"]
+        words = (folder / "verifier" / "test-stdout.txt").read_text().split()
+        assert "400000000" not in words
+        assert words[-3:] == ["lo", str(3 << 20), "/w"]
 
     asyncio.run(main())
 
 
-def test_a_policy_that_cannot_be_kept_is_refused(cache: Path, tmp_path: Path) -> None:
+def test_an_unenforceable_network_policy_is_rejected(cache: Path, tmp_path: Path) -> None:
     from harbor.models.task.config import NetworkMode, NetworkPolicy
 
     task = write_task(tmp_path / "task")
     policy = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["example.org"])
     with pytest.raises(ValueError, match="allowlist"):
-        made(task, network_policy=policy)
+        make_environment(task, network_policy=policy)
     (task / "environment" / "docker-compose.yaml").write_text("services: {}\n")
     with pytest.raises(UsageError, match="compose"):
-        made(task)
+        make_environment(task)
 
 
-def test_an_instruction_that_is_not_known_ends_the_trial_with_file_and_line(cache: Path, tmp_path: Path) -> None:
+def test_an_unknown_dockerfile_instruction_fails_with_file_and_line(cache: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", dockerfile="FROM x\nVOLUME /data\n")
     with pytest.raises(UsageError, match=r"environment/Dockerfile:2: VOLUME is not supported"):
         asyncio.run(trial(task))
@@ -235,13 +235,13 @@ def test_an_image_is_a_folder_or_the_hosts_root(cache: Path, tmp_path: Path) -> 
     task = write_task(tmp_path / "task", settings='docker_image = "example:1"\n', dockerfile=None)
 
     async def main() -> None:
-        environment = made(task)
+        environment = make_environment(task)
         await environment.start(force_build=False)
         assert (await environment.exec("pwd; ls")).stdout.split()[0] == "/"
         assert await environment.is_file("/data.txt")
         await environment.stop(delete=True)
         (tmp_path / "trial" / "x").mkdir(exist_ok=True)
-        other = made(task, images={"example:1": str(tmp_path)}, rootfs="host")
+        other = make_environment(task, images={"example:1": str(tmp_path)}, rootfs="host")
         with pytest.raises(UsageError, match="is not a root file system"):
             await other.start(force_build=False)
 
@@ -250,7 +250,7 @@ def test_an_image_is_a_folder_or_the_hosts_root(cache: Path, tmp_path: Path) -> 
 
 def test_before_the_start_and_after_the_stop_nothing_runs(cache: Path, task: Path) -> None:
     async def main() -> None:
-        environment = made(task)
+        environment = make_environment(task)
         with pytest.raises(EnvironmentFault, match="not been started"):
             await environment.exec("true")
         await environment.start(force_build=False)
@@ -263,7 +263,7 @@ def test_before_the_start_and_after_the_stop_nothing_runs(cache: Path, task: Pat
     asyncio.run(main())
 
 
-def test_what_a_command_says_is_passed_on_as_it_comes(cache: Path, task: Path) -> None:
+def test_output_of_a_command_is_streamed(cache: Path, task: Path) -> None:
     heard: list[tuple[str, str]] = []
 
     async def hear(text: str, stream: str) -> None:
@@ -273,11 +273,11 @@ def test_what_a_command_says_is_passed_on_as_it_comes(cache: Path, task: Path) -
         with environment.scoped_output_callback(hear):
             await environment.exec("echo one; sleep 0.2; echo two >&2")
 
-    inside(task, play)
+    run_in_environment(task, play)
     assert heard == [("one\n", "stdout"), ("two\n", "stderr")]
 
 
-def test_a_job_of_harbors_own_finds_it_by_its_import_path(cache: Path, task: Path) -> None:
+def test_a_harbor_job_finds_the_sandbox_by_import_path(cache: Path, task: Path) -> None:
     config = {"import_path": "rlkit.envs.harbor.sandbox:LocalSandbox", "kwargs": {"memory_mb": 512, "processes": 64}}
     result = asyncio.run(trial(task, kwargs=config["kwargs"]))
     assert result.verifier_result.rewards == {"reward": 1.0}
@@ -285,7 +285,7 @@ def test_a_job_of_harbors_own_finds_it_by_its_import_path(cache: Path, task: Pat
     assert saved["environment"]["import_path"] == config["import_path"]
 
 
-def test_a_job_of_harbors_own_can_have_the_sealed_verifier(cache: Path, task: Path) -> None:
+def test_a_harbor_job_can_use_the_sealed_verifier(cache: Path, task: Path) -> None:
     forger = "while :; do echo '{\"reward\": 0.5}' > /logs/verifier/reward.json; sleep 0.01; done"
     script = f"#!/bin/bash\n(setsid nohup sh -c {shlex.quote(forger)} > /dev/null 2>&1 &)\n"
     (task / "solution" / "solve.sh").write_text(script)

@@ -1,4 +1,4 @@
-"""What an agent leaves behind cannot write its own reward."""
+"""An agent cannot forge its reward with anything that it leaves behind."""
 
 from __future__ import annotations
 
@@ -73,44 +73,44 @@ def test_a_reward_cannot_be_forged_by(cache: Path, name: str, place: str) -> Non
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_work_counts_beside_a_forger(cache: Path, place: str) -> None:
+def test_work_counts_despite_a_forger_process(cache: Path, place: str) -> None:
     command = "echo 'Hello, world!' > /app/hello.txt; " + FORGERIES["a daemon that rewrites tests"]
     assert rewards_of(EXAMPLES / "hello-world", command, place=place) == [{"reward": 1.0}]
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("leaves", ["once", "a daemon"])
-def test_the_record_of_an_agent_that_runs_on_this_side_cannot_be_forged(cache: Path, leaves: str, place: str) -> None:
+def test_the_record_of_an_agent_outside_of_the_sandbox_cannot_be_forged(cache: Path, leaves: str, place: str) -> None:
     """`first-words` pays for what the record says that the agent has said."""
-    said = '{"steps": [{"source": "agent", "tool_calls": [1]}]}'
-    forge = f"mkdir -p /logs/agent; echo {shlex.quote(said)} > /logs/agent/trajectory.json"
-    script = f"echo {shlex.quote(said)} > /forged; "
+    forged_record = '{"steps": [{"source": "agent", "tool_calls": [1]}]}'
+    forge = f"mkdir -p /logs/agent; echo {shlex.quote(forged_record)} > /logs/agent/trajectory.json"
+    script = f"echo {shlex.quote(forged_record)} > /forged; "
     command = forge if leaves == "once" else script + daemon("cp /forged /logs/agent/trajectory.json")
     honest = rewards_of(EXAMPLES / "first-words", "true", place=place)
     assert honest[0]["reward"] < 0.5  # type: ignore[index]
     assert rewards_of(EXAMPLES / "first-words", command, place=place) == honest
 
 
-def test_a_server_that_is_part_of_the_work_goes_on(cache: Path) -> None:
+def test_a_server_that_is_part_of_the_work_keeps_running(cache: Path) -> None:
     solution = (EXAMPLES / "background-server" / "solution" / "solve.sh").read_text()
     for place in PLACES:
         assert rewards_of(EXAMPLES / "background-server", solution, place=place) == [{"reward": 1.0}]
 
 
-def test_without_a_view_processes_end_unless_the_task_says_that_they_are_tested(cache: Path, tmp_path: Path) -> None:
+def test_without_a_view_processes_end_unless_the_task_declares_them_tested(cache: Path, tmp_path: Path) -> None:
     test = '#!/bin/bash\n{ kill -0 "$(cat /app/pid)" && echo 1 || echo 0; } > /logs/verifier/reward.txt\n'
     left = "nohup sleep 3600 > /dev/null 2>&1 & echo $! > /app/pid"
-    ended = write_task(tmp_path / "ended", test=test)
+    task_without_view = write_task(tmp_path / "ended", test=test)
     tested = write_task(tmp_path / "tested", test=test)
     text = SETTINGS.replace("[metadata]", "[metadata]\n[metadata.rlkit]\ntested_processes = true")
     (tested / "task.toml").write_text(text)
-    assert rewards_of(ended, left, place="local") == [{"reward": 1.0}]
-    assert rewards_of(ended, left, place=PLACES[1]) == [{"reward": 0.0}]
+    assert rewards_of(task_without_view, left, place="local") == [{"reward": 1.0}]
+    assert rewards_of(task_without_view, left, place=PLACES[1]) == [{"reward": 0.0}]
     assert rewards_of(tested, left, place=PLACES[1]) == [{"reward": 1.0}]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_between_steps_what_the_agent_left_running_waits_and_goes_on(cache: Path, tmp_path: Path, place: str) -> None:
+def test_processes_of_the_agent_pause_between_steps_and_continue(cache: Path, tmp_path: Path, place: str) -> None:
     """The first step's reward is sealed, and the second step's work was begun in the first."""
     task = tmp_path / "task"
     for step in ("one", "two"):
@@ -131,7 +131,7 @@ def test_between_steps_what_the_agent_left_running_waits_and_goes_on(cache: Path
     assert rewards_of(task, command, place=place) == [{"reward": 0.5}]
 
 
-def test_named_folders_keep_the_agents_programs_and_settings_from_the_tests(cache: Path, tmp_path: Path) -> None:
+def test_named_folders_hide_the_agents_programs_and_settings_from_the_tests(cache: Path, tmp_path: Path) -> None:
     shims = (
         "for name in cat bash sh; do rm -f /usr/local/bin/$name; "
         "printf '#!/usr/bin/env -S /usr/bin/dash\\necho 1 > /logs/verifier/reward.txt; echo hello data\\n' "
@@ -161,13 +161,13 @@ def test_the_tests_may_run_as_another_user(cache: Path, tmp_path: Path) -> None:
         assert rewards_of(task, FORGERIES["a daemon that writes rewards"], place=place) == [{"reward": 1.0}]
 
 
-def test_processes_that_cannot_be_told_apart_fail_the_trial(cache: Path) -> None:
+def test_indistinguishable_processes_fail_the_trial(cache: Path) -> None:
     place = f"{WithoutView.__module__}:NotListed"
     assert rewards_of(EXAMPLES / "hello-world", "true", place=place) == ["EnvironmentFault"]
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "fault"),
     [
         ("tested_folder = ['/app']", "no key 'tested_folder'"),
         ("tested_folders = '/app'", "list of absolute paths"),
@@ -177,13 +177,13 @@ def test_processes_that_cannot_be_told_apart_fail_the_trial(cache: Path) -> None
         ("tested_processes = 1", "true or false"),
     ],
 )
-def test_a_table_that_says_nothing_sensible_is_a_broken_task(tmp_path: Path, table: str, said: str) -> None:
+def test_an_invalid_table_is_a_broken_task(tmp_path: Path, table: str, fault: str) -> None:
     task = write_task(tmp_path / "task")
     (task / "task.toml").write_text(SETTINGS.replace("[metadata]", f"[metadata]\n[metadata.rlkit]\n{table}"))
-    assert said in (find_task_fault(task) or "")
+    assert fault in (find_task_fault(task) or "")
 
 
-def test_what_an_environment_leaves_open_is_said() -> None:
+def test_open_ends_of_an_environment_are_reported() -> None:
     assert [line.split(":")[0] for line in describe_seal(has_view=False, work=TestedWork(None, processes=True))] == [
         "the tests run programs and settings that the agent can change",
         "processes that the agent leaves running can write rewards and tests, since tested_processes is set",

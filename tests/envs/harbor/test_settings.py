@@ -14,16 +14,16 @@ from rlkit.types import Json
 from .conftest import write_task
 
 
-def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
+def test_an_environment_is_local_or_a_harbor_type_or_a_class() -> None:
     assert make_environment("local", {"memory_mb": 512}).import_path == LOCAL_SANDBOX
     assert (make_environment("modal").type, make_environment("modal").import_path) == ("modal", None)
     assert make_environment("docker", {"x": 1}, cpus=2).kwargs == {"x": 1}
-    own = "tests.envs.harbor.environments:SlowToStop"
-    assert make_environment(own).import_path == own
+    import_path = "tests.envs.harbor.environments:SlowToStop"
+    assert make_environment(import_path).import_path == import_path
 
 
 @pytest.mark.parametrize(
-    ("name", "kwargs", "told"),
+    ("name", "kwargs", "message"),
     [
         ("dokcer", {}, r"environment: there is no 'dokcer'\. Did you mean 'docker'\? Known: local, docker, podman, "),
         ("nowhere.at.all:Sandbox", {}, "environment: there is no module 'nowhere.at.all'"),
@@ -34,12 +34,12 @@ def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
         ("local", {"memory": 1}, r"environment_kwargs\.memory: .* Did you mean 'memory_mb'"),
     ],
 )
-def test_an_environment_that_is_not_there_is_told(name: str, kwargs: dict[str, Json], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_missing_environment_is_an_error(name: str, kwargs: dict[str, Json], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make_environment(name, kwargs)
 
 
-def test_what_the_agent_is_told_has_one_place() -> None:
+def test_each_agent_option_has_one_place() -> None:
     options = Agent(max_turns=3, parser="xml", kwargs={"interleaved_thinking": True}).options("key")
     assert options == {
         "policy": "key",
@@ -74,7 +74,7 @@ def test_a_configuration_gives_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({}, "tasks_dir, dataset or file_tasks: give one of them"),
         ({"tasks_dir": ".", "registry": "r.json"}, "registry has an effect only with dataset"),
@@ -82,6 +82,6 @@ def test_a_configuration_gives_tasks(tmp_path: Path) -> None:
         ({"dataset": "a@b@c"}, "dataset: 'a@b@c' is not of the form name@version"),
     ],
 )
-def test_what_makes_no_sense_is_told_by_its_name(given: dict[str, str], told: str) -> None:
-    with pytest.raises(RlkitError, match=told):
-        harbor(**given)  # type: ignore[arg-type]  as a configuration gives them
+def test_an_invalid_setting_is_named(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(RlkitError, match=message):
+        harbor(**settings)  # type: ignore[arg-type]  as a configuration gives them

@@ -52,7 +52,7 @@ def ending(outcome: Outcome) -> tuple[float, object, float]:
     return outcome.reward, outcome.info["ended"], outcome.metrics["agent_turns"]
 
 
-def seen(policy: ScriptedPolicy) -> list[str]:
+def shown_messages(policy: ScriptedPolicy) -> list[str]:
     """The last message of each prompt but the first, as the model was shown it."""
     return [
         prompt.rpartition(reply)[2].strip() for prompt, reply in zip(policy.prompts[1:], _replies(policy), strict=False)
@@ -64,12 +64,12 @@ def _replies(policy: ScriptedPolicy) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["exit", "done", "", "```\nexit\n```"])
-def test_a_command_solves_a_task_and_a_word_ends_it(task: Path, cache: Path, end: str) -> None:
+def test_a_command_solves_a_task_and_a_final_word_ends_the_episode(task: Path, cache: Path, end: str) -> None:
     policy = ScriptedPolicy([DO, end])
     outcome = played(task, policy)
     assert ending(outcome) == (1.0, "completed", 2.0)
     assert outcome.metrics["seconds/verifier"] > 0
-    assert seen(policy) == ["(no output)"]
+    assert shown_messages(policy) == ["(no output)"]
     assert left(cache) == []
 
 
@@ -80,7 +80,7 @@ def test_a_task_that_is_not_solved_earns_nothing(task: Path) -> None:
 def test_a_bad_command_is_answered_with_its_error_and_its_exit_status(task: Path) -> None:
     policy = ScriptedPolicy(["nosuch --command", "echo 'open", "rm missing", DO, "exit"])
     assert ending(played(task, policy)) == (1.0, "completed", 5.0)
-    answers = seen(policy)
+    answers = shown_messages(policy)
     assert "nosuch: command not found" in answers[0]
     assert answers[0].endswith("(exit status 127)")
     assert "unexpected EOF" in answers[1]
@@ -88,10 +88,10 @@ def test_a_bad_command_is_answered_with_its_error_and_its_exit_status(task: Path
     assert answers[3] == "(no output)"
 
 
-def test_the_shell_stays_in_the_folder_that_a_command_went_to(task: Path) -> None:
+def test_the_shell_stays_in_the_folder_of_the_last_cd(task: Path) -> None:
     policy = ScriptedPolicy(["mkdir deep && cd deep", "pwd", "cd ..", DO, "exit"])
     assert ending(played(task, policy)) == (1.0, "completed", 5.0)
-    assert seen(policy)[1] == "/app/deep"
+    assert shown_messages(policy)[1] == "/app/deep"
 
 
 def test_an_agent_that_runs_out_of_turns_is_graded(task: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_agent_that_runs_out_of_turns_is_graded(task: Path) -> None:
     assert ending(played(task, limited)) == (1.0, "max_turns", 2.0)
 
 
-def test_an_agent_with_one_turn_has_had_it_and_is_not_cut_short(task: Path) -> None:
+def test_an_agent_with_one_turn_is_not_truncated(task: Path) -> None:
     policy = ScriptedPolicy([DO])
     outcome = played(task, policy, max_turns=1, examples=[["Make a.", "touch a"], ["Make b.", "touch b"]])
     assert ending(outcome) == (1.0, "completed", 1.0)
@@ -113,22 +113,22 @@ def test_an_agent_with_one_turn_has_had_it_and_is_not_cut_short(task: Path) -> N
     ]
 
 
-def test_huge_and_binary_output_is_cut_to_printable_text(task: Path) -> None:
+def test_huge_and_binary_output_becomes_short_printable_text(task: Path) -> None:
     policy = ScriptedPolicy(["yes | head -c 30000000", "head -c 2000 /dev/urandom; printf 'a\\0b'", DO, "exit"])
     assert ending(played(task, policy, output_chars=100)) == (1.0, "completed", 4.0)
-    answers = seen(policy)
+    answers = shown_messages(policy)
     assert all(len(answer) < 200 for answer in answers)
     assert "characters left out" in answers[0]
     assert answers[1].endswith("a\ufffdb")
 
 
-def test_a_command_that_never_ends_is_ended_and_the_agent_goes_on(task: Path) -> None:
+def test_an_endless_command_is_killed_and_the_agent_continues(task: Path) -> None:
     policy = ScriptedPolicy(["sleep 1000 & echo started", "while true; do :; done", DO, "exit"])
     assert ending(played(task, policy, command_timeout_s=1)) == (1.0, "completed", 4.0)
-    assert seen(policy) == ["started", "(the command was ended after 1 s)", "(no output)"]
+    assert shown_messages(policy) == ["started", "(the command was ended after 1 s)", "(no output)"]
 
 
-def test_a_reply_that_is_cut_off_or_holds_no_command_is_not_run(task: Path) -> None:
+def test_a_truncated_reply_or_one_without_a_command_is_not_run(task: Path) -> None:
     long = f"{DO}; " + "x" * 50
     policy = ScriptedPolicy([long, "```bash", "exit"], max_tokens=40)
     outcome = played(task, policy)
@@ -142,7 +142,7 @@ def test_every_prompt_extends_the_exact_tokens_of_the_turn_before(task: Path) ->
     policy = ScriptedPolicy(["<think>first\n a look </think>\n\n  ls  ", "cat missing", DO, "exit"])
     played(task, policy, examples=[["Make a.", "touch a"], ["Make b and c.", "touch b", "touch c"]])
     assert [turn.parent for turn in policy.turns] == [None, 0, 1, 2]
-    prompts = [asked.prompt.tokens.tolist() for asked in policy.sampler.requests]
+    prompts = [request.prompt.tokens.tolist() for request in policy.sampler.requests]
     rebuilt = [whole(policy.turns, place)[: -len(turn.completion)] for place, turn in enumerate(policy.turns)]
     assert rebuilt == prompts
     assert [line for line in policy.prompts[0].splitlines() if line][1:] == [
@@ -159,7 +159,7 @@ def test_a_full_context_and_a_failing_service_end_the_agent_and_the_verifier_run
         played(task, recording(Faulty([DO], failing=range(1, 9))))
 
 
-def test_time_that_is_over_keeps_the_finished_turns(task: Path, agent_time: AgentTime) -> None:
+def test_a_timeout_keeps_the_finished_turns(task: Path, agent_time: AgentTime) -> None:
     policy = recording(Faulty([DO], hanging=1, on_hang=agent_time.end))
     settings = TrialSettings(agent=Agent("shell"), agent_timeout_s=agent_time.limit_s)
     outcome = threads.run(HarborTask("simple", task, settings).rollout(policy))
@@ -172,13 +172,13 @@ def failing_at_work(monkeypatch: pytest.MonkeyPatch, error: Exception, *, after_
 
     whole_exec = LocalSandbox.exec
 
-    async def gone(self: LocalSandbox, command: str, *args: object, **kwargs: object) -> object:
+    async def fail_on_work(self: LocalSandbox, command: str, *args: object, **kwargs: object) -> object:
         if DO in command:
             await asyncio.sleep(after_s)
             raise error
         return await whole_exec(self, command, *args, **kwargs)
 
-    monkeypatch.setattr(LocalSandbox, "exec", gone)
+    monkeypatch.setattr(LocalSandbox, "exec", fail_on_work)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def failing_at_work(monkeypatch: pytest.MonkeyPatch, error: Exception, *, after_
         (TimeoutError("the machine does not answer"), 0.0),
     ],
 )
-def test_an_environment_that_fails_is_no_fault_of_the_model(
+def test_an_environment_failure_is_not_blamed_on_the_model(
     task: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, after_s: float
 ) -> None:
     failing_at_work(monkeypatch, error, after_s=after_s)
-    told = rf"environment_error: EnvironmentDown: the environment failed: {type(error).__name__}: {error}"
-    with pytest.raises(EnvironmentFault, match=told):
+    message = rf"environment_error: EnvironmentDown: the environment failed: {type(error).__name__}: {error}"
+    with pytest.raises(EnvironmentFault, match=message):
         played(task, ScriptedPolicy([DO, "exit"]), command_timeout_s=1)
 
 
@@ -207,13 +207,13 @@ def test_an_environment_that_fails_is_no_fault_of_the_model(
         (TimeoutError(), 1.1),
     ],
 )
-def test_every_way_to_say_that_a_command_was_too_slow_is_understood(
+def test_every_kind_of_command_timeout_is_recognised(
     task: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, after_s: float
 ) -> None:
     failing_at_work(monkeypatch, error, after_s=after_s)
     policy = ScriptedPolicy([DO, "exit"])
     assert ending(played(task, policy, command_timeout_s=1)) == (0.0, "completed", 2.0)
-    assert seen(policy) == ["(the command was ended after 1 s)"]
+    assert shown_messages(policy) == ["(the command was ended after 1 s)"]
 
 
 def test_the_conversation_is_kept_with_the_trial(task: Path, tmp_path: Path) -> None:
@@ -224,24 +224,24 @@ def test_the_conversation_is_kept_with_the_trial(task: Path, tmp_path: Path) -> 
     assert [message["content"] for message in messages[1:]] == ["Greet.", DO, "(no output)", "exit"]
 
 
-def test_a_link_that_the_agent_leaves_for_its_record_overwrites_nothing(task: Path, tmp_path: Path) -> None:
-    held = tmp_path / "held"
-    held.write_text("the host's")
+def test_a_link_planted_in_place_of_the_record_overwrites_nothing(task: Path, tmp_path: Path) -> None:
+    host_file = tmp_path / "held"
+    host_file.write_text("the host's")
     settings = TrialSettings(
         agent=Agent("shell"),
         environment=Environment(import_path="tests.envs.harbor.environments:Mounted"),
         trials_dir=tmp_path / "trials",
         keep="all",
     )
-    link = f"ln -s {held} /logs/agent/transcript.jsonl"
+    link = f"ln -s {host_file} /logs/agent/transcript.jsonl"
     outcome = threads.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([link, DO, "exit"])))
     assert ending(outcome) == (1.0, "completed", 3.0)
     (path,) = (tmp_path / "trials").glob("*/agent/transcript.jsonl")
-    assert (held.read_text(), path.is_symlink()) == ("the host's", False)
+    assert (host_file.read_text(), path.is_symlink()) == ("the host's", False)
     assert json.loads(path.read_text().splitlines()[2])["content"] == link
 
 
-def test_a_record_that_cannot_be_written_does_not_hide_how_the_agent_ended(task: Path, tmp_path: Path) -> None:
+def test_an_unwritable_record_does_not_hide_the_end_of_the_agent(task: Path, tmp_path: Path) -> None:
     environment = Environment(import_path="tests.envs.harbor.environments:Mounted")
     settings = TrialSettings(agent=Agent("shell"), environment=environment, trials_dir=tmp_path / "trials", keep="all")
     policy = ScriptedPolicy(["mkdir -p /logs/agent/transcript.jsonl/in", DO, "exit"])
@@ -250,7 +250,7 @@ def test_a_record_that_cannot_be_written_does_not_hide_how_the_agent_ended(task:
     assert "transcript.jsonl was not written: " in path.read_text()
 
 
-def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:
+def test_steps_of_a_task_are_separate_conversations(task: Path) -> None:
     steps = '\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
     (task / "task.toml").write_text((task / "task.toml").read_text() + steps)
     for name in ("one", "two"):
@@ -264,7 +264,7 @@ def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({"kwargs": {"output_char": 3}}, "agent_kwargs: agent option 'output_char' is unknown. Did you mean 'output_c"),
         ({"kwargs": {"command_timeout_s": 0}}, "agent_kwargs: agent options: command_timeout_s: .*greater than"),
@@ -278,19 +278,19 @@ def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:
         ({"summarize": True}, "summarize has no effect on the shell agent"),
     ],
 )
-def test_what_has_no_effect_or_makes_no_sense_is_told_before_a_run(given: dict[str, object], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        Agent("shell", **given)  # type: ignore[arg-type]  as a configuration gives them
+def test_ineffective_or_invalid_settings_are_errors_before_a_run(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Agent("shell", **settings)  # type: ignore[arg-type]  as a configuration gives them
 
 
-def test_a_policy_that_is_not_lent_is_told(task: Path) -> None:
+def test_an_unregistered_policy_is_an_error(task: Path) -> None:
     from rlkit.envs.harbor.agents.shell import ShellAgent
 
     with pytest.raises(UsageError, match="no policy is registered as 'nobody'"):
         ShellAgent(task, policy="nobody")
 
 
-def test_the_shell_agent_does_not_load_what_only_terminus_needs() -> None:
+def test_the_shell_agent_does_not_import_dependencies_of_terminus() -> None:
     loads = "import rlkit.envs.harbor.agents.shell, rlkit.envs.harbor.task, harbor.trial.trial"
     environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"}
     done = subprocess.run(

@@ -48,22 +48,24 @@ def test_trials_of_one_model_share_a_connection(
 
     monkeypatch.setenv("TINKER_API_KEY", engine.api_key)
     task = write_simple(tmp_path / "task")
-    made: list[object] = []
+    connections: list[object] = []
     connect = standalone.connect
-    monkeypatch.setattr(standalone, "connect", lambda *args, **kwargs: made.append(args) or connect(*args, **kwargs))
+    monkeypatch.setattr(
+        standalone, "connect", lambda *args, **kwargs: connections.append(args) or connect(*args, **kwargs)
+    )
 
     async def main() -> None:
         options = {"base_url": engine.url, "max_tokens": 8}
         results = await asyncio.gather(*(trial(task, str(byte_model_dir), **options) for _ in range(2)))
-        assert [(one.exception_info, reward(one)) for one in results] == [(None, 0.0)] * 2
-        for one in results:
-            assert one.agent_result.metadata["end"] == "max_turns"
-            assert one.agent_result.n_output_tokens <= 8
-            assert one.agent_info.model_info.name in str(byte_model_dir)
+        assert [(result.exception_info, reward(result)) for result in results] == [(None, 0.0)] * 2
+        for result in results:
+            assert result.agent_result.metadata["end"] == "max_turns"
+            assert result.agent_result.n_output_tokens <= 8
+            assert result.agent_info.model_info.name in str(byte_model_dir)
         await standalone.disconnect()
 
     asyncio.run(main())
-    assert len(made) == 1
+    assert len(connections) == 1
 
 
 def test_a_checkpoint_that_is_not_there_is_an_error_and_no_reward(
@@ -77,6 +79,6 @@ def test_a_checkpoint_that_is_not_there_is_an_error_and_no_reward(
     assert result.verifier_result is None
 
 
-def test_neither_a_model_nor_a_checkpoint_is_refused(cache: Path, tmp_path: Path) -> None:
+def test_a_model_or_a_checkpoint_is_required(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give a model"):
         asyncio.run(trial(write_simple(tmp_path / "task"), None))

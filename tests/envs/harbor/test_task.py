@@ -77,11 +77,11 @@ def test_the_reward_is_what_the_verifier_says(cache: Path, task: Path) -> None:
 def test_what_a_configuration_says_of_the_environment_reaches_the_class_that_it_names(
     cache: Path, tmp_path: Path
 ) -> None:
-    from .environments import Told
+    from .environments import RecordingSandbox
 
     args = {
         "tasks_dir": str(write_task(tmp_path / "task", settings="cpus = 2\nmemory_mb = 555\nstorage_mb = 666\n")),
-        "environment": f"{Told.__module__}:{Told.__name__}",
+        "environment": f"{RecordingSandbox.__module__}:{RecordingSandbox.__name__}",
         "environment_kwargs": {"region": "here"},
         "cpus": 1,
         "memory_mb": 777,
@@ -92,9 +92,9 @@ def test_what_a_configuration_says_of_the_environment_reaches_the_class_that_it_
     config = load_config([], settings={"envs": {"terminal": {"env": "harbor", "args": args}}}).config
     (env,) = load_envs("terminal", config.envs["terminal"], field="envs.terminal", seed=0)
     assert isinstance(env, HarborTask)
-    Told.told.clear()
+    RecordingSandbox.starts.clear()
     assert played(env, SOLVED)[0].reward == 1.0
-    assert Told.told == [("here", 1, 777, 888)]
+    assert RecordingSandbox.starts == [("here", 1, 777, 888)]
     assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
@@ -112,18 +112,18 @@ def test_a_service_is_asked_for_the_image_and_the_resources(
     name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, _, class_name = SERVICES[name].partition(":")
-    made, asked = getattr(import_module(module), class_name), list[Any]()
+    environment_class, starts = getattr(import_module(module), class_name), list[Any]()
 
     async def start(self: BaseEnvironment, force_build: bool) -> None:
-        asked.append((self, force_build))
+        starts.append((self, force_build))
         raise RuntimeError("there is no account")
 
     async def stop(self: BaseEnvironment, delete: bool) -> None:
         pass
 
     monkeypatch.setattr(f"{module}._HAS_{name.upper()}", True)  # its SDK, which is not asked for anything
-    monkeypatch.setattr(made, "start", start)
-    monkeypatch.setattr(made, "stop", stop)
+    monkeypatch.setattr(environment_class, "start", start)
+    monkeypatch.setattr(environment_class, "stop", stop)
     settings = 'cpus = 2\nmemory_mb = 555\nstorage_mb = 666\ndocker_image = "registry.test/own:1"\n'
     args = {
         "tasks_dir": str(write_task(tmp_path / "task", settings=settings, dockerfile=None)),
@@ -139,8 +139,8 @@ def test_a_service_is_asked_for_the_image_and_the_resources(
     assert isinstance(env, HarborTask)
     with pytest.raises(EnvironmentFault, match="there is no account"):
         played(env, SOLVED)
-    ((environment, force_build),) = asked
-    assert (type(environment), force_build) == (made, True)
+    ((environment, force_build),) = starts
+    assert (type(environment), force_build) == (environment_class, True)
     task_config = environment.task_env_config
     assert (task_config.docker_image, task_config.build_timeout_sec) == ("registry.test/own:1", 600)
     assert (task_config.cpus, task_config.memory_mb, task_config.storage_mb) == (4, 8192, 20480)
@@ -175,7 +175,7 @@ def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(
 
 
 @pytest.mark.parametrize(
-    ("said", "settings", "limit_s"),
+    ("task_settings", "settings", "limit_s"),
     [
         ("", TrialSettings(), UNTIMED_AGENT_S),
         ("", TrialSettings(agent=Agent(max_turns=3)), None),
@@ -184,14 +184,14 @@ def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(
         ("[[steps]]\nname = 'one'\n[steps.agent]\ntimeout_sec = 90.0\n", TrialSettings(), None),
     ],
 )
-def test_an_agent_without_a_limit_on_its_turns_has_one_on_its_time(
-    said: str, settings: TrialSettings, limit_s: float | None, tmp_path: Path
+def test_an_agent_without_a_turn_limit_has_a_time_limit(
+    task_settings: str, settings: TrialSettings, limit_s: float | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "task.toml").write_text(f'version = "1.0"\n{said}')
+    (tmp_path / "task.toml").write_text(f'version = "1.0"\n{task_settings}')
     assert agent_timeout_s(tmp_path, settings) == limit_s
 
 
-def test_an_agent_without_a_limit_on_its_turns_ends_with_its_context(cache: Path, task: Path) -> None:
+def test_an_agent_without_a_turn_limit_ends_when_its_context_is_full(cache: Path, task: Path) -> None:
     env = HarborTask("greet", task)  # it types on and on, and each turn adds to the conversation
     outcome, policy = played(
         env, ScriptedPolicy(lambda prompt: says("echo more\n"), limits=Limits(context_tokens=6000), max_tokens=600)
@@ -200,7 +200,7 @@ def test_an_agent_without_a_limit_on_its_turns_ends_with_its_context(cache: Path
     assert len(policy.turns) > 3
 
 
-def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Path) -> None:
+def test_a_verifier_without_output_gives_no_reward(cache: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "silent", test="#!/bin/bash\n")
     with pytest.raises(EnvironmentFault, match=r"^verifier_error: RewardFileNotFoundError: No reward file"):
         played(HarborTask("silent", task), SOLVED)
@@ -212,7 +212,7 @@ def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Pat
      ("echo '[1]' > {}/reward.json", "VerifierOutputParseError"), ("echo 1 > {}/reward.json", "ValidationError"),
      ("sleep 3600", "VerifierTimeoutError")],
 )  # fmt: skip
-def test_tests_without_a_verdict_are_the_verifiers_error(cache: Path, tmp_path: Path, verdict: str, error: str) -> None:
+def test_tests_without_a_verdict_are_a_verifier_error(cache: Path, tmp_path: Path, verdict: str, error: str) -> None:
     task = write_task(tmp_path / "odd", test="#!/bin/bash\n" + verdict.format("/logs/verifier"))
     with pytest.raises(EnvironmentFault, match=f"^verifier_error: {error}: "):
         limit_s = 1.0 if "sleep" in verdict else HANG_S
@@ -230,9 +230,7 @@ def test_tests_without_a_verdict_are_the_verifiers_error(cache: Path, tmp_path: 
         ([None, None], "max_turns", None),
     ],
 )
-def test_of_several_faults_what_broke_beside_the_model_decides(
-    steps: list[str | None], reason: Reason, gravest: Cause | None
-) -> None:
+def test_the_gravest_of_several_faults_decides(steps: list[str | None], reason: Reason, gravest: Cause | None) -> None:
     played = [SimpleNamespace(exception_info=name and SimpleNamespace(exception_type=name)) for name in steps]
     result = SimpleNamespace(exception_info=None, step_results=played)
     assert _find_gravest_fault(result, AgentEnd(reason, ""))[0] == gravest  # type: ignore[arg-type]  as Harbor's results are read
@@ -248,7 +246,7 @@ class Refusing(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("rule", ["zero", "drop"])
-def test_a_configuration_that_no_model_can_play_ends_the_run(cache: Path, task: Path, rule: Rule) -> None:
+def test_an_unplayable_configuration_ends_the_run(cache: Path, task: Path, rule: Rule) -> None:
     rules = Rules(agent_error=rule, environment_error="verify")
     with pytest.raises(UsageError, match=r"^the model's chat template refuses the conversation$"):
         asyncio.run(HarborTask("greet", task, TrialSettings(rules=rules)).rollout(Refusing(SOLVED)))
@@ -275,16 +273,14 @@ class Outage(ScriptedPolicy):
         raise AssertionError
 
 
-def test_an_agent_whose_service_was_silent_did_not_run_out_of_time(
-    cache: Path, task: Path, agent_time: AgentTime
-) -> None:
-    told = r"^environment_error: AgentTimeoutError: .* seconds, 2 of them in a service outage$"
+def test_a_service_outage_is_not_an_agent_timeout(cache: Path, task: Path, agent_time: AgentTime) -> None:
+    message = r"^environment_error: AgentTimeoutError: .* seconds, 2 of them in a service outage$"
     settings = TrialSettings(agent_timeout_s=agent_time.limit_s)
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         asyncio.run(HarborTask("greet", task, settings).rollout(Outage(SOLVED, agent_time)))
 
 
-def test_several_numbers_are_weighed_and_all_of_them_are_metrics(cache: Path, tmp_path: Path) -> None:
+def test_several_rewards_are_weighted_and_recorded_as_metrics(cache: Path, tmp_path: Path) -> None:
     test = """#!/bin/bash
 echo '{"tests": 0.5, "style": 1}' > /logs/verifier/reward.json
 """
@@ -295,19 +291,23 @@ echo '{"tests": 0.5, "style": 1}' > /logs/verifier/reward.json
     assert (outcome.metrics["rewards/tests"], outcome.metrics["rewards/style"]) == (0.5, 1.0)
 
 
-def test_a_task_of_steps_is_played_through(cache: Path) -> None:
+def test_a_task_with_steps_is_played_to_the_end(cache: Path) -> None:
     steps = Path(__file__).parents[3] / "examples" / "tasks" / "two-steps"
     count = [says("sort -u words.txt | wc -l > count.txt\n"), says(done=True), says(done=True)]
     outcome, _ = played(HarborTask("two-steps", steps), [*count, *UNSOLVED])
     assert outcome.reward == 0.5
 
 
-@pytest.mark.parametrize(("keep", "kept"), [("all", ["solved", "silent"]), ("failed", ["silent"]), ("none", [])])
-def test_the_folders_of_trials_that_are_to_stay_do(cache: Path, tmp_path: Path, keep: Keep, kept: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("keep", "expected_names"), [("all", ["solved", "silent"]), ("failed", ["silent"]), ("none", [])]
+)
+def test_the_folders_of_trials_that_are_to_stay_do(
+    cache: Path, tmp_path: Path, keep: Keep, expected_names: list[str]
+) -> None:
     settings = TrialSettings(trials_dir=tmp_path / "trials", keep=keep)
     outcome, _ = played(HarborTask("solved", write_task(tmp_path / "solved"), settings), SOLVED)
     with pytest.raises(EnvironmentFault):
         played(HarborTask("silent", write_task(tmp_path / "silent", test=""), settings), SOLVED)
-    found = [path.name.partition("__")[0] for path in (tmp_path / "trials").iterdir()]
-    assert sorted(found) == sorted(kept)
+    names = [path.name.partition("__")[0] for path in (tmp_path / "trials").iterdir()]
+    assert sorted(names) == sorted(expected_names)
     assert ("trial" in outcome.info) == (keep == "all")

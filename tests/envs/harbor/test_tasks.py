@@ -22,17 +22,17 @@ def folder_of(root: Path, *names: str) -> Path:
     return root
 
 
-def test_a_task_alone_is_known_by_the_name_of_its_folder(tmp_path: Path) -> None:
+def test_a_single_task_is_named_after_its_folder(tmp_path: Path) -> None:
     assert find_tasks(folder_of(tmp_path, "hello") / "hello") == {"hello": tmp_path / "hello"}
 
 
-def test_a_folder_of_tasks_and_one_of_datasets_are_looked_through(tmp_path: Path) -> None:
+def test_folders_of_tasks_and_of_datasets_are_searched(tmp_path: Path) -> None:
     folder_of(tmp_path, "one", "set/two", "set/three", ".hidden/four", "sets/more/five")
     (tmp_path / "empty").mkdir()
     assert list(find_tasks(tmp_path)) == ["one", "set/three", "set/two", "sets/more/five"]
 
 
-def test_a_link_to_a_task_that_is_there_is_no_second_one(tmp_path: Path) -> None:
+def test_a_link_to_a_listed_task_is_no_second_task(tmp_path: Path) -> None:
     folder_of(tmp_path, "z/first", "elsewhere/second")
     (tmp_path / "z" / "again").symlink_to("first")
     (tmp_path / "z" / "second").symlink_to(tmp_path / "elsewhere" / "second")
@@ -42,26 +42,26 @@ def test_a_link_to_a_task_that_is_there_is_no_second_one(tmp_path: Path) -> None
     assert list(find_tasks(tmp_path)) == ["elsewhere/second", "z/first"]
 
 
-def test_what_lies_in_a_task_is_no_task(tmp_path: Path) -> None:
+def test_a_folder_inside_a_task_is_no_task(tmp_path: Path) -> None:
     folder_of(tmp_path, "one", "one/environment/nested")
     assert list(find_tasks(tmp_path)) == ["one"]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("folder", "message"),
     [
         ("taskz", r"there is no folder .*taskz\. Did you mean '.*tasks'\?"),
         ("empty", "no folder in .*empty has a task.toml"),
         ("old", r".*old/one is a task of terminal-bench 1: run `rlkit tasks convert .*old --to DIR`"),
     ],
 )
-def test_a_folder_without_tasks_is_told_in_one_line(tmp_path: Path, given: str, told: str) -> None:
+def test_a_folder_without_tasks_is_a_one_line_error(tmp_path: Path, folder: str, message: str) -> None:
     folder_of(tmp_path, "tasks/one")
     (tmp_path / "empty").mkdir()
     (tmp_path / "old" / "one").mkdir(parents=True)
     (tmp_path / "old" / "one" / "task.yaml").write_text("")
-    with pytest.raises(UsageError, match=f"^tasks_dir: {told}"):
-        find_tasks(tmp_path / given)
+    with pytest.raises(UsageError, match=f"^tasks_dir: {message}"):
+        find_tasks(tmp_path / folder)
 
 
 def test_globs_match_the_whole_id_or_its_last_part() -> None:
@@ -69,14 +69,14 @@ def test_globs_match_the_whole_id_or_its_last_part() -> None:
     assert chosen == [f"bench/task-{number}" for number in (1, 10, 11, 12, 13, 14, 2)]
 
 
-def test_the_order_follows_from_the_seed_and_is_no_function_of_what_else_is_there() -> None:
-    one, other = Selection(seed=1).select(IDS), Selection(seed=2).select(IDS)
-    assert one != other
-    assert sorted(one) == sorted(other) == sorted(IDS)
-    assert Selection(seed=1).select(IDS[::-1]) == one
+def test_the_order_depends_on_the_seed_and_not_on_other_tasks() -> None:
+    order, other_order = Selection(seed=1).select(IDS), Selection(seed=2).select(IDS)
+    assert order != other_order
+    assert sorted(order) == sorted(other_order) == sorted(IDS)
+    assert Selection(seed=1).select(IDS[::-1]) == order
     fewer = Selection(seed=1, exclude=["task-7"]).select(IDS)
-    assert fewer == [task for task in one if task != "bench/task-7"]
-    assert Selection(seed=1, max_tasks=3).select(IDS) == one[:3]
+    assert fewer == [task for task in order if task != "bench/task-7"]
+    assert Selection(seed=1, max_tasks=3).select(IDS) == order[:3]
 
 
 @given(ids, st.floats(0.05, 0.95), st.integers(0, 9), st.integers(0, 9))
@@ -105,7 +105,7 @@ def test_a_fifth_is_kept_for_evaluation_or_what_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"task_ids": ["task-l0"]}, r"task_ids: no task matches 'task-l0'\. Similar: task-0, "),
         ({"task_ids": ["xyz*"]}, r"task_ids: no task matches 'xyz\*'\. The 40 tasks: bench/task-0, .*, …"),
@@ -115,13 +115,13 @@ def test_a_fifth_is_kept_for_evaluation_or_what_is_named() -> None:
         ({"split": "eval", "eval_fraction": 0.5, "eval_tasks": ["a"]}, "eval_fraction has no effect with eval_tasks"),
     ],
 )
-def test_what_chooses_nothing_or_makes_no_sense_is_told(settings: dict[str, object], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_an_empty_or_invalid_selection_is_an_error(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Selection(**settings).select(IDS)  # type: ignore[arg-type]  as the test gives them
 
 
 @pytest.mark.parametrize("choice", [{}, {"task_ids": ["a"]}, {"exclude": ["a"]}])
-def test_nothing_can_be_chosen_where_there_are_no_tasks(choice: dict[str, list[str]]) -> None:
+def test_selecting_from_a_dataset_without_tasks_is_an_error(choice: dict[str, list[str]]) -> None:
     with pytest.raises(UsageError, match=r"^the dataset has no tasks"):
         Selection(**choice).select([])  # type: ignore[arg-type]  as the test gives them
 

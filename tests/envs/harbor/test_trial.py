@@ -42,13 +42,13 @@ def test_the_verdict_does_not_wait_for_the_environment_to_go_and_the_run_does(
     assert left(cache) == []
 
 
-def test_without_a_run_the_environment_is_gone_with_the_verdict(cache: Path, task: Path) -> None:
+def test_without_a_run_the_verdict_waits_for_the_environment_to_stop(cache: Path, task: Path) -> None:
     SlowToStop.stopped.clear()
     assert asyncio.run(rewards(task, name=f"{SlowToStop.__module__}:SlowToStop")) == {"reward": 1.0}
     assert len(SlowToStop.stopped) == 1
 
 
-def test_a_trial_that_is_cancelled_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+def test_a_cancelled_trial_leaves_nothing(cache: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "slow", test="#!/bin/bash\nsleep 3600\n")
 
     @stop_leftover_tasks()
@@ -65,7 +65,7 @@ def test_a_trial_that_is_cancelled_leaves_nothing(cache: Path, tmp_path: Path) -
     assert left(cache) == []
 
 
-def test_an_environment_that_does_not_come_up_is_an_error_and_holds_no_gate(cache: Path, task: Path) -> None:
+def test_an_environment_that_fails_to_start_is_an_error_and_frees_its_gate(cache: Path, task: Path) -> None:
     async def main() -> list[object]:
         name = f"{SlowToStop.__module__}:NeverThere"
         return [await rewards(task, name=name) for _ in range(2)]

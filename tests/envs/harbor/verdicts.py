@@ -15,7 +15,7 @@ async def trial_verdict(
 ) -> object:
     """Play a trial; return the rewards of its verifier, or the name of the exception that ended it."""
 
-    def read(result: object, gate_pass: object, folder: object) -> object:
+    def read_verdict(result: object, gate_pass: object, folder: object) -> object:
         error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
         return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
 
@@ -28,4 +28,4 @@ async def trial_verdict(
         }
 
     gates = Gates(PhaseLimits(starting=1, verifying=1))
-    return await play_trial(make, read, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]
+    return await play_trial(make, read_verdict, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ class Upstream:
 
 def git(folder: Path, *arguments: str, **variables: str) -> str:
     """Run the real git, with settings of no user."""
-    own: Mapping[str, str] = {
+    git_identity: Mapping[str, str] = {
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_AUTHOR_NAME": "t",
         "GIT_AUTHOR_EMAIL": "t@localhost",
@@ -66,7 +66,7 @@ def git(folder: Path, *arguments: str, **variables: str) -> str:
         "GIT_COMMITTER_EMAIL": "t@localhost",
     }
     command = ["git", *arguments]
-    environment = {**os.environ, **own, **variables}
+    environment = {**os.environ, **git_identity, **variables}
     return subprocess.run(
         command, cwd=folder, env=environment, check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -84,12 +84,12 @@ def upstream(tmp_path: Path) -> Upstream:
     (tasks / "services" / "docker-compose.yaml").write_text(f"{compose}  database:\n    image: postgres\n")
     (repository / "large.bin").write_bytes(os.urandom(1 << 16))
     git(tmp_path, "init", "--quiet", "--initial-branch", BRANCH, str(repository))
-    made = Upstream(repository, "", tmp_path / "registry.json")
-    made = Upstream(repository, made.commit_all(), made.registry)
+    git_upstream = Upstream(repository, "", tmp_path / "registry.json")
+    git_upstream = Upstream(repository, git_upstream.commit_all(), git_upstream.registry)
     (tasks / "answer" / "task.yaml").write_text("instruction: Write 43.\n")
-    made.commit_all()
-    made.write_registry()
-    return made
+    git_upstream.commit_all()
+    git_upstream.write_registry()
+    return git_upstream
 
 
 @pytest.fixture

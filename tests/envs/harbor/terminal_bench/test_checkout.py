@@ -30,9 +30,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         monkeypatch.setenv(f"GIT_CONFIG_VALUE_{index}", value)
 
 
-def test_a_folder_is_checked_out_at_its_commit_and_nothing_else(
-    upstream: Upstream, tmp_path: Path, notes: list[str]
-) -> None:
+def test_only_a_folder_is_checked_out_at_its_commit(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
     git(upstream.repository, "config", "uploadpack.allowFilter", "true")
     folder = check_out(place(upstream), tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert sorted(path.name for path in folder.iterdir()) == ["answer", "keystrokes", "no-member", "services"]
@@ -45,7 +43,7 @@ def test_a_folder_is_checked_out_at_its_commit_and_nothing_else(
 
 
 @pytest.mark.parametrize("protocol", ["0", "2"])
-def test_a_server_that_gives_branches_alone_is_asked_for_the_branch(
+def test_a_server_without_commit_fetches_is_asked_for_the_branch(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str], protocol: str
 ) -> None:
     settings(monkeypatch, protocol__version=protocol)
@@ -61,7 +59,7 @@ def test_a_whole_repository_can_be_the_folder(upstream: Upstream, tmp_path: Path
     assert (folder / "large.bin").stat().st_size == 1 << 16
 
 
-def test_the_newest_commit_of_a_branch_is_asked_for(upstream: Upstream, notes: list[str]) -> None:
+def test_the_newest_commit_of_a_branch_is_looked_up(upstream: Upstream, notes: list[str]) -> None:
     url = upstream.repository.as_uri()
     assert find_newest_commit(url, BRANCH, note=notes.append) == git(upstream.repository, "rev-parse", BRANCH)
     with pytest.raises(MissingError, match="has no branch gone: check the registry's entry"):
@@ -69,22 +67,22 @@ def test_the_newest_commit_of_a_branch_is_asked_for(upstream: Upstream, notes: l
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"commit": "a" * 40}, r"does not give commit aaaaaaaaaaaa of branch .*: check the registry's entry"),
         ({"folder": "gone"}, r"has no folder gone at commit [0-9a-f]{12}: check dataset_path"),
         ({"url": "file:///no/such/repository"}, r"cannot be fetched \(.*does not .*\): check the URL and the rights"),
     ],
 )
-def test_what_a_repository_lacks_is_told_in_one_line(
-    upstream: Upstream, tmp_path: Path, notes: list[str], change: dict[str, str], told: str
+def test_missing_commits_and_folders_are_one_line_errors(
+    upstream: Upstream, tmp_path: Path, notes: list[str], change: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(MissingError, match=told) as raised:
+    with pytest.raises(MissingError, match=message) as raised:
         check_out(place(upstream, **change), tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_repository_that_cannot_be_reached_is_asked_again_and_then_told(
+def test_an_unreachable_repository_is_retried_and_then_an_error(
     upstream: Upstream, tmp_path: Path, notes: list[str]
 ) -> None:
     unreachable = place(upstream, url="http://user:secret@127.0.0.1:9/t.git?token=secret")
@@ -94,7 +92,7 @@ def test_a_repository_that_cannot_be_reached_is_asked_again_and_then_told(
     assert "secret" not in str(raised.value) + "".join(notes)
 
 
-def test_names_that_look_like_trouble_with_the_network_are_none(
+def test_names_that_resemble_network_errors_are_not_retried(
     upstream: Upstream, tmp_path: Path, notes: list[str]
 ) -> None:
     repository = upstream.repository.rename(tmp_path / "openssl-connection-reset.git")
@@ -103,11 +101,11 @@ def test_names_that_look_like_trouble_with_the_network_are_none(
         MissingError, match=r"does not give commit aaaaaaaaaaaa of branch fix-tls/ssl \(.*\): check the"
     ):
         check_out(odd, tmp_path / "out", note=notes.append, limits=AT_ONCE)
-    gone = GitFolder(
+    missing_folder = GitFolder(
         f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), BRANCH, "a" * 40, "tasks"
     )
     with pytest.raises(MissingError, match="check the URL and the rights to read it"):
-        check_out(gone, tmp_path / "out", note=notes.append, limits=AT_ONCE)
+        check_out(missing_folder, tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert not any("retrying" in note for note in notes)
 
 
@@ -125,7 +123,7 @@ def test_names_that_look_like_trouble_with_the_network_are_none(
         ("fatal: couldn't find remote ref refs/heads/early-ssl", False),
     ],
 )
-def test_only_trouble_with_the_network_is_tried_again(
+def test_only_network_errors_are_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str], reason: str, network: bool
 ) -> None:
     (tmp_path / "message").write_text(reason)
@@ -138,7 +136,7 @@ def test_only_trouble_with_the_network_is_tried_again(
     assert len(notes) == (2 if network else 0)
 
 
-def test_a_folder_that_was_deleted_is_no_hindrance(
+def test_a_deleted_working_folder_does_not_prevent_a_checkout(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     deleted = tmp_path / "deleted"
@@ -213,7 +211,7 @@ def private_url() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_repository_that_wants_a_password_is_told_and_nobody_is_asked(
+def test_a_repository_that_needs_a_password_is_an_error_without_a_prompt(
     upstream: Upstream, tmp_path: Path, private_url: str, notes: list[str]
 ) -> None:
     with pytest.raises(MissingError, match="check the URL and the rights to read it"):
@@ -221,9 +219,7 @@ def test_a_repository_that_wants_a_password_is_told_and_nobody_is_asked(
     assert notes == []
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
-    upstream: Upstream, tmp_path: Path, notes: list[str]
-) -> None:
+def test_a_silent_server_times_out(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
     silent = socket.create_server(("127.0.0.1", 0))
     url = f"git://127.0.0.1:{silent.getsockname()[1]}/t.git"
     limits = GitLimits(silence_s=0.2, waits_s=())
@@ -231,7 +227,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
         check_out(place(upstream, url=url), tmp_path / "out", note=notes.append, limits=limits)
 
 
-def test_without_git_that_is_what_is_told(
+def test_missing_git_is_named_in_the_error(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -239,7 +235,7 @@ def test_without_git_that_is_what_is_told(
         check_out(place(upstream), tmp_path / "out", note=notes.append)
 
 
-def test_hooks_of_the_user_and_the_repository_that_one_is_in_are_left_alone(
+def test_user_hooks_and_the_surrounding_repository_are_ignored(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     hooks = tmp_path / "hooks"

@@ -39,10 +39,10 @@ def test_the_tasks_of_an_entry_are_converted_at_its_commit(upstream: Upstream, n
     assert f"fetching {DATASET}: tasks at commit {upstream.commit[:12]}" in notes
 
 
-def test_what_differs_is_told_of_each_task_that_is_chosen(upstream: Upstream, notes: list[str]) -> None:
+def test_differences_are_noted_for_each_selected_task(upstream: Upstream, notes: list[str]) -> None:
     fetched(upstream, notes)
-    told = [note for note in notes if note.startswith(f"{DATASET}: ")]
-    assert told == [
+    task_notes = [note for note in notes if note.startswith(f"{DATASET}: ")]
+    assert task_notes == [
         f"{DATASET}: keystrokes: its solution is keystrokes (solution.yaml), which cannot be replayed: "
         "`rlkit tasks check` has none",
         f"{DATASET}: services: its services (database) of docker-compose.yaml need a container engine: set environment "
@@ -53,7 +53,7 @@ def test_what_differs_is_told_of_each_task_that_is_chosen(upstream: Upstream, no
     assert notes == []
 
 
-def test_what_is_kept_needs_neither_git_nor_the_repository(
+def test_a_cached_dataset_needs_neither_git_nor_the_repository(
     upstream: Upstream, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = fetched(upstream, notes)
@@ -62,7 +62,7 @@ def test_what_is_kept_needs_neither_git_nor_the_repository(
     assert fetched(upstream, notes) == first
 
 
-def test_a_fetch_that_was_broken_off_leaves_nothing_that_is_taken_for_whole(
+def test_an_interrupted_fetch_is_not_taken_for_complete(
     upstream: Upstream, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_off(*_: object) -> None:
@@ -79,7 +79,7 @@ def test_a_fetch_that_was_broken_off_leaves_nothing_that_is_taken_for_whole(
 
 
 @pytest.mark.slow
-def test_processes_that_want_a_dataset_at_once_fetch_it_once(upstream: Upstream, tmp_path: Path) -> None:
+def test_concurrent_processes_fetch_a_dataset_once(upstream: Upstream, tmp_path: Path) -> None:
     script = (
         "import sys; from rlkit.envs.harbor import harbor\n"
         f"tasks = harbor(dataset={DATASET!r}, registry=sys.argv[1], note=print)\n"
@@ -87,13 +87,13 @@ def test_processes_that_want_a_dataset_at_once_fetch_it_once(upstream: Upstream,
     )
     command = [sys.executable, "-c", script, str(upstream.registry)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0].splitlines() for process in processes]
+    outputs = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert [lines[-1] for lines in said] == ["answer keystrokes services"] * 2
-    assert sum(line.startswith("fetching") for lines in said for line in lines) == 1
+    assert [lines[-1] for lines in outputs] == ["answer keystrokes services"] * 2
+    assert sum(line.startswith("fetching") for lines in outputs for line in lines) == 1
 
 
-def test_who_waits_for_another_process_is_told(upstream: Upstream, tmp_path: Path) -> None:
+def test_waiting_for_another_process_is_noted(upstream: Upstream, tmp_path: Path) -> None:
     fetched(upstream, [])
     (folder,) = (path for path in (tmp_path / "cache" / "terminal-bench" / upstream.commit).iterdir() if path.is_dir())
     moved = folder.rename(tmp_path / "moved")
@@ -111,23 +111,23 @@ def test_who_waits_for_another_process_is_told(upstream: Upstream, tmp_path: Pat
     assert notes == [f"waiting for a process that fetches {DATASET}"]
 
 
-def test_a_version_that_follows_a_branch_stays_where_a_run_began(
-    upstream: Upstream, tmp_path: Path, notes: list[str]
-) -> None:
+def test_a_branch_version_stays_at_the_commit_of_the_run(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
     upstream.write_registry(version="head", commit_hash="head")
     newest = git(upstream.repository, "rev-parse", BRANCH)
-    told: list[Json] = []
+    pinned: list[Json] = []
 
     def pin(now: Json) -> Json:
-        told.append(now)
+        pinned.append(now)
         return upstream.commit
 
     selection = Selection(task_ids=["answer"])
-    begun = fetch("terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, pin=pin)
-    assert told == [newest]
-    assert "42" in (begun["answer"] / "instruction.md").read_text()
+    first_fetch = fetch(
+        "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, pin=pin
+    )
+    assert pinned == [newest]
+    assert "42" in (first_fetch["answer"] / "instruction.md").read_text()
     upstream.repository.rename(tmp_path / "away")
-    assert begun == fetch(
+    assert first_fetch == fetch(
         "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, pin=pin
     )
     (tmp_path / "away").rename(upstream.repository)
@@ -138,9 +138,7 @@ def test_a_version_that_follows_a_branch_stays_where_a_run_began(
     assert f"using commit {newest[:12]}, which this machine has" in notes[-1]
 
 
-def test_a_task_that_would_take_files_of_this_machine_is_left_out(
-    upstream: Upstream, tmp_path: Path, notes: list[str]
-) -> None:
+def test_a_task_that_would_copy_local_files_is_left_out(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
     tasks = upstream.repository / "tasks"
     (tmp_path / "secret").write_text("key")
     (tasks / "answer" / "data").symlink_to(tmp_path / "secret")
@@ -150,18 +148,18 @@ def test_a_task_that_would_take_files_of_this_machine_is_left_out(
     (shutil.copytree(tasks / "no-member", tasks / "endless") / "tests" / "loop").symlink_to("..")
     upstream.write_registry(commit_hash=upstream.commit_all(), task_id_subset=None)
     assert list(fetched(upstream, notes)) == ["fine", "no-member"]
-    told = [note.partition(" is left out: ") for note in notes if " is left out: " in note]
-    assert {name.rpartition(" ")[2]: why for name, _, why in told if "keystrokes" not in name} == {
+    exclusions = [note.partition(" is left out: ") for note in notes if " is left out: " in note]
+    assert {name.rpartition(" ")[2]: why for name, _, why in exclusions if "keystrokes" not in name} == {
         "answer": "its link data leads out of its folder",
         "endless": "its link tests/loop leads to a folder",
         "services": "its file big.bin is stored in git-lfs, which is not installed here",
     }
-    assert len(told) == 4
+    assert len(exclusions) == 4
     with pytest.raises(UsageError, match=r"^dataset: none of the 1 selected tasks of .* can be converted"):
         fetched(upstream, notes, task_ids=["answer"])
 
 
-def test_a_task_that_is_a_link_or_has_one_to_nowhere_is_left_out(upstream: Upstream, notes: list[str]) -> None:
+def test_a_linked_task_or_a_task_with_a_broken_link_is_left_out(upstream: Upstream, notes: list[str]) -> None:
     tasks = upstream.repository / "tasks"
     (tasks / "alias").symlink_to("answer")
     for name, target in (("itself", "loop"), ("round", "tests/other"), ("nowhere", "gone"), ("unnameable", "x" * 300)):
@@ -180,7 +178,7 @@ def test_a_task_that_is_a_link_or_has_one_to_nowhere_is_left_out(upstream: Upstr
     }
 
 
-def test_a_full_disk_is_no_fault_of_a_task_and_is_not_kept(
+def test_a_full_disk_is_not_cached_as_a_fault_of_a_task(
     upstream: Upstream, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: '/cache/tests'"
@@ -209,16 +207,18 @@ def test_without_a_network_a_branch_is_at_the_last_commit_that_was_converted(
 
 
 @pytest.mark.parametrize("choice", [{}, {"exclude": ["gone-*"]}, {"task_ids": ["gone-1"]}])
-def test_a_repository_without_any_task_of_the_registry_is_told_with_their_names(
+def test_a_repository_without_any_registry_task_is_an_error_with_their_names(
     upstream: Upstream, notes: list[str], choice: dict[str, list[str]]
 ) -> None:
     upstream.write_registry(task_id_subset=[f"gone-{number}" for number in range(7)])
-    told = r"the repository has none of the 7 tasks of the registry: gone-0, gone-1, gone-2, gone-3, gone-4 and 2 more$"
-    with pytest.raises(UsageError, match=rf"^dataset: {DATASET}: {told}"):
+    message = (
+        r"the repository has none of the 7 tasks of the registry: gone-0, gone-1, gone-2, gone-3, gone-4 and 2 more$"
+    )
+    with pytest.raises(UsageError, match=rf"^dataset: {DATASET}: {message}"):
         fetched(upstream, notes, **choice)
 
 
-def test_tasks_of_the_registry_that_the_repository_lacks_are_named(upstream: Upstream, notes: list[str]) -> None:
+def test_registry_tasks_missing_from_the_repository_are_named(upstream: Upstream, notes: list[str]) -> None:
     upstream.write_registry(task_id_subset=["answer", "gone"])
     assert list(fetched(upstream, notes)) == ["answer"]
     assert f"{DATASET}: the repository has no gone of the 2 tasks of the registry" in notes
@@ -227,7 +227,7 @@ def test_tasks_of_the_registry_that_the_repository_lacks_are_named(upstream: Ups
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_folder_without_tasks_is_told(upstream: Upstream, notes: list[str], packed: bool) -> None:
+def test_a_folder_without_tasks_is_an_error(upstream: Upstream, notes: list[str], packed: bool) -> None:
     empty = upstream.repository / "empty"
     empty.mkdir()
     (empty / ("tasks.zip" if packed else "notes.txt")).write_text("x")
@@ -237,7 +237,7 @@ def test_a_folder_without_tasks_is_told(upstream: Upstream, notes: list[str], pa
     assert ("archives" in str(raised.value)) == packed
 
 
-def test_a_repository_that_is_not_there_is_told_in_one_line(upstream: Upstream, notes: list[str]) -> None:
+def test_a_missing_repository_is_a_one_line_error(upstream: Upstream, notes: list[str]) -> None:
     upstream.write_registry(github_url="http://127.0.0.1:9/t.git")
     with pytest.raises(MissingError, match=r"^dataset: http://127\.0\.0\.1:9/t\.git cannot be fetched") as raised:
         fetched(upstream, notes)

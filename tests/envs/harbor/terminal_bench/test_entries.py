@@ -12,7 +12,7 @@ RECORDED = Path(__file__).parents[3] / "data" / "registries"
 (CORE,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
 
 
-def test_the_published_entry_is_read_as_it_is() -> None:
+def test_the_published_entry_is_parsed() -> None:
     entry = find_entry([CORE], "terminal-bench-core", "0.1.1", registry="recorded")
     assert (entry.label, entry.github_url) == (
         "terminal-bench-core==0.1.1",
@@ -24,12 +24,12 @@ def test_the_published_entry_is_read_as_it_is() -> None:
     assert len(entry.task_id_subset) == 80
 
 
-def test_rows_of_the_two_registries_are_told_apart() -> None:
+def test_rows_of_the_two_registries_are_distinguished() -> None:
     (harbors,) = json.loads((RECORDED / "harbor.json").read_text())["rows"]
     assert [is_entry(row) for row in (CORE, harbors, None, "x")] == [True, False, False, False]
 
 
-def test_a_name_without_a_version_is_the_newest_release_and_not_the_branch() -> None:
+def test_a_name_without_a_version_means_the_newest_release() -> None:
     rows = [CORE | {"version": version} for version in ("head", "0.1.9", "0.1.10")]
     assert find_entry(rows, CORE["name"], None, registry="r").version == "0.1.10"
     assert find_entry(rows[:1], CORE["name"], None, registry="r").version == HEAD
@@ -45,16 +45,16 @@ def test_datasets_of_the_published_registry_are_known_by_name_and_version() -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "told"),
+    ("name", "version", "message"),
     [
         ("terminal-bench-cor", "0.1.1", "r has no 'terminal-bench-cor'. Did you mean 'terminal-bench-core'?"),
         ("terminal-bench-core", "0.2", "r has no version '0.2' of terminal-bench-core; it has 0.1.1"),
     ],
 )
-def test_a_dataset_that_a_registry_lacks_is_told(name: str, version: str, told: str) -> None:
+def test_a_dataset_missing_from_the_registry_is_an_error(name: str, version: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         find_entry([CORE], name, version, registry="r")
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["https://host/t.git", "ssh://git@host/t.git", "git@host:t.git", "host:t", "/srv/t"])
@@ -63,7 +63,7 @@ def test_a_repository_is_a_url_or_an_absolute_path(url: str) -> None:
     assert find_entry(rows, "terminal-bench-core", "0.1.1", registry="r").github_url == url
 
 
-def test_credentials_of_a_repository_that_is_refused_are_not_told() -> None:
+def test_the_error_on_a_rejected_repository_hides_its_credentials() -> None:
     rows = [CORE | {"github_url": "https://me:se cret@host/t.git"}]
     with pytest.raises(UsageError, match=r"github_url .* since it is an argument of git") as raised:
         find_entry(rows, "terminal-bench-core", "0.1.1", registry="r")
@@ -71,7 +71,7 @@ def test_credentials_of_a_repository_that_is_refused_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("github_url", "--upload-pack=touch x", "since it is an argument of git"),
         ("github_url", None, "valid string"),
@@ -86,6 +86,6 @@ def test_credentials_of_a_repository_that_is_refused_are_not_told() -> None:
         ("task_id_subset", "hello-world", "valid tuple"),
     ],
 )
-def test_an_entry_that_is_wrong_is_told_in_one_line(field: str, value: object, told: str) -> None:
-    with pytest.raises(UsageError, match=rf"^registry: {field}[\w.]* of terminal-bench-core 0\.1\.1 in r: .*{told}"):
+def test_an_invalid_entry_is_a_one_line_error(field: str, value: object, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"^registry: {field}[\w.]* of terminal-bench-core 0\.1\.1 in r: .*{message}"):
         find_entry([CORE | {field: value}], "terminal-bench-core", "0.1.1", registry="r")

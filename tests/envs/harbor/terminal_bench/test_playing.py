@@ -97,8 +97,8 @@ class Model(BaseHTTPRequestHandler):
     """Stand-in for an endpoint: plays the agent's part by the turns that a conversation has had."""
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        turn = sum(message["role"] == "assistant" for message in asked["messages"])
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
         message = {"role": "assistant", "content": replies("42")[min(turn, 2)]}
         choice = {"message": message, "finish_reason": "stop"}
         answer = {"id": "r", "choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}}
@@ -131,7 +131,7 @@ def test_a_dataset_is_evaluated_from_the_command_line_in_the_place_of_tb_run(
     config.write_text(json.dumps({"model": "any", "envs": {"core": env}, "eval": {"envs": {"core": env}}}))
     result = rlkit("eval", config, "--endpoint", url, "--model", "scripted", "--json")
     assert result.exit_code == 0, result.stderr
-    told = json.loads(result.stdout)
-    assert told["metrics"]["eval/core/reward/mean"] == 1.0
-    assert told["metrics"]["eval/core/rewards/reward"] == 1.0
+    summary = json.loads(result.stdout)
+    assert summary["metrics"]["eval/core/reward/mean"] == 1.0
+    assert summary["metrics"]["eval/core/rewards/reward"] == 1.0
     assert f"converting the 4 tasks of {arguments['dataset']}" in result.stderr
