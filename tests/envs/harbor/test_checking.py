@@ -68,7 +68,12 @@ def test_an_environment_failure_is_not_blamed_on_the_task(cache: Path, tmp_path:
             find_tasks(tmp_path), environment=make_environment("tests.envs.harbor.environments:SaysWhyNot", {}), jobs=1
         )
     )
-    assert (check.finding, check.ok, check.solution_rewards, check.no_op_rewards) == ("environment failed", False, None, None)
+    assert (check.finding, check.ok, check.solution_rewards, check.no_op_rewards) == (
+        "environment failed",
+        False,
+        None,
+        None,
+    )
     assert check.detail.startswith("its solution: RuntimeError: docker compose failed")
     assert check.output[-1] == "no space left on device"
     assert "layer 1" not in check.output
