@@ -27,7 +27,8 @@ class GitCommit:
 def read_git_commit(directory: Path, *, allow_dirty: bool) -> GitCommit:
     """Return the commit that is checked out in a folder.
 
-    With `allow_dirty`, uncommitted or unpushed changes are accepted, but the job runs without them.
+    With `allow_dirty`, uncommitted changes and an unpushed commit are accepted. The job runs without the changes, and
+    fails unless the commit is pushed before it starts.
 
     Raises:
         UsageError: there is no repository or no remote, there are uncommitted or unpushed changes, or the URL of the
