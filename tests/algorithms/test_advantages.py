@@ -71,12 +71,12 @@ def test_one_advantage_an_episode_is_spread_over_its_turns() -> None:
     two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
     whole = group([1, 0])
     whole = type(whole)("env", "task", 0, (two, whole.episodes[1]))
-    rows = advantages_by_turn(np.array([0.5, -0.5]), whole)
+    rows = advantages_by_turn(np.array([0.5, -0.5]), whole, title="mine")
     assert [row.tolist() for row in rows] == [[0.5, 0.5], [-0.5]]
 
 
 def test_a_failed_episode_is_never_trained_on_whatever_the_estimator_says() -> None:
-    rows = advantages_by_turn(np.array([1.0, 1.0]), group([1.0, None]))
+    rows = advantages_by_turn(np.array([1.0, 1.0]), group([1.0, None]), title="mine")
     assert [row.tolist() for row in rows] == [[1.0], [0.0]]
 
 
@@ -84,7 +84,7 @@ def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> N
     two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
     played = Group("env", "task", 0, (replace(two, masked=True), replace(two, member=1)))
     for values in (np.array([0.5, -0.5]), [np.array([0.5, 0.5]), np.array([-0.5, -0.5])]):
-        assert [row.tolist() for row in advantages_by_turn(values, played)] == [[0.0, 0.0], [-0.5, -0.5]]
+        assert [row.tolist() for row in advantages_by_turn(values, played, title="mine")] == [[0.0, 0.0], [-0.5, -0.5]]
     (rows,) = estimate_advantages(lambda group: np.ones(2), [played])
     assert [row.tolist() for row in rows] == [[0.0, 0.0], [1.0, 1.0]]
 
@@ -92,12 +92,12 @@ def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> N
 @pytest.mark.parametrize("bad", [np.array([1.0]), np.array([np.nan, 0.0]), [np.ones(3), np.ones(1)]])
 def test_an_estimator_that_gives_nonsense_is_refused(bad) -> None:
     with pytest.raises(EnvironmentFault):
-        advantages_by_turn(bad, group([1, 0]))
+        advantages_by_turn(bad, group([1, 0]), title="mine")
 
 
 def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_infinity() -> None:
     with pytest.raises(EnvironmentFault, match=r"an advantage of -1e\+300 for a group of env, too large"):
-        advantages_by_turn(np.array([1.0, -1e300]), group([1, 0]))
+        advantages_by_turn(np.array([1.0, -1e300]), group([1, 0]), title="mine")
 
 
 MINE = """
@@ -183,15 +183,15 @@ def test_a_function_is_known_by_its_name_through_partials_and_decorators() -> No
 
     wrapped = as_estimator(step_estimator(partial(mine, scale=2.0)))
     assert wrapped.title.startswith("mine (test_advantages.py:")
-    assert wrapped.sees_steps
-    assert not FunctionEstimator(function=mine).sees_steps
+    assert wrapped.needs_whole_steps
+    assert not FunctionEstimator(function=mine).needs_whole_steps
 
 
 def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     found = estimate_advantages(estimator("tensor", tmp_path), [group([0, 1])])
     assert [row.tolist() for row in found[0]] == [[1.0], [-1.0]]
-    assert [row.tolist() for row in advantages_by_turn([True, 0], group([0, 1]))] == [[1.0], [0.0]]
+    assert [row.tolist() for row in advantages_by_turn([True, 0], group([0, 1]), title="mine")] == [[1.0], [0.0]]
 
 
 # What estimators report
@@ -451,7 +451,10 @@ def test_what_an_estimator_returns_instead_is_told_in_numbers(rewards: list[floa
 
 @pytest.mark.parametrize("largest", [3.4e38, -3.4e38])
 def test_an_advantage_that_32_bits_just_hold_is_taken(largest: float) -> None:
-    assert [row.tolist() for row in advantages_by_turn([largest, 0.0], group([1, 0]))] == [[largest], [0.0]]
+    assert [row.tolist() for row in advantages_by_turn([largest, 0.0], group([1, 0]), title="mine")] == [
+        [largest],
+        [0.0],
+    ]
 
 
 def test_the_line_at_which_an_estimator_failed_is_told() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import step_estimator
-from rlkit.algorithms.datums import Excess, Preparation, PreparedGroup, episode_data, trained_tokens
+from rlkit.algorithms.datums import OverlongAction, Preparation, PreparedGroup, episode_data, trained_tokens
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import Normalization
 from rlkit.errors import EnvironmentFault, RunFailed
@@ -91,7 +91,7 @@ def test_a_masked_episode_counts_in_its_group_and_is_not_trained_on() -> None:
 
 
 def test_a_masked_episode_takes_no_part_in_the_mean_over_episodes() -> None:
-    normalization = Normalization("sequence", groups=1, tokens=0)
+    normalization = Normalization("sequence", groups_per_step=1, constant_tokens=0)
     kept = prepare(Preparation({"env": GroupMean()}, normalization=normalization), masking(group([1, 0, 0]), 1))
     weights = [float(datum.advantages[datum.mask].sum()) for datum in kept.data]
     assert weights == [pytest.approx(2 / 3 / 2), pytest.approx(-1 / 3 / 2)]
@@ -104,14 +104,14 @@ def test_a_group_whose_only_lessons_are_masked_teaches_nothing() -> None:
     assert not prepare(Preparation({"env": GroupMean()}), every).has_signal
 
 
-@pytest.mark.parametrize(("excess", "lengths"), [("truncate", [3, 2]), ("drop", [2])])
-def test_a_sequence_that_is_too_long_is_cut_or_left_out(excess: Excess, lengths: list[int]) -> None:
+@pytest.mark.parametrize(("overlong", "lengths"), [("truncate", [3, 2]), ("drop", [2])])
+def test_a_sequence_that_is_too_long_is_cut_or_left_out(overlong: OverlongAction, lengths: list[int]) -> None:
     long, short = episode(1.0, turns=[turn([1, 2], [3, 4, 5])]), episode(0.0, member=1, turns=[turn([1], [3, 4])])
     played = Group("env", "task", 0, (long, short))
-    prepared = prepare(Preparation({"env": GroupMean()}, max_tokens=4, excess=excess), played)
+    prepared = prepare(Preparation({"env": GroupMean()}, max_tokens=4, overlong=overlong), played)
     assert [len(datum.targets) for datum in prepared.data] == lengths
-    assert prepared.excess == 1
-    if excess == "truncate":
+    assert prepared.overlong == 1
+    if overlong == "truncate":
         assert prepared.data[0].targets.tolist() == [2, 3, 4]
 
 
@@ -119,7 +119,7 @@ def test_a_sequence_that_is_too_long_can_end_the_run() -> None:
     with pytest.raises(
         RunFailed, match=r"a sequence of 4 tokens of env, task task, is longer than batch\.max_tokens = 3"
     ):
-        prepare(Preparation({"env": GroupMean()}, max_tokens=3, excess="error"), group([0, 1]))
+        prepare(Preparation({"env": GroupMean()}, max_tokens=3, overlong="error"), group([0, 1]))
 
 
 def test_an_estimator_that_raises_is_named() -> None:
@@ -195,7 +195,7 @@ def test_an_image_before_the_cut_stays_whole(max_tokens: int, targets: list[int]
     datum = prepared.data[0]
     assert datum.targets.tolist() == targets
     assert len(datum.prompt.images) == images
-    assert prepared.excess == (max_tokens < 9)
+    assert prepared.overlong == (max_tokens < 9)
 
 
 @pytest.mark.parametrize(("max_tokens", "length"), [(6, 5), (7, 6), (8, 6), (9, 6), (10, 9), (11, 10)])
@@ -214,13 +214,13 @@ def test_a_sequence_of_which_nothing_sampled_is_left_is_left_out() -> None:
     played = Group("env", "task", 0, (long, episode(0.0, member=1)))
     prepared = prepare(Preparation({"env": GroupMean()}, max_tokens=4), played)
     assert [datum.targets.tolist() for datum in prepared.data] == [[2, 3, 4]]
-    assert prepared.excess == 1
+    assert prepared.overlong == 1
 
 
 def test_a_sequence_that_is_too_long_and_teaches_nothing_ends_no_run() -> None:
-    preparation = Preparation({"env": GroupMean()}, max_tokens=3, excess="error")
+    preparation = Preparation({"env": GroupMean()}, max_tokens=3, overlong="error")
     prepared = prepare(preparation, group([1, 1]))
-    assert (prepared.data, prepared.excess) == ((), 0)
+    assert (prepared.data, prepared.overlong) == ((), 0)
 
 
 def test_a_group_says_how_many_tokens_it_trains_on_and_whether_it_teaches() -> None:
@@ -253,7 +253,7 @@ def test_how_much_of_a_group_a_penalty_and_a_limit_took_is_told() -> None:
 
 
 def test_a_normalised_advantage_is_multiplied_and_the_rest_of_the_datum_is_as_it_was() -> None:
-    normalization = Normalization("sequence", groups=2, tokens=0)
+    normalization = Normalization("sequence", groups_per_step=2, constant_tokens=0)
     plain = prepare(Preparation({"env": GroupMean()}), group([1, 0]))
     divided = prepare(Preparation({"env": GroupMean()}, normalization=normalization), group([1, 0]))
     for before, after in zip(plain.data, divided.data, strict=True):

@@ -308,7 +308,9 @@ def test_maxrl_is_relative_to_the_mean(values: list[float]) -> None:
 
 @pytest.mark.parametrize("rewards", [[1, -1], [-1, -1], [None, -1, 0]])
 def test_maxrl_refuses_negative_rewards_by_name(rewards: list[float | None]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"maxrl needs rewards that are not negative, .* env has one of -1\.0"):
+    with pytest.raises(
+        EnvironmentFault, match=r"maxrl needs rewards that are not negative, .* env has the reward -1\.0"
+    ):
         estimate("maxrl", group(rewards))
 
 

@@ -142,7 +142,7 @@ def test_tokens_that_are_cut_off_do_not_count() -> None:
     played = Group("env", "task", 0, (long, short))
     cut = weights_by_episode(played, Normalization("token", 1, 1), max_tokens=4)
     np.testing.assert_allclose(np.concatenate(cut), [1 / 3] * 3)
-    dropped = weights_by_episode(played, Normalization("token", 1, 1), max_tokens=4, excess="drop")
+    dropped = weights_by_episode(played, Normalization("token", 1, 1), max_tokens=4, overlong="drop")
     assert dropped == [[], [1.0]]
 
 

@@ -192,7 +192,7 @@ def test_a_run_trains_on_both_parts_and_the_record_agrees(
     assert line["env/all/budget_forced"] > 0.5
     assert line["env/all/tokens/max"] > 6
     assert abs(line["optim/kl_sample_train_v1"]) < 1e-6  # each log-probability belongs to its token
-    (found,) = asyncio.run(audit(result.directory, max_tokens=None, excess="truncate")).values()
+    (found,) = asyncio.run(audit(result.directory, max_tokens=None, overlong="truncate")).values()
     assert found.mismatch is None
     assert found.tokens == line["env/all/tokens/mean"] * 6
 

@@ -317,7 +317,7 @@ async def later(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> torc
     [
         ("without_gradient", "one number"),
         ("not_a_number", "the loss is nan"),
-        ("wordy", "the metric 'said' is no number"),
+        ("wordy", "the metric 'said' is not a number"),
         ("leaves", "SystemExit: 3 at "),
         ("alone", "it returned a value of type Tensor: it must return a pair, the loss and a mapping of metrics"),
         ("later", "it returned a coroutine, as it is an async function: it must return a pair"),
@@ -413,5 +413,5 @@ def test_an_estimator_of_whole_steps_stays_one() -> None:
 
     equal = [rlkit.Group("words", "task", 0, ())]
     one = NudgedEstimator(inner=BatchStd())
-    assert one.sees_steps
+    assert one.needs_whole_steps
     assert len(one.step_advantages(equal)) == 1

@@ -1,7 +1,6 @@
-"""Advantages of a user's estimator or a built-in one, checked and spread over turns.
+"""Checked advantages of each turn, from a built-in estimator or the user's own.
 
-Invariants: what is trained on is finite, one number a turn; an episode that failed or is masked gets 0 whatever an
-estimator returns. The formulas are in `rlkit.algorithms.estimators`.
+Invariants: advantages are finite; an episode that failed or is masked gets 0, whatever the estimator returns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ADVANTAGE_MAX = float(np.finfo(np.float32).max)
 
 
 class AdvantageEstimator(Protocol):
-    """A function of a group; any callable of this shape will do, by name or by import path.
+    """A function of a group, given by name or by import path.
 
     ::
 
@@ -58,11 +57,8 @@ def step_estimator(function: Callable[[Sequence[Group]], Sequence[Advantages]]) 
             mean = np.nanmean(np.concatenate([group.rewards for group in groups]))
             return [np.nan_to_num(group.rewards - mean) for group in groups]
 
-    With `batch.replace_uninformative`, a group is replaced if it gets nothing but 0 as the only one of its step. The
-    schedule `stream` rejects such an estimator, because it computes gradients before a step is complete.
-
-    Args:
-        function: returns the advantages of each group, in their order.
+    With `batch.replace_uninformative`, a group is replaced if all its advantages are 0 when it is the only group of the
+    step. The schedule `stream` rejects the estimator, because it computes gradients before a step is complete.
     """
     return StepFunction(function)
 
@@ -78,9 +74,9 @@ class FunctionEstimator(Estimator):
 
     @property
     def title(self) -> str:
-        """The function's name, and its file where it has one."""
+        """The function's name, with file and line if known."""
         inner: object = self.function
-        # of `step_estimator`, of a partial, of a decorated function
+        # unwrap `step_estimator`, partials and decorated functions
         while wrappers := [key for key in ("function", "func", "__wrapped__") if hasattr(inner, key)]:
             inner = cast("object", getattr(inner, wrappers[0]))
         name = getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
@@ -88,24 +84,24 @@ class FunctionEstimator(Estimator):
         return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
     @property
-    def sees_steps(self) -> bool:  # noqa: D102  inherited
+    def needs_whole_steps(self) -> bool:  # noqa: D102  inherited
         return isinstance(self.function, StepFunction)
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
-        advantages = self.function(groups) if self.sees_steps else [self.function(group) for group in groups]
-        return cast("Sequence[Advantages]", advantages)  # whatever it is: `estimate_advantages` checks it
+        advantages = self.function(groups) if self.needs_whole_steps else [self.function(group) for group in groups]
+        return cast("Sequence[Advantages]", advantages)  # `estimate_advantages` checks the type
 
 
 def as_estimator(estimator: AnyEstimator) -> Estimator:
-    """Return the estimator itself, or a user's function as one."""
+    """Return an estimator itself, or wrap a user's function as an `Estimator`."""
     return estimator if isinstance(estimator, Estimator) else FunctionEstimator(function=estimator)
 
 
 def estimate_advantages(estimator: AnyEstimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
-    """Return for each group of one environment, and each of its episodes, [turns] float64.
+    """Return [turns] float64 for each episode of each group; the groups are of one environment.
 
     Raises:
-        EnvironmentFault: the estimator raised, or returned the wrong number or kind of values; the message names it.
+        EnvironmentFault: the estimator raised, or returned the wrong number or kind of values.
     """
     formula, env = as_estimator(estimator), groups[0].env
     with _name_in_errors(formula, env):
@@ -141,15 +137,14 @@ def _name_in_errors(estimator: Estimator, env: str) -> Generator[None]:
         ) from error
 
 
-def advantages_by_turn(advantages: object, group: Group, *, title: str = "") -> list[NDArray[np.float64]]:
-    """Return an estimator's advantages of a group as [turns] float64 for each episode, checked.
+def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[NDArray[np.float64]]:
+    """Return an estimator's advantages of a group as [turns] float64 for each episode.
 
     Args:
         title: the estimator's name in messages.
 
     Raises:
-        EnvironmentFault: these are no advantages, their number is not that of the episodes or turns, or one does not
-            fit into 32 bits.
+        EnvironmentFault: the values are not finite numbers within float32, one for each episode or turn.
     """
     count = len(group.episodes)
     rule = (
@@ -158,7 +153,7 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str = "") -> 
     )
 
     def fault(value: str, problem: str = rule) -> EnvironmentFault:
-        return EnvironmentFault(f"{f'the advantage estimator {title}'.rstrip()} returned {value}: {problem}")
+        return EnvironmentFault(f"the advantage estimator {title} returned {value}: {problem}")
 
     values = _as_list(advantages)
     if values is None:
@@ -166,22 +161,19 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str = "") -> 
     if len(values) != count:
         raise fault(_plural(len(values), "advantage"))
     rows = list[NDArray[np.float64]]()
-    for place, (value, episode) in enumerate(zip(values, group.episodes, strict=True)):
+    for member, (value, episode) in enumerate(zip(values, group.episodes, strict=True)):
         row, turns = _as_array(value), len(episode.turns)
         if row is None:
-            raise fault(f"{describe_value(value)} for episode {place}")
+            raise fault(f"{describe_value(value)} for episode {member}")
         row = np.full(turns, float(row)) if row.ndim == 0 else row
         if row.shape != (turns,):
             shape = " × ".join(map(str, row.shape))
-            raise fault(f"{shape} advantages for the {_plural(turns, 'turn')} of episode {place}")
+            raise fault(f"{shape} advantages for the {_plural(turns, 'turn')} of episode {member}")
         if not np.isfinite(row).all():
-            raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {place}", f"{rule}, all of them finite")
+            raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {member}", f"{rule}, all of them finite")
         if np.abs(row).max(initial=0.0) > _ADVANTAGE_MAX:
-            raise fault(
-                f"an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}, too large for the 32 bits "
-                "that it is trained with",
-                "scale the rewards down, or take an advantage that does",
-            )
+            largest = f"an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}"
+            raise fault(f"{largest}, too large for float32", "scale the rewards down, or choose another advantage")
         rows.append(np.zeros(turns) if episode.reward is None or episode.masked else row)
     return rows
 
@@ -191,21 +183,20 @@ def _plural(count: int, word: str) -> str:
 
 
 def _as_list(value: object) -> Sequence[object] | None:
-    """Return the items of an array or sequence; None for anything else, such as a mapping, which would give keys."""
+    """Return the items of an array or sequence; None for any other value."""
+    # the items of a mapping would be its keys
     if isinstance(value, str | bytes | Mapping) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         return None
     try:
         return list(cast("Sequence[object]", value))
-    except TypeError:  # an array of no dimensions has no items
+    except TypeError:  # an array of no dimensions
         return None
 
 
 def _as_array(value: object) -> NDArray[np.float64] | None:
-    """Return a number or numbers as an array; None for anything else."""
-    if isinstance(value, str | bytes | Mapping):
-        return None
+    """Return a number or numbers as an array; None for any other value."""
     try:
         array: NDArray[np.generic] = np.asarray(value)
         return None if array.dtype.kind not in "biuf" else array.astype(np.float64)
-    except (TypeError, ValueError, RuntimeError):  # the last is a tensor's that wants a gradient
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that requires a gradient
         return None

@@ -1,6 +1,6 @@
-"""The temperature of the entropic estimators: weights softmax(βr) at a set distance from equal ones.
+"""Temperature of the entropic estimators: solve KL(softmax(βr) ‖ uniform) = `kl` for β.
 
-Invariant: KL(softmax(βr) ‖ uniform) grows with β, so that there is one β or none.
+Invariant: the divergence grows with β, so there is at most one solution.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import numpy as np
 
 from rlkit.algorithms.reward_scale import EQUAL, Values, exponent, merge_equal
 
-_REACH = 0.9  # of ln n, the divergence of all weight on one episode: near it a weight on the others is next to nothing
-_STEEPNESS_MAX = 2.0**50  # past this, in 1/spread, only rewards that are equal would still share their weight
-_BISECTIONS = 60  # as many as a float64 has bits to settle, and a few more
-_LOGIT_MIN = -1e300  # stands for minus infinity, which could not be subtracted from itself
+_REACH = 0.9  # limit as a share of ln n, the divergence if one episode has all the weight
+_STEEPNESS_MAX = 2.0**50  # in 1/spread; steeper weights separate all rewards that are not equal
+_BISECTIONS = 60  # a few more than the bits of a float64
+_LOGIT_MIN = -1e300  # in place of −inf, because −inf − (−inf) is NaN
 
 
 def adaptive_advantages(rewards: Values, *, kl: float, clip: float) -> Values:
-    """Return [n] advantages with the β at which KL(softmax(βr) ‖ uniform) is `kl`, or as near to it as can be.
+    """Return [n] advantages with the β at which KL(softmax(βr) ‖ uniform) is `kl`, or as close to it as possible.
 
     Args:
-        rewards: [n], not all equal and in a unit in which none is above 1.
-        kl: the divergence, in nats.
+        rewards: [n], not all equal and scaled to [−1, 1].
+        kl: divergence in nats.
         clip: largest advantage.
     """
     gaps = (rewards - rewards.max()) / (rewards.max() - rewards.min())
@@ -30,9 +30,9 @@ def adaptive_advantages(rewards: Values, *, kl: float, clip: float) -> Values:
 
 
 def saturation_metrics(rewards: Values, *, kl: float) -> dict[str, float]:
-    """Return `saturated`: 1 if too many share the best reward for any β to give `kl`. Empty if all rewards are equal.
+    """Return `saturated`: 1 if no β gives `kl`, because m of n rewards are the best and ln(n/m) < `kl`, else 0.
 
-    With m of the n finite rewards at the best, weights can be no further than ln(n/m) from equal ones.
+    The result is empty if all rewards are equal.
     """
     values = merge_equal(np.ldexp(rewards, -exponent(rewards)))
     if not len(values) or values.min() == values.max():
@@ -42,12 +42,12 @@ def saturation_metrics(rewards: Values, *, kl: float) -> dict[str, float]:
 
 
 def advantages_over_others(logits: Values, *, clip: float) -> Values:
-    """Return A_i = e^{x_i} / mean_{j≠i} e^{x_j} − 1, at most `clip`, of [n] logits x of which the largest is 0."""
+    """Return A_i = min(e^{x_i} / mean_{j≠i} e^{x_j} − 1, `clip`) for [n] logits x with maximum 0."""
     logits = np.maximum(logits, _LOGIT_MIN)
     count, best = len(logits), int(np.argmax(logits))
-    above = np.expm1(logits)  # keeps what differs by little from the best
+    above = np.expm1(logits)  # exact for logits close to 0
     others = (above.sum() - above) / (count - 1)
-    # For the best alone the sum may be nothing but rounding errors: the largest of the others takes its place.
+    # for a single best logit, `others` may be only rounding errors: compute it relative to the second best
     rest = np.delete(logits, best)
     others[best] = np.expm1(rest - rest.max()).mean()
     log_mean = np.log1p(others)
@@ -56,16 +56,15 @@ def advantages_over_others(logits: Values, *, clip: float) -> Values:
 
 
 def _target(count: int, kl: float) -> float:
-    """Return the divergence, in nats, that so many weights are to have."""
+    """Return the target divergence of `count` weights in nats."""
     return min(kl, _REACH * math.log(count))
 
 
 def _steepness(gaps: Values, *, divergence: float) -> float:
-    """Return b ≥ 0 with KL(softmax(b·gaps) ‖ uniform) = divergence, by bisection; the steepest if none is enough.
+    """Solve KL(softmax(b·gaps) ‖ uniform) = `divergence` for b ≥ 0 by bisection, up to `_STEEPNESS_MAX`.
 
     Args:
-        gaps: [n] in [−1, 0], with 0 for the best.
-        divergence: in nats; KL grows with b.
+        gaps: [n] in [−1, 0]; 0 for the best reward.
     """
     high = 1.0
     while _divergence(high * gaps) < divergence and high < _STEEPNESS_MAX:
@@ -81,7 +80,7 @@ def _steepness(gaps: Values, *, divergence: float) -> float:
 
 
 def _divergence(logits: Values) -> float:
-    """Return KL(softmax(logits) ‖ uniform) in nats, of [n] logits of which the largest is 0."""
+    """Return KL(softmax(logits) ‖ uniform) in nats for [n] logits with maximum 0."""
     weights = np.exp(logits)
     total = float(weights.sum())
     return math.log(len(logits)) - math.log(total) + float(weights @ logits) / total

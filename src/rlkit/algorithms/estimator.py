@@ -1,4 +1,4 @@
-"""The base classes of advantage estimators."""
+"""Base classes of advantage estimators."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from rlkit.types import Group
 
 type Advantages = Values | Sequence[Values]
-"""[G] float64, one for each episode; or G arrays, one advantage for each turn of the episode."""
+"""[G] float64, one advantage for each episode; or G arrays, one advantage for each turn of an episode."""
 
 
 class Estimator(NamedSection):
-    """An advantage estimator: its settings are its fields, its formula is in its docstring.
+    """An advantage estimator; its fields are its settings.
 
-    The first paragraph of the docstring is the reference of the configuration, which finds the class by its name in
-    `rlkit.algorithms.estimators.ESTIMATORS`.
+    `ESTIMATORS` maps names to classes. The first paragraph of a class's docstring is shown in the configuration
+    reference.
     """
 
     kind: ClassVar = "estimator"
     metric_names: ClassVar[Sequence[str]] = ()
-    """Every key of `metrics`."""
+    """All keys of `metrics`."""
     turn_settings: ClassVar[Sequence[str]] = ()
-    """Fields without effect where each task has a single turn."""
+    """Fields that have no effect on tasks with a single turn."""
 
     @property
     def title(self) -> str:
@@ -34,7 +34,7 @@ class Estimator(NamedSection):
         return self.name
 
     @property
-    def sees_steps(self) -> bool:
+    def needs_whole_steps(self) -> bool:
         """True if the advantages of a group may depend on the other groups of its step."""
         return False
 
@@ -47,7 +47,7 @@ class Estimator(NamedSection):
         return [self.advantages(group) for group in groups]
 
     def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return numbers about the estimate of a group, for `env/<name>/advantage/<key>`, a mean over groups."""
+        """Return metrics of a group; `env/<name>/advantage/<key>` reports their mean over groups."""
         return {}
 
     def size_problem(self, size: int) -> str | None:
@@ -58,30 +58,28 @@ class Estimator(NamedSection):
 
     @property
     def stream_problem(self) -> str | None:
-        """The reason why the schedule `stream` cannot use the estimator; None if it can."""
-        if not self.sees_steps:
+        """Reason why the schedule `stream` cannot use the estimator; None if it can."""
+        if not self.needs_whole_steps:
             return None
         return (
-            f"the estimator {self.title} needs all groups of a step at once, and with the schedule `stream` gradients "
-            "are computed before they are there: set schedule.mode to sync or async, or choose another advantage"
+            f"the estimator {self.title} needs all groups of a step, and the schedule `stream` computes gradients "
+            "before a step is complete: set schedule.mode to sync or async, or choose another advantage"
         )
 
 
 class RewardEstimator(Estimator):
-    """An estimator whose advantages follow from the rewards of a group alone, by `formula`."""
+    """An estimator whose advantages depend only on the rewards of a group."""
 
     in_reward_units: ClassVar[bool] = True
-    """The advantages grow with the rewards, instead of being without a unit."""
+    """True if the advantages scale with the rewards; False if they have no unit."""
 
     def formula(self, r: Values) -> Values:
-        """Return the advantages of a group from its rewards.
+        """Return the [n] advantages of the episodes that have a reward.
+
+        If `in_reward_units` is True, the result must be proportional to a scale of the rewards, else independent of it.
 
         Args:
-            r: [n] rewards of the episodes that have one, not all equal, in a unit in which none is above 1.
-
-        Returns:
-            [n], in the same unit: twice the rewards give twice the advantages. If `in_reward_units` is False, the unit
-            is not multiplied back, and rewards in another unit must give the same.
+            r: [n] rewards, not all equal, scaled to [−1, 1].
         """
         raise NotImplementedError
 
@@ -93,11 +91,11 @@ class StepEstimator(Estimator):
     """An estimator that compares all groups of a step; the schedule `stream` cannot use it."""
 
     @property
-    def sees_steps(self) -> bool:  # noqa: D102  inherited
+    def needs_whole_steps(self) -> bool:  # noqa: D102  inherited
         return True
 
     def advantages(self, group: Group) -> Advantages:
-        """Return the advantages of a group that is the whole step."""
+        """Return the advantages of a group as if it were the whole step."""
         return self.step_advantages([group])[0]
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited

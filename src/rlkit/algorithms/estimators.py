@@ -1,11 +1,13 @@
-"""The advantage estimators with a name: from the rewards of a group to the advantages of its episodes.
+"""Advantage estimators by name.
 
-Invariants of each: an episode without a finite reward gets 0 and moves no one else's advantage; equal rewards give
-exactly 0, and so does an episode without another to compare it with; the order of the episodes does not matter; no
-advantage is NaN or infinite.
+Invariants of every estimator:
 
-`rlkit.algorithms.reward_scale` says which rewards are equal. Below, r are the rewards of the n episodes of a group that
-have one, and advantages are [G] float64 in the order of the episodes.
+- An episode without a finite reward gets 0, and does not change other advantages.
+- Equal rewards (see `reward_scale`) give exactly 0, and so does a single reward.
+- The order of the episodes does not matter; advantages are finite.
+
+Below, r are the rewards of the n episodes of a group that have one. Advantages are [G] float64 in the order of the
+episodes.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ class RLOO(RewardEstimator):
 class BatchStd(StepEstimator):
     """Reward minus its group's mean, over the deviation of all rewards of the step, A_i = (r_i − mean(r)) / std(R).
 
-    A group whose rewards hardly differ is not blown up as by `grpo`. Shift (of all groups) and scale invariant, sums to
-    zero in each group. Source: Liu et al. 2025, "Tricks or Traps?", Lite PPO (arXiv:2508.08221).
+    Unlike `grpo`, it does not amplify groups whose rewards hardly differ. Shift (of all groups) and scale invariant,
+    sums to zero in each group. Source: Liu et al. 2025, "Tricks or Traps?", Lite PPO (arXiv:2508.08221).
     """
 
     name: ClassVar = "batch_std"
@@ -84,9 +86,8 @@ class BatchStd(StepEstimator):
 class ReinforcePPBaseline(StepEstimator):
     """Reward minus its group's mean, over the deviation of these differences in the step, A_i = c_i / std(C).
 
-    Their mean over the step is 0 as it is, each group's being 0. Scale invariant, and invariant to a shift of any
-    group; sums to zero in each group, and has deviation 1 over the step. Source: Hu et al. 2025, REINFORCE++ with
-    baseline (arXiv:2501.03262).
+    Scale invariant, and invariant to a shift of any group; sums to zero in each group, and has deviation 1 over the
+    step. Source: Hu et al. 2025, REINFORCE++ with baseline (arXiv:2501.03262).
     """
 
     name: ClassVar = "reinforce_pp_baseline"
@@ -95,7 +96,7 @@ class ReinforcePPBaseline(StepEstimator):
         _, rows = _centred_groups(groups)
         pairs = zip(rows, groups, strict=True)
         differences = np.concatenate([np.empty(0), *(row[np.isfinite(group.rewards)] for row, group in pairs)])
-        unit = exponent(differences)  # small ones would vanish when squared
+        unit = exponent(differences)  # squares of small differences would underflow
         deviation = math.sqrt(np.square(np.ldexp(differences, -unit)).mean()) if len(differences) else 0.0
         return [np.ldexp(row, -unit) / deviation if deviation else row for row in rows]
 
@@ -103,8 +104,8 @@ class ReinforcePPBaseline(StepEstimator):
 class OPO(Estimator):
     """Reward minus the mean weighted by length, A_i = r_i − Σ l_j r_j / Σ l_j, with l the sampled tokens.
 
-    It is the baseline of least variance where the squared gradient of an episode grows with its length. Shift
-    invariant; Σ l_i A_i = 0. Source: Hao et al. 2025 (arXiv:2505.23585).
+    This baseline has the least variance if the squared gradient of an episode grows with its length. Shift invariant;
+    Σ l_i A_i = 0. Source: Hao et al. 2025 (arXiv:2505.23585).
     """
 
     name: ClassVar = "opo"
@@ -112,19 +113,17 @@ class OPO(Estimator):
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
         lengths = np.array([episode.sampled_tokens for episode in group.episodes], dtype=np.float64)
         lengths = lengths[np.isfinite(group.rewards)]
-        if not lengths.any():  # nothing was sampled, so there is nothing to train
+        if not lengths.any():  # no sampled token to train
             return np.zeros(len(group.episodes))
         return map_rewards(group.rewards, lambda r: r - np.average(r, weights=lengths), in_reward_units=True)
 
 
 class MaxRL(RewardEstimator):
-    """Reward relative to the group's mean, A_i = (r_i − mean(r)) / mean(r); the rarer a success, the more it counts.
+    """Reward relative to the group's mean, A_i = (r_i − mean(r)) / mean(r); rare successes count more.
 
     With rewards of 0 and 1 it ascends the logarithm of the probability of success, to the order n − 1, instead of that
-    probability. Scale invariant, sums to zero. Source: Tajwar et al. 2026 (arXiv:2602.02710).
-
-    Raises:
-        EnvironmentFault: a reward is negative, for which it is not defined.
+    probability. Scale invariant, sums to zero. Negative rewards raise EnvironmentFault. Source: Tajwar et al. 2026
+    (arXiv:2602.02710).
     """
 
     name: ClassVar = "maxrl"
@@ -135,9 +134,9 @@ class MaxRL(RewardEstimator):
 
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
         lowest = min(filter(math.isfinite, group.rewards), default=0.0)
-        if lowest < 0:  # equal ones too: that a group has none that differ is chance
+        if lowest < 0:  # also if all are equal, so that the error does not depend on chance
             raise EnvironmentFault(
-                f"maxrl needs rewards that are not negative, and a group of {group.env} has one of {lowest}: "
+                f"maxrl needs rewards that are not negative, and a group of {group.env} has the reward {lowest}: "
                 "choose another advantage, shift the rewards, or leave out length_penalty"
             )
         return super().advantages(group)
@@ -146,8 +145,8 @@ class MaxRL(RewardEstimator):
 class MedianMAD(RewardEstimator):
     """Deviation from the median in robust units, A_i = (r_i − med(r)) / (1.4826 · med|r − med(r)|).
 
-    One wild reward moves neither centre nor scale. Where more than half of the rewards are equal there is no scale, and
-    all get 0, so it is not for rewards of 0 and 1. Shift and scale invariant; does not sum to zero. Source: Huber 1981,
+    An outlier changes neither centre nor scale. If more than half of the rewards are equal, the scale is 0 and all get
+    0, so do not use it with rewards of 0 and 1. Shift and scale invariant; does not sum to zero. Source: Huber 1981,
     Robust Statistics; 1.4826 makes it the standard deviation of a normal distribution.
     """
 
@@ -161,10 +160,10 @@ class MedianMAD(RewardEstimator):
 
 
 class BestVsSecond(RewardEstimator):
-    """Lead of the best episode over the second, A_i = r_i − max_{j≠i} r_j for the best and 0 for all others.
+    """Lead of the best episode over the second: A_i = r_i − max_{j≠i} r_j for the best, 0 for all others.
 
-    `pkpo` with k = n. Two that are equally good get 0. Shift invariant, never negative. Source: Tang et al. 2025
-    (arXiv:2503.19595).
+    `pkpo` with k = n. If two episodes share the best reward, all get 0. Shift invariant, never negative. Source: Tang
+    et al. 2025 (arXiv:2503.19595).
     """
 
     name: ClassVar = "best_vs_second"
@@ -175,9 +174,9 @@ class BestVsSecond(RewardEstimator):
 
 
 class Rank(RewardEstimator):
-    """Place in the group, A_i = (#{j: r_j < r_i} + #{j≠i: r_j = r_i} / 2) / (n − 1) − ½: from −½ to ½.
+    """Rank in the group, A_i = (#{j: r_j < r_i} + #{j≠i: r_j = r_i} / 2) / (n − 1) − ½: from −½ to ½.
 
-    Invariant under whatever keeps the order of the rewards, sums to zero. Source: centred ranks as in Salimans et al.
+    Invariant to monotonic changes of the rewards, sums to zero. Source: centred ranks as in Salimans et al.
     2017 (arXiv:1703.03864), with ties shared.
     """
 
@@ -193,19 +192,19 @@ class Rank(RewardEstimator):
 class PKPO(RewardEstimator):
     """The gradient of the best of k attempts (PKPO).
 
-    A_i = Σ_{I∋i, |I|=k} (max_{j∈I} r_j − max_{j∈I∖i} r_j) / C(n, k): what the best of k would lose without episode i,
-    in the form of least variance (`sloo_minus_one`); k is n where fewer have a reward. Without bias, shift invariant,
-    never negative. Source: Walder and Karkhanis 2025 (arXiv:2505.15201).
+    A_i = Σ_{I∋i, |I|=k} (max_{j∈I} r_j − max_{j∈I∖i} r_j) / C(n, k): the loss of the best of k without episode i, in
+    the form of least variance (`sloo_minus_one`). If n < k, k is n. Unbiased, shift invariant, never negative.
+    Source: Walder and Karkhanis 2025 (arXiv:2505.15201).
     """
 
     name: ClassVar = "pkpo"
     k: Annotated[int, Field(ge=2)] = 4
-    """Attempts of which the best counts: half of the default group, since k near the group's size leaves only its best
-    episode. With k = 1 it would be the plain mean, which `rloo` estimates with a baseline."""
+    """Number of attempts of which the best counts. The default is half of the default group: with k near the group's
+    size only the best episode is trained. For k = 1, the plain mean, use `rloo`."""
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
         n, best_of = len(r), min(self.k, len(r))
-        # Only the best of a set is missed. Beside r_j as the second best, the others of the set are below j.
+        # Only the best of a set has a loss. With r_j as the second best, the other members of the set rank below j.
         sets = math.comb(n, best_of)
         seconds = np.array([math.comb(below, best_of - 2) / sets for below in range(n)])
         order = np.argsort(r, kind="stable")
@@ -222,10 +221,10 @@ class PKPO(RewardEstimator):
 
 
 class Entropic(Estimator):
-    """Weights exp(βr) against those of the others, with a constant β.
+    """Weights exp(βr) relative to the mean weight of the other episodes, with a constant β.
 
-    A_i = e^{βr_i} / mean_{j≠i} e^{βr_j} − 1 ascends log E[e^{βr}], which prefers the chance of a great reward to a good
-    mean. Shift invariant, at least −1; does not sum to zero. Source: Yuksekgonul et al. 2026, TTT-Discover
+    A_i = e^{βr_i} / mean_{j≠i} e^{βr_j} − 1 ascends log E[e^{βr}], which prefers rare high rewards to a good mean.
+    Shift invariant, at least −1; does not sum to zero. Source: Yuksekgonul et al. 2026, TTT-Discover
     (arXiv:2601.16175), with its constant β.
     """
 
@@ -233,7 +232,7 @@ class Entropic(Estimator):
     beta: AboveZero = 2.0
     """Weight of a higher reward, in 1/reward; the default is the value of the TTT-Discover ablation."""
     clip: AboveZero = 16.0
-    """Largest advantage: without it, the one good episode of 64 would weigh a hundred times what the others do."""
+    """Largest advantage. Otherwise a single good episode of 64 would weigh a hundred times more than the others."""
 
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
         unit = exponent(group.rewards[np.isfinite(group.rewards)])
@@ -246,19 +245,18 @@ class Entropic(Estimator):
 
 
 class EntropicAdaptive(RewardEstimator):
-    """The formula of `entropic`, with the β at which the weights are a set distance from equal ones.
+    """The formula of `entropic`, with the β at which the weights have a given KL divergence from uniform weights.
 
-    β ≥ 0 is such that KL(softmax(βr) ‖ uniform) = `kl`, so that rewards of any scale will do. Weights of n episodes
-    cannot be further than ln n from uniform ones: small groups take 0.9 ln n where that is less. Where more share the
-    best reward than `kl` allows, all weight goes to these. Shift and scale invariant, at least −1; does not sum to
-    zero. Source: Yuksekgonul et al. 2026, TTT-Discover, §A.1 (arXiv:2601.16175).
+    β ≥ 0 solves KL(softmax(βr) ‖ uniform) = min(`kl`, 0.9 ln n); ln n is the largest divergence of n weights. If too
+    many episodes share the best reward for that divergence, they get all the weight. Shift and scale invariant, at
+    least −1; does not sum to zero. Source: Yuksekgonul et al. 2026, TTT-Discover, §A.1 (arXiv:2601.16175).
     """
 
     name: ClassVar = "entropic_adaptive"
     in_reward_units: ClassVar = False
     metric_names: ClassVar = ("saturated",)
     kl: AboveZero = math.log(2)
-    """KL divergence of the weights from equal ones, in nats; ln 2 is as if half of the group were left out."""
+    """KL divergence of the weights from uniform weights in nats; ln 2 corresponds to weights on half of the group."""
     clip: AboveZero = 16.0
     """Largest advantage."""
 
@@ -266,27 +264,26 @@ class EntropicAdaptive(RewardEstimator):
         return adaptive_advantages(r, kl=self.kl, clip=self.clip)
 
     def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return `saturated`: 1 where no β gives the divergence, 0 where one does; nothing if all rewards are equal."""
+        """Return `saturated`: 1 if no β gives the divergence, else 0; nothing if all rewards are equal."""
         return saturation_metrics(group.rewards[np.isfinite(group.rewards)], kl=self.kl)
 
 
 class EntropicValidAware(Estimator):
-    """The formula of `entropic_adaptive` among the valid episodes; the others get the same negative advantage.
+    """The formula of `entropic_adaptive` for valid episodes; invalid episodes get a constant negative advantage.
 
-    If many episodes are invalid, `entropic_adaptive` spends β on telling valid from invalid, and not good from better.
-    An episode is invalid if its metric `valid` is 0; without such a metric, if its reward is not above 0. Valid
-    episodes that cannot be ranked, as all are equal or there is one, share what the invalid ones lose. A group without
-    a valid episode gets 0.
+    If many episodes are invalid, `entropic_adaptive` separates valid from invalid, and not good from better. An episode
+    is invalid if its metric `valid` is 0 or, without this metric, if its reward is not above 0. If all valid episodes
+    are equal, they share the advantage that invalid episodes lose. A group without a valid episode gets 0.
 
-    With the metric, shift and scale invariant; does not sum to zero. Source: ours, over TTT-Discover's estimator.
+    With the metric, shift and scale invariant; does not sum to zero. Source: ours, after TTT-Discover's estimator.
     """
 
     name: ClassVar = "entropic_valid_aware"
     metric_names: ClassVar = ("saturated",)
     kl: AboveZero = math.log(2)
-    """KL divergence of the weights of the valid episodes from equal ones, in nats."""
+    """KL divergence of the weights of valid episodes from uniform weights, in nats."""
     penalty: AboveZero = 1.0
-    """Negative advantage of an invalid episode; 1 is the least that a valid one can get."""
+    """Negative advantage of an invalid episode; valid episodes get at least −1."""
     clip: AboveZero = 16.0
     """Largest advantage."""
 
@@ -306,7 +303,7 @@ class EntropicValidAware(Estimator):
         return advantages
 
     def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return `saturated` as `EntropicAdaptive` does, of the valid episodes."""
+        """Return `saturated` of the valid episodes, as in `EntropicAdaptive`."""
         return saturation_metrics(group.rewards[_valid_episodes(group)], kl=self.kl)
 
 
@@ -314,7 +311,7 @@ class Quantile(RewardEstimator):
     """Deviations from a quantile instead of the mean.
 
     A_i = (r_i − Q(r)) / std(r), with Q the smallest reward r_b with #{j: r_j ≤ r_b} ≥ K·n, where K is `level`. With
-    rewards of 0 and 1 only the rare outcome is trained: successes where at most 1 − K succeed, failures elsewhere.
+    rewards of 0 and 1 only the rare outcome is trained: successes if at most 1 − K succeed, else failures.
     Shift and scale invariant; does not sum to zero. Source: Wu et al. 2025 (arXiv:2509.22611).
     """
 
@@ -324,24 +321,23 @@ class Quantile(RewardEstimator):
     """Share of the group that lies at or below the baseline; the value of the paper."""
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        place = math.ceil(self.level * len(r) * (1 - 1e-9)) - 1  # K·n may come out just above a whole number
+        place = math.ceil(self.level * len(r) * (1 - 1e-9)) - 1  # rounding may put K·n just above an integer
         return (r - sorted(r)[max(place, 0)]) / r.std()
 
 
 class TurnReturns(Estimator):
-    """Advantages by turn: the return of each turn against those of the same turn of the others.
+    """Advantages by turn: the return of each turn minus the mean return of the same turn in the group.
 
-    A_it = R_it − mean_j R_jt with the return R_it = Σ_{s≥t} γ^{s−t} r_is over the turns of episode i. The part of the
-    episode's reward that its turns do not account for belongs to the last turn. The baseline of turn t is the mean over
-    the episodes that have a turn t; an episode that alone has one gets 0 there. Sums to zero at each turn. With γ = 1
-    and one turn it is `group_mean`. Source: returns with a baseline that depends on time, Williams 1992; Sutton and
-    Barto 2018, §13.4.
+    A_it = R_it − mean_j R_jt with the return R_it = Σ_{s≥t} γ^{s−t} r_is over the turns of episode i. The rest of the
+    episode's reward, beyond the rewards of its turns, belongs to the last turn. The mean is over the episodes that have
+    a turn t; if there is only one, it gets 0. Sums to zero at each turn. With γ = 1 and one turn it is `group_mean`.
+    Source: returns with a time-dependent baseline, Williams 1992; Sutton and Barto 2018, §13.4.
     """
 
     name: ClassVar = "turn_returns"
     turn_settings: ClassVar = ("discount",)
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Factor for each turn that a reward comes later; 1 keeps the episode's own reward as the objective."""
+    """Discount γ for each turn until a reward; 1 keeps the episode's reward as the objective."""
 
     def advantages(self, group: Group) -> list[Values]:
         """Return [turns] float64 for each episode."""
@@ -365,7 +361,7 @@ class TurnReturns(Estimator):
         if not len(rewards):
             return rewards
         remainder = float(np.ldexp(episode.reward or 0.0, -unit)) - sum(rewards.tolist())
-        if abs(remainder) > EQUAL:  # otherwise it is a rounding error of the sum
+        if abs(remainder) > EQUAL:  # else a rounding error of the sum
             rewards[-1] += remainder
         returns, following = np.zeros(len(rewards)), 0.0
         for place in reversed(range(len(rewards))):
@@ -380,7 +376,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
         *(PKPO, Entropic, EntropicAdaptive, EntropicValidAware, Quantile, TurnReturns),
     )
 }
-"""Estimators that a configuration's `advantage` names; add a class of your own to make its name known."""
+"""Classes of the estimators by name; add a class of your own to make its name known."""
 
 
 def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
@@ -392,6 +388,6 @@ def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
 
 
 def _valid_episodes(group: Group) -> Bools:
-    """Return [G], True where an episode has a reward and is valid as `EntropicValidAware` defines it."""
+    """Return the [G] mask of episodes with a reward that are valid as defined in `EntropicValidAware`."""
     valid = [e.metrics["valid"] != 0 if "valid" in e.metrics else (e.reward or 0) > 0 for e in group.episodes]
     return np.isfinite(group.rewards) & np.array(valid, np.bool_)

@@ -1,6 +1,6 @@
-"""The KL penalty against a reference policy, token by token.
+"""KL penalty of single tokens against a reference policy.
 
-Invariant: a token that was not sampled never gets an advantage; the penalties of a group, without a discount, sum to 0.
+Invariant: only sampled tokens get a penalty; without a discount, the penalties of a group sum to 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlkit.errors import ServiceError
 from rlkit.types import Datum, Floats, Prompt, as_prompt
 
 type Score = Callable[[Prompt, int], Awaitable[Floats]]
-"""Function from a prompt and a count to the reference's log-probabilities of that many last tokens, float32."""
+"""Function from a prompt and a count to the reference's float32 log-probabilities of the last `count` tokens."""
 
 type Drifts = Sequence[NDArray[np.float64]]
 """For each sequence of a group, d = log q − log p_ref of its sampled tokens, [sampled] float64."""
@@ -25,16 +25,16 @@ type Drifts = Sequence[NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class KLPenalty:
-    """A term λ · (mean(d) − d_t) in the advantage of each sampled token, with d = log q − log p_ref.
+    """A term λ · Σ_k γ^k (mean(d) − d_{t+k}) in the advantage of sampled token t, with d = log q − log p_ref.
 
-    The mean is over the sampled tokens of the group. With a discount γ, a token also answers for those after it in its
-    sequence: λ · Σ_k γ^k (mean(d) − d_{t+k}) over the sampled tokens from t on. Source: tinker-cookbook,
-    `incorporate_kl_penalty`; its mean is over the batch, which is not complete when a group is prepared. Either mean is
-    a baseline, and moves no expected gradient but for the part that a token has in it.
+    The sum is over the sampled tokens of the sequence from t on, the mean over the sampled tokens of the group. Without
+    a discount γ the term is λ · (mean(d) − d_t). Source: tinker-cookbook, `incorporate_kl_penalty`, whose mean is over
+    the batch; here a group is prepared before the batch is complete. Either mean is a baseline: it changes the expected
+    gradient only by the token's own share of the mean.
 
     Args:
-        score: the reference.
-        coefficient: λ, above 0.
+        score: reference policy.
+        coefficient: λ > 0.
         discount: γ, from 0 to 1.
     """
 
@@ -43,11 +43,7 @@ class KLPenalty:
     discount: float = 0.0
 
     async def drifts(self, data: Sequence[Datum]) -> Drifts:
-        """Return the drifts of a group's sequences.
-
-        Raises:
-            ServiceError: the service failed after retries, or gave no log-probability for a token.
-        """
+        """Request the drifts of a group's sequences; raise ServiceError if the reference fails."""
         return await run_together(self._drift(datum) for datum in data)
 
     def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
@@ -62,7 +58,7 @@ class KLPenalty:
         return penalized
 
     async def _drift(self, datum: Datum) -> NDArray[np.float64]:
-        """Return d of the sampled tokens of a sequence, [sampled] float64."""
+        """Request the drift of a sequence, [sampled] float64."""
         places = np.flatnonzero(datum.mask)
         if not len(places):
             return np.empty(0)
@@ -70,17 +66,13 @@ class KLPenalty:
         scores = await self.score(datum.prompt + as_prompt(datum.targets[-1:]), last)
         drift = (datum.logprobs[-last:].astype(np.float64) - scores)[datum.mask[-last:]]
         if not np.isfinite(drift).all():
-            raise ServiceError("asking the reference: the service gave no log-probability for a sampled token")
+            raise ServiceError("asking the reference: the service returned no log-probability for a sampled token")
         return drift
 
 
 def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
-    """Return Σ_k discount^k · values[t + k] for each t, both [N] float64."""
+    """Return Σ_k discount^k · values[t + k] for each t, [N] float64."""
     if not discount:
         return values
-
-    def add(later: float, value: float) -> float:
-        return value + discount * later
-
     backwards: list[float] = values[::-1].tolist()
-    return np.array(list(accumulate(backwards, add)), np.float64)[::-1]
+    return np.array(list(accumulate(backwards, lambda later, value: value + discount * later)), np.float64)[::-1]

@@ -1,7 +1,8 @@
-"""The losses of a run by name, with their settings; the Tinker service or this machine computes them.
+"""Losses by name, with their settings; the service or this machine computes them.
 
-All are sums over tokens; scaling is in the advantages. Below, p is the trained model's probability of a token, q the
-sampler's, and A the advantage. Reading a configuration imports this module, so it loads no torch.
+Every loss is a sum over tokens; normalisation is applied to the advantages beforehand (`shaping`). Below, p is the
+trained model's probability of a token, q the sampler's, and A the advantage. Loading a configuration imports this
+module, so torch is imported in functions only.
 """
 
 from __future__ import annotations
@@ -36,51 +37,50 @@ class LossFunction(Protocol):
     """
 
     def __call__(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:
-        """Return the loss, a scalar tensor, and metrics to report.
+        """Return the loss and metrics to report.
 
         Args:
-            logprobs: for each datum, [N] float32, the trainer's log-probability of each target; differentiate these.
+            logprobs: the trainer's log-probability of each target, [N] float32 for each datum; differentiate these.
         """
         ...
 
 
 class Loss(NamedSection):
-    """A loss that the service computes: its settings are its fields, its formula is in its docstring.
+    """A loss that the service computes; its fields are its settings.
 
-    The first paragraph of the docstring is the reference of the configuration, which finds the class by its name in
-    `LOSSES`.
+    `LOSSES` maps names to classes. The first paragraph of a class's docstring is shown in the configuration reference.
     """
 
     kind: ClassVar = "loss"
     passes: ClassVar[int] = 1
-    """Passes of the service over each sequence."""
+    """Number of forward passes that the service makes over each sequence."""
     needs_every_sequence: ClassVar[bool] = False
-    """A sequence without advantage may still have a gradient."""
-    by_sequence: ClassVar[bool] = False
-    """One ratio holds for a whole sequence, over its sampled tokens, which the service must know."""
-    normalize_problem: ClassVar[str | None] = None
-    """The reason why advantages may not be normalised; None if they may."""
+    """Train on sequences without an advantage too, because the loss may have a gradient on them."""
+    has_sequence_ratio: ClassVar[bool] = False
+    """The loss uses one ratio p/q per sequence, over its sampled tokens; requests must mark these tokens."""
+    normalization_problem: ClassVar[str | None] = None
+    """Reason why advantages cannot be normalised with this loss; None if they can."""
     service_name: ClassVar[str | None] = None
-    """The service's name of the loss, if it is another."""
+    """Name of the loss in the service's API, if it differs from `name`."""
     clips_tokens: ClassVar[bool] = False
-    """`clips` tells which, for the metric `optim/ratio/clipped`."""
+    """True if `clips` reports clipped tokens, for the metric `optim/ratio/clipped`."""
 
     def service_loss(self) -> tuple[str, dict[str, float]]:
-        """Return the service's name of the loss and its settings there."""
+        """Return the name and the settings of the loss in the service's API."""
         return self.service_name or self.name, {}
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools | None:
-        """Return which sampled tokens of a sequence the loss clips, [S]; None if it never clips.
+        """Return the mask of clipped tokens of a sequence, [S]; None if the loss never clips.
 
         Args:
-            log_ratios: [S], log p(trainer) − log q(sampler).
+            log_ratios: log p − log q of the sampled tokens, [S].
             advantages: [S].
         """
         return None
 
 
 class ClippedLoss(Loss):
-    """A loss with bounds of the ratio p/q; `clips` is the rule of PPO."""
+    """A loss with bounds of the ratio p/q, clipped as in PPO."""
 
     clips_tokens: ClassVar = True
     clip_low: float
@@ -91,12 +91,12 @@ class ClippedLoss(Loss):
         return self.service_name or self.name, bounds
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools:
-        """Return which ratios are past the bound in the direction of their advantage, and so have no gradient."""
+        """Mask the tokens without a gradient: ratio above `clip_high` with A > 0, or below `clip_low` with A < 0."""
         low, high = self._outside(log_ratios)
         return (low & (advantages < 0)) | (high & (advantages > 0))
 
     def _outside(self, log_ratios: Values) -> tuple[Bools, Bools]:
-        """Return which ratios are below the lower bound, and which above the upper one."""
+        """Return the masks of ratios below the lower bound and above the upper bound."""
         with np.errstate(over="ignore"):  # infinity is above any bound
             ratios = np.exp(log_ratios)
         return ratios < self.clip_low, ratios > self.clip_high
@@ -105,7 +105,7 @@ class ClippedLoss(Loss):
 class LocalLoss(Loss):
     """A loss that is differentiated on this machine, with a second pass over the batch.
 
-    The service first returns log-probabilities, and then takes the gradient with respect to them.
+    The service first returns log-probabilities, then receives the gradient with respect to them.
     """
 
     passes: ClassVar = 2
@@ -117,53 +117,53 @@ class LocalLoss(Loss):
 
 
 class ImportanceSampling(Loss):
-    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities. The ratio is not bounded: with an old
-    sampler, `cispo` is the same with a bound.
+    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities. The ratio has no bound; `cispo` adds a
+    bound, for samplers with old weights.
     """
 
     name: ClassVar = "importance_sampling"
 
 
 class PPO(ClippedLoss):
-    """PPO's clipped surrogate, −Σ min((p/q)·A, clip(p/q)·A): a token past the bounds has no gradient any more."""
+    """PPO's clipped surrogate, −Σ min((p/q)·A, clip(p/q)·A); clipped tokens have no gradient."""
 
     name: ClassVar = "ppo"
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Lower bound of the ratio p/q itself, as the Tinker service takes it and has it by default."""
+    """Lower bound of the ratio p/q, not of its distance to 1; the service's parameter and default."""
     clip_high: Annotated[float, Field(ge=1)] = 1.2
-    """Upper bound of the ratio p/q, by default the service's own."""
+    """Upper bound of the ratio p/q; the service's default."""
 
 
 class CISPO(ClippedLoss):
-    """−Σ clip(p/q)·A·log p with the ratio held constant: truncated importance weights. Every token keeps a gradient."""
+    """−Σ clip(p/q)·A·log p with a constant ratio: truncated importance weights. Every token keeps a gradient."""
 
     name: ClassVar = "cispo"
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Lower bound of the weight p/q. At 0, the service's own, only large weights are cut, which are what adds noise."""
+    """Lower bound of the weight p/q. The default, also the service's, truncates only large weights: these cause the
+    variance."""
     clip_high: Annotated[float, Field(ge=1)] = 4.0
-    """Upper bound of the weight p/q, by default the service's own; 1 gives no token more than its on-policy weight."""
+    """Upper bound of the weight p/q; the service's default. 1 caps every weight at its on-policy value."""
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools:
-        """Return which weights are cut."""
+        """Mask the tokens whose weights are truncated."""
         low, high = self._outside(log_ratios)
         return low | high
 
 
 class DRO(LocalLoss):
-    """−Σ (A·log p − β/2·(log p − log q)²), which draws the policy towards the sampler's. Computed on this machine, with
-    a second pass over the batch: the service's own would draw the tokens that were not sampled, too.
+    """−Σ (A·log p − β/2·(log p − log q)²), with a quadratic penalty that keeps p close to q. Computed on this machine,
+    with a second pass over the batch, because the service's `dro` also penalises tokens that were not sampled.
 
-    Source: Richemond et al. 2024 (arXiv:2405.19107). Where no token was sampled there is no q, and any number in
-    its place would be trained towards.
+    Source: Richemond et al. 2024 (arXiv:2405.19107). Tokens that were not sampled have no q.
     """
 
     name: ClassVar = "dro"
-    normalize_problem: ClassVar = (
-        "dro is not linear in the advantage, so that dividing it would change what beta means; set normalize to none, "
+    normalization_problem: ClassVar = (
+        "dro is not linear in the advantage, so normalisation would change the meaning of beta; set normalize to none, "
         "or use another loss"
     )
     beta: Annotated[float, Field(gt=0)] = 0.05
-    """Strength of the pull, by default as in the service's documentation."""
+    """Coefficient β of the penalty; the default of the service's documentation."""
 
     def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:  # noqa: D102  inherited
         import torch
@@ -181,21 +181,21 @@ class GSPO(PPO):
     """PPO's clipped surrogate with one ratio for a whole sequence, the geometric mean of its sampled tokens' p/q."""
 
     name: ClassVar = "gspo"
-    by_sequence: ClassVar = True
+    has_sequence_ratio: ClassVar = True
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Lower bound of the sequence's ratio, by default that of the service. A mean over tokens moves little: GSPO's
-    authors clip at 0.9997."""
+    """Lower bound of the sequence's ratio; the service's default. A mean over tokens varies little: GSPO's authors clip
+    at 0.9997."""
     clip_high: Annotated[float, Field(ge=1)] = 1.2
-    """Upper bound of the sequence's ratio, by default that of the service; GSPO's authors clip at 1.0004."""
+    """Upper bound of the sequence's ratio; the service's default. GSPO's authors clip at 1.0004."""
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools:
-        """Return which tokens have an advantage in whose direction the ratio of the sequence is past the bound."""
+        """Mask tokens by PPO's rule, with the sequence's mean log-ratio in place of each token's."""
         mean = np.full_like(log_ratios, log_ratios.mean()) if len(log_ratios) else log_ratios
         return super().clips(mean, advantages)
 
 
 LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (ImportanceSampling, PPO, CISPO, DRO, GSPO)}
-"""Losses that a configuration's `loss` names; add a class of your own to make its name known."""
+"""Classes of the losses by name; add a class of your own to make its name known."""
 
 
 class FunctionLoss(LocalLoss):
@@ -209,7 +209,7 @@ class FunctionLoss(LocalLoss):
 
 
 def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-    """Return the value and the metrics of a local loss, checked; raise UsageError if it fails or returns others."""
+    """Return the value and the metrics of a local loss; raise UsageError if it fails or they are invalid."""
     import torch
 
     from rlkit.algorithms.user_code import describe_error, describe_value, safe_str
@@ -219,7 +219,7 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
 
     try:
         result = cast("object", loss.compute(data, logprobs))
-    except (Exception, SystemExit) as error:  # the user's own code; an exit would leave the SDK's thread without a word
+    except (Exception, SystemExit) as error:  # the user's own code; SystemExit would silently end the SDK's thread
         raise fault(describe_error(error)) from error
     pair = cast("tuple[object, ...]", result) if isinstance(result, tuple) else ()
     value, metrics = pair if len(pair) == 2 else (None, None)
@@ -234,6 +234,6 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
     for name, number in cast("Mapping[str, float]", metrics).items():
         try:
             reported[name] = float(number)
-        except (TypeError, ValueError, RuntimeError) as error:  # the last is a tensor's of several numbers
-            raise fault(f"the metric {name!r} is no number: {safe_str(error)}") from error
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
+            raise fault(f"the metric {name!r} is not a number: {safe_str(error)}") from error
     return value, reported

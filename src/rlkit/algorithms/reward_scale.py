@@ -1,7 +1,6 @@
-"""Equality of rewards, and the unit that they are computed in.
+"""Scale rewards to [−1, 1] by powers of two, and merge rewards that differ only by rounding.
 
-Invariants: changing the unit is exact, and sums and squares in it can neither overflow nor vanish; rewards that differ
-only by rounding are equal.
+Invariant: scaling is exact, and sums and squares of scaled rewards neither overflow nor underflow.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ if TYPE_CHECKING:
 type Values = NDArray[np.float64]
 
 EQUAL = 1e-9
-"""Share of the largest reward up to which two are equal: far above what the order of a sum changes in float64, so that
-no estimator divides by rounding errors, and far below what a grader means to tell apart."""
+"""Relative difference, to the largest reward, up to which two rewards are equal. It is far above the rounding errors of
+float64 sums, which no estimator must divide by, and far below differences that a grader intends."""
 
 
 def map_rewards(
     rewards: Values, formula: Callable[[Values], Values], *, in_reward_units: bool, valid: Bools | None = None
 ) -> Values:
-    """Return [G] advantages by a formula of the valid rewards; 0 for other episodes, and for all if these are equal.
+    """Return [G] advantages of valid episodes by a formula; 0 for other episodes, and for all if rewards are equal.
 
     Args:
         rewards: [G].
-        formula: from rewards [n], not all equal and in a unit in which none is above 1, to advantages [n].
-        in_reward_units: the advantages grow with the rewards, and are put back into their unit.
-        valid: [G]; None for those with a finite reward.
+        formula: function from [n] rewards, not all equal and scaled to [−1, 1], to [n] advantages.
+        in_reward_units: scale the advantages back to the unit of the rewards.
+        valid: [G]; None for all finite rewards.
     """
     valid = np.isfinite(rewards) if valid is None else valid
     advantages = np.zeros(len(rewards))
@@ -46,7 +45,7 @@ def map_rewards(
 
 
 def exponent(values: Values) -> int:
-    """Return e with |values| ≤ 2^e; a change to this unit and back is exact."""
+    """Return e with |values| ≤ 2^e; scaling by 2^−e and back is exact."""
     return int(np.frexp(np.abs(values).max(initial=0.0))[1])
 
 
@@ -57,7 +56,7 @@ def in_unit(values: Values, unit: int) -> Values:
 
 
 def merge_equal(values: Values) -> Values:
-    """Return [n] values in which equal ones are exactly so, as the least of them."""
+    """Return [n] values with each set of almost equal values replaced by its minimum."""
     order = np.argsort(values, kind="stable")
     ascending = values[order]
     is_new = np.diff(ascending, prepend=-np.inf) > EQUAL * np.abs(values).max(initial=0.0)

@@ -1,7 +1,7 @@
-"""Schedules: when groups are played, and when their gradients are computed.
+"""Schedules: the order of rollouts and gradients.
 
-Invariant: all that depends on the schedule of a run asks its class, so that a new one is one class and its line in
-`SCHEDULES`. `rlkit.training.schedule` plays what a schedule allows.
+Invariant: everything that depends on the schedule is decided by its class, so a new schedule is a class and its entry
+in `SCHEDULES`. `rlkit.training.schedule` starts the rollouts that a schedule allows.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from typing import ClassVar, Literal
 from rlkit._util.sections import NamedSection, Positive
 
 type Streaming = Literal["each_group", "ready_groups"]
-"""Division of the gradients that are requested while groups are in play.
+"""Requests for gradients while other groups are still running.
 
-With `each_group`, every group is a request of its own, sent at once; in the order of the draws, the requests are the
-same whatever the timing. With `ready_groups`, the groups that are ready share a request as soon as the service has
-answered the last one, since each request has a cost of its own.
+`each_group` sends a request for each group at once; in draw order, the requests do not depend on timing. `ready_groups`
+sends all ready groups in a request as soon as the previous one is answered, because each request has a fixed cost.
 """
 
 
 class Schedule(NamedSection):
-    """The order of playing and training; by default, a step trains on its groups once all of them are played.
+    """The order of rollouts and training; by default, a step is trained once all its groups have finished.
 
-    The first paragraph of a schedule's docstring is the reference of the configuration.
+    The first paragraph of a schedule's docstring is shown in the configuration reference.
     """
 
     kind: ClassVar = "schedule"
@@ -30,16 +29,16 @@ class Schedule(NamedSection):
 
     @property
     def steps_ahead(self) -> int:
-        """Number of steps that may be in play ahead of the one that is trained next; 0 is on-policy."""
+        """Number of steps that may run ahead of the next trained step; 0 is on-policy."""
         return 0
 
     @property
     def is_streaming(self) -> bool:
-        """True if gradients are computed before all groups of a step are there."""
+        """True if gradients are computed before all groups of a step have finished."""
         return False
 
     def streaming(self, *, is_repeatable: bool) -> Streaming | None:
-        """Return the division of the gradients that are requested early; None if none is.
+        """Return the division of early gradients into requests; None if no gradient is requested early.
 
         Args:
             is_repeatable: the service gives the same answers to the same requests.
@@ -47,23 +46,23 @@ class Schedule(NamedSection):
         return None
 
     def is_in_draw_order(self, *, is_repeatable: bool) -> bool:
-        """Return whether a step takes the groups drawn first, instead of those finished first."""
+        """Return whether a step takes groups in draw order, instead of in the order in which they finish."""
         return True
 
     def oldest_version(self, step: int) -> int:
-        """Return the oldest version of the weights that a group may be sampled with and trained on after `step`."""
+        """Return the oldest version of the weights that may have sampled a group trained after `step`."""
         return step - self.steps_ahead
 
 
 class Sync(Schedule):
-    """Play and training in turn: a step trains once all of its groups are played."""
+    """Rollouts and training in turn: a step is trained once all its groups have finished."""
 
     name: ClassVar = "sync"
 
 
 class Stream(Schedule):
-    """Gradients while groups are in play. A service that repeats its answers bit for bit gets groups in the order of
-    their draws, so that a run can be repeated; any other gets them as they finish.
+    """Gradients while other groups are running. If the service repeats its answers bit for bit, groups are sent in draw
+    order, so a run can be repeated; otherwise they are sent as they finish.
     """
 
     name: ClassVar = "stream"
@@ -72,12 +71,8 @@ class Stream(Schedule):
     def is_streaming(self) -> bool:  # noqa: D102  inherited
         return True
 
-    def streaming(self, *, is_repeatable: bool) -> Streaming:
-        """Return the division of gradients, which depends on timing only where the service does anyway.
-
-        With a service that does not repeat its numbers, the order of the draws gains nothing, and a step would wait for
-        a slow group before it computes the gradients of the groups drawn later.
-        """
+    def streaming(self, *, is_repeatable: bool) -> Streaming:  # noqa: D102  inherited
+        # draw order delays groups behind a slow one, without any gain if the service's answers vary anyway
         return "each_group" if is_repeatable else "ready_groups"
 
     def is_in_draw_order(self, *, is_repeatable: bool) -> bool:  # noqa: D102  inherited
@@ -85,14 +80,14 @@ class Stream(Schedule):
 
 
 class Async(Schedule):
-    """Play of later steps during training, with weights that are some steps old."""
+    """Rollouts of later steps during training, with weights that are some steps old."""
 
     name: ClassVar = "async"
     max_staleness: Positive = 1
-    """Steps between the weights that a group starts with and those that it trains."""
+    """Number of steps that rollouts may start ahead of the step that is trained next."""
     staleness: Literal["paced", "strict"] = "paced"
-    """`strict` keeps to `max_staleness` and takes groups in the order in which they were started, so that a step waits
-    for its slowest; `paced` keeps as many groups in play, and trains on a slow one when it is done."""
+    """`strict` trains groups in the order in which they started, with weights at most `max_staleness` steps old, so a
+    step waits for its slowest group. `paced` runs as many groups, and trains a slow group when it finishes."""
 
     @property
     def steps_ahead(self) -> int:  # noqa: D102  inherited

@@ -208,8 +208,8 @@ class NudgedEstimator(Estimator):
         return self.inner.title
 
     @property
-    def sees_steps(self) -> bool:  # noqa: D102  inherited
-        return self.inner.sees_steps
+    def needs_whole_steps(self) -> bool:  # noqa: D102  inherited
+        return self.inner.needs_whole_steps
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
         advantages = estimate_advantages(self.inner, groups)

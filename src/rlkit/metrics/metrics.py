@@ -211,7 +211,7 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
         "batch/groups": float(len(trained)),
         "batch/replaced": float(sum(group.played.is_usable and not group.is_trained for group in groups)),
         "batch/dropped": float(sum(not group.played.is_usable for group in groups)),
-        "batch/excess": float(sum(group.excess for group in trained)),
+        "batch/excess": float(sum(group.overlong for group in trained)),
         "batch/sampled_tokens": float(
             sum(episode.sampled_tokens for group in groups for episode in group.played.prepared.group.episodes)
         ),
@@ -226,7 +226,7 @@ def _estimator_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     """Return the metrics of the estimators, in the mean over the groups that have them."""
     values = dict[str, list[float]]()
     for group in prepared:
-        for name, value in group.report.items():
+        for name, value in group.estimator_metrics.items():
             for env in (group.group.env, "all"):
                 values.setdefault(f"env/{env}/advantage/{name}", []).append(value)
     return {key: _mean(column) for key, column in values.items()}

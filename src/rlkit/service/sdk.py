@@ -202,7 +202,7 @@ class TinkerLearner(Learner):
         self._usage = usage
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
-        wire = [_to_datum(datum, by_sequence=loss.by_sequence) for datum in data]
+        wire = [_to_datum(datum, by_sequence=loss.has_sequence_ratio) for datum in data]
         if isinstance(loss, LocalLoss):
             future = self._client.forward_backward_custom(wire, lambda _, logprobs: compute_loss(loss, data, logprobs))
         else:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.algorithms.datums import Excess, Preparation
+from rlkit.algorithms.datums import OverlongAction, Preparation
 from rlkit.config import load_config
 from rlkit.config.loading.run_config import find_run, find_run_config
 from rlkit.store.history import load_history
@@ -74,15 +74,17 @@ async def audit_run(run: str | Path) -> tuple[Path, dict[str, Audit]]:
     """
     directory = find_run(run)
     batch = load_config([find_run_config(directory)]).config.batch
-    return directory, await audit(directory, max_tokens=batch.max_tokens, excess=batch.overlong)
+    return directory, await audit(directory, max_tokens=batch.max_tokens, overlong=batch.overlong)
 
 
-async def audit(directory: Path, *, max_tokens: int | None = None, excess: Excess = "truncate") -> dict[str, Audit]:
+async def audit(
+    directory: Path, *, max_tokens: int | None = None, overlong: OverlongAction = "truncate"
+) -> dict[str, Audit]:
     """Check all steps of a run up to the first mismatch, and check that no draw occurs in two steps.
 
     Args:
         max_tokens: value of `batch.max_tokens` in the run.
-        excess: value of `batch.overlong` in the run.
+        overlong: value of `batch.overlong` in the run.
 
     Returns:
         Counts by name of the environment.
@@ -98,7 +100,7 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
             steps_by_draw[name][group.draw].append(step)
             if not member.is_trained:
                 continue
-            group_audit = await audit_group(group, max_tokens=max_tokens, excess=excess)
+            group_audit = await audit_group(group, max_tokens=max_tokens, overlong=overlong)
             if group_audit.mismatch is not None:
                 group_audit = Audit(mismatch=f"step {step}, {name}, task {group.task}: {group_audit.mismatch}")
             audits[name] = audits.get(name, Audit()) + group_audit
@@ -134,9 +136,9 @@ def _render_ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-async def audit_group(group: Group, *, max_tokens: int | None = None, excess: Excess = "truncate") -> Audit:
+async def audit_group(group: Group, *, max_tokens: int | None = None, overlong: OverlongAction = "truncate") -> Audit:
     """Rebuild a group's training sequences and check them."""
-    numbered = Preparation({group.env: _number_turns}, every_sequence=True, max_tokens=max_tokens, excess=excess)
+    numbered = Preparation({group.env: _number_turns}, every_sequence=True, max_tokens=max_tokens, overlong=overlong)
     return check(group, (await numbered.prepare(group)).data, whole=max_tokens is None)
 
 

@@ -302,8 +302,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:
-        if self.loss.normalize_problem and self.batch.normalize != "none":
-            raise ValueError(f"batch.normalize: {self.loss.normalize_problem}")
+        if self.loss.normalization_problem and self.batch.normalize != "none":
+            raise ValueError(f"batch.normalize: {self.loss.normalization_problem}")
         if self.steps is not None:
             self.optimizer.check_steps(self.steps)
         if self.length_penalty.coefficient:
