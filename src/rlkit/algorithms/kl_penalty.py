@@ -74,5 +74,9 @@ def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.
     """Return Σ_k discount^k · values[t + k] for each t, [N] float64."""
     if not discount:
         return values
+
+    def add(later: float, value: float) -> float:
+        return value + discount * later
+
     backwards: list[float] = values[::-1].tolist()
-    return np.array(list(accumulate(backwards, lambda later, value: value + discount * later)), np.float64)[::-1]
+    return np.array(list(accumulate(backwards, add)), np.float64)[::-1]
