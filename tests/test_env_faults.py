@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.chat.format import Parsed
+from rlkit.chat.format import ParsedReply
 from rlkit.testing import ByteChat, World
 from rlkit.types import Json, Tokens
 
@@ -75,10 +75,10 @@ class Calls:
 class ToolChat(ByteChat):
     """Every other reply is a call of a tool."""
 
-    def parse(self, completion: Tokens) -> Parsed:
+    def parse(self, completion: Tokens) -> ParsedReply:
         call: rlkit.ToolCall = {"id": "1", "name": "look", "arguments": {}}
         message: rlkit.Message = {"role": "assistant", "content": self.decode(completion)}
-        return Parsed({**message, "tool_calls": [call]} if len(completion) % 2 else message)
+        return ParsedReply({**message, "tool_calls": [call]} if len(completion) % 2 else message)
 
 
 class Tools(rlkit.ToolEnv[list[str]]):
@@ -249,5 +249,5 @@ def test_the_state_of_a_source_must_be_json(tmp_path: Path) -> None:
     source = Source("none", 1, RuntimeError())
     source.state_dict = lambda: {"seen": {1, 2}}  # type: ignore[dict-item,method-assign]  on purpose
     run.tasks = source  # type: ignore[assignment]
-    with pytest.raises(rlkit.EnvironmentFault, match="the state of the task source of words is no JSON"):
+    with pytest.raises(rlkit.EnvironmentFault, match="the state of the task source of words is not JSON"):
         run.train()

@@ -170,7 +170,7 @@ def test_an_unknown_renderer_is_one_clear_line(tokenizer) -> None:
 
 def test_a_template_without_images_says_so(tokenizer) -> None:
     message: Message = {"role": "user", "content": [{"type": "image", "image": "x.png"}]}
-    with pytest.raises(UsageError, match="takes no images"):
+    with pytest.raises(UsageError, match="does not support images"):
         TemplateChat(tokenizer).render([message])
 
 
@@ -201,7 +201,7 @@ def test_a_renderer_that_cannot_show_images_says_so(tokenizer, renderer: str) ->
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "add", "tool_call_id": "call_0", "content": [{"type": "image", "image": dot}]},
     ]
-    with pytest.raises(UsageError, match=r"chat\.renderer: .* takes no images: choose one that does"):
+    with pytest.raises(UsageError, match=r"chat\.renderer: .* does not support images: choose one that does"):
         chat.render(conversation, [TOOL])
     chat.render([*conversation[:2], {**conversation[2], "content": "a dot"}], [TOOL])
 

@@ -151,7 +151,7 @@ def test_real_formats_read_the_answer_and_keep_the_thinking_apart(
 
     prompt: Prompt = chat.render(ASKED)
     thought = tokens(thinking + " about it" * 20)
-    told = chat.last_words(prompt, thought, PHRASE)
+    told = chat.close_thinking(prompt, thought, PHRASE)
     stop = np.array([one for one in chat.stop if isinstance(one, int)][:1], np.int32)
     answer = np.concatenate([tokens("The answer is 42."), stop])
     message = chat.parse(np.concatenate([thought, told, answer])).message
@@ -160,7 +160,7 @@ def test_real_formats_read_the_answer_and_keep_the_thinking_apart(
     if renderer != "qwen3_instruct":
         assert text == "The answer is 42."
         assert "enough" in message.get("thinking", "")
-    assert not len(chat.last_words(prompt, np.concatenate([thought, told, tokens("The")]), PHRASE)) or (
+    assert not len(chat.close_thinking(prompt, np.concatenate([thought, told, tokens("The")]), PHRASE)) or (
         renderer == "qwen3_instruct"
     )
 

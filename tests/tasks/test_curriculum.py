@@ -190,7 +190,7 @@ def test_where_every_weight_is_nothing_all_tasks_are_drawn_alike() -> None:
 
 @BOTH
 def test_a_group_of_another_task_is_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(EnvironmentFault, match="'task-9' is of none of the curriculum's tasks"):
+    with pytest.raises(EnvironmentFault, match="'task-9' is not a task of the curriculum"):
         Mixture({"words": source(settings)}, weights={"words": 1}, seed=0).observe(played(9, [0.0]))
 
 
@@ -200,7 +200,7 @@ def test_the_state_of_another_source_is_refused(settings: dict[str, object]) -> 
         source(settings).load_state_dict(as_source([Word(0)], seed=0).state_dict())
     larger = source(settings, count=5)
     told(larger, [0.5] * 5)
-    with pytest.raises(UsageError, match="there was a task 'task-4', and now there is none"):
+    with pytest.raises(UsageError, match="the task 'task-4' no longer exists"):
         source(settings).load_state_dict(larger.state_dict())
 
 
@@ -227,7 +227,7 @@ class Own(rlkit.TaskSource):
     ("tasks", "said"),
     [
         (Own(), "has no effect: a Own is a task source"),
-        ([Word(0)], "needs two at least, not 1"),
+        ([Word(0)], "needs at least two tasks to choose from, not 1"),
         ([Word(0), Nameless()], "task 1 has no task_id"),
         ([Word(0), Word(1), Word(0)], "tasks 0 and 2 have the same task_id, 'task-0'"),
     ],

@@ -263,7 +263,7 @@ def test_epochs_take_the_place_of_the_steps_that_there_are_by_default() -> None:
 
 
 def test_a_source_without_a_number_of_tasks_is_refused_in_one_line(tmp_path: Path) -> None:
-    told = "epochs: how many tasks envs.words has is not known, since a Endless is a task source"
+    told = "epochs: the number of tasks of envs.words is unknown, because a Endless is a task source"
     with pytest.raises(UsageError, match=told):
         Simulation(tmp_path / "run", tasks=Endless(), settings={"steps": None, "epochs": 1}).trainer()  # type: ignore[arg-type]
     config = load_config([], settings={"model": "m", "epochs": 1, "envs": {"words": {"env": f"{__file__}:endless"}}})
@@ -287,15 +287,14 @@ def of_epochs(**settings: object) -> Config:
 
 def test_an_estimate_counts_the_draws_and_not_the_places_of_the_steps() -> None:
     tasks = {"words": words(7)}
-    config = resolve_steps(of_epochs(), tasks)
+    config = resolve_steps(of_epochs(), tasks, note=print)
     free = Price(prefill=1.0, cached=1.0, sample=1.0, train=1.0)
     made = estimate(config, {"words": (one(), one())}, {}, price=free, speed=None, draws=count_draws(config, tasks))
     assert config.step_count == 4
     assert made.tokens.low == 14 * 3 * (10 + 5), "the least has nothing to train on"
     assert made.tokens.high == 14 * 3 * (10 + 5 + 15)
-    replacing = resolve_steps(
-        of_epochs(batch={"groups": 4, "replace_uninformative": True, "max_replaced_groups": 3}), tasks
-    )
+    replacing_batch = {"groups": 4, "replace_uninformative": True, "max_replaced_groups": 3}
+    replacing = resolve_steps(of_epochs(batch=replacing_batch), tasks, note=print)
     assert [extent(replacing, count_draws(replacing, tasks), long=long).steps for long in (False, True)] == [2, 4]
 
 

@@ -73,8 +73,8 @@ def test_one_task_alone_is_a_collection_of_one() -> None:
     [
         ([5], "task 0 is of type int"),
         ([Played(), Played], "task 1 is the class Played itself"),
-        ("arithmetic", "type str is no collection"),
-        (5, "type int is no collection"),
+        ("arithmetic", "type str is not a collection"),
+        (5, "type int is not a collection"),
         ([], "no tasks"),
     ],
 )

@@ -26,16 +26,13 @@ class Schedule(NamedSection):
 
     kind: ClassVar = "schedule"
     key: ClassVar = "mode"
+    is_streaming: ClassVar[bool] = False
+    """True if gradients are computed before all groups of a step have finished."""
 
     @property
     def steps_ahead(self) -> int:
         """Number of steps that may run ahead of the next trained step; 0 is on-policy."""
         return 0
-
-    @property
-    def is_streaming(self) -> bool:
-        """True if gradients are computed before all groups of a step have finished."""
-        return False
 
     def streaming(self, *, is_repeatable: bool) -> Streaming | None:
         """Return the division of early gradients into requests; None if no gradient is requested early.
@@ -66,10 +63,7 @@ class Stream(Schedule):
     """
 
     name: ClassVar = "stream"
-
-    @property
-    def is_streaming(self) -> bool:  # noqa: D102  inherited
-        return True
+    is_streaming: ClassVar = True
 
     def streaming(self, *, is_repeatable: bool) -> Streaming:  # noqa: D102  inherited
         # draw order delays groups behind a slow one, without any gain if the service's answers vary anyway

@@ -1,7 +1,6 @@
-"""Tokenizers that come with Python packages, and need no hub.
+"""Tokenizers from Python packages, which need no hub.
 
-Invariant: text with special tokens becomes the tokens of the model's own tokenizer, and every token becomes its text
-again.
+Invariant: text with special tokens is encoded as by the model's own tokenizer, and every token decodes to its text.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ TML_TOKENIZERS = {
     r"zai-org/GLM-5\.3.*": "GlmTokenizer",
     r"nvidia/NVIDIA-Nemotron-3-.+": "Nemotron3Tokenizer",
 }
-"""Classes in `tml_renderers.tokenizers` by a pattern of the names of their models."""
+"""Classes in `tml_renderers.tokenizers` by patterns of model names."""
 
 _LLAMA = re.compile(r"meta-llama/(Meta-)?Llama-3.*")
 """Models whose tokenizer is in the package llama-models."""
 
-_EOS_OVERRIDES = {"HarmonyTokenizer": "<|return|>"}
-"""Tokens that end a text, for classes that name another one."""
-
 _REPLY_TOKENS = re.compile(r"</?(think|tool_call|tool_response|arg_key|arg_value)>")
-"""Special tokens that are part of a reply's text; decoding without special tokens keeps them."""
+"""Special tokens that are part of a reply's text: `skip_special_tokens` keeps them."""
 
 
 class Vocabulary(Protocol):
@@ -41,15 +37,15 @@ class Vocabulary(Protocol):
 
 
 class PackagedTokenizer:
-    """A package's tokenizer with the part of the interface of `transformers` that chat formats use.
+    """A package's tokenizer with the part of the `transformers` interface that chat formats use.
 
     Args:
-        special: ids of the special tokens by their texts.
-        eos: text of the token that ends a text.
-        bos: text of the token that begins one, if there is such a token.
+        special: ids of the special tokens by text.
+        eos: text of the end-of-text token.
+        bos: text of the beginning-of-text token, if the model has one.
     """
 
-    chat_template: str | None = None  # tinker-cookbook's renderers write the conversations
+    chat_template: str | None = None  # tinker-cookbook's renderers replace it
 
     def __init__(
         self, name: str, vocabulary: Vocabulary, special: Mapping[str, int], *, eos: str, bos: str | None = None
@@ -74,7 +70,7 @@ class PackagedTokenizer:
         """Return the tokens of a text with special tokens.
 
         Args:
-            add_special_tokens: prepend the model's token for the beginning of a text, if it has one.
+            add_special_tokens: prepend the beginning-of-text token, if the model has one.
             split_special_tokens: encode special tokens as ordinary text.
         """
         tokens = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else list[int]()
@@ -95,7 +91,7 @@ class PackagedTokenizer:
         return self._vocabulary.decode(tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int] | None:
-        """Return the id of a special token, or None for another text; for a list of special tokens, their ids."""
+        """Return the id of a special token, None for other text, or the ids of a list of special tokens."""
         if isinstance(tokens, str):
             return self._special.get(tokens)
         return [self._special[token] for token in tokens]
@@ -106,45 +102,36 @@ class PackagedTokenizer:
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
-def load_bundled_tokenizer(model: str) -> PackagedTokenizer | None:
-    """Return the tokenizer of a model from an installed package; None if no package has it."""
-    model = model.split(":", 1)[0]
-    for pattern, name in TML_TOKENIZERS.items():
-        if re.fullmatch(pattern, model):
-            return _load_tml(model, name)
-    if _LLAMA.fullmatch(model) and importlib.util.find_spec("llama_models") is not None:
-        return _load_llama(model)
-    return None
-
-
 class _TmlTokenizer(Vocabulary, Protocol):
     """A tokenizer of `tml_renderers`."""
 
     eos_token: str
-    bos_token: str
 
     def special_tokens(self) -> list[str]: ...
 
     def encode_special(self, name: str) -> int: ...
 
 
-@cache
-def _load_tml(model: str, name: str) -> PackagedTokenizer:
-    module = importlib.import_module("tml_renderers.tokenizers")
-    tokenizer = cast("Callable[[], _TmlTokenizer]", getattr(module, name))()
-    special = {tokenizer.decode([token]): token for token in map(tokenizer.encode_special, tokenizer.special_tokens())}
-    eos = _EOS_OVERRIDES.get(name) or tokenizer.decode([tokenizer.encode_special(tokenizer.eos_token)])
-    return PackagedTokenizer(model, tokenizer, special, eos=eos)
-
-
-class _Llama(Protocol):
+class _LlamaTokenizer(Protocol):
     special_tokens: Mapping[str, int]
     model: Vocabulary
 
 
 @cache
-def _load_llama(model: str) -> PackagedTokenizer:
-    module = importlib.import_module("llama_models.llama3.tokenizer")
-    get_instance = cast("Callable[[], _Llama]", module.Tokenizer.get_instance)
-    llama = get_instance()
-    return PackagedTokenizer(model, llama.model, llama.special_tokens, eos="<|eot_id|>", bos="<|begin_of_text|>")
+def load_bundled_tokenizer(model: str) -> PackagedTokenizer | None:
+    """Return the tokenizer of a model from an installed package; None if no package has it."""
+    model = model.split(":", 1)[0]
+    for pattern, name in TML_TOKENIZERS.items():
+        if re.fullmatch(pattern, model):
+            module = importlib.import_module("tml_renderers.tokenizers")
+            tml = cast("Callable[[], _TmlTokenizer]", getattr(module, name))()
+            special = {tml.decode([token]): token for token in map(tml.encode_special, tml.special_tokens())}
+            # the class for gpt-oss names another token as the end of a text
+            is_harmony = name == "HarmonyTokenizer"
+            eos = "<|return|>" if is_harmony else tml.decode([tml.encode_special(tml.eos_token)])
+            return PackagedTokenizer(model, tml, special, eos=eos)
+    if _LLAMA.fullmatch(model) and importlib.util.find_spec("llama_models") is not None:
+        module = importlib.import_module("llama_models.llama3.tokenizer")
+        llama = cast("Callable[[], _LlamaTokenizer]", module.Tokenizer.get_instance)()
+        return PackagedTokenizer(model, llama.model, llama.special_tokens, eos="<|eot_id|>", bos="<|begin_of_text|>")
+    return None

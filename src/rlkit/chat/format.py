@@ -1,7 +1,7 @@
-"""The protocol of chat formats: messages become a prompt, and a completion becomes a message.
+"""Protocol of chat formats: render messages as a prompt, and parse a completion as a message.
 
-Invariant: the prompt of a follow-up turn extends the exact tokens of the turn before it, or is refused. Text that was
-rendered, sampled and parsed is never tokenised again in the place of the sampled tokens.
+Invariant: the prompt of a follow-up turn extends the exact tokens of the previous turn, or there is no extension.
+Sampled tokens are never replaced by a tokenisation of their text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.types import Json, Message, Prompt, Tokens, Tool, ToolCall, Turn
 
 TAIL_TOKENS = 32
-"""Tokens at the end of a prompt that tell whether the model is thinking there."""
+"""Number of tokens at the end of a prompt in which to look for the start of thinking."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedReply:
     """A completion as a message, and the raw texts of tool calls that could not be parsed."""
 
     message: Message
@@ -30,33 +30,33 @@ class Parsed:
 
 
 class ChatFormat(Protocol):
-    """The notation of one model's conversations."""
+    """The notation of a model's conversations."""
 
     stop: tuple[str, ...] | tuple[int, ...]
     """Strings or tokens that end an assistant's turn."""
 
     keeps_thinking: bool
-    """True if an earlier turn's thinking stays in later prompts."""
+    """True if later prompts keep the thinking of earlier turns."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         """Return the prompt for the assistant's next message."""
         ...
 
-    def parse(self, completion: Tokens) -> Parsed:
-        """Return the message of a completion; never raises, whatever a model wrote."""
+    def parse(self, completion: Tokens) -> ParsedReply:
+        """Return the message of a completion; never raises."""
         ...
 
-    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
-        """Return the tokens that end the thinking of a truncated reply and open its answer; none if it is answering."""
+    def close_thinking(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+        """Return tokens that end the thinking of a truncated reply and open its answer; none if it is answering."""
         text = self.decode(np.concatenate([prompt.tokens[-TAIL_TOKENS:], completion]))
         return self.encode(end_of_thinking(text, phrase))
 
     def encode(self, text: str) -> Tokens:
-        """Return plain text as tokens, without special ones."""
+        """Return plain text as tokens, without special tokens."""
         ...
 
     def decode(self, tokens: Tokens) -> str:
-        """Return tokens as text, without special ones."""
+        """Return tokens as text, without special tokens."""
         ...
 
 
@@ -65,15 +65,14 @@ def extend(
 ) -> Prompt | None:
     """Return the prompt for `messages` as an extension of the exact tokens `prefix`, or None if the format has none.
 
-    The text that a format writes after an assistant's message depends neither on that message nor on the texts before
-    it. The conversation is rendered twice with short texts, and with two different replies in the place of the sampled
-    one. The longest common tail of the two is the end of the reply's turn, the new messages and the header of the next
-    turn. It follows `prefix` token for token.
+    The text after an assistant's message depends neither on that message nor on earlier texts. So the conversation is
+    rendered twice, with short texts and two different replies in place of the sampled reply. The longest common tail is
+    the end of the reply's turn, the new messages and the header of the next turn. It is appended to `prefix`.
 
     Args:
-        prefix: the prompt and completion of `turn`.
-        messages: the whole conversation; message `replied` is the one that `turn` sampled.
-        tools: the tools of `turn`.
+        prefix: prompt and completion of `turn`.
+        messages: the whole conversation; `turn` sampled the message with index `replied`.
+        tools: tools of `turn`.
     """
     if not chat.keeps_thinking and any("thinking" in message for message in messages[: replied + 1]):
         return None
@@ -86,8 +85,8 @@ def extend(
 
 
 def _shorten(message: Message) -> Message:
-    """Return a message of the same kind with a text of one token."""
-    if message["role"] == "system":  # some templates look for switches in it
+    """Return a message of the same kind with a one-token text."""
+    if message["role"] == "system":  # some templates look for switches in the system message
         return message
     short: Message = {**message, "content": "0"}
     if "thinking" in short:
@@ -96,32 +95,30 @@ def _shorten(message: Message) -> Message:
 
 
 def _common_tail(a: Tokens, b: Tokens) -> int:
-    """Count the tokens at the end that both have."""
+    """Return the length of the longest common suffix."""
     count = min(len(a), len(b))
     differ = np.flatnonzero(a[::-1][:count] != b[::-1][:count])
     return int(differ[0]) if len(differ) else count
 
 
 def _overlap(completion: Tokens, tail: Tokens) -> int:
-    """Count the tokens of the tail that the completion already ends with: its stop token or string."""
-    for count in range(min(len(completion), len(tail)), 0, -1):
-        if np.array_equal(completion[-count:], tail[:count]):
-            return count
-    return 0
+    """Return the number of tokens that end the completion and begin the tail, such as a stop token."""
+    counts = range(min(len(completion), len(tail)), 0, -1)
+    return next((count for count in counts if np.array_equal(completion[-count:], tail[:count])), 0)
 
 
 THINKING = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
-"""A reasoning block at the head of a reply; one that was cut off runs to the end."""
+"""A reasoning block at the beginning of a reply; a truncated block extends to the end."""
 
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-"""A tool call in the notation that most open chat templates share (Hermes)."""
+"""A tool call in the notation of most open chat templates (Hermes)."""
 
 MAX_NESTING = 64
-"""Tool-call arguments nested deeper are malformed: copying or writing them recurses, and stacks end."""
+"""Maximum depth of tool-call arguments: copying and writing them is recursive, and the stack is limited."""
 
 
-def parse_text(text: str) -> Parsed:
-    """Read a reply in the notation of most chat templates: `<think>` first, `<tool_call>` with JSON anywhere."""
+def parse_text(text: str) -> ParsedReply:
+    """Parse a reply in the notation of most chat templates: `<think>` first, `<tool_call>` with JSON anywhere."""
     message: Message = {"role": "assistant", "content": text}
     if thought := THINKING.match(text):
         message["thinking"] = thought[1].strip()
@@ -136,15 +133,15 @@ def parse_text(text: str) -> Parsed:
     message["content"] = TOOL_CALL.sub("", text).strip() if calls or malformed else text.strip()
     if calls:
         message["tool_calls"] = calls
-    return Parsed(message, tuple(malformed))
+    return ParsedReply(message, tuple(malformed))
 
 
 def _read_call(block: str, *, number: int) -> ToolCall | None:
     try:
         call = json.loads(block)
-        # NaN, infinity and lone surrogates could not be written again, to a prompt or to the journal
+        # reject NaN, infinity and lone surrogates, which cannot be written to a prompt or the journal
         json.dumps(call, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # a model may nest brackets deeper than the parser's stack
+    except (ValueError, RecursionError):  # brackets nested deeper than the parser's stack
         return None
     match call:
         case {"name": str(name), "arguments": dict()} if _nests_within(MAX_NESTING, call["arguments"]):

@@ -1,6 +1,6 @@
-"""A quick check that the Hugging Face hub can be reached.
+"""Quick check of the connection to the Hugging Face hub.
 
-Invariant: the check takes at most `LIMIT_S`; the hub's own libraries would retry for more than a minute.
+Invariant: the check takes at most `LIMIT_S`; the hub's own libraries retry for more than a minute.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ from urllib.request import getproxies, proxy_bypass
 LIMIT_S = 0.8
 """Time limit of a connection to the hub."""
 
-_HUB = "https://huggingface.co"
-_ON = ("1", "ON", "YES", "TRUE")
-_PORTS = {"http": 80, "https": 443}
-
 
 def hub_problem() -> str | None:
     """Return why the hub cannot be reached, as a phrase; None if it can.
 
-    `HF_HUB_OFFLINE`, `HF_ENDPOINT` and the proxies of the environment are respected.
+    The variables `HF_HUB_OFFLINE` and `HF_ENDPOINT`, and those of proxies, apply.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _ON:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    endpoint = server = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     host = endpoint.hostname or ""
-    server = endpoint
     proxy = getproxies().get(endpoint.scheme)
     if proxy and not proxy_bypass(host):
         server = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    address = (server.hostname or "", server.port or _PORTS.get(server.scheme, 443))
+    address = (server.hostname or "", server.port or (80 if server.scheme == "http" else 443))
     route = "" if server is endpoint else f" through the proxy {address[0]}:{address[1]}"
     problem = _connection_problem(address)
     return None if problem is None else f"{host} cannot be reached{route} ({problem})"
@@ -48,7 +43,7 @@ def _connection_problem(address: tuple[str, int]) -> str | None:
         except OSError as error:
             results.append(error.strerror or str(error) or type(error).__name__)
 
-    # A daemon thread, because looking up a host name has no timeout of its own.
+    # a thread, because the lookup of a host name has no timeout
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(LIMIT_S)

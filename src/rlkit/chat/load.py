@@ -1,4 +1,4 @@
-"""The chat format of a configured model, with its tokenizer."""
+"""Load the chat format of the configured model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from rlkit.errors import MissingError
 
 
 def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetch: bool = True) -> ChatFormat:
-    """Return the chat format of the configured model; prepare the model first if the embedded engine runs it.
+    """Return the chat format of the configured model; errors as in `load_tokenizer`.
 
     Args:
-        engine: the embedded engine runs the model.
+        engine: the embedded engine runs the model, and needs its weights.
         note: receives progress of downloads and conversions.
-        fetch: download weights that the embedded engine needs and that are not on this machine.
-
-    Raises:
-        UsageError: `chat.tokenizer` is a path without a tokenizer.
-        MissingError: the model or its tokenizer cannot be loaded.
+        fetch: download weights that are not on this machine.
     """
     try:
         tokenizer = load_tokenizer(

@@ -1,6 +1,6 @@
-"""The chat formats: tinker-cookbook's renderers, and the chat template of a tokenizer.
+"""Chat formats: tinker-cookbook's renderers, and the chat template of a tokenizer.
 
-Invariant: the rest of rlkit uses both through `ChatFormat` alone.
+Invariant: other modules use both only through `ChatFormat`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast, override
 
 import numpy as np
 
-from rlkit.chat.format import TAIL_TOKENS, ChatFormat, Parsed, parse_text
+from rlkit.chat.format import TAIL_TOKENS, ChatFormat, ParsedReply, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.errors import UsageError
 from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
@@ -28,13 +28,10 @@ CHAT_TEMPLATE = "chat_template"
 
 
 def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None) -> ChatFormat:
-    """Return the format of a model's conversations.
+    """Return the format of a model's conversations; raise UsageError if the renderer does not exist.
 
     Args:
-        renderer: a renderer's name, `chat_template`, or None for the one that tinker-cookbook recommends for the model.
-
-    Raises:
-        UsageError: there is no such renderer.
+        renderer: name of a renderer, `chat_template`, or None for tinker-cookbook's recommendation.
     """
     name = renderer or _recommended_renderer(model) or CHAT_TEMPLATE
     if name == CHAT_TEMPLATE:
@@ -57,12 +54,12 @@ def _recommended_renderer(model: str) -> str | None:
 
     try:
         return get_recommended_renderer_name(model)
-    except (TinkerCookbookError, KeyError, ValueError):  # a model that the table does not know
+    except (TinkerCookbookError, KeyError, ValueError):  # unknown model
         return None
 
 
 class _TokenizerChat(ChatFormat):
-    """A chat format over a tokenizer of `transformers`."""
+    """A chat format based on a `transformers` tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -76,17 +73,17 @@ class _TokenizerChat(ChatFormat):
         return cast("str", self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
     @override
-    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+    def close_thinking(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
         tail = prompt.tokens[-TAIL_TOKENS:]
-        # with the special tokens, which tell whether the model is thinking
+        # special tokens show whether the model is thinking
         text = cast("str", self._tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
         return self.encode(end_of_thinking(text, phrase))
 
 
 class TemplateChat(_TokenizerChat):
-    """The Jinja chat template in a tokenizer's own configuration."""
+    """The Jinja chat template of a tokenizer."""
 
-    keeps_thinking = False  # most templates drop it, and one that keeps it renders a natural extension anyway
+    keeps_thinking = False  # most templates drop it; templates that keep it extend prompts anyway
 
     @cached_property
     def stop(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves the protocol
@@ -115,20 +112,20 @@ class TemplateChat(_TokenizerChat):
                 tokenize=False,
             )
         except TemplateError as error:
-            raise UsageError(f"the model's chat template refuses the conversation: {error}") from error
+            raise UsageError(f"the model's chat template rejects the conversation: {error}") from error
         return as_prompt(self.encode(cast("str", text)))
 
     @override
-    def parse(self, completion: Tokens) -> Parsed:
+    def parse(self, completion: Tokens) -> ParsedReply:
         return parse_text(self.decode(completion))
 
 
 _TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
-"""Words of a template that can write tools."""
+"""Words in templates that can render tools."""
 
 
 def _tools_as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Write the tools and calls of a conversation as text, in the notation that `parse_text` reads."""
+    """Write tools and tool calls as text, in the notation that `parse_text` reads."""
     plain = [_calls_as_text(message) for message in messages]
     if not tools:
         return plain
@@ -157,7 +154,7 @@ def _template_message(message: Message) -> dict[str, object]:
     content = message["content"]
     if not isinstance(content, str):
         if any(part["type"] != "text" for part in content):
-            raise UsageError("the model's chat template takes no images: set chat.renderer to one that does")
+            raise UsageError("the model's chat template does not support images: set chat.renderer to one that does")
         content = "".join(part["text"] for part in content if part["type"] == "text")
     plain: dict[str, object] = {**message, "content": content}
     if "thinking" in message:
@@ -186,8 +183,7 @@ class CookbookChat(_TokenizerChat):
         conversation = [_cookbook_message(message) for message in messages]
         if tools:
             conversation = self._with_tools(conversation, tools)
-        parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
-        images = sum(part["type"] == "image" for part in parts)
+        images = sum(part["type"] == "image" for message in messages for part in _as_parts(message["content"]))
         try:
             chunks = self._renderer.build_generation_prompt(conversation).chunks
         except (NotImplementedError, AssertionError, RendererError) as error:
@@ -199,22 +195,26 @@ class CookbookChat(_TokenizerChat):
             if chunk.type == "encoded_text":
                 pieces.append(as_prompt(chunk.tokens))
             elif chunk.type == "image":
-                pieces.append(_image(chunk.data, chunk.format, chunk.length))
+                if chunk.format not in ("png", "jpeg"):
+                    raise UsageError(f"an image is encoded as {chunk.format!r}; the service supports png and jpeg")
+                image = Image(0, chunk.length, chunk.data, chunk.format)
+                pieces.append(Prompt(np.full(chunk.length, IMAGE_TOKEN, np.int32), (image,)))
             else:
-                raise UsageError(f"a conversation holds a part of type {chunk.type!r}; rlkit knows text and images")
+                raise UsageError(f"a conversation has a part of type {chunk.type!r}; rlkit supports text and images")
         prompt = join(pieces)
         if len(prompt.images) < images:  # some renderers drop them silently
             raise self._no_images_error()
         return prompt
 
     def _no_images_error(self) -> UsageError:
-        return UsageError(f"chat.renderer: {type(self._renderer).__name__} takes no images: choose one that does")
+        return UsageError(
+            f"chat.renderer: {type(self._renderer).__name__} does not support images: choose one that does"
+        )
 
     @override
-    def parse(self, completion: Tokens) -> Parsed:
+    def parse(self, completion: Tokens) -> ParsedReply:
         message, _ = self._renderer.parse_response(completion.tolist())
-        content = message["content"]
-        parts: Sequence[Mapping[str, object]] = _text_part(content) if isinstance(content, str) else content
+        parts = _as_parts(message["content"])
         reply: Message = {"role": "assistant", "content": _join_parts(parts, "text")}
         if thinking := _join_parts(parts, "thinking"):
             reply["thinking"] = thinking
@@ -228,7 +228,7 @@ class CookbookChat(_TokenizerChat):
                 calls.append({"id": call.id or f"call_{number}", "name": call.function.name, "arguments": arguments})
         if calls:
             reply["tool_calls"] = calls
-        return Parsed(reply, tuple(malformed))
+        return ParsedReply(reply, tuple(malformed))
 
     def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
         from tinker_cookbook.renderers import ToolSpec, ensure_text
@@ -246,22 +246,13 @@ class CookbookChat(_TokenizerChat):
         return [*prefix, *conversation[1 if has_system else 0 :]]
 
 
-def _image(data: bytes, encoding: str, length: int) -> Prompt:
-    if encoding not in ("png", "jpeg"):
-        raise UsageError(f"an image is encoded as {encoding!r}; the service takes png and jpeg")
-    image = Image(0, length, data, encoding)
-    return Prompt(np.full(length, IMAGE_TOKEN, np.int32), (image,))
-
-
 def _cookbook_message(message: Message) -> CookbookMessage:
     from tinker_cookbook.renderers import ToolCall as CookbookToolCall
 
-    content = message["content"]
-    converted: dict[str, object] = {k: v for k, v in message.items() if k in ("role", "tool_call_id", "name")}
-    converted["content"] = content
+    keys = ("role", "content", "tool_call_id", "name")
+    converted: dict[str, object] = {key: value for key, value in message.items() if key in keys}
     if thinking := message.get("thinking"):
-        parts: Sequence[Mapping[str, object]] = _text_part(content) if isinstance(content, str) else content
-        converted["content"] = [{"type": "thinking", "thinking": thinking}, *parts]
+        converted["content"] = [{"type": "thinking", "thinking": thinking}, *_as_parts(message["content"])]
     if calls := message.get("tool_calls"):
         converted["tool_calls"] = [
             CookbookToolCall(
@@ -273,8 +264,8 @@ def _cookbook_message(message: Message) -> CookbookMessage:
     return cast("CookbookMessage", converted)
 
 
-def _text_part(text: str) -> list[Mapping[str, object]]:
-    return [{"type": "text", "text": text}]
+def _as_parts(content: str | Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _join_parts(parts: Sequence[Mapping[str, object]], kind: str) -> str:

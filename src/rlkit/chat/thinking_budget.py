@@ -1,22 +1,22 @@
-"""The text that ends a model's thinking when its budget is spent, so that it answers.
+"""Text that ends a model's thinking when its budget is spent.
 
-Invariant: the text follows from the reply alone; an answer is never interrupted.
+Invariant: the text depends only on the reply; an answer is never interrupted.
 """
 
 from __future__ import annotations
 
 _FINAL = "<|start|>assistant<|channel|>final<|message|>"
-"""The header of an answer in the format of gpt-oss (harmony)."""
+"""Header of an answer in the format of gpt-oss (harmony)."""
 
 
 def end_of_thinking(text: str, phrase: str) -> str:
-    """Return the text to append to a reply that was cut off while the model was thinking; "" if it was answering.
+    """Return the text to append to a reply that was truncated during thinking; "" if the model was answering.
 
-    In harmony, it is the phrase, the end of the message and the header of one in the final channel; between `<think>`
-    and `</think>`, the phrase and the latter; for a model without thinking, the phrase.
+    It is the phrase, followed by `</think>` inside `<think>`, or in harmony by the end of the message and the header of
+    the final channel.
 
     Args:
-        text: the end of the prompt and the reply, with their special tokens.
+        text: the end of the prompt and the reply, with special tokens.
         phrase: sentence that tells the model to answer now.
     """
     if "<|channel|>" in text:
@@ -24,7 +24,7 @@ def end_of_thinking(text: str, phrase: str) -> str:
         if "<|channel|>final<|message|>" in last:
             return ""
         _, start, rest = text.rpartition("<|start|>")
-        if start and "<|message|>" not in rest:  # cut off within a header, which is finished first
+        if start and "<|message|>" not in rest:  # truncated inside a header: complete it first
             header = start + rest
             return _FINAL.removeprefix(header) if _FINAL.startswith(header) else f"<|message|>{phrase}<|end|>{_FINAL}"
         return _FINAL if text.endswith("<|end|>") else f"{phrase}<|end|>{_FINAL}"

@@ -1,6 +1,6 @@
-"""The tokenizer of a model, from the first place that has it.
+"""Load the tokenizer of a model from the first source that has it.
 
-Invariant: places that need no network come first; if none has the tokenizer, an error says so within a second.
+Invariant: sources without network come first; if the hub is unreachable, the error comes within a second.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, cast
 from rlkit.chat.bundled_tokenizers import load_bundled_tokenizer
 from rlkit.chat.hub import hub_problem
 from rlkit.config.schema import DEFAULT_MODEL
+from rlkit.engine.model import model_files
 from rlkit.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _FIXES = (
-    "Four ways: set chat.tokenizer to a folder that holds its tokenizer.json; take a model whose tokenizer comes with "
+    "Four ways: set chat.tokenizer to a folder with its tokenizer.json; choose a model whose tokenizer is part of "
     "tml-renderers (Qwen3, Qwen3.5, gpt-oss, DeepSeek-V3.1, GLM-5.3, Nemotron 3); for Llama 3, "
-    "`pip install llama-models`; or reach the hub once (HF_ENDPOINT names a mirror, HF_TOKEN opens what is private)"
+    "`pip install llama-models`; or connect to the hub once (HF_ENDPOINT sets a mirror, HF_TOKEN gives access)"
 )
 
 
@@ -34,31 +35,32 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a model.
 
-    The places, in order: `tokenizer`; the model's own folder; tinker-cookbook's registry; the packages of
-    `rlkit.chat.bundled_tokenizers`; the cache of the hub, and the hub.
+    The sources, in order: `tokenizer`; the model's folder; tinker-cookbook's registry; `bundled_tokenizers`; the hub's
+    cache, and the hub.
 
     Args:
-        model: a directory, or a name on the hub.
-        with_weights: fetch the weights too, which the embedded engine needs.
+        model: directory, or name on the hub.
+        with_weights: download the weights too, for the embedded engine.
         note: receives progress of downloads and conversions.
-        tokenizer: a folder, or another name on the hub, to take the tokenizer from.
-        template: the tokenizer must have a chat template; those of the packages have none.
+        tokenizer: folder, or name on the hub, of another tokenizer.
+        template: require a chat template, which bundled tokenizers do not have.
 
     Raises:
         UsageError: `tokenizer` is a path without a tokenizer.
         MissingError: the model or its tokenizer cannot be loaded.
     """
-    weights = _fetch_weights(model, note) if with_weights else None
+    weights = model_files.resolve_model(model, progress=_ProgressNotes(note)) if with_weights else None
     name = tokenizer or model
     folder = Path(name).expanduser()
     if tokenizer is not None and folder.is_dir():
-        return _load_from_folder(folder)
+        return cast("Tokenizer", model_files.load_tokenizer(folder))
     if tokenizer is not None and (name.startswith((".", "~", "/")) or name.count("/") > 1):
         raise UsageError(f"chat.tokenizer: there is no folder {name!r}")
     if tokenizer is None and weights is not None:
-        return _load_from_folder(weights)
+        return cast("Tokenizer", model_files.load_tokenizer(weights))
     if folder.is_dir() or name == DEFAULT_MODEL:
-        return _load_from_folder(_fetch_weights(name, note))
+        directory = model_files.resolve_model(name, progress=_ProgressNotes(note))
+        return cast("Tokenizer", model_files.load_tokenizer(directory))
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered
 
     registered = is_tokenizer_registered(name)
@@ -72,21 +74,7 @@ def load_tokenizer(
 
 def has_weights(model: str, note: Callable[[str], None]) -> bool:
     """Return whether the weights of a model are on this machine; convert a GGUF file, with progress to `note`."""
-    from rlkit.engine.model import model_files
-
     return model_files.find_model(model, progress=_ProgressNotes(note)) is not None
-
-
-def _fetch_weights(model: str, note: Callable[[str], None]) -> Path:
-    from rlkit.engine.model import model_files
-
-    return model_files.resolve_model(model, progress=_ProgressNotes(note))
-
-
-def _load_from_folder(folder: Path) -> Tokenizer:
-    from rlkit.engine.model import model_files
-
-    return cast("Tokenizer", model_files.load_tokenizer(folder))
 
 
 def _load_by_cookbook(name: str) -> Tokenizer:
@@ -120,7 +108,7 @@ def _load_cached(name: str, problem: str) -> Tokenizer:
 
 
 class _ProgressNotes:
-    """A note of each message, and of each tenth of its progress."""
+    """Sends a note for each message, and for each 10 % of its progress."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note

@@ -219,7 +219,7 @@ class RecordingPolicy(Policy):
             (completion,) = await sampler.sample(model_input, sampling, seed=seed)
             pieces.append(_sampled_piece(completion))
             if forcing is not None and completion.stop == "length":
-                phrase = self._chat.last_words(model_input, completion.tokens, forcing.phrase)
+                phrase = self._chat.close_thinking(model_input, completion.tokens, forcing.phrase)
                 thought = model_input + as_prompt(np.concatenate([completion.tokens, phrase]))
                 limit = forcing.context_tokens if context is None else min(forcing.context_tokens, context)
                 room = limit - len(thought) - forcing.spare_tokens

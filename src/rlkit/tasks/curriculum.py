@@ -1,7 +1,7 @@
-"""Curricula: sources that choose the next task of an environment by recent solve rates.
+"""Curricula: task sources that choose the next task by recent solve rates.
 
-Invariant: the order of tasks is a function of the seed and of the draws and observations so far, in their order; every
-task can be drawn again, whatever its solve rate, and `next` always returns one.
+Invariants: the order of tasks depends only on the seed and on the sequence of draws and observations; every task can be
+drawn again, whatever its solve rate; `next` always returns a task.
 """
 
 from __future__ import annotations
@@ -23,32 +23,24 @@ from rlkit.types import Group, Json
 class SolveRates:
     """Solve rate of each task, an exponential moving mean.
 
-    A group's share s of solved episodes is that of rewards of at least `solved_reward` among the episodes that did not
-    fail. A task's rate p is the s of its first group, and then p + `newest_weight` · (s − p). A group in which every
-    episode failed changes nothing.
-
-    Args:
-        ids: ids of the tasks.
-        solved_reward: lowest reward of a solved episode.
-        newest_weight: weight of the newest group, above 0 and up to 1.
+    With s the share of a group's valid episodes whose reward is at least `solved_reward`, the rate p of a task starts
+    as s, and each later group updates it to p + `newest_weight` · (s − p). A group without valid episodes is ignored.
     """
 
     def __init__(self, ids: Iterable[str], *, solved_reward: float, newest_weight: float) -> None:
         self._index = {name: index for index, name in enumerate(ids)}
-        self._solved_reward = solved_reward - EQUAL * abs(solved_reward)  # a sum of rewards may be less by rounding
+        self._solved_reward = solved_reward - EQUAL * abs(solved_reward)  # tolerance for rounding in sums of rewards
         self._newest_weight = newest_weight
         self.rates: NDArray[np.float64] = np.zeros(len(self._index))
-        """[N] from 0 to 1; 0 without a group."""
+        """[N] from 0 to 1; 0 for tasks without a group."""
         self.groups: NDArray[np.int64] = np.zeros(len(self._index), np.int64)
-        """[N] groups that were observed."""
+        """Number of observed groups, [N]."""
 
     def observe(self, group: Group) -> None:
         """Update the rate of a finished group's task; raise UsageError if the task is unknown."""
         index = self._index.get(group.task)
         if index is None:
-            raise UsageError(
-                f"a group of {group.task!r} is of none of the curriculum's tasks: a task_id must not change"
-            )
+            raise UsageError(f"{group.task!r} is not a task of the curriculum: a task_id must not change")
         rewards = group.rewards[group.valid_mask]
         if not len(rewards):
             return
@@ -60,7 +52,7 @@ class SolveRates:
         self.groups[index] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of the tasks that were observed, and their mean solve rate."""
+        """Return the share of observed tasks, and their mean solve rate."""
         observed = self.groups > 0
         share = {"seen": float(observed.mean())}
         return share | {"solve_rate": float(self.rates[observed].mean())} if observed.any() else share
@@ -75,20 +67,21 @@ class SolveRates:
         self.rates[:], self.groups[:] = 0, 0
         for name, entry in state.items():
             if name not in self._index:
-                raise UsageError(f"there was a task {name!r}, and now there is none")
+                raise UsageError(f"the task {name!r} no longer exists")
             index = self._index[name]
             self.rates[index], self.groups[index] = cast("tuple[float, int]", entry)
 
 
-class RatedSource(TaskSource):
-    """A source that chooses among tasks by their solve rates, which it learns from finished groups."""
+class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
+    """A source that chooses tasks by their solve rates in finished groups."""
 
     count_name: ClassVar[str]
-    """Key of the state for the number of draws, or of what replaces it."""
+    """Key of the counter in the state."""
 
-    def __init__(self, envs: Sequence[Env], rates: SolveRates, *, seed: int) -> None:
+    def __init__(self, envs: Sequence[Env], rates: SolveRates, settings: Settings, *, seed: int) -> None:
         self._envs = envs
         self._rates = rates
+        self._settings = settings
         self._seed = seed
         self._count = 0
 
@@ -101,34 +94,30 @@ class RatedSource(TaskSource):
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
         for name in (self.count_name, "rates"):
             if name not in state:
-                raise UsageError(f"the state has no {name!r}: it is not of this curriculum")
+                raise UsageError(f"the state has no {name!r}: it belongs to another curriculum")
         self._count = cast("int", state[self.count_name])
         self._rates.load(cast("Mapping[str, Json]", state["rates"]))
 
 
-class FilterSource(RatedSource):
-    """The tasks of a sequence in epochs, shuffled anew in each, without those that are too hard or too easy.
+class FilterSource(RatedSource[FilterCurriculum]):
+    """Draws tasks in shuffled epochs, without tasks that are too hard or too easy.
 
-    A task is left out while its solve rate lies outside [`min_solve_rate`, `max_solve_rate`] and at least `min_groups`
-    of its groups were observed. The task at place i of the sequence is still played in each epoch e where e + i is a
-    multiple of `recheck_epochs`, to update its rate. If all are left out, epochs pass without a draw until the turn of
-    one of them, within `recheck_epochs` epochs. Filters of this kind: Bae et al., "Online Difficulty Filtering for
-    Reasoning Oriented Reinforcement Learning", 2025 (arXiv 2504.03380).
+    A task is skipped if its solve rate is outside [`min_solve_rate`, `max_solve_rate`] and at least `min_groups` of its
+    groups were observed. To update its rate, task i of the sequence is nevertheless drawn in each epoch e for which
+    e + i is a multiple of `recheck_epochs`. So a task is drawn within `recheck_epochs` epochs, even if all are filtered
+    out. Source: Bae et al., "Online Difficulty Filtering for Reasoning Oriented Reinforcement Learning", 2025
+    (arXiv 2504.03380).
     """
 
-    count_name = "passed"  # places, over all epochs, whether or not their task was drawn
-
-    def __init__(self, envs: Sequence[Env], rates: SolveRates, settings: FilterCurriculum, *, seed: int) -> None:
-        super().__init__(envs, rates, seed=seed)
-        self._settings = settings
-        self._shuffle(epoch=0)
+    count_name = "passed"  # positions, over all epochs, of drawn and of skipped tasks
+    _order: Sequence[int] = ()
 
     def next(self) -> Env:  # noqa: D102  inherited
         rule = self._settings
         while True:
             epoch, place = divmod(self._count, len(self._envs))
-            if place == 0:
-                self._shuffle(epoch)
+            if place == 0 or not self._order:
+                self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
             self._count += 1
             index = self._order[place]
             is_recheck = (epoch + index) % rule.recheck_epochs == 0
@@ -138,47 +127,40 @@ class FilterSource(RatedSource):
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
         super().load_state_dict(state)
-        self._shuffle(self._count // len(self._envs))
+        self._order = ()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the rates, and the shares of tasks that are left out as too hard and as too easy."""
+        """Return the metrics of the rates, and the shares of too hard and of too easy tasks."""
         is_rated = self._rates.groups >= self._settings.min_groups
         hard = is_rated & (self._rates.rates < self._settings.min_solve_rate)
         easy = is_rated & (self._rates.rates > self._settings.max_solve_rate)
         return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
-    def _shuffle(self, epoch: int) -> None:
-        self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
 
+class TargetSource(RatedSource[TargetCurriculum]):
+    """Draws tasks independently, with weights by the distance of their solve rates from a target.
 
-class TargetSource(RatedSource):
-    """Independent draws from all tasks, weighted by the distance of their solve rates from a target.
-
-    The weight at solve rate p and target t is exp(−s · KL(t‖p)), with the divergence t ln(t/p) + (1−t) ln((1−t)/(1−p))
-    of two coins and the sharpness s: 1 at the target, falling on either side of it to 0 at p = 0 and p = 1. With t = ½
-    and s = 2 it is 4p(1−p), the learnability of Rutherford et al., "No Regrets", 2024 (arXiv 2408.15099), and of
-    Foster et al., "Learning to Reason at the Frontier of Learnability", 2025 (arXiv 2502.12272); as there, the share
-    `explore_share` of the draws is uniform. A task without a group has the weight 1. If every weight is 0, all draws
-    are uniform.
+    The weight at solve rate p, target t and sharpness s is exp(−s · KL(t‖p)), with the divergence
+    t ln(t/p) + (1−t) ln((1−t)/(1−p)): 1 at p = t, 0 at p = 0 and p = 1. With t = ½ and s = 2 it is 4p(1−p), the
+    learnability of Rutherford et al., "No Regrets", 2024 (arXiv 2408.15099), and of Foster et al., "Learning to Reason
+    at the Frontier of Learnability", 2025 (arXiv 2502.12272). As there, the share `explore_share` of the draws is
+    uniform. A task without a group has the weight 1. If all weights are 0, draws are uniform.
     """
 
     count_name = "drawn"
-
-    def __init__(self, envs: Sequence[Env], rates: SolveRates, settings: TargetCurriculum, *, seed: int) -> None:
-        super().__init__(envs, rates, seed=seed)
-        self._settings = settings
-        self._cumulative: NDArray[np.float64] | None = None  # probabilities; None when a rate has changed
+    _cumulative: NDArray[np.float64] | None = None
+    """Cumulative probabilities; None if a rate has changed since they were computed."""
 
     def next(self) -> Env:  # noqa: D102  inherited
         if self._cumulative is None:
             sums: NDArray[np.float64] = self.probabilities().cumsum()
-            self._cumulative = cast("NDArray[np.float64]", sums / sums[-1])  # the last is 1 exactly, above every place
-        place = np.random.default_rng([self._seed, self._count]).random()
+            self._cumulative = cast("NDArray[np.float64]", sums / sums[-1])  # the last is exactly 1, above every sample
+        sample = np.random.default_rng([self._seed, self._count]).random()
         self._count += 1
-        return self._envs[int(self._cumulative.searchsorted(place, side="right"))]
+        return self._envs[int(self._cumulative.searchsorted(sample, side="right"))]
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return [N] float64, the probability of each task in the next draw."""
+        """Return the probability of each task in the next draw, [N] float64."""
         target, explore, rates = self._settings.target, self._settings.explore_share, self._rates.rates
         with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
             divergence = target * (np.log(target) - np.log(rates))
@@ -203,14 +185,12 @@ class TargetSource(RatedSource):
 
 
 def distinct_ids(envs: Iterable[Env]) -> list[str]:
-    """Return the `task_id` of each task; raise UsageError if a task has none, or two have the same."""
+    """Return the `task_id` of each task; raise UsageError if one is missing or repeated."""
     first = dict[str, int]()
     for index, env in enumerate(envs):
         name = read_task_id(env)
         if name is None:
-            raise UsageError(f"task {index} has no task_id, by which a curriculum would know its groups: give it one")
+            raise UsageError(f"task {index} has no task_id, which a curriculum needs to recognise its groups")
         if (other := first.setdefault(name, index)) != index:
-            raise UsageError(
-                f"tasks {other} and {index} have the same task_id, {name!r}: a curriculum needs different ones"
-            )
+            raise UsageError(f"tasks {other} and {index} have the same task_id, {name!r}: make them distinct")
     return list(first)

@@ -1,7 +1,6 @@
-"""The tasks of a run's environments, the sources that draw them, and the length of the run, from the configuration.
+"""Tasks of a run, their sources, and the length of the run, from the configuration.
 
-Invariants: in a run of E epochs, every task of every environment is drawn E times, and none more often; of tasks that
-tell their content, none is trained on that has the content of a task of the evaluation.
+Invariants: a run of E epochs draws every task exactly E times; a task whose `content` is evaluated is not trained on.
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ def run_tasks(
     note: Callable[[str], None],
     manifest: TaskManifest,
 ) -> dict[str, Tasks]:
-    """Return the tasks of each environment of a run, those of a collection as a list without evaluated ones.
+    """Return the tasks of each environment: a task source, or a list without evaluated tasks.
 
     Args:
-        envs: tasks made in Python, by name; the others are loaded as the configuration says.
-        evaluated: the result of `task_contents` for the evaluation.
+        envs: tasks made in Python, by environment; the others are loaded from the configuration.
+        evaluated: result of `task_contents` for the evaluation.
         note: receives lines for the user.
 
     Raises:
-        ConfigError: an environment cannot be loaded, or its tasks have no use for a setting.
+        ConfigError: an environment cannot be loaded, or a setting has no effect on its tasks.
         UsageError: all tasks of an environment are evaluated.
     """
     tasks_by_env = dict[str, Tasks]()
     for name, spec in config.envs.items():
         field = f"envs.{name}"
-        if name in envs:
-            tasks = envs[name]
-        else:
+        tasks = envs.get(name)
+        if tasks is None:
             pin = partial(manifest.pin, field)
             tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, pin=pin)
         if not isinstance(tasks, TaskSource):
@@ -62,7 +60,7 @@ def run_tasks(
 
 
 def is_single_turn(tasks: Tasks) -> bool:
-    """Return whether each task is known to have a single turn; the tasks of a source are not known."""
+    """Return whether every task has a single turn; False for a task source, whose tasks are unknown."""
     if isinstance(tasks, TaskSource):
         return False
     return all(
@@ -71,24 +69,24 @@ def is_single_turn(tasks: Tasks) -> bool:
 
 
 def task_contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
-    """Map the content of each task that tells it to the name of its environment."""
+    """Map the `content` of tasks that have one to the name of their environment."""
     return {content: name for name, envs in tasks.items() for env in envs if (content := _content(env)) is not None}
 
 
 def remove_evaluated[E: Env](envs: Sequence[E], evaluated: Mapping[str, str], *, field: str) -> Sequence[E]:
-    """Return the tasks whose content is not evaluated; raise UsageError if none is left.
+    """Return the tasks whose content is not evaluated; raise UsageError if no task is left.
 
     Args:
-        evaluated: the result of `task_contents` for the evaluation.
-        field: the field of the environment, for messages.
+        evaluated: result of `task_contents` for the evaluation.
+        field: configuration field of the environment.
     """
     contents = [_content(env) for env in envs]
     trained = [env for env, content in zip(envs, contents, strict=True) if content not in evaluated]
     if envs and not trained:
         names = sorted({f"eval.envs.{evaluated[content]}" for content in contents if content is not None})
         raise UsageError(
-            f"{field}: all of its {len(envs)} tasks are evaluated too, as {', '.join(names)}; choose another split, or "
-            "another dataset"
+            f"{field}: all of its {len(envs)} tasks are evaluated too, as {', '.join(names)}; choose another split or "
+            "dataset"
         )
     return trained
 
@@ -99,27 +97,18 @@ def _content(env: Env) -> str | None:
 
 
 def count_draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | None:
-    """Return the number of tasks that a run draws of each environment; None without `epochs`.
-
-    Raises:
-        UsageError: the number of tasks of an environment is not known.
-    """
+    """Return the number of draws of each environment; None without `epochs`. Raise UsageError if it is unknown."""
     if config.epochs is None:
         return None
     return {name: config.epochs * len(_countable_tasks(tasks[name], field=f"envs.{name}")) for name in tasks}
 
 
-def resolve_steps(
-    config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None] = lambda message: None
-) -> Config:
-    """Return the configuration with `epochs` as a number of steps, the last of which may have fewer groups.
-
-    Args:
-        note: receives the length of the run, in a line.
+def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None]) -> Config:
+    """Return the configuration with `steps` computed from `epochs`; the last step may have fewer groups.
 
     Raises:
-        ConfigError: the learning rate has no use for so few steps.
-        UsageError: the number of tasks of an environment is not known.
+        ConfigError: the learning rate's schedule does not fit into the steps.
+        UsageError: the number of tasks of an environment is unknown.
     """
     draws, epochs = count_draws(config, tasks), config.epochs
     if draws is None or epochs is None:
@@ -158,11 +147,11 @@ def task_source(
     """Return the source that chooses the next task of an environment.
 
     Args:
-        field: the field of the curriculum, for messages.
-        epochs: times that each task is drawn; None for ever, and with a curriculum.
+        field: configuration field of the curriculum.
+        epochs: number of draws of each task; None for no end.
 
     Raises:
-        UsageError: these are no tasks, or a curriculum has no use for them.
+        UsageError: the value is not tasks, or a curriculum cannot choose between them.
     """
     if epochs is not None:
         return SequenceSource(_countable_tasks(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
@@ -171,11 +160,11 @@ def task_source(
     if _is_uncountable(tasks):
         raise UsageError(
             f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
-            "chooses by itself; leave the curriculum out, or give a collection of tasks"
+            "chooses them itself; remove the curriculum, or pass a collection of tasks"
         )
     envs = list_tasks(tasks)
     if len(envs) < 2:
-        raise UsageError(f"{field}: has no effect: it chooses between tasks, and needs two at least, not {len(envs)}")
+        raise UsageError(f"{field}: has no effect: it needs at least two tasks to choose from, not {len(envs)}")
     try:
         rates = SolveRates(
             distinct_ids(envs), solved_reward=curriculum.solved_reward, newest_weight=curriculum.newest_weight
@@ -190,11 +179,11 @@ def task_source(
 
 
 def _countable_tasks(tasks: Tasks, *, field: str) -> Sequence[Env]:
-    """Return the tasks of the environment in `field` as a list; raise UsageError for a source without one."""
+    """Return the tasks of the environment in `field` as a list; raise UsageError for a task source."""
     if _is_uncountable(tasks):
         raise UsageError(
-            f"epochs: how many tasks {field} has is not known, since a {type(tasks).__name__} is a task source; say "
-            "how long to train with `steps` instead"
+            f"epochs: the number of tasks of {field} is unknown, because a {type(tasks).__name__} is a task source; "
+            "set `steps` instead"
         )
     return list_tasks(tasks)
 

@@ -1,6 +1,6 @@
-"""Manifest of the data that the tasks of a run were made from when it began: `tasks.json` of its directory.
+"""Manifest of the data behind a run's tasks: `tasks.json` in its directory.
 
-Invariant: a run that is resumed gives its environments what was recorded when it began.
+Invariant: a resumed run builds its environments from the data that was recorded when it began.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from rlkit.errors import UsageError
 from rlkit.types import Json
 
 type PinTasks = Callable[[Json], Json]
-"""Function from a description of the data of tasks to the one recorded when the run began; in a new run, the same."""
+"""Function from the current description of tasks' data to the recorded one; the first call records its argument."""
 
 _FILE = "tasks.json"
 
 
 class TaskManifest:
-    """Descriptions of the data of a run's tasks, by the field of the environment.
+    """Descriptions of the data of a run's tasks, by configuration field of the environment.
 
     Args:
-        directory: the directory of a run that is resumed; None for a new one.
+        directory: directory of a resumed run; None for a new run.
 
     Raises:
         UsageError: the file is damaged.
@@ -34,11 +34,11 @@ class TaskManifest:
         self._records = {} if directory is None else _read_records(directory / _FILE)
 
     def pin(self, field: str, current: Json) -> Json:
-        """Return the recorded description of the field `envs.NAME` or `eval.envs.NAME`; record the first one."""
+        """Return the recorded description of `envs.NAME` or `eval.envs.NAME`; record `current` if there is none."""
         return self._records.setdefault(field, current)
 
     def write(self, directory: Path) -> None:
-        """Write the manifest to a run's directory; remove the file if there is nothing to record."""
+        """Write the manifest to a run's directory; remove the file if nothing is recorded."""
         path = directory / _FILE
         if not self._records:
             path.unlink(missing_ok=True)
@@ -51,12 +51,10 @@ class TaskManifest:
 def _read_records(path: Path) -> dict[str, Json]:
     try:
         records: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # no environment had anything to record
+    except FileNotFoundError:  # nothing was recorded
         return {}
     except ValueError as error:
-        raise UsageError(
-            f"{path}: {error}; without this file a run resumes with the tasks that there are now"
-        ) from error
+        raise UsageError(f"{path}: {error}; without this file a run resumes with the current tasks") from error
     if not isinstance(records, dict):
-        raise UsageError(f"{path}: it must hold an object, by the fields of the environments")
+        raise UsageError(f"{path}: expected an object with a key for each environment")
     return cast("dict[str, Json]", records)

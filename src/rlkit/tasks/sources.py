@@ -1,6 +1,6 @@
-"""Sources of tasks: a shuffled sequence, and a mixture of several sources.
+"""Task sources: a shuffled sequence, and a mixture of several sources.
 
-Invariant: the order of tasks is a function of the seed and of the observed groups, never of timing.
+Invariant: the order of tasks depends on the seed and the observed groups, never on timing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.types import Group, Json
 
 type Tasks = TaskSource | Iterable[Env]
-"""Tasks of a user: a source of their own, or any collection."""
+"""Tasks of a user: a task source, or any collection of tasks."""
 
 
 class SequenceSource(TaskSource):
-    """The tasks of a collection, each once an epoch, shuffled anew in each; without end if `epochs` is None."""
+    """Draws each task of a collection once per epoch, in a new order; without end if `epochs` is None."""
 
     def __init__(self, envs: Iterable[Env], *, seed: int, epochs: int | None = None) -> None:
         self._envs = list(envs)
@@ -33,18 +33,18 @@ class SequenceSource(TaskSource):
         self._seed = seed
         self._epochs = epochs
         self._draws = 0
-        self._order = epoch_order(len(self._envs), seed=seed, epoch=0)
+        self._order: Sequence[int] = ()
 
     @property
     def remaining(self) -> int | None:
-        """Number of draws that are left; None without an end."""
+        """Number of remaining draws; None without an end."""
         return None if self._epochs is None else max(0, self._epochs * len(self._envs) - self._draws)
 
     def next(self) -> Env | None:  # noqa: D102  inherited
         if self.remaining == 0:
             return None
         epoch, index = divmod(self._draws, len(self._envs))
-        if index == 0:
+        if index == 0 or not self._order:
             self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
         self._draws += 1
         return self._envs[self._order[index]]
@@ -56,30 +56,29 @@ class SequenceSource(TaskSource):
         return {"drawn": self._draws} if self._epochs is None else {"drawn": self._draws, "tasks": len(self._envs)}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Restore a result of `state_dict`; raise UsageError if another number of tasks changes the end."""
+        """Restore a result of `state_dict`; raise UsageError if the number of tasks, and so the end, has changed."""
         recorded, count = state.get("tasks"), len(self._envs)
         if self._epochs is not None and recorded not in (None, count):
             raise UsageError(f"there were {recorded} tasks when the run began, and now there are {count}")
-        self._draws = cast("int", state["drawn"])
-        self._order = epoch_order(count, seed=self._seed, epoch=self._draws // count)
+        self._draws, self._order = cast("int", state["drawn"]), ()
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
-    """Return the numbers 0 … `count` − 1 in the order of an epoch."""
+    """Return the permutation of 0 … `count` − 1 of an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count).tolist()
 
 
 def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
-    """Return the tasks themselves if they are a source, otherwise a `SequenceSource` of them."""
+    """Return a task source unchanged, or wrap a collection in a `SequenceSource`."""
     return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_tasks(tasks), seed=seed)
 
 
 def list_tasks(tasks: Tasks) -> list[Env]:
-    """Return the tasks of a collection, or a single task; raise UsageError for anything else."""
+    """Return the tasks of a collection, or a single task, as a list; raise UsageError for other values."""
     if is_env(tasks):
         return [cast("Env", tasks)]
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
-        raise UsageError(f"envs: a value of type {type(tasks).__name__} is no collection of tasks")
+        raise UsageError(f"envs: a value of type {type(tasks).__name__} is not a collection of tasks")
     envs = list(tasks)
     for index, task in enumerate(envs):
         if not is_env(task):
@@ -89,7 +88,7 @@ def list_tasks(tasks: Tasks) -> list[Env]:
 
 
 def is_env(value: object) -> bool:
-    """Return whether a value is an object with a method `rollout`, and not a class."""
+    """Return whether a value is an object, not a class, with a method `rollout`."""
     return not isinstance(value, type) and callable(getattr(value, "rollout", None))
 
 
@@ -98,25 +97,25 @@ class Mixture:
 
     Args:
         sources: sources by name of the environment.
-        weights: weights by the same names; only their ratios count. None stands for the number of tasks that a source
-            has left, as if all tasks were shuffled together; all sources are then a `SequenceSource` with an end.
+        weights: relative weights by the same names. None uses the number of remaining tasks, as if all tasks were
+            shuffled together; every source must then be a `SequenceSource` with an end.
     """
 
     def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float] | None, seed: int) -> None:
-        self._sources = dict(sources)
-        self._weights = None if weights is None else dict(weights)
+        self._sources = sources
+        self._weights = weights
         self._seed = seed
         self.draws = 0
-        """Number of tasks that were drawn."""
+        """Number of drawn tasks."""
         self._exhausted: set[str] = set()
 
     @property
     def is_exhausted(self) -> bool:
         """True if every source is known to have no more tasks."""
-        return not self._names_left()
+        return not self._open_weights()
 
     def set_folder(self, folder: Path) -> None:
-        """Give each source its own folder in `folder`."""
+        """Set the folder of each source, below `folder`."""
         for name, source in self._sources.items():
             with _name_in_errors(name):
                 source.set_folder(folder / name)
@@ -124,19 +123,19 @@ class Mixture:
     def draw(self, count: int) -> Sequence[Task]:
         """Draw the next tasks; fewer than `count` only if no source has more."""
         tasks = list[Task]()
-        while len(tasks) < count and (names := self._names_left()):
-            name = self._choose(names)
+        while len(tasks) < count and (weights := self._open_weights()):
+            name = self._choose(weights)
             with _name_in_errors(name):
                 env = self._sources[name].next()
             if env is None:
                 self._exhausted.add(name)
-                continue
-            tasks.append(Task(self.draws, name, env))
-            self.draws += 1
+            else:
+                tasks.append(Task(self.draws, name, env))
+                self.draws += 1
         return tasks
 
     def observe(self, group: Group) -> None:
-        """Pass a finished group to its source."""
+        """Report a finished group to its source."""
         with _name_in_errors(group.env):
             self._sources[group.env].observe(group)
 
@@ -157,16 +156,11 @@ class Mixture:
             try:
                 json.dumps(states[name])
             except (TypeError, ValueError) as error:
-                raise EnvironmentFault(f"the state of the task source of {name} is no JSON: {error}") from error
+                raise EnvironmentFault(f"the state of the task source of {name} is not JSON: {error}") from error
         return {"drawn": self.draws, "exhausted": sorted(self._exhausted), "sources": states}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Restore a result of `state_dict`.
-
-        Raises:
-            UsageError: a source refuses its state.
-            EnvironmentFault: a source fails.
-        """
+        """Restore a result of `state_dict`; raise UsageError if a source rejects its state."""
         self.draws = cast("int", state["drawn"])
         self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
         for name, source_state in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
@@ -178,29 +172,26 @@ class Mixture:
                     raise UsageError(f"envs.{name}: {error.__cause__}") from error
                 raise
 
-    def _names_left(self) -> list[str]:
-        """Return the names of the sources that may have another task."""
+    def _open_weights(self) -> dict[str, float]:
+        """Return the weights of the sources that may have another task."""
         if self._weights is None:
-            return [name for name, count in self._remaining().items() if count]
-        return [name for name in self._sources if name not in self._exhausted]
+            counts = {name: cast("SequenceSource", source).remaining for name, source in self._sources.items()}
+            return {name: count for name, count in counts.items() if count}
+        return {name: self._weights[name] for name in self._sources if name not in self._exhausted}
 
-    def _remaining(self) -> dict[str, int]:
-        """Return the number of tasks that each source has left."""
-        return {name: cast("SequenceSource", source).remaining or 0 for name, source in self._sources.items()}
-
-    def _choose(self, names: list[str]) -> str:
+    def _choose(self, weights: Mapping[str, float]) -> str:
+        names = list(weights)
         if len(names) == 1:
             return names[0]
-        shares = self._remaining() if self._weights is None else self._weights
-        weights = np.array([shares[name] for name in names], np.float64)
-        weights /= weights.max()  # or the sum of two large ones may be no number
+        shares = np.array([*weights.values()], np.float64)
+        shares /= shares.max()  # prevents an overflow of the sum
         rng = np.random.default_rng(derive_seed(self._seed, "mixture", self.draws, len(names)))
-        return names[int(rng.choice(len(names), p=weights / weights.sum()))]
+        return names[int(rng.choice(len(names), p=shares / shares.sum()))]
 
 
 @contextmanager
 def _name_in_errors(name: str) -> Generator[None]:
-    """Turn an error of a source into an EnvironmentFault with its name; let a MissingError pass."""
+    """Turn an error of a source, except MissingError, into an EnvironmentFault with its name."""
     try:
         with attribute_holds(name):
             yield

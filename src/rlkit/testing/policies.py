@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rlkit.chat.format import ChatFormat, Parsed, parse_text
+from rlkit.chat.format import ChatFormat, ParsedReply, parse_text
 from rlkit.errors import UsageError
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
@@ -66,7 +66,7 @@ class ByteChat(ChatFormat):
             parts += self._render_message(message["role"], self._render_body(message))
         return as_prompt(np.concatenate([*parts, _special(ROLES["assistant"])]))
 
-    def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
+    def parse(self, completion: Tokens) -> ParsedReply:  # noqa: D102  inherited
         return parse_text(self.decode(completion))
 
     def encode(self, text: str) -> Tokens:  # noqa: D102  inherited

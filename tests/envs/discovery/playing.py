@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rlkit._util import threads
-from rlkit.chat.format import Parsed
+from rlkit.chat.format import ParsedReply
 from rlkit.config import load_config
 from rlkit.testing import ByteChat, Latency, SimulatedTinker
 from rlkit.training.trainer import RLTrainer
@@ -39,12 +39,12 @@ PROGRAMS = (
 class FromAList(ByteChat):
     """Reads a completion as one of the programs, with the completion itself for noise."""
 
-    def parse(self, completion: Tokens) -> Parsed:
+    def parse(self, completion: Tokens) -> ParsedReply:
         noise = int(np.sum(completion.astype(np.int64) * np.arange(1, len(completion) + 1)))
         body = PROGRAMS[noise % len(PROGRAMS)]
         code = HEAD.replace("{noise}", str(noise)).replace("{initial}", "initial_h_values") + (body or "")
         text = "I have no idea." if body is None else f"```python\n{code}\n```"
-        return Parsed({"role": "assistant", "content": text})
+        return ParsedReply({"role": "assistant", "content": text})
 
 
 def main(directory: Path, steps: int, *, resume: bool) -> None:

@@ -241,14 +241,14 @@ class Refusing(ScriptedPolicy):
 
     async def chat(self, messages: Sequence[rlkit.Message], **options: Any) -> rlkit.Reply:
         if len(messages) > 1:
-            raise UsageError("the model's chat template refuses the conversation")
+            raise UsageError("the model's chat template rejects the conversation")
         return await super().chat(messages, **options)
 
 
 @pytest.mark.parametrize("rule", ["zero", "drop"])
 def test_an_unplayable_configuration_ends_the_run(cache: Path, task: Path, rule: Rule) -> None:
     rules = Rules(agent_error=rule, environment_error="verify")
-    with pytest.raises(UsageError, match=r"^the model's chat template refuses the conversation$"):
+    with pytest.raises(UsageError, match=r"^the model's chat template rejects the conversation$"):
         asyncio.run(HarborTask("greet", task, TrialSettings(rules=rules)).rollout(Refusing(SOLVED)))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from rlkit.chat.format import ChatFormat, Parsed
+from rlkit.chat.format import ChatFormat, ParsedReply
 from rlkit.chat.renderers import chat_format
 from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config
@@ -204,9 +204,9 @@ class Guessing(ChatFormat):
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         return self._format.render(messages, tools)
 
-    def parse(self, completion: Tokens) -> Parsed:
+    def parse(self, completion: Tokens) -> ParsedReply:
         answer = self._answers[int(completion.sum()) % len(self._answers)]
-        return Parsed({"role": "assistant", "content": f"\\boxed{{{answer}}}"})
+        return ParsedReply({"role": "assistant", "content": f"\\boxed{{{answer}}}"})
 
     def encode(self, text: str) -> Tokens:
         return self._format.encode(text)
