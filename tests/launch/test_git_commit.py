@@ -35,11 +35,24 @@ def test_what_the_job_would_not_have_is_refused_unless_it_is_allowed(checkout: P
     (checkout / "new").touch()
     with pytest.raises(UsageError, match="uncommitted changes"):
         read_git_commit(checkout, allow_dirty=False)
-    git(checkout, "add", "new")
-    git(checkout, "commit", "-q", "-m", "two")
-    with pytest.raises(UsageError, match=r"no remote has the commit [0-9a-f]{12}: push it"):
-        read_git_commit(checkout, allow_dirty=False)
     assert read_git_commit(checkout, allow_dirty=True).commit == git(checkout, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("allow_dirty", [False, True])
+def test_an_unpushed_commit_is_always_an_error(checkout: Path, *, allow_dirty: bool) -> None:
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "two")
+    with pytest.raises(
+        UsageError, match=r"no remote has the commit [0-9a-f]{12}, so a job could not fetch it: push it"
+    ):
+        read_git_commit(checkout, allow_dirty=allow_dirty)
+
+
+def test_the_repository_is_a_remote_with_the_commit(checkout: Path, tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "--bare", "fork")
+    git(checkout, "remote", "add", "fork", str(tmp_path / "fork"))
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "two")
+    git(checkout, "push", "-q", "fork", "HEAD:main")
+    assert read_git_commit(checkout, allow_dirty=False).repository == str(tmp_path / "fork")
 
 
 def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
@@ -57,6 +70,7 @@ def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_p
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
     git(tmp_path, "remote", "add", "origin", "https://user:can/ary@github.com/a/b")
+    git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")  # as after a push
     with pytest.raises(UsageError, match="the URL of the remote origin is malformed") as refused:
         read_git_commit(tmp_path, allow_dirty=True)
     assert "ary" not in str(refused.value)

@@ -54,7 +54,7 @@ def beaker(
     code: Annotated[str, typer.Option(help="Source of the code: git (the current commit) or image.")] = "git",
     install: Annotated[str | None, typer.Option(help="Command to run first, such as 'uv sync --frozen'.")] = None,
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Accept uncommitted changes, which the job lacks.")
+        bool, typer.Option("--allow-dirty", help="Submit despite uncommitted changes; the job runs without them.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Print the log of the job until it ends.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the specification; needs no account.")] = False,

@@ -27,12 +27,14 @@ class GitCommit:
 def read_git_commit(directory: Path, *, allow_dirty: bool) -> GitCommit:
     """Return the commit that is checked out in a folder.
 
-    With `allow_dirty`, uncommitted changes and an unpushed commit are accepted. The job runs without the changes, and
-    fails unless the commit is pushed before it starts.
+    The repository is the first remote with the commit; `origin` comes before the others.
+
+    Args:
+        allow_dirty: accept uncommitted changes; the job runs without them.
 
     Raises:
-        UsageError: there is no repository or no remote, there are uncommitted or unpushed changes, or the URL of the
-            remote is malformed.
+        UsageError: there is no repository or no remote, there are uncommitted changes, no remote has the commit, or
+            the URL of the remote is malformed.
         MissingError: git is not installed.
     """
     if _run_git(directory, "rev-parse", "--is-inside-work-tree") != "true":
@@ -45,14 +47,18 @@ def read_git_commit(directory: Path, *, allow_dirty: bool) -> GitCommit:
         raise UsageError(
             f"{directory} has no remote from which a job could fetch the code: push the code, or use --code image"
         )
-    remote = "origin" if "origin" in remotes else remotes[0]
-    if not allow_dirty:
-        if _run_git(directory, "status", "--porcelain"):
-            raise UsageError(
-                "there are uncommitted changes, and the job would run without them: commit them, or use --allow-dirty"
-            )
-        if not _run_git(directory, "branch", "--remotes", "--contains", commit):
-            raise UsageError(f"no remote has the commit {commit[:12]}: push it, or use --allow-dirty")
+    if not allow_dirty and _run_git(directory, "status", "--porcelain"):
+        raise UsageError(
+            "there are uncommitted changes, and the job would run without them: commit them, or use --allow-dirty"
+        )
+    branches = ("branch", "--remotes", "--contains", commit, "--list")
+    holders = [name for name in remotes if _run_git(directory, *branches, f"{name}/*")]
+    if not holders:
+        raise UsageError(
+            f"no remote has the commit {commit[:12]}, so a job could not fetch it: push it, or use --code image "
+            "(if it was pushed from another machine: git fetch)"
+        )
+    remote = "origin" if "origin" in holders else holders[0]
     url = _run_git(directory, "remote", "get-url", remote) or ""
     if is_malformed_url(url):
         raise UsageError(
