@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlkit.errors import ServiceError
-from rlkit.testing import Deadlock, Fault, Latency, SimulatedTinker, World, run_virtual
+from rlkit.testing import DeadlockError, Fault, Latency, SimulatedTinker, World, run_virtual
 from rlkit.types import Completion, Sampling, as_prompt
 
 
@@ -24,7 +24,7 @@ def test_hours_take_no_time() -> None:
 
 
 def test_waiting_for_ever_is_told_at_once() -> None:
-    with pytest.raises(Deadlock, match="no timer is set"):
+    with pytest.raises(DeadlockError, match="no timer is set"):
         run_virtual(asyncio.Event().wait())
 
 

@@ -142,7 +142,7 @@ def test_the_panel_shows_what_matters(width: int) -> None:
         "sampling",
         "412 tok/s",
         "2 min 50 s left",
-        "12 live  40 queued  76 done  2 failed",
+        "12 running  40 queued  76 finished  2 failed",
         "arithmetic",
         "0.83  ▁▅█",
         "openreward-session-with-a-n…",

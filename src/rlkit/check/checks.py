@@ -291,7 +291,11 @@ async def run_checks(context: CheckContext, send: Callable[[Finding], None]) -> 
             context.player.announce(check.name)
             send(await check.run(context))
     except Hang as hang:
-        fix = "do not catch CancelledError" if hang.swallowed else "give every wait in the environment a time limit"
+        fix = (
+            "do not catch CancelledError"
+            if hang.ignores_cancellation
+            else "give every wait in the environment a time limit"
+        )
         send(Finding(TIME, "failed", str(hang), fix))
         return
     seconds = sorted(rollout.seconds for rollout in context.player.rollouts)

@@ -30,11 +30,11 @@ MAX_TURNS = 8
 
 
 class Hang(Exception):
-    """A rollout exceeded its time limit; with `swallowed`, it did not end when cancelled either."""
+    """A rollout exceeded its time limit; with `ignores_cancellation`, cancelling it did not end it either."""
 
-    def __init__(self, message: str, *, swallowed: bool) -> None:
+    def __init__(self, message: str, *, ignores_cancellation: bool) -> None:
         super().__init__(message)
-        self.swallowed = swallowed
+        self.ignores_cancellation = ignores_cancellation
 
 
 type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
@@ -128,10 +128,13 @@ class Player:
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE_S)
-            swallowed = not task.done()
-            if swallowed or not policy.stuck.done():
+            ignores_cancellation = not task.done()
+            if ignores_cancellation or not policy.stuck.done():
                 late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
-                raise Hang(activity + late + ", and cancellation does not end it" * swallowed, swallowed=swallowed)
+                raise Hang(
+                    activity + late + ", and cancellation does not end it" * ignores_cancellation,
+                    ignores_cancellation=ignores_cancellation,
+                )
         observations = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
         return WatchedRollout(*task.result(), *observations, clock() - start_s)
 

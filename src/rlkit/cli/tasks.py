@@ -26,7 +26,9 @@ def check(
     ] = None,
     task_id: Annotated[list[str] | None, typer.Option(help="Glob of tasks to check; repeatable.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Glob of tasks to skip; repeatable.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of tasks to check concurrently.")] = 4,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent tasks; with --redteam, of concurrent trials.")
+    ] = 4,
     redteam: RedTeam = False,
 ) -> int:
     """Check Harbor tasks with their solution and an idle agent.

@@ -64,4 +64,4 @@ class CheatingAgent(BaseAgent):
         record = {"schema_version": "ATIF-v1.4", "steps": steps}
         # Replaces the files, because the script may have left links in a mounted folder.
         write_text(self.logs_dir / RECORD, json.dumps(record))
-        write_text(self.logs_dir / REPORT, json.dumps({"exit_code": result.return_code, "said": output}))
+        write_text(self.logs_dir / REPORT, json.dumps({"exit_code": result.return_code, "output": output}))

@@ -134,6 +134,6 @@ async def _play_reply(player: Player, env: Env, reply: str, slots: asyncio.Semap
         async with slots:
             return await player.play(env, reply)
     except Hang as hang:
-        if hang.swallowed:
+        if hang.ignores_cancellation:
             raise
         return str(hang)

@@ -166,7 +166,7 @@ def _find_skip_reason(scripts: Sequence[Mapping[str, Json]]) -> str:
     if not scripts or any(script["exit_code"] == 0 for script in scripts):
         return ""
     last = scripts[-1]
-    output = cast("str", last["said"]).strip().splitlines()
+    output = cast("str", last["output"]).strip().splitlines()
     reason = output[-1].strip() if output else "no output"
     return (
         reason

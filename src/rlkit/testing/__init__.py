@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.testing.clock import Deadlock, VirtualClock, run_virtual
+    from rlkit.testing.clock import DeadlockError, VirtualClock, run_virtual
     from rlkit.testing.models import byte_model, tiny_model
     from rlkit.testing.policies import ByteChat, NoisyPolicy, ScriptedPolicy, ScriptedSampler
     from rlkit.testing.proxy import FaultyProxy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ByteChat",
-    "Deadlock",
+    "DeadlockError",
     "Fault",
     "FaultyProxy",
     "Latency",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "clock": ["Deadlock", "VirtualClock", "run_virtual"],
+    "clock": ["DeadlockError", "VirtualClock", "run_virtual"],
     "models": ["byte_model", "tiny_model"],
     "policies": ["ByteChat", "NoisyPolicy", "ScriptedPolicy", "ScriptedSampler"],
     "proxy": ["FaultyProxy"],

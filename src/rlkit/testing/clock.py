@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from typing import Any, override
 
 
-class Deadlock(RuntimeError):
+class DeadlockError(RuntimeError):
     """Raised when nothing is ready, no timer is set and no thread is running, so the program would wait forever."""
 
 
@@ -52,7 +52,7 @@ class VirtualClock(asyncio.SelectorEventLoop):
     def jump(self, seconds: float | None) -> None:
         """Advance the time to the next timer."""
         if seconds is None:
-            raise Deadlock("nothing is ready and no timer is set: the program would wait forever")
+            raise DeadlockError("nothing is ready and no timer is set: the program would wait forever")
         self._now_s += seconds
 
     @property
@@ -86,7 +86,7 @@ def run_virtual[T](main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on virtual time.
 
     Raises:
-        Deadlock: the coroutine waits for an event that cannot happen.
+        DeadlockError: the coroutine waits for an event that cannot happen.
     """
     with asyncio.Runner(loop_factory=VirtualClock) as runner:
         return runner.run(main)

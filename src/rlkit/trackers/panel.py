@@ -104,7 +104,7 @@ def _render_head(progress: Progress, tokens_per_s: float | None, *, narrow: bool
 
 def _render_rollouts(progress: Progress) -> Text:
     failed = Text(f"{progress.failed} failed", style="red" if progress.failed else "")
-    counts = f"{progress.running} live  {progress.queued} queued  {progress.finished} done  "
+    counts = f"{progress.running} running  {progress.queued} queued  {progress.finished} finished  "
     return Text("rollouts  ", no_wrap=True, overflow="ellipsis").append(counts).append_text(failed)
 
 

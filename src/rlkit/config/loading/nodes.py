@@ -52,13 +52,13 @@ class Node:
         value: scalar, or a list or mapping of nodes.
         origin: origin of the value; for an entry of a mapping, the location of its key.
         template: text before interpolation; None if the value contains no variable.
-        forgets: the value is a null that overrides an earlier value.
+        is_null_override: True for a null that overrides an earlier value.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
     origin: Origin
     template: str | None = None
-    forgets: bool = False
+    is_null_override: bool = False
 
 
 def is_mapping(value: object) -> TypeGuard[dict[str, Node]]:
@@ -102,7 +102,7 @@ def merge(base: Node, over: Node) -> Node:
         if key not in merged or node.value == {}:
             merged[key] = node
         elif node.value is None:
-            merged[key] = Node(None, node.origin, node.template, forgets=True)
+            merged[key] = Node(None, node.origin, node.template, is_null_override=True)
         else:
             merged[key] = merge(merged[key], node)
     return Node(merged, over.origin)

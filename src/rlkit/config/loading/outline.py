@@ -133,7 +133,7 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     for key, child in node.value.items():
         below = _child(shape, key)
         resets = child.value is None and below is not None and below.is_mapping and not below.nullable
-        if resets and (shape.entries is None or child.forgets):
+        if resets and (shape.entries is None or child.is_null_override):
             continue
         entries[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
     return Node(entries, node.origin)
