@@ -88,9 +88,9 @@ def evaluated(step: int, reward: float) -> dict[str, float]:
             "retry_bias",
             {"retried__gap": 0.5},
             "in 50 groups of steps 1 to 25, retried episodes got 0.5 more reward than the others, 6.2 standard",
-            "leaves behind",
+            "side effects",
         ),
-        ("retry_bias", {"retried__gap": -0.5}, "got 0.5 less reward than the others", "leaves behind"),
+        ("retry_bias", {"retried__gap": -0.5}, "got 0.5 less reward than the others", "side effects"),
     ],
 )
 def test_what_is_wrong_with_an_environment_is_found(

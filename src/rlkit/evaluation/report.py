@@ -1,4 +1,4 @@
-"""Report of an evaluation, as tables and as JSON: rewards, scores and endings of episodes."""
+"""Report of an evaluation as tables and as JSON: rewards, scores, and how episodes ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlkit.evaluation.task_scores import TaskScore, count_endings, score_tasks
 from rlkit.types import Group, Json
 
 type Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""`mean`, `low` and `high` of each score, by part of the tasks (`""` for all, or `label/value`)."""
+"""`mean`, `low` and `high` of each score, by group of tasks: `""` for all tasks, or `label/value`."""
 
 _SCORE = re.compile(r"(?:(?P<part>[^/]+/[^/]+)/)?(?P<score>(?:avg|pass|maj)_at_\d+)")
 
@@ -24,8 +24,8 @@ class EvaluationReport:
     """Result of an evaluation.
 
     Args:
-        rows: rows of `summarize_env`, by environment.
-        scores: scores with 95 % intervals, by environment.
+        rows: result of `summarize_env` for each environment.
+        scores: scores with 95 % intervals for each environment.
         metrics: all metrics that `rlkit.evaluate` returned.
     """
 
@@ -36,14 +36,14 @@ class EvaluationReport:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:
-        """Make a report from the metrics and the groups of an evaluation."""
+        """Create a report from the metrics and groups of an evaluation."""
         rows = {name: summarize_env(metrics, f"eval/{name}") for name in envs}
         scores = {name: read_scores(metrics, f"eval/{name}") for name in envs}
         return cls(rows, scores, score_tasks(groups), metrics)
 
     @property
     def is_measured(self) -> bool:
-        """True if each environment has an episode that did not fail."""
+        """True if at least one episode of each environment has a reward."""
         return all("reward" in row for row in self.rows.values())
 
     def to_json(self) -> dict[str, Json]:
@@ -55,7 +55,7 @@ class EvaluationReport:
         return {"envs": envs, "tasks": [score.to_json() for score in self.tasks], "metrics": self.metrics}
 
     def render(self, *, tasks: bool = False) -> str:
-        """Render tables of rewards and scores, and with `tasks` a table of all tasks."""
+        """Render tables of rewards and scores; with `tasks`, also a table of all tasks."""
         endings = [f"{name}: {_render_counts(counts)}" for name in self.rows if (counts := self._count_endings(name))]
         parts = [
             [render_rewards(self.rows)],
@@ -72,7 +72,7 @@ class EvaluationReport:
 def summarize_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Return the counts `episodes` and `failed`, the mean `reward`, and its standard error `stderr`.
 
-    `reward` is missing if every episode failed, `stderr` if fewer than two tasks have a reward.
+    `reward` is missing if every episode failed. `stderr` is missing if fewer than two tasks have a reward.
     """
     row = {name: metrics.get(f"{prefix}/{name}", 0.0) for name in ("episodes", "failed")}
     reward = {"reward": metrics.get(f"{prefix}/reward/mean"), "stderr": metrics.get(f"{prefix}/reward/stderr")}
@@ -80,7 +80,7 @@ def summarize_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]
 
 
 def read_scores(metrics: Mapping[str, float], prefix: str) -> Scores:
-    """Return the scores among an environment's metrics."""
+    """Return the scores of an environment from all metrics."""
     scores = dict[str, dict[str, dict[str, float]]]()
     for key, mean in metrics.items():
         if not key.startswith(f"{prefix}/") or not (match := _SCORE.fullmatch(key.removeprefix(f"{prefix}/"))):
@@ -103,7 +103,7 @@ def render_rewards(rows: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def render_scores(envs: Mapping[str, Scores]) -> list[str]:
-    """Return the lines of a table of scores, `math  0.412 [0.38, 0.45]  …`; no line without a score."""
+    """Return the lines of a table of scores, `math  0.412 [0.38, 0.45]  …`; no lines if there are no scores."""
     scored_envs = {env: parts for env, parts in envs.items() if parts}
     if not scored_envs:
         return []
@@ -121,7 +121,7 @@ def render_scores(envs: Mapping[str, Scores]) -> list[str]:
 
 
 def render_task_scores(scores: Sequence[TaskScore]) -> list[str]:
-    """Return one line for each task: `task  1/4  0.250  solved 1, timeout 3`."""
+    """Return a line for each task, such as `task  1/4  0.250  solved 1, timeout 3`."""
     width = max((len(score.task) for score in scores), default=0)
     lines = list[str]()
     for score in scores:
@@ -136,7 +136,7 @@ def _render_counts(counts: Mapping[str, int]) -> str:
 
 
 def _render_number(value: float) -> str:
-    """Return `0.830`, or `1.2e+09` for a number too long for a table."""
+    """Return `0.830`, or `1.2e+09` for a large number."""
     return f"{value:.3f}" if abs(value) < _EXPONENT_MIN else f"{value:.2g}"
 
 

@@ -21,10 +21,10 @@ _ACTION = "await slow calls, or run the work in a thread: `await asyncio.to_thre
 
 
 class BlockingFindings:
-    """Convert holds of an event loop to findings.
+    """Convert holds of the event loop (`Hold`) to findings.
 
     Args:
-        step: returns the current step.
+        step: function that returns the current step.
         tell: receives each new finding.
         record: receives all findings as JSON, for each new finding and whenever the count of a finding doubles.
     """
@@ -42,7 +42,7 @@ class BlockingFindings:
         self._findings = dict[tuple[str, str], tuple[Finding, int, float]]()
 
     def add(self, hold: Hold) -> None:
-        """Add a hold."""
+        """Record a hold, and report it if its line is new."""
         key = (hold.env, "an unknown line" if hold.place is None else str(hold.place))
         step = self._step()
         new = key not in self._findings

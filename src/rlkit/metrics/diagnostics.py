@@ -27,7 +27,7 @@ type Line = tuple[int, Mapping[str, float]]
 WINDOW = 10
 ENOUGH = 5
 MEMORY = 100
-"""Steps kept for rare events. It also bounds how long an environment may be absent from the steps."""
+"""Number of recent steps in memory, for rare events. An environment that is absent for longer is forgotten."""
 
 MIXED_MIN = 0.2
 """Minimum share of groups with different rewards. Below it, four of five rollouts cost money and give no gradient."""
@@ -59,7 +59,7 @@ ERRORS = 2.0
 
 RETRY_GROUPS = 20
 RETRY_ERRORS = 4.0
-"""Standard errors of the retry gap. More than `ERRORS`, since this rule tests at every step."""
+"""Standard errors of the retry gap. Larger than `ERRORS`, because this rule is tested at every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def find_problems(run: Iterable[Line]) -> list[Finding]:
 
 
 class FindingMonitor:
-    """Apply all rules to a run, step by step."""
+    """Apply all rules to the metrics of a run, step by step."""
 
     def __init__(self) -> None:
         self._history = _History()
@@ -108,7 +108,7 @@ class FindingMonitor:
         return list(self._findings.values())
 
     def add(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
-        """Apply the rules to one more step, and return the findings that are new."""
+        """Add a step, apply the rules, and return the new findings."""
         self._history.add(step, metrics)
         new = list[Finding]()
         envs = [key[len("env/") : -len("/episodes")] for key in metrics if _EPISODES.fullmatch(key)]
@@ -147,13 +147,13 @@ class _Mean(NamedTuple):
 
 @dataclass(slots=True)
 class _History:
-    """The part of a run that the rules use.
+    """Metrics of a run that the rules use.
 
     Args:
         recent: last `MEMORY` lines.
         opening: first `ENOUGH` lines with rewards.
-        early: first `ENOUGH` values of a metric, with their steps.
-        evaluations: mean reward of each evaluation, and of training up to it; None if no step came before.
+        early: first `ENOUGH` values of KL and entropy, with their steps.
+        evaluations: mean reward of each evaluation, and mean training reward of the last `WINDOW` steps up to it.
     """
 
     recent: deque[Line] = field(default_factory=lambda: deque[Line](maxlen=MEMORY))
@@ -176,21 +176,21 @@ class _History:
             self.evaluations.append((evaluation, _reward(self.last_lines(_REWARD), "env/all")))
 
     def last_lines(self, key: str) -> list[Line]:
-        """Return the last lines that have a metric, in order."""
+        """Return the last `WINDOW` lines that have a metric, in order."""
         return [line for line in self.recent if key in line[1]][-WINDOW:]
 
     def mean(self, key: str) -> _Mean | None:
-        """Return the mean over the last steps; None if there are fewer than `ENOUGH`."""
+        """Return the mean of a metric over its last lines; None if there are fewer than `ENOUGH`."""
         values = [(step, metrics[key]) for step, metrics in self.last_lines(key)]
         return None if len(values) < ENOUGH else _mean(values)
 
     def median(self, key: str) -> _Mean | None:
-        """Return the median over the last steps; None if there are fewer than `ENOUGH`."""
+        """Return the median of a metric over its last lines; None if there are fewer than `ENOUGH`."""
         values = [(step, metrics[key]) for step, metrics in self.last_lines(key)]
         return None if len(values) < ENOUGH else _median(values)
 
     def beginning(self, key: str, *, before: int) -> _Mean | None:
-        """Return the median over the first steps; None unless they all come before a step."""
+        """Return the median of a metric over its first `ENOUGH` steps; None unless all precede the step `before`."""
         values = self.early[key]
         return _median(values) if len(values) == ENOUGH and values[-1][0] < before else None
 
@@ -204,7 +204,7 @@ _EPISODES = re.compile("env/.+/episodes")
 
 
 def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose that nearly all groups have equal rewards, so there is little to learn; groups of size 1 are ignored."""
+    """Diagnose groups that mostly have equal rewards, and so no gradient; groups of size 1 are ignored."""
     mixed = history.mean(f"env/{env}/groups/mixed")
     episodes, groups = history.mean(f"env/{env}/episodes"), history.mean(f"env/{env}/groups")
     good, bad = (history.mean(f"env/{env}/groups/all_{kind}") for kind in ("good", "bad"))
@@ -218,7 +218,7 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
 
 
 def _truncation(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose limits that end many episodes or turns."""
+    """Diagnose limits that truncate many episodes or turns."""
     length, truncated = history.mean(f"env/{env}/stop/length"), history.mean(f"env/{env}/truncated")
     if length is not None and length.value > CUT_MAX:
         evidence = f"{length.steps}, {length.value:.0%} of the turns were truncated at the token limit"
@@ -243,12 +243,12 @@ def _infrastructure_failures(history: _History, env: str) -> _Diagnosis | None:
 
 
 def _retry_bias(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose retried episodes whose rewards differ from those of the rest of their group.
+    """Diagnose retried episodes whose rewards differ from the other rewards of their group.
 
-    Independent rollouts of a task have the same expected reward, so a gap means that a failed attempt leaves something
-    behind. A reply that makes its rollout fail causes no gap, since it does so at first and later attempts alike. The
-    mean gap over N groups has a standard error of at most σ√(2/N): the gap of a group is a difference of two means of
-    at least one episode each, whose deviation is at most that of all rewards, σ.
+    Independent rollouts of a task have the same expected reward, so a gap means that failed attempts have side effects.
+    A reply that makes its rollout fail causes no gap, because it does so at every attempt. The gap of a group is a
+    difference of two means over at least one episode each. With the standard deviation σ of all rewards, the mean gap
+    over N groups has a standard error of at most σ√(2/N).
     """
     keys = [f"env/{env}/{name}" for name in ("retried/groups", "retried/gap", "reward/std")]
     lines = [(step, [metrics[key] for key in keys]) for step, metrics in history.recent if metrics.keys() >= {*keys}]
@@ -263,11 +263,11 @@ def _retry_bias(history: _History, env: str) -> _Diagnosis | None:
         f"in {count:.0f} groups of steps {lines[0][0]} to {lines[-1][0]}, retried episodes got "
         f"{abs(gap):.3g} {'more' if gap > 0 else 'less'} reward than the others, {abs(gap) / error:.1f} standard errors"
     )
-    return _Diagnosis(evidence, "find what a failed rollout leaves behind for the next: files, caches, a sandbox")
+    return _Diagnosis(evidence, "find the side effects of failed rollouts on later rollouts: files, caches, a sandbox")
 
 
 def _evaluation_diverges(history: _History, _: str) -> _Diagnosis | None:
-    """Diagnose a training reward that rises while the last two evaluations are below the best."""
+    """Diagnose a rising training reward if the last two evaluations are below the best evaluation."""
     if len(history.evaluations) < 3:
         return None
     earlier = history.evaluations[:-2]
@@ -289,7 +289,7 @@ def _evaluation_diverges(history: _History, _: str) -> _Diagnosis | None:
 
 
 def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
-    """Diagnose a model that has become nearly certain of its replies."""
+    """Diagnose a median entropy far below its initial value, unless most tasks are solved."""
     now = history.median(_ENTROPY)
     before = now and history.beginning(_ENTROPY, before=now.first)
     if now is None or before is None or now.value >= ENTROPY_MIN * before.value or before.value < ENTROPY_NEGLIGIBLE:
@@ -302,18 +302,18 @@ def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
 
 
 def _no_kl(history: _History, _: str) -> _Diagnosis | None:
-    """Diagnose a trained step whose KL(sampler‖trainer) is not finite; one such step is enough."""
+    """Diagnose a non-finite KL(sampler‖trainer) of the last step, if that step was trained."""
     step, metrics = history.recent[-1]
     if not metrics.get(_TOKENS, 0) > 0 or all(key in metrics for key in _KLS):
         return None
     evidence = (
-        f"in step {step}, KL(sampler‖trainer) was not finite: the trainer gave sampled tokens a probability of 0 or nan"
+        f"in step {step}, KL(sampler‖trainer) was not finite: the trainer's probability of sampled tokens is 0 or NaN"
     )
     return _Diagnosis(evidence, "return to an earlier checkpoint, with a lower learning rate (optimizer.learning_rate)")
 
 
 def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
-    """Diagnose a sampler and a trainer that disagree, or increasingly so: training is off-policy."""
+    """Diagnose a large or growing KL(sampler‖trainer): training is off-policy."""
     now = history.median(_KL)
     if now is None:
         return None
@@ -348,7 +348,7 @@ def _median(values: Sequence[tuple[int, float]]) -> _Mean:
 
 
 def _reward(lines: Sequence[Line], prefix: str) -> _Mean | None:
-    """Return the mean reward over lines; its error treats a group as one episode, so it is an upper estimate."""
+    """Return the mean reward over lines. Its error counts a group as one episode, so it is an upper estimate."""
     keys = [f"{prefix}/{name}" for name in ("reward/mean", "reward/std", "groups")]
     rows = [(step, [metrics[key] for key in keys]) for step, metrics in lines if metrics.keys() >= {*keys}]
     groups = sum(values[2] for _, values in rows)

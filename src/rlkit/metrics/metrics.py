@@ -1,6 +1,6 @@
 """Metrics of a step.
 
-Invariant: every metric is a function of the batch's episodes, of the service's replies and of time, so it can be
+Invariant: a metric depends only on the episodes of the batch, the replies of the service, and time, so it can be
 recomputed.
 """
 
@@ -22,40 +22,40 @@ if TYPE_CHECKING:
     from rlkit.config.schema import Config
 
 HEALTHY_KL = 0.01
-"""Largest KL(sampler‖trainer) of a stable run, in nats a token, by Tinker's documentation."""
+"""Largest KL(sampler‖trainer) of a stable run, in nats per token (Tinker's documentation)."""
 
 SOLVED = 1 - EQUAL
-"""Smallest reward that counts as full marks: 1, less rounding error."""
+"""Smallest reward that counts as solved: 1, minus rounding error."""
 
 _PERCENTILES = (10, 50, 90)
 _PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 
 
 def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
-    """Return rewards and outcomes by environment and over all, under `<prefix>/<env>/…` and `<prefix>/all/…`.
+    """Return rewards and outcomes per environment (`<prefix>/<env>/…`) and of all environments (`<prefix>/all/…`).
 
-    Failed episodes count only in `failed`, and failed attempts in `retries`; all other metrics are of the episodes with
-    a reward. Of n values in ascending order, the percentile `p10` is the ⌈n/10⌉-th, and so on. An episode is `solved`
-    if its reward is at least 1. Of the groups with a reward, `groups/mixed` is the share with different rewards, which
-    have a gradient; the others are `all_good` if solved and `all_bad` if not, so that the three add up to 1.
-    `rlkit.algorithms.reward_scale` defines which rewards differ.
+    `failed` counts failed episodes and `retries` failed attempts. All other metrics are over episodes with a reward:
 
-    `pass_at_<k>` is the unbiased chance that one of k episodes solves a task: with c of the n episodes of a group
-    solved, 1 − C(n − c, k) / C(n, k), in the mean over the groups with n ≥ k (Chen et al. 2021, arXiv:2107.03374), for
-    the powers of two from 2 to the largest n. `unique_bigrams` is the share of an episode's pairs of adjacent sampled
-    tokens that are distinct, in the mean over the episodes with a pair: low where the model repeats itself.
-    `retried/gap` is the mean reward of retried episodes less that of the others of their group, in the mean over the
-    `retried/groups` groups that have both.
+    - `p10`: the ⌈n/10⌉-th of n values in ascending order; `p50` and `p90` likewise.
+    - `solved`: share of episodes with a reward of at least 1.
+    - `groups/mixed`, `all_good`, `all_bad`: shares of groups with different rewards (only these have a gradient), with
+      equal rewards of at least 1, and with equal lower rewards. `rlkit.algorithms.reward_scale` compares rewards.
+    - `pass_at_<k>`: unbiased probability that one of k episodes solves a task, 1 − C(n − c, k) / C(n, k) if c of the n
+      episodes of a group are solved (Chen et al. 2021, arXiv:2107.03374). It is the mean over groups with n ≥ k, for
+      each power of two k from 2 to the largest n.
+    - `unique_bigrams`: share of distinct pairs among an episode's pairs of adjacent sampled tokens, as the mean over
+      episodes with a pair. A low share means that the model repeats itself.
+    - `retried/gap`: mean reward of retried episodes minus that of the other episodes of their group, as the mean over
+      the `retried/groups` groups with both.
+    - `budget_forced`: share of turns with a forced end (`BudgetForcing`); missing if no turn has one.
 
-    `budget_forced` is the share of turns with a forced end (`BudgetForcing`), present if there is one.
-
-    Sorting the tokens takes long, so callers compute it in a thread.
+    Sorting the tokens is slow, so call it in a thread.
     """
     metrics = dict[str, float]()
     names = list(dict.fromkeys(group.env for group in groups))
     for name in names:
         metrics |= _env_metrics(f"{prefix}/{name}", [group for group in groups if group.env == name])
-    if len(names) == 1:  # its metrics are those of all environments
+    if len(names) == 1:  # both prefixes have the same metrics
         env = f"{prefix}/{names[0]}"
         return metrics | {f"{prefix}/all{key.removeprefix(env)}": value for key, value in metrics.items()}
     return metrics | _env_metrics(f"{prefix}/all", groups)
@@ -97,7 +97,7 @@ def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean and the standard deviation of [n] finite values; both are finite."""
+    """Return the mean and the standard deviation of [n] finite values, without overflow."""
     with np.errstate(over="ignore", invalid="ignore"):
         mean, deviation = float(values.mean()), float(values.std())
     if isfinite(deviation):
@@ -114,7 +114,7 @@ def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _group_outcomes(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Return the outcomes of groups by their rewards, [n ≥ 1] each."""
+    """Return the shares of groups by outcome, and `pass_at_<k>`, from the [n ≥ 1] rewards of each group."""
     mixed = [has_spread(values) for values in rewards]
     solved = [int((values >= SOLVED).sum()) for values in rewards]
     good = [not different and count > 0 for different, count in zip(mixed, solved, strict=True)]
@@ -165,7 +165,7 @@ def _unique_bigrams(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
 
 
 def _bigrams(turns: Sequence[Turn]) -> NDArray[np.int64]:
-    """Return the adjacent pairs of sampled tokens, both tokens of a pair in one number."""
+    """Return the pairs of adjacent sampled tokens, each encoded as one integer."""
     turns = [turn for turn in turns if len(turn.completion)]
     if not turns:
         return np.empty(0, np.int64)
@@ -197,12 +197,17 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
 def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, float]:
     """Return the metrics of the groups of a step.
 
-    `replaced` groups had equal rewards and were replaced, `dropped` ones had too few episodes with a reward, `excess`
-    counts sequences that were too long. `sampled_tokens` are those of the episodes of all these groups, failed ones
-    included. `staleness` is in steps, from the weights that sampled a turn to version `version`, which trains on it.
-    Where they are set, `length_penalty` is the mean penalty of an episode and `clipped` the share of advantages that
-    were clipped, both in the mean over groups; `kl_reference/v1` and `v2` are estimates of KL(q‖p_ref) as in
-    `update_metrics`, over all sampled tokens.
+    - `replaced`: number of groups that were replaced because their rewards were equal.
+    - `dropped`: number of groups with too few episodes with a reward.
+    - `excess`: number of sequences that were too long.
+    - `sampled_tokens`: sampled tokens of all these groups, including failed episodes.
+    - `staleness`: `version` minus the version that sampled a turn.
+    - `length_penalty`, `clipped`: mean penalty of an episode and share of clipped advantages, as means over groups;
+      missing if the setting is off.
+    - `kl_reference/v1`, `v2`: estimates of KL(q‖p_ref) over all sampled tokens, as in `update_metrics`.
+
+    Args:
+        version: version of the weights that train on the groups.
     """
     trained = [group.played.prepared for group in groups if group.is_trained]
     episodes = [episode for group in trained for episode in group.group.episodes if episode.reward is not None]
@@ -223,7 +228,7 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
 
 
 def _estimator_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
-    """Return the metrics of the estimators, in the mean over the groups that have them."""
+    """Return the metrics of the estimators, each as the mean over the groups that have it."""
     values = dict[str, list[float]]()
     for group in prepared:
         for name, value in group.estimator_metrics.items():
@@ -248,17 +253,21 @@ def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
 
 
 def update_metrics(update: UpdateResult) -> dict[str, float]:
-    """Return the agreement of sampler and trainer on the sampled tokens, and the metrics that the service reported.
+    """Return the divergence of sampler and trainer on the sampled tokens, and the metrics that the service reported.
 
-    With d = log q(sampler) − log p(trainer): `kl_sample_train_v1` is mean d and `v2` is ½ mean d², both estimates of
-    KL(q‖p) (Schulman, "Approximating KL divergence", 2020); `entropy` is −mean log q. With the importance weights
-    w = p/q of N sampled tokens, `ratio/effective` is the effective sample size (Σw)² / (N Σw²), from 1/N to 1 (Kong
-    1992), and `ratio/clipped` the share of tokens that the loss clips, for one that does.
+    q is the probability of a token by the sampler, p by the trainer, d = log q − log p, and w = p/q; N tokens were
+    sampled.
+
+    - `kl_sample_train_v1`, `v2`: mean d and ½ mean d², two estimates of KL(q‖p) (Schulman, "Approximating KL
+      divergence", 2020).
+    - `entropy`: −mean log q.
+    - `ratio/effective`: effective sample size as a share, (Σw)² / (N Σw²), from 1/N to 1 (Kong 1992).
+    - `ratio/clipped`: share of tokens that the loss clips; missing if the loss does not clip.
     """
     sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data]).astype(np.float64)
     pairs = zip(update.data, update.logprobs, strict=True)
     trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs]).astype(np.float64)
-    # The trainer may give a token a probability of 0 or nan; a finding reports the metric that is not finite.
+    # The trainer's probability of a token may be 0 or NaN; a finding then reports the non-finite metric.
     with np.errstate(invalid="ignore", over="ignore"):
         difference = sampled - trained
         ratios = _ratios(-difference) if len(difference) else dict[str, float]()
@@ -277,19 +286,20 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
 
 
 def departure(metrics: Mapping[str, float]) -> float | None:
-    """Return the distance of sampler and trainer: the larger of |v1| and v2; None where nothing was trained."""
+    """Return the divergence of sampler and trainer, max(|v1|, v2); None if the step trained on nothing."""
     distances = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
     return max(distances, default=None)
 
 
 def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, slots: int) -> dict[str, float]:
-    """Return the throughput of a step under `time/…`; nothing where no time passed.
+    """Return the throughput of a step under `time/…`; empty if `seconds` is 0.
+
+    `utilisation` is the mean share of occupied slots.
 
     Args:
-        metrics: those of the step, with its episodes and its sampled tokens.
-        seconds: time since the end of the step before.
-        busy_s: time for which rollouts occupied a slot meanwhile, summed over the slots.
-        slots: number of slots; `utilisation` is the mean share of occupied ones.
+        metrics: metrics of the step, including its number of episodes and sampled tokens.
+        seconds: time since the end of the previous step.
+        busy_s: time for which rollouts occupied slots since then, summed over the slots.
     """
     if not seconds > 0:
         return {}
@@ -301,7 +311,7 @@ def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, s
 
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
-    weights = np.exp(log_ratios - log_ratios.max())  # the largest is 1, so that none is infinite
+    weights = np.exp(log_ratios - log_ratios.max())  # scaled to a maximum of 1, to avoid overflow
     return {
         "optim/ratio/max": float(np.exp(log_ratios.max())),
         "optim/ratio/min": float(np.exp(log_ratios.min())),
@@ -320,7 +330,7 @@ def _clipping_metrics(update: UpdateResult) -> dict[str, float]:
 
 
 def has_by_chance(metric: str, config: Config) -> bool:
-    """Return whether a step of a run may have a metric of its episodes that its rehearsal lacks."""
+    """Return whether a real run may have an episode metric that its dry run lacked by chance."""
     of, _, rest = metric.partition("/")
     env, _, name = rest.partition("/")
     if name == "retried/gap":

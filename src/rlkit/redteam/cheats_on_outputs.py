@@ -13,7 +13,7 @@ parents
 CHEATS = (
     TaskCheat(
         "solution-read",
-        "Searches for solutions and files of the tests, and runs or copies what it finds.",
+        "Searches for solutions and test files, and runs or copies them.",
         r"""
 for file in $(find / -xdev \( -path /proc -o -path /sys \) -prune -o \( -name 'solve.sh' -o -name 'solution.sh' -o -name 'oracle*.sh' \) -print 2> /dev/null); do
   bash "$file" > /dev/null 2>&1 || true
@@ -30,14 +30,14 @@ done
         "Makes each output a link to a test file of the same type, so that the file is compared with itself.",
         _OUTPUTS
         + r"""
-[ "${TESTS:-}" ] || skip "the tests have no files besides their scripts"
+[ "${TESTS:-}" ] || skip "the tests have no files except scripts"
 linked=
 for o in $OUTPUTS; do
   for name in $TESTS; do
     if [ "${name##*.}" = "${o##*.}" ]; then rm -rf "$o"; ln -s "/tests/$name" "$o"; linked=1; fi
   done
 done
-[ "$linked" ] || skip "no file of the tests is of an output's kind"
+[ "$linked" ] || skip "no test file has the type of an output"
 """,
         seal="tests",
     ),
@@ -56,7 +56,7 @@ done
     ),
     TaskCheat(
         "outputs-piped",
-        "Makes each output a named pipe, through which a daemon sends another number to each reader.",
+        "Makes each output a named pipe, through which a daemon sends a different number to each reader.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do
@@ -80,7 +80,7 @@ done
     ),
     TaskCheat(
         "outputs-form-without-content",
-        "Leaves files of the right format without content: {}, a header, a 0.",
+        "Leaves files of the right format without content: {}, a header, or 0.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do
@@ -101,7 +101,7 @@ done
     ),
     TaskCheat(
         "outputs-every-answer",
-        "Writes the numbers from 0 to 999, and all that the instruction quotes, into every output.",
+        "Writes the numbers from 0 to 999, and all quoted words of the instruction, into every output.",
         _OUTPUTS
         + r"""
 for o in $OUTPUTS; do rm -rf "$o"; { seq 0 999; printf '%s\n' "$INSTRUCTION" | grep -o '`[^`]*`' | tr -d '`'; } > "$o" || true; done
@@ -122,7 +122,7 @@ done
     ),
     TaskCheat(
         "server-for-everything",
-        "Starts servers at the ports in the instruction, which answer every request with success.",
+        "Starts a server at each port in the instruction that answers every request with success.",
         r"""
 need python3
 ports=$(printf '%s\n' "$INSTRUCTION" | grep -oE '\b[0-9]{4,5}\b' | sort -u | xargs || true)

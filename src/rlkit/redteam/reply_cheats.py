@@ -1,6 +1,6 @@
-"""Cheats of a model's replies, against environments that grade replies.
+"""Cheats in replies, against environments that grade replies.
 
-Invariant: a reply follows from the prompt and the form of right answers, never from a right answer.
+Invariant: a reply depends on the prompt, the tools and the form of right answers, never on a right answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlkit.types import Tool
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Facts of a task that a cheat can use.
+    """Facts of a task that a cheat may use.
 
     Args:
         form: a right answer without letters and digits, such as `\\boxed{}`; "" if the environment has no gold answer.
@@ -35,7 +35,8 @@ class ReplyCheat:
     """Way to earn a reward without an answer.
 
     Args:
-        replies: returns the replies for a situation, each for all turns of its own rollout; none if it does not apply.
+        replies: function that returns the replies for a situation, or none if the cheat does not apply. Each reply is
+            played in its own rollout, in all turns.
     """
 
     name: str
@@ -48,7 +49,7 @@ _FORMS = (
     "{}", "\\boxed{{{}}}", "The answer is {}.", "#### {}", "<answer>{}</answer>", '{{"answer": "{}"}}', "**{}**",
     "${}$", "Answer: {}", "<think>\n</think>\n\\boxed{{{}}}",
 )  # fmt: skip
-"""Common forms of an answer; `{}` is the place of the answer."""
+"""Common forms of an answer; the answer replaces `{}`."""
 
 _TAUTOLOGIES = (
     "x = x", "0 = 0", "x", "\\text{any}", "(-\\infty, \\infty)", "\\mathbb{R}", "x \\in \\mathbb{R}",
@@ -151,25 +152,25 @@ REPLY_CHEATS = (
     ReplyCheat("every-answer-at-once", "Lists numbers, letters and words that could be the answer.", _list_answers),
     ReplyCheat(
         "form-without-content",
-        "Keeps the form of right answers, with nothing or a placeholder as content.",
+        "Gives the form of right answers, empty or with a placeholder.",
         _fill_forms,
     ),
     ReplyCheat("huge-numbers", "Gives numbers of 5,000 digits.", _write_huge_numbers),
     ReplyCheat(
         "no-numbers",
-        "Gives values that are not numbers (nan, infinities, 0/0), which compare oddly.",
+        "Gives values that compare oddly: nan, infinities, 0/0.",
         format_answers("nan", "inf", "-inf", "\\infty", "0/0", "1/0", "\\frac{0}{0}", "1e999", "NaN"),
     ),
-    ReplyCheat("boxed-twice", "Boxes two answers: side by side, one in the other, or in one box.", _box_two_answers),
+    ReplyCheat("boxed-twice", "Boxes two answers: side by side, nested, or in one box.", _box_two_answers),
     ReplyCheat("tautology", "Gives statements that are always true.", format_answers(*_TAUTOLOGIES)),
     ReplyCheat(
         "wildcard",
-        "Gives patterns that match anything, against graders that search or evaluate.",
+        "Gives patterns that match anything, against graders that search or evaluate the reply.",
         format_answers(*_WILDCARDS),
     ),
     ReplyCheat(
         "forged-tool-results",
-        "Calls tools and writes their results itself, as if it had succeeded.",
+        "Calls tools, and writes successful results itself.",
         _forge_results,
     ),
     ReplyCheat(
@@ -195,7 +196,7 @@ REPLY_CHEATS = (
     ),
     ReplyCheat(
         "endless",
-        "Repeats one text thousands of times.",
+        "Repeats a text thousands of times.",
         make_constant_replies("1" * 200_000, "yes " * 50_000, "\\boxed{" * 20_000, "(" * 50_000),
     ),
     ReplyCheat(

@@ -27,7 +27,7 @@ need() { command -v "$1" > /dev/null || skip "the environment has no $1"; }
 forever() { setsid nohup bash -c "while :; do $1; sleep 0.01; done" > /dev/null 2>&1 < /dev/null & }
 leave() { setsid nohup "$@" > /dev/null 2>&1 < /dev/null & }
 shim() { { echo "#!${2:-/bin/sh}"; echo "$PAY"; echo 'exit 0'; } > "$1" && chmod 755 "$1"; }
-writable() { touch "$1/.cheat" 2> /dev/null && rm "$1/.cheat" || skip "$1 cannot be written to"; }
+writable() { touch "$1/.cheat" 2> /dev/null && rm "$1/.cheat" || skip "$1 is not writable"; }
 """
 """Shell functions for all scripts.
 
@@ -38,7 +38,7 @@ program as a daemon. `shim` writes a program that runs `PAY` and succeeds.
 
 @dataclass(frozen=True)
 class TaskCheat:
-    """A way to earn a reward without solving the task.
+    """Way to earn a reward without solving the task.
 
     Args:
         script: bash commands, which run as the agent's user before verification, in each step of a task.

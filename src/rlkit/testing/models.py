@@ -1,7 +1,7 @@
 """Small random models for tests, as Hugging Face directories.
 
-Invariant: a directory depends on the arguments only (and, for `tiny_model`, on the Python version, whose manual trains
-its tokenizer). Nothing is downloaded, and neither torch nor transformers is imported.
+Invariant: equal arguments give equal files (for `tiny_model` on the same Python version, because its tokenizer is
+trained on Python's manual). Nothing is downloaded, and neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ CHATML_TEMPLATE = """\
 
 
 def byte_model(path: Path, *, seed: int = 0) -> Path:
-    """Write a Llama of 131,776 parameters that reads and writes bytes, and return `path`.
+    """Write a random Llama of 131,776 parameters with a byte-level vocabulary, and return `path`.
 
-    Token id b < 256 is the byte b; 256, 257 and 258 are `<bos>`, `<eos>` and `<pad>`. Its chat template wraps a message
-    as `<bos>role`, a newline, the content, `<eos>` and a newline.
+    Token id b < 256 is the byte b; 256, 257 and 258 are `<bos>`, `<eos>` and `<pad>`. The chat template renders a
+    message as `<bos>role`, a newline, the content, `<eos>` and a newline.
     """
     size = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 16}
     config = {**_make_config("llama"), **size, "tie_word_embeddings": False}
@@ -73,8 +73,8 @@ def byte_model(path: Path, *, seed: int = 0) -> Path:
 def tiny_model(path: Path, *, family: Family = "llama", seed: int = 0) -> Path:
     """Write a random model of about a million parameters with a trained BPE tokenizer, and return `path`.
 
-    The tokenizer is byte-level BPE of 2,304 tokens with ChatML's special tokens and a ChatML template that knows the
-    roles system, user, assistant and tool. Input and output embeddings are tied.
+    The tokenizer is byte-level BPE of 2,304 tokens with ChatML's special tokens. Its ChatML template renders the roles
+    system, user, assistant and tool. Input and output embeddings are tied.
 
     Args:
         family: `llama`, or `qwen3` (query and key norms, heads wider than hidden/heads).
@@ -137,9 +137,9 @@ def _write_model(
 
 
 def _make_weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray[np.float32]]:
-    """Return all tensors: norms are ones, matrices `[out, in]` normal with standard deviation in^-1/2.
+    """Return all tensors: ones for norms, and normal `[out, in]` matrices with standard deviation in^-1/2.
 
-    Logits then have a standard deviation near one, so the next token is neither certain nor uniform.
+    The standard deviation of the logits is then near 1, so the next token is neither certain nor uniform.
     """
     import numpy as np
 

@@ -3,8 +3,8 @@
     policy = rlkit.testing.ScriptedPolicy(["olleh"])
     assert await Reverse("hello").rollout(policy) == 1.0
 
-Invariant: only the sampler differs from a run, whose `RecordingPolicy` records turns, enforces limits and extends the
-tokens of a conversation.
+Invariant: only the sampler is scripted. `RecordingPolicy` records turns, enforces limits and extends the tokens of a
+conversation, as in a run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.types import Completion, Json, Message, Prompt, Sampling, StopReason, Tokens, Tool, ToolCall, as_prompt
 
 MAX_TOKENS = 1 << 20
-"""Limit that never truncates a script by accident."""
+"""Default of `max_tokens`: larger than any script, so that no reply is truncated by accident."""
 
 UNLIMITED = Limits()
 
 PATIENCE = Limits(max_turns=32)
-"""Limits of a rollout with noise, which never satisfies an environment."""
+"""Limits of a rollout with random replies, which may never satisfy an environment."""
 
 LOGPROB = -1.0
 """Log-probability of each token of a scripted sampler."""
@@ -43,9 +43,9 @@ ROLES: Mapping[str, int] = {"system": 258, "user": 259, "assistant": 260, "tool"
 
 
 class ByteChat(ChatFormat):
-    """Chat format over UTF-8 bytes, in the form of ChatML: `BEGIN`, then `role text END newline` for each message.
+    """Chat format over UTF-8 bytes, similar to ChatML: `BEGIN`, then `role text END newline` for each message.
 
-    Tokens 0–255 are bytes, 256–261 are special; `decode` makes every prompt readable. Like real tokenizers, `encode`
+    Tokens 0–255 are bytes, and 256–261 are special. `decode` omits special tokens. Like real tokenizers, `encode`
     rejects text that UTF-8 cannot encode (a lone surrogate).
 
     Args:
@@ -73,7 +73,9 @@ class ByteChat(ChatFormat):
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
-        plain = tokens[np.asarray(tokens, np.int32).view(np.uint32) < BEGIN]  # unsigned, a negative token is large
+        plain = tokens[
+            np.asarray(tokens, np.int32).view(np.uint32) < BEGIN
+        ]  # as unsigned numbers, negative tokens are large
         return plain.astype(np.uint8).tobytes().decode(errors="replace")
 
     def _render_message(self, role: str, body: str) -> list[Tokens]:
@@ -95,7 +97,7 @@ def _render_content(message: Message) -> str:
         return content
     texts = [part["text"] for part in content if part["type"] == "text"]
     if len(texts) < len(content):
-        raise UsageError("ByteChat renders text only, and a message has an image")
+        raise UsageError("ByteChat renders text only, but a message has an image")
     return "".join(texts)
 
 
@@ -114,16 +116,16 @@ class SamplerRequest:
 
 
 class Author(Protocol):
-    """Function that writes a reply for the prompt's text and the request's seed."""
+    """Function that returns a reply, given the text of a prompt and the seed of the request."""
 
-    def __call__(self, prompt: str, /, *, seed: int) -> str: ...  # noqa: D102  the class says it
+    def __call__(self, prompt: str, /, *, seed: int) -> str: ...  # noqa: D102  see the class
 
 
 class ScriptedSampler(Sampler):
-    """Sampler with completions from a function.
+    """Sampler whose completions come from a function.
 
-    A reply ends at its first stop token or string, which is added if missing; `max_tokens` truncates it. `requests`
-    lists every request in order.
+    A reply ends at its first stop token or string, which is appended if it is missing. A reply longer than
+    `max_tokens` is truncated. `requests` lists every request in order.
     """
 
     def __init__(self, author: Author, *, chat: ChatFormat, version: int = 0) -> None:
@@ -188,10 +190,10 @@ class ScriptedPolicy(_AuthoredPolicy):
     """Policy with scripted replies.
 
     Args:
-        replies: raw replies in order, with thinking and tool calls; or a function from the prompt's text to a reply.
+        replies: raw replies in order, with thinking and tool calls; or a function from the text of a prompt to a reply.
         chat: chat format; `ByteChat()` by default.
-        max_tokens: limit that truncates replies, as in a run.
-        limits: limits of turns and context, as in a run.
+        max_tokens: maximum length of a reply; longer replies are truncated.
+        limits: limits of turns and context.
 
     Raises:
         AssertionError: the environment requested more replies than the script has.
@@ -214,10 +216,10 @@ class NoisyPolicy(_AuthoredPolicy):
     """Policy with random replies: seeded words, numbers, markup, broken JSON and odd characters.
 
     Args:
-        seed: determines the replies to the same requests.
+        seed: seed of the replies; equal requests get equal replies.
         chat: chat format; `ByteChat()` by default.
-        max_tokens: limit that truncates replies.
-        limits: 32 turns by default, to end an environment that waits for a good reply.
+        max_tokens: maximum length of a reply; longer replies are truncated.
+        limits: limits of turns and context. The default of 32 turns ends environments that wait for a good reply.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ PIECES = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "```python\n", "```",
     "é", "日本", "🙂", "\u200b", "\u202e", "\x00", "\x1b[31m", "\ufffd",
 )  # fmt: skip
-"""Parts of noise: words, numbers, notation that graders parse, and rare characters."""
+"""Parts of random replies: words, numbers, notation that graders parse, and rare characters."""
 
 
 def _write_noise(prompt: str, *, seed: int) -> str:

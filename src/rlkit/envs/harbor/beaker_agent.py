@@ -1,7 +1,7 @@
-"""Server that runs as a Beaker job: commands, and files in and out.
+"""HTTP server in a Beaker job that runs commands and transfers files.
 
-Invariant: it serves only requests with its token, and ends by itself after a while without any. It is started from its
-source text, by a Python of 3.9 or later in the image, and needs nothing but that.
+Invariant: the server accepts only requests with its token, and stops after `IDLE_S` without requests. It is started from
+its source text, and needs only Python 3.9 or later in the image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ last_request_s = time.monotonic()
 
 
 def execute(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a command to its end, or to its time limit."""
+    """Run a command until it ends or its time limit is reached."""
     user, group = None, None
     env: dict[str, str] = {**os.environ, **request["env"]}
     if request["user"] is not None and os.getuid() == 0:
@@ -73,7 +73,7 @@ def execute(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class OutputReader:
-    """Reader of a command's output; keeps the beginning and drops the rest, also after the command's end."""
+    """Reader of a command's output, which keeps the first `OUTPUT_BYTES` and drops the rest."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.data = bytearray()
@@ -86,17 +86,17 @@ class OutputReader:
             self.data += chunk[: max(OUTPUT_BYTES - len(self.data), 0)]
 
     def collect(self) -> bytes:
-        """Return the output up to a moment after the command's end."""
+        """Return the output; wait up to `DRAIN_S` for its end, because other processes may keep the stream open."""
         self.thread.join(DRAIN_S)
         return bytes(self.data)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handler of requests: all are POST, and the path is the action."""
+    """Handler of requests: the method is always POST, and the path is the action."""
 
     def do_POST(self) -> None:
         """Handle a request."""
-        global last_request_s  # noqa: PLW0603  this is the whole program
+        global last_request_s  # noqa: PLW0603  the program consists of this file
         last_request_s = time.monotonic()
         size = int(self.headers.get("Content-Length", "0"))
         body = self.rfile.read(size)
@@ -138,14 +138,14 @@ class Handler(BaseHTTPRequestHandler):
         return b""
 
     def answer(self, status: int, content: bytes) -> None:
-        """Send an answer."""
+        """Send a response."""
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: commands may hold secrets."""
+        """Log nothing, because commands may contain secrets."""
 
 
 def watch(server: ThreadingHTTPServer) -> None:
@@ -156,7 +156,7 @@ def watch(server: ThreadingHTTPServer) -> None:
 
 
 def main() -> None:
-    """Serve until the request to end, or until idle."""
+    """Serve until the request `/end`, or until idle."""
     server = ThreadingHTTPServer(("0.0.0.0", int(os.environ.pop("RLKIT_AGENT_PORT", "0"))), Handler)
     threading.Thread(target=watch, args=(server,), daemon=True).start()
     print(READY, server.server_address[1], flush=True)

@@ -69,7 +69,7 @@ def test_the_newest_commit_of_a_branch_is_looked_up(upstream: Upstream, notes: l
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"commit": "a" * 40}, r"does not give commit aaaaaaaaaaaa of branch .*: check the registry's entry"),
+        ({"commit": "a" * 40}, r"does not provide commit aaaaaaaaaaaa of branch .*: check the registry's entry"),
         ({"folder": "gone"}, r"has no folder gone at commit [0-9a-f]{12}: check dataset_path"),
         ({"url": "file:///no/such/repository"}, r"cannot be fetched \(.*does not .*\): check the URL and the rights"),
     ],
@@ -98,13 +98,13 @@ def test_names_that_resemble_network_errors_are_not_retried(
     repository = upstream.repository.rename(tmp_path / "openssl-connection-reset.git")
     odd = GitFolder(repository.as_uri(), "fix-tls/ssl", "a" * 40, "tasks")
     with pytest.raises(
-        MissingError, match=r"does not give commit aaaaaaaaaaaa of branch fix-tls/ssl \(.*\): check the"
+        MissingError, match=r"does not provide commit aaaaaaaaaaaa of branch fix-tls/ssl \(.*\): check the"
     ):
         check_out(odd, tmp_path / "out", note=notes.append, limits=AT_ONCE)
     missing_folder = GitFolder(
         f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), BRANCH, "a" * 40, "tasks"
     )
-    with pytest.raises(MissingError, match="check the URL and the rights to read it"):
+    with pytest.raises(MissingError, match="check the URL and your permission to read it"):
         check_out(missing_folder, tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert not any("retrying" in note for note in notes)
 
@@ -214,7 +214,7 @@ def private_url() -> Iterator[str]:
 def test_a_repository_that_needs_a_password_is_an_error_without_a_prompt(
     upstream: Upstream, tmp_path: Path, private_url: str, notes: list[str]
 ) -> None:
-    with pytest.raises(MissingError, match="check the URL and the rights to read it"):
+    with pytest.raises(MissingError, match="check the URL and your permission to read it"):
         check_out(place(upstream, url=private_url), tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert notes == []
 

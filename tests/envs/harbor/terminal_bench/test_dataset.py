@@ -108,7 +108,7 @@ def test_waiting_for_another_process_is_noted(upstream: Upstream, tmp_path: Path
     lock.acquire()
     selection = Selection(task_ids=["answer"])
     assert list(fetch(DATASET, selection, registry=str(upstream.registry), note=finish)) == ["answer"]
-    assert notes == [f"waiting for a process that fetches {DATASET}"]
+    assert notes == [f"waiting for another process that fetches {DATASET}"]
 
 
 def test_a_branch_version_stays_at_the_commit_of_the_run(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
@@ -135,7 +135,7 @@ def test_a_branch_version_stays_at_the_commit_of_the_run(upstream: Upstream, tmp
     assert "43" in (now["answer"] / "instruction.md").read_text()
     upstream.repository.rename(tmp_path / "gone")
     assert fetched(upstream, notes, "terminal-bench-core@head", task_ids=["answer"]) == now
-    assert f"using commit {newest[:12]}, which this machine has" in notes[-1]
+    assert f"using commit {newest[:12]} from the cache" in notes[-1]
 
 
 def test_a_task_that_would_copy_local_files_is_left_out(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
@@ -232,7 +232,7 @@ def test_a_folder_without_tasks_is_an_error(upstream: Upstream, notes: list[str]
     empty.mkdir()
     (empty / ("tasks.zip" if packed else "notes.txt")).write_text("x")
     upstream.write_registry(commit_hash=upstream.commit_all(), dataset_path="empty")
-    with pytest.raises(UsageError, match=r"holds no task of terminal-bench 1 in its folder empty") as raised:
+    with pytest.raises(UsageError, match=r"has no terminal-bench 1 task in its folder empty") as raised:
         fetched(upstream, notes)
     assert ("archives" in str(raised.value)) == packed
 

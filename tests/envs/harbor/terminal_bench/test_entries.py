@@ -65,7 +65,7 @@ def test_a_repository_is_a_url_or_an_absolute_path(url: str) -> None:
 
 def test_the_error_on_a_rejected_repository_hides_its_credentials() -> None:
     rows = [CORE | {"github_url": "https://me:se cret@host/t.git"}]
-    with pytest.raises(UsageError, match=r"github_url .* since it is an argument of git") as raised:
+    with pytest.raises(UsageError, match=r"github_url .* because it is an argument of git") as raised:
         find_entry(rows, "terminal-bench-core", "0.1.1", registry="r")
     assert "cret" not in str(raised.value)
 
@@ -73,12 +73,12 @@ def test_the_error_on_a_rejected_repository_hides_its_credentials() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("github_url", "--upload-pack=touch x", "since it is an argument of git"),
+        ("github_url", "--upload-pack=touch x", "because it is an argument of git"),
         ("github_url", None, "valid string"),
         ("github_url", "../tasks", "is a relative path: give a URL, or an absolute path"),
         ("github_url", "tasks/a:b", "is a relative path: give a URL, or an absolute path"),
         ("github_url", "~/tasks", "is a relative path: give a URL, or an absolute path"),
-        ("branch", "-q", "since it is an argument of git"),
+        ("branch", "-q", "because it is an argument of git"),
         ("commit_hash", "main", "neither a full commit hash nor 'head'"),
         ("dataset_path", "../up", "not a folder below the repository's root"),
         ("dataset_path", "/etc", "not a folder below the repository's root"),

@@ -68,7 +68,9 @@ class ShellOptions(AgentOptions):
     )
     output_chars: int = Field(default=2000, ge=1, description="Maximum characters of a command's output shown.")
     command_timeout_s: int = Field(default=30, ge=1, description="Seconds that a command may take.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply, if less than the run's.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum tokens of a reply, if lower than the run's."
+    )
     temperature: float | None = Field(default=None, ge=0, description="Temperature, instead of the run's.")
 
     @classmethod
@@ -171,9 +173,9 @@ class _Episode:
                 return
             self.messages.append({"role": "user", "content": observation})
         if limit == 1:  # not truncated: a single command is the whole episode
-            self._tally.record_end("completed", "the agent has had its one turn")
+            self._tally.record_end("completed", "the agent used its only turn")
         else:
-            self._tally.record_end("max_turns", f"the agent has had its {limit} turns (max_turns)")
+            self._tally.record_end("max_turns", f"the agent used all {limit} turns (max_turns)")
 
     async def _sample_reply(self) -> Reply:
         start_s = time.monotonic()

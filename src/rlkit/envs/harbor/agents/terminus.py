@@ -1,13 +1,16 @@
 """Terminus2 as an agent for training.
 
-Invariant: whatever ends the agent's loop, `run` returns, so that Harbor's verifier grades the finished work, and
-`AgentEnd` has the reason. Only an environment failure, under which no verifier can run, and faults that a retry cannot
-fix (a wrong configuration, a part that is not installed) are raised. Nothing is sampled twice, and no reply is made up.
+Invariant: `run` returns when the agent's loop ends, so that Harbor's verifier grades the work; `AgentEnd` has the
+reason. `run` raises only environment failures, because no verifier can run then, and errors that a retry cannot fix (a
+wrong configuration, a missing package). No reply is sampled twice or invented.
 
-Differences from Harbor's Terminus2: a truncated turn is counted and stays in the history, and is executed if it holds
-a whole XML response; there are no retries beyond the policy's; a failed summary ends the loop as an overflow, where
-Harbor would continue with an invented reply; the trajectory is written once, at the end, without token ids, since the
-policy keeps the record; the terminal is recorded on request only.
+Differences from Harbor's Terminus2:
+
+- A truncated turn is counted and stays in the history. It is executed if it contains a complete XML response.
+- Only the policy retries requests.
+- A failed summary ends the loop with the reason `overflow`; Harbor would continue with an invented reply.
+- The trajectory is written once, at the end, without token ids, because the policy records them.
+- The terminal is recorded only on request.
 """
 
 from __future__ import annotations
@@ -45,10 +48,10 @@ _POLL_S = 0.2
 """Number and interval of polls for the recording: asciinema starts slowly on a busy machine."""
 
 _FREE_FOR_SUMMARY_TOKENS = 4000
-"""Tokens freed before a summary in a large context, besides the room for its reply; Harbor's number."""
+"""Tokens freed before a summary in a large context, in addition to the tokens of its reply (Harbor's value)."""
 
 _FREE_TOKENS = 8000
-"""Free tokens below which a large context is summarised; Harbor's number."""
+"""Free tokens below which a large context is summarised (Harbor's value)."""
 
 # fmt: off
 _HARBOR_OPTIONS = frozenset([
@@ -63,30 +66,32 @@ _SERVICE_OPTIONS = frozenset([
     "use_responses_api",
 ])
 # fmt: on
-"""Options of Terminus2 without effect on a policy."""
+"""Options of Terminus2 that have no effect with a policy."""
 
 
 class PolicyOptions(Terminus2Options):
-    """Terminus2's options, and those of a policy in it."""
+    """Options of Terminus2, and of its policy."""
 
-    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply, if less than the run's.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum tokens of a reply, if lower than the run's."
+    )
     reserve_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Room for a reply in the context; null for max_tokens, but at most a quarter of the context.",
+        description="Tokens of the context reserved for a reply; null: max_tokens, at most a quarter of the context.",
     )
 
 
 class PolicyTerminus2(Terminus2):
-    """Terminus2 over a policy, which a subclass provides in `_init_llm`.
+    """Terminus2 with a policy, which a subclass provides in `_init_llm`.
 
-    Options are Terminus2's, without those of services, and `max_tokens` and `reserve_tokens`. By default summaries and
-    the recording of the terminal are off, and `proactive_summarization_threshold` is at most a quarter of the context.
+    It has the options of Terminus2 without those of services, and `max_tokens` and `reserve_tokens`. By default it does
+    not summarise or record the terminal, and `proactive_summarization_threshold` is at most a quarter of the context.
     """
 
     options_model: ClassVar[type[PolicyOptions]] = PolicyOptions  # pyright: ignore[reportIncompatibleVariableOverride]
     raised_reasons: ClassVar[frozenset[Reason]] = frozenset()
-    """Reasons whose error is raised after all, so that no verifier runs."""
+    """Reasons whose error `run` raises, so that no verifier runs."""
 
     _policy_llm: PolicyLLM
 
@@ -127,10 +132,10 @@ class PolicyTerminus2(Terminus2):
                 await self._await_recording(self._session)
 
     async def _await_recording(self, session: TmuxSession) -> None:
-        """Wait until the terminal is recorded: asciinema drops earlier keystrokes."""
+        """Wait until the terminal is being recorded: asciinema drops earlier keystrokes."""
         path = EnvironmentPaths.agent_dir / "recording.cast"
         for _ in range(_RECORDING_POLLS):
-            # a line with the header, and one with the terminal's first output
+            # The first line is the header; the second has the terminal's first output.
             missing = await session.environment.exec(f"command -v asciinema && [ $(cat {path} | wc -l) -lt 2 ]")
             if missing.return_code:
                 break
@@ -160,7 +165,7 @@ class PolicyTerminus2(Terminus2):
         tally = self._tally
         context.rollout_details = None
         context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens = prompt_tokens, completion_tokens, 0
-        # else Harbor reads the whole trajectory again for it
+        # Without it, Harbor reads the whole trajectory again.
         context.model_usage = {
             self._model_name: ModelUsage(n_input_tokens=prompt_tokens, n_output_tokens=completion_tokens)
         }
@@ -186,15 +191,15 @@ class PolicyTerminus2(Terminus2):
             tally.record_error(error)
         except Exception as error:
             if self._session is not None and not await self._session.is_session_alive():
-                tally.record_end("completed", "the terminal's session ended in the middle of a turn")
+                tally.record_end("completed", "the terminal's session ended during a turn")
             else:
                 self.logger.exception("the agent's own code failed")
                 tally.record_error(error)
         else:
             if self._is_confirmed:
-                tally.record_end("completed", "the model said twice that the task is done")
+                tally.record_end("completed", "the model confirmed that the task is complete")
             elif self._n_episodes >= self._max_episodes:
-                tally.record_end("max_turns", f"the agent has had its {self._max_episodes} turns (max_turns)")
+                tally.record_end("max_turns", f"the agent used all {self._max_episodes} turns (max_turns)")
             else:
                 tally.record_end("completed", "the terminal's session ended")
 
@@ -258,7 +263,7 @@ class PolicyTerminus2(Terminus2):
             return None
         try:
             return await self._summarize(chat, original_instruction, session)
-        except ContextLengthExceededError:  # a turn may fit where a summary does not
+        except ContextLengthExceededError:  # a turn may fit although a summary does not
             return None
 
     @override
@@ -285,14 +290,14 @@ class PolicyTerminus2(Terminus2):
 
     @override
     async def _execute_commands(self, commands: list[Command], session: TmuxSession) -> tuple[bool, str]:
-        # remove characters that a reply in JSON can hold, but that cannot be sent to a terminal
+        # JSON can contain characters that cannot be sent to a terminal.
         texts = [command.keystrokes.replace("\0", "").encode(errors="replace").decode() for command in commands]
         sendable = [Command(text, command.duration_sec) for text, command in zip(texts, commands, strict=True)]
         return await super()._execute_commands(sendable, session)
 
     @override
     def _dump_trajectory(self) -> None:
-        pass  # Harbor calls it after each turn; `run` writes the trajectory once
+        pass  # Harbor calls this after each turn, but `run` writes the trajectory once
 
     @override
     def _dump_trajectory_with_continuation_index(self, continuation_index: int) -> None:
@@ -309,7 +314,7 @@ class PolicyTerminus2(Terminus2):
 
     @contextmanager
     def _private_logs_dir(self) -> Generator[None]:
-        """Let Harbor write its records to a private folder, since it follows links that the agent has made."""
+        """Redirect Harbor's records to a private folder, because Harbor follows links that the agent created."""
         logs = self.logs_dir
         with TemporaryDirectory(prefix="rlkit-") as private:
             self.logs_dir = Path(private)
@@ -326,26 +331,26 @@ class _Parser(Protocol):
 
 
 class _SafeParser:
-    """A parser of Harbor, without its exceptions on odd replies."""
+    """Parser of Harbor that returns an error for malformed replies instead of raising."""
 
     def __init__(self, parser: _Parser) -> None:
         self._parser = parser
 
     def parse_response(self, response: str) -> ParseResult:
-        """Return the commands in a reply, or its fault."""
+        """Return the commands in a reply, or the error."""
         try:
             return self._parser.parse_response(response)
         except Exception as error:  # too deeply nested brackets, malformed numbers
             return ParseResult([], False, f"The response cannot be read ({type(error).__name__})", "")
 
     def salvage(self, response: str) -> str | None:
-        """Return the whole response at the head of a truncated reply, if the parser's notation can tell."""
+        """Return the complete response at the head of a truncated reply; None if there is none, or for JSON."""
         salvage = getattr(self._parser, "salvage_truncated_response", None)
         return None if salvage is None else cast("tuple[str | None, bool]", salvage(response))[0]
 
 
 class _GuardedEnvironment:
-    """An environment whose failures are raised as `EnvironmentDown`, apart from the agent's."""
+    """Environment that raises its failures as `EnvironmentDown`, to distinguish them from the agent's."""
 
     def __init__(self, environment: BaseEnvironment) -> None:
         self._environment = environment

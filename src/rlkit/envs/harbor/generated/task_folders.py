@@ -1,7 +1,7 @@
-"""Folders of generated tasks: Harbor plays tasks from the disk.
+"""Task folders of generated tasks, for Harbor.
 
-Invariant: a folder of tasks exists whole or not at all, also if two processes write it at one time. A task's tests pass
-only if its instruction is fully carried out.
+Invariant: a folder of tasks is complete or missing, even if two processes write it concurrently. The tests of a task
+pass only if its instruction is completely carried out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasksSettings, 
 from rlkit.errors import UsageError
 
 _LEFTOVER_S = 3600.0
-"""Age of an abandoned temporary folder: writing takes seconds."""
+"""Minimum age of an abandoned temporary folder; writing takes seconds."""
 
 _SETTINGS = """schema_version = "1.4"
 
@@ -66,7 +66,7 @@ echo $reward > /logs/verifier/reward.txt
 
 
 def make_task_files(task: FileTask) -> Mapping[str, str]:
-    """Return the texts of the files of a Harbor task folder, by path."""
+    """Return the content of each file of a Harbor task folder, by path."""
     level = task.task_id.partition("/")[2][0]
     dockerfile = "FROM ubuntu:24.04\n\nWORKDIR /app\n" + ("COPY files/ ./\n" if task.files else "")
     return {
@@ -80,21 +80,21 @@ def make_task_files(task: FileTask) -> Mapping[str, str]:
 
 
 def cache_file_tasks(settings: FileTasksSettings) -> Path:
-    """Write the tasks to a folder in rlkit's cache, unless it exists, and return the folder."""
+    """Return the folder of the tasks in rlkit's cache; write it if it is missing."""
     texts = _make_texts(settings)
     digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
     target = cache_dir() / "file-tasks" / digest
     _remove_leftovers(target.parent, now_s=time.time())
     if not (target.is_dir() and any(target.iterdir())):
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # another process wrote it first
             _write(texts, target)
     return target
 
 
 def _remove_leftovers(folder: Path, *, now_s: float) -> None:
-    """Remove the temporary folders of processes that were killed while writing; a younger one may be in use."""
+    """Remove temporary folders of killed processes. Folders younger than `_LEFTOVER_S` may be in use."""
     for path in folder.glob(".*.tmp"):
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(FileNotFoundError):  # another process removed it first
             if now_s - path.stat().st_mtime > _LEFTOVER_S:
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -1,7 +1,6 @@
-"""Build contexts that a task's `docker-compose.yaml` names.
+"""Build contexts in a task's `docker-compose.yaml`.
 
-Invariant: a conversion copies nothing from outside the task's folder, and refers a container engine to no build context
-or Dockerfile there.
+Invariant: a converted task contains no files, build contexts or Dockerfiles from outside the task's folder.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _FILE = "docker-compose.yaml"
 
 
 def find_context_fault(task: Path) -> str | None:
-    """Return the reason why the build contexts of a task's folder cannot be copied; None if they can."""
+    """Return the reason why the build contexts of a task cannot be copied, or None."""
     try:
         compose: object = yaml.safe_load((task / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -41,11 +40,11 @@ def _list_paths(build: Json) -> Iterator[tuple[str, str]]:
     if isinstance(context, str):
         yield "build context", context
         if isinstance(dockerfile, str):
-            yield "dockerfile", os.path.join(context, dockerfile)  # noqa: PTH118  a Path drops what `..` follows
+            yield "dockerfile", os.path.join(context, dockerfile)  # noqa: PTH118  a Path drops `.` parts
 
 
 def _leaves(task: Path, path: str) -> bool:
-    """Return whether a path leads out, by its text or through links; True for a path with a variable."""
+    """Return whether a path leads out of a task's folder, also through links; True for a path with a variable."""
     if "$" in path or path.startswith(("/", "~")) or os.path.normpath(path).split("/")[0] == "..":
         return True
     try:

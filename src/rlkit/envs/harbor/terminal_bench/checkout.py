@@ -1,6 +1,6 @@
 """Checkouts of one folder of a git repository at one commit.
 
-Invariant: the files are those of the requested commit, whichever way of fetching the server allows.
+Invariant: the files are those of the requested commit, whatever kind of fetch the server allows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ DEFAULT_LIMITS = GitLimits()
 
 @dataclass(frozen=True)
 class GitFolder:
-    """A folder of a repository at a commit of a branch: a path from the root, `.` for all, and a full hash."""
+    """Folder of a repository at a commit of a branch.
+
+    Args:
+        commit: full hash.
+        folder: path from the root; `.` for the whole repository.
+    """
 
     url: str
     branch: str
@@ -35,11 +40,11 @@ def find_newest_commit(
     """Return the newest commit of a branch of a repository.
 
     Raises:
-        MissingError: git is not installed, the repository cannot be reached, or has no such branch.
+        MissingError: git is not installed, the repository is unreachable, or it has no such branch.
     """
     reference = f"refs/heads/{branch}"
     try:
-        with tempfile.TemporaryDirectory() as folder:  # the working directory may be removed, or a repository
+        with tempfile.TemporaryDirectory() as folder:  # the working directory may be deleted, or in a repository
             output = Git(Path(folder), note, limits).run_with_retries("ls-remote", "--", url, reference)
     except GitError as error:
         raise _make_unreachable_error(url, error) from None
@@ -52,20 +57,17 @@ def find_newest_commit(
 def check_out(
     source: GitFolder, target: Path, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS
 ) -> Path:
-    """Check out a folder; fetch as little of its repository as the server allows.
+    """Check out a folder and return its path; fetch as little of the repository as the server allows.
 
     Args:
-        target: a new folder for the repository.
+        target: new folder for the repository.
         note: called with progress.
 
-    Returns:
-        The folder, below `target`.
-
     Raises:
-        MissingError: git is not installed, the repository cannot be reached, or has no such commit or folder.
+        MissingError: git is not installed, the repository is unreachable, or it has no such commit or folder.
     """
     problem: GitError | None = None
-    # From the smallest download to the download that every server allows.
+    # Begin with the smallest download; every server allows the last.
     fetches = (
         ("--depth=1", "--filter=blob:none", "origin", source.commit),
         ("--depth=1", "origin", source.commit),
@@ -89,7 +91,7 @@ def check_out(
                 )
             return folder
     raise MissingError(
-        f"dataset: {show_url(source.url)} does not give commit {source.commit[:12]} of branch {source.branch} "
+        f"dataset: {show_url(source.url)} does not provide commit {source.commit[:12]} of branch {source.branch} "
         f"({problem}): check the registry's entry"
     )
 
@@ -107,5 +109,5 @@ def _fetch(source: GitFolder, git: Git, fetch: Sequence[str]) -> None:
 
 
 def _make_unreachable_error(url: str, error: GitError) -> MissingError:
-    fix = "check the network, then retry" if error.network else "check the URL and the rights to read it"
+    fix = "check the network, then retry" if error.network else "check the URL and your permission to read it"
     return MissingError(f"dataset: {show_url(url)} cannot be fetched ({error}): {fix}")

@@ -1,7 +1,7 @@
 """Cache of converted tasks of terminal-bench 1 datasets.
 
-Invariant: the cached conversion of a commit is complete, and the same whichever process made it: several processes that
-need it at once wait for the first, and none of them needs a network afterwards.
+Invariant: the cached conversion of a commit is complete, and does not depend on the process that created it. Processes
+that need it concurrently wait for the first, and later uses need no network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ type Note = Callable[[str], None]
 type PinCommit = Callable[[Json], Json]
 
 CONVERSION = 2
-"""Version of the conversion: tasks converted by earlier versions are converted again."""
+"""Version of the conversion. Tasks of earlier versions are converted again."""
 
 _TASKS, _REPORT = "tasks", "conversion.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -39,7 +39,7 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True)
 class _ConvertedDataset:
-    """The folder of the converted tasks, and by name reasons of failures and differences from terminal-bench 1."""
+    """Folder of the converted tasks; by task name, reasons of failures and differences from terminal-bench 1."""
 
     folder: Path
     failed: Mapping[str, str]
@@ -54,15 +54,15 @@ def select_tasks(
     pin_commit: PinCommit = lambda newest: newest,
     limits: GitLimits = DEFAULT_LIMITS,
 ) -> dict[str, Path]:
-    """Return the folders of selected tasks of a dataset by name; fetch and convert the dataset if necessary.
+    """Return the folders of the selected tasks by name; fetch and convert the dataset if necessary.
 
     Args:
         note: called with progress, and with the differences from terminal-bench 1 of each selected task.
-        pin_commit: function from the newest commit of a branch to the commit at the run's start.
+        pin_commit: function that receives the newest commit of a branch and returns the commit at the run's start.
 
     Raises:
         MissingError: git is not installed, or the repository, commit or folder cannot be fetched.
-        UsageError: no task is selected, or none that can be converted.
+        UsageError: no task is selected, or no selected task can be converted.
     """
     newest = _find_newest_commit(entry, note=note, limits=limits) if entry.commit_hash == HEAD else None
     commit = entry.commit_hash if newest is None else str(pin_commit(newest))
@@ -93,12 +93,16 @@ def select_tasks(
 
 
 def _load_converted(source: GitFolder, *, name: str, note: Note, limits: GitLimits) -> _ConvertedDataset:
-    """Load converted tasks; fetch and convert them unless this machine has them. `name` is for notes."""
+    """Load converted tasks; fetch and convert them if this machine does not have them.
+
+    Args:
+        name: name of the dataset in messages.
+    """
     parent = _cache_folder() / source.commit
     folder = parent / _digest(source.url, source.folder, str(CONVERSION))
     if not folder.is_dir():
         files.make_folder(parent)
-        with _lock(folder.with_suffix(".lock"), lambda: note(f"waiting for a process that fetches {name}")):
+        with _lock(folder.with_suffix(".lock"), lambda: note(f"waiting for another process that fetches {name}")):
             if not folder.is_dir():
                 unfinished = folder.with_suffix(".unfinished")
                 try:
@@ -131,8 +135,8 @@ def _convert(source: GitFolder, target: Path, *, name: str, note: Note, limits: 
     folder = check_out(source, repository, note=note, limits=limits)
     tasks = list_old_tasks(folder)
     if not tasks:
-        archives = "; its tasks are in archives, which cannot be read" if any(folder.glob("*.zip")) else ""
-        raise UsageError(f"dataset: {name} holds no task of terminal-bench 1 in its folder {source.folder}{archives}")
+        archives = "; its tasks are zip archives, which are not supported" if any(folder.glob("*.zip")) else ""
+        raise UsageError(f"dataset: {name} has no terminal-bench 1 task in its folder {source.folder}{archives}")
     note(f"converting the {len(tasks)} tasks of {name}")
     refused = {task.name: reason for task in tasks if (reason := _find_refusal(task)) is not None}
     for path in (folder / task for task in refused):
@@ -154,7 +158,7 @@ def _convert(source: GitFolder, target: Path, *, name: str, note: Note, limits: 
 
 
 def _find_refusal(task: Path) -> str | None:
-    """Return the reason to skip a task, or None: it would copy files of this machine, or lacks files."""
+    """Return the reason to reject a task, or None. Rejected tasks would copy files of this machine, or lack files."""
     if task.is_symlink():
         return "it is a link"
     for path in _list_files(task):
@@ -162,12 +166,12 @@ def _find_refusal(task: Path) -> str | None:
         if path.is_symlink() and (fault := _find_link_fault(path, task)) is not None:
             return f"its link {name} {fault}"
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_LFS):
-            return f"its file {name} is stored in git-lfs, which is not installed here"
+            return f"its file {name} is stored in git-lfs, which is not installed"
     return None
 
 
 def _find_link_fault(link: Path, task: Path) -> str | None:
-    # Not Path.resolve and Path.exists: they raise for links to themselves and for names that are too long.
+    # Path.resolve and Path.exists raise an error for links to themselves and for names that are too long.
     if not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(task)):
         return "leads out of its folder"
     if not os.path.exists(link):  # noqa: PTH110  as above
@@ -189,12 +193,12 @@ def _find_newest_commit(entry: Entry, *, note: Note, limits: GitLimits) -> str:
         if not file.is_file():
             raise
         commit = file.read_text(encoding="utf-8").strip()
-        note(f"{entry.label}: using commit {commit[:12]}, which this machine has: {error}")
+        note(f"{entry.label}: using commit {commit[:12]} from the cache: {error}")
         return commit
 
 
 def _branch_file(entry: Entry) -> Path:
-    """Return the file with the newest commit of the entry's branch that this machine has converted."""
+    """Return the file that stores the newest converted commit of the entry's branch."""
     return _cache_folder() / "branches" / _digest(entry.github_url, entry.branch, entry.dataset_path)
 
 

@@ -1,7 +1,7 @@
 """Entries of terminal-bench 1's registry.
 
-Invariant: an entry names a repository, a commit or branch, and a folder below the repository's root, none of which git
-can take for an option.
+Invariant: an entry has a repository, a commit or branch, and a folder below the repository's root. Git cannot interpret
+any of them as an option.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REGISTRY_URL = "https://raw.githubusercontent.com/laude-institute/terminal-bench
 """The published registry of terminal-bench 1."""
 
 HEAD = "head"
-"""Name of the newest commit of a branch, and of the version that tracks it."""
+"""Name of the newest commit of a branch, and of a version that tracks the branch."""
 
 # fmt: off
 _ON_A_BRANCH = (
@@ -34,12 +34,12 @@ PUBLISHED: Mapping[str, Sequence[str]] = {
     "terminal-bench-core": ("0.1.0", "0.1.1", HEAD),
     **dict.fromkeys(_ON_A_BRANCH, (HEAD,)),
 }
-"""Versions in the published registry by name. Harbor's registry has some of the names, with other versions."""
+"""Versions of each dataset in the published registry. Harbor's registry has other versions of some datasets."""
 
 
 def _check_argument(value: str) -> str:
     if not value or value.startswith("-") or any(character.isspace() for character in value):
-        raise ValueError("must not be empty, contain a space or begin with -, since it is an argument of git")
+        raise ValueError("must not be empty, contain a space or begin with -, because it is an argument of git")
     return value
 
 
@@ -65,13 +65,13 @@ def _check_folder(value: str) -> str:
 
 
 class Entry(BaseModel):
-    """A version of a dataset, in the format of terminal-bench 1's registry.
+    """Version of a dataset, in the format of terminal-bench 1's registry.
 
     Args:
-        version: such as `0.1.1`, or `head`.
+        version: a release such as `0.1.1`, or `head`.
         github_url: git repository: a URL, `HOST:PATH` or an absolute path.
         commit_hash: full hash, or `head` for the newest commit of the branch.
-        task_id_subset: tasks of the dataset; None for all of the folder.
+        task_id_subset: names of the dataset's tasks; None for all tasks of the folder.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
@@ -93,7 +93,7 @@ class Entry(BaseModel):
 def is_published(name: str, version: str | None) -> bool:
     """Return whether terminal-bench 1's published registry has a dataset.
 
-    Without a version only names count that Harbor's registry lacks.
+    Without a version, return True only for names that Harbor's registry lacks.
     """
     return name == "terminal-bench-core" if version is None else version in PUBLISHED.get(name, ())
 
@@ -104,9 +104,11 @@ def is_entry(row: Json) -> bool:
 
 
 def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry: str) -> Entry:
-    """Find the entry of a dataset in rows of terminal-bench 1's format, read from a registry's file or URL.
+    """Find the entry of a dataset in rows of terminal-bench 1's format.
 
-    The default version is the newest release, or `head` without releases.
+    Args:
+        version: version of the dataset; None for the newest release, or `head` if there are no releases.
+        registry: file or URL of the rows, for error messages.
 
     Raises:
         UsageError: there is no such entry, or it lacks a field.
