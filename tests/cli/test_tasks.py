@@ -85,7 +85,7 @@ def test_what_of_an_old_task_is_not_as_it_was_is_below_it(rlkit: Callable[..., A
     (old_task(tmp_path / "old" / "answer") / "solution.yaml").write_text("- command: echo\n")
     made, difference = rlkit("tasks", "convert", "old", "--to", "new").stdout.splitlines()
     assert made == f"made    {tmp_path / 'new' / 'answer'}"
-    assert difference.strip().startswith("its solution is keystrokes (solution.yaml), which cannot be replayed")
+    assert difference.strip().startswith("its solution (solution.yaml) is keystrokes, which cannot be replayed")
     told = json.loads(rlkit("tasks", "convert", "old", "--to", "newer", "--json").stdout)
     assert told["differences"] == {"answer": [difference.strip()]}
 

@@ -1,7 +1,7 @@
-"""Rehearsal of a run (`rlkit train --dry-run`): a small run on a simulated service, and an estimate of the whole run.
+"""Dry run (`rlkit train --dry-run`): a small run on a simulated service, and an estimate of the whole run.
 
 Invariant: the environments are real, and the service is simulated; only a pilot sends requests to the real service. The
-result names everything that was not tried.
+result lists all parts that were not tried.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Part:
     """Check of a part of a run.
 
     Args:
-        name: field of the configuration that the part belongs to, or a word such as `training`.
-        detail: result of the check, or the reason why it was not tried.
+        name: key of the configuration that the part belongs to, or a word such as `training`.
+        detail: result of the check, or the reason why the part was not tried.
     """
 
     name: str
@@ -76,12 +76,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The result of a dry run.
+    """Result of a dry run.
 
     Args:
         parts: checks of all parts, including parts that were not tried.
         estimate: cost and time of the whole run; None if a part failed.
-        hosted_estimate: estimate on the hosted service, for runs on the engine with a listed model.
+        hosted_estimate: estimate for the hosted service, if a run on the embedded engine has a model with a listed price.
     """
 
     parts: Sequence[Part]
@@ -105,12 +105,12 @@ async def rehearse(
 ) -> Rehearsal:
     """Play a small version of a run on the simulated service, at no cost and without a key.
 
-    Each environment plays a group with short random replies and a group with long ones. Then the training loop takes a
-    step, saves it, and resumes as after an interruption. The environments, graders, chat format, estimators and losses
-    are the run's own.
+    Each environment plays a group with short random replies and a group with long random replies. Then the training
+    loop takes a step, saves a checkpoint, and resumes as after an interruption. The environments, graders, chat format,
+    estimators and losses are those of the run.
 
     Args:
-        envs: tasks made in Python, as for `RLTrainer`.
+        envs: tasks created in Python, as for `RLTrainer`.
         chat: chat format of the model; loaded from the model by default.
         pilot: number of groups per environment to play and train on with the real service; 0 for none.
         note: receives progress messages.
@@ -125,7 +125,7 @@ async def rehearse(
     config = config.config if isinstance(config, ResolvedConfig) else config
     choice = choose_service(config.service)
     price, hosted_price, price_parts = await in_thread(_load_prices, config, choice, note)
-    # Before playing environments, which may take long.
+    # Report errors before environments are played, which may take long.
     load_estimators(config, {})
     load_loss(config.loss)
     parts = list[Part]()
@@ -180,7 +180,7 @@ def make_small_config(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class _Rehearser:
-    """State of a rehearsal: its settings, and the parts checked so far."""
+    """State of a dry run: settings, and the parts checked so far."""
 
     config: Config
     chat: ChatFormat
@@ -198,7 +198,7 @@ class _Rehearser:
         self.parts.append(Part(name, "failed", detail))
 
     def rewind(self) -> None:
-        """Reset the user's own task sources to their initial state."""
+        """Reset all task sources to their initial state."""
         for name, (source, state) in self.states.items():
             try:
                 source.load_state_dict(state)
@@ -236,7 +236,7 @@ class _Rehearser:
         return short or long or EMPTY, long or short or EMPTY
 
     async def train(self, whole: Config) -> None:
-        """Take two steps of the whole run, with a checkpoint and an interruption between them."""
+        """Take two steps, with a checkpoint and a resumption between them."""
         self.note("training, saving and resuming")
         self.rewind()
         world, metrics = World(), set[str]()
@@ -266,7 +266,7 @@ class _Rehearser:
         self.parts.extend(_check_best_metric(whole, metrics))
 
     async def _train_to(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
-        """Train up to a step, from the last checkpoint of the run in the directory."""
+        """Train up to a step; after the first, resume from the last checkpoint in the directory."""
         estimators = load_estimators(self.config, {})
         trainer = RLTrainer(
             self.config.model_copy(update={"steps": steps, "track": track_config()}),
@@ -287,10 +287,10 @@ EMPTY = Rollout(0, 0, 0, 0, 0, 0, 0)
 def _load_prices(
     config: Config, choice: ServiceChoice, note: Callable[[str], None]
 ) -> tuple[Price | None, Price | None, Sequence[Part]]:
-    """Return the price on the run's service, the price on the hosted service for runs on the engine, and the parts.
+    """Return the price on the run's service, the hosted price of a run on the embedded engine, and the parts.
 
-    A run is free only if the embedded engine has the weights of its model. The hub is contacted only if weights are
-    missing. No key is needed.
+    A run is free only if the weights of its model are on this machine. The hub is contacted only if they are missing.
+    No key is needed.
     """
     price, model = price_of(config, choice.kind), config.model
     hint = similar_model(model)
@@ -364,7 +364,7 @@ def _render_range(first: float, second: float) -> str:
 
 
 def _check_best_metric(config: Config, step_metrics: Set[str]) -> list[Part]:
-    """Report `best.metric` as not tried if no step of the dry run had it, but the real run may."""
+    """Report `best.metric` as not tried if no step of the dry run had this metric, but a real step may have it."""
     metric = config.best_metric
     if metric is None or metric in step_metrics:
         return []

@@ -113,7 +113,7 @@ def test_a_value_that_is_not_a_number_is_none(task: ConstructionProblem) -> None
     for number in ("nan", "inf", "-inf"):
         outcome = play(careless, program(f"def run(): return [float('{number}')]"))
         assert (outcome.reward, outcome.info["end"]) == (0, "invalid")
-        assert str(outcome.info["why"]).endswith("which is no number")
+        assert str(outcome.info["why"]).endswith("which is not finite")
 
 
 def test_a_program_may_print_its_progress(task: ConstructionProblem) -> None:

@@ -186,7 +186,7 @@ def test_a_job_that_dies_is_an_environment_fault(fake: FakeBeaker, task: Path) -
         assert fake.process is not None
         fake.process.kill()
         fake.process.wait()
-        with pytest.raises(EnvironmentFault, match="the job does not answer"):
+        with pytest.raises(EnvironmentFault, match="the job does not respond"):
             await job.exec("true")
 
     run_in_job(task, main)
@@ -214,7 +214,7 @@ def test_a_job_ends_after_its_owner_dies(fake: FakeBeaker, task: Path, monkeypat
 
 
 def test_a_task_without_an_image_is_rejected_before_it_starts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Beaker builds no images: give the task a docker_image"):
+    with pytest.raises(UsageError, match="Beaker cannot build images: set docker_image in the task"):
         make_job(write_task(tmp_path / "task"))
 
 

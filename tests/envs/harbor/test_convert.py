@@ -69,7 +69,7 @@ def test_each_task_of_a_folder_is_converted_or_rejected_with_a_reason(tmp_path: 
     done = convert(old, tmp_path / "new")
     assert [path.name for path in done.folders] == ["good"]
     assert done.failed == {
-        "bad": "its tests have a test.sh, a name that Harbor needs",
+        "bad": "its tests have a test.sh, but Harbor needs this name",
         "imageless": "it has no Dockerfile in the build context of its docker-compose.yaml",
     }
     assert done.differences == {}
@@ -261,10 +261,10 @@ def test_inexact_conversions_are_listed_with_their_task(tmp_path: Path) -> None:
     assert {name: list(lines) for name, lines in done.differences.items()} == {
         "daemon": [
             "its entrypoint needs a container engine: set environment to docker; local does not support it",
-            "its container ran `sh -c cron && sleep infinity`; here nothing is started before the agent",
+            "its container ran `sh -c cron && sleep infinity`; here nothing runs before the agent",
         ],
         "keystrokes": [
-            "its solution is keystrokes (solution.yaml), which cannot be replayed: `rlkit tasks check` has none"
+            "its solution (solution.yaml) is keystrokes, which cannot be replayed: `rlkit tasks check` finds none"
         ],
         "privileged": [
             "its docker-compose.yaml needs a container engine: set environment to docker; local does not support it"
@@ -275,7 +275,7 @@ def test_inexact_conversions_are_listed_with_their_task(tmp_path: Path) -> None:
             "its volumes (./data:/data) are not mounted",
         ],
         "settings": [
-            "its tests were read by the parser sweperf; here their exit code decides",
-            "its tests ran in the agent's shell; here they run in a shell of their own, without its variables",
+            "the parser sweperf determined the result of its tests; here their exit code does",
+            "its tests ran in the agent's shell; here they run in a separate shell, without its variables",
         ],
     }

@@ -113,7 +113,7 @@ def test_several_rewards_need_a_key_or_weights() -> None:
         Reward().compute(rewards)
     with pytest.raises(EnvironmentFault, match=r"no reward 'stile' but style, tests\. Did you mean 'style'"):
         Reward("stile").compute(rewards)
-    with pytest.raises(UsageError, match=r"^reward_weights\.style: nan is no weight"):
+    with pytest.raises(UsageError, match=r"^reward_weights\.style: nan is not a weight"):
         Reward(weights={"tests": 1.0, "style": float("nan")})
     with pytest.raises(UsageError, match="reward_key and reward_weights"):
         Reward("tests", {"style": 1.0})

@@ -1,7 +1,7 @@
 """Prompts of a search, and extraction of the program from a reply.
 
-Invariant: every number in a prompt is exact: the parent's length and value, the enforced limits, the versions of the
-installed libraries.
+Invariant: every number in a prompt is exact: length and value of the parent, enforced limits, and versions of installed
+libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUDGET_SHARE = 0.9
 
 _LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
 _FENCE = re.compile(
-    # A truncated block ends at the next block and is ignored.
+    # A block without an end is ignored; it ends where the next block begins.
     r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>(?:(?!^[ \t]*```[ \t]*[\w+.-]).)*?)^[ \t]*```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
@@ -61,8 +61,8 @@ def extract_code(text: str) -> str | None:
     """Return the last Python block of a reply, or None.
 
     Args:
-        text: reply as the chat format parses it. A reply that was truncated before the answer, or has an end of
-            thinking without a beginning, still has marks of thinking; the thinking is then removed here.
+        text: reply as parsed by the chat format. Thinking that the format left in the text is removed: the format
+            leaves it if the reply was truncated before the answer, or has only an end mark.
     """
     answer = _strip_thinking(text)
     blocks = [(block["language"].lower(), block["body"]) for block in _FENCE.finditer(answer)]

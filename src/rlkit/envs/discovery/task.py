@@ -1,7 +1,7 @@
-"""Task of a search: a model writes a program, and its construction is verified.
+"""Task of a search: a model writes a program, whose construction is verified.
 
-Invariant: the reward is the problem's reward of the construction that the program returned, or 0 without a valid one.
-A failure of the program runner fails the episode and gives no reward.
+Invariant: the reward is the problem's reward for the construction that the program returned; it is 0 without a valid
+construction. If the program runner fails, the episode fails and has no reward.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rlkit.sandbox.runners.programs import Program, ProgramLimits, ProgramResult
 from rlkit.types import Json, Message, Outcome
 
 CHILD = "child"
-"""Key in an episode's info of the state that it found."""
+"""Key of the new state in an episode's info."""
 
 SAVED = "saved"
-"""Key of the records of its task from rollouts that a killed process lost."""
+"""Key of saved records of the task whose episodes a killed process lost."""
 
 type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large"]
 
 _POLISH_PROGRAM = f"def {ENTRY}(seconds):\n    return {POLISH}(start, seconds)\n"
 MAX_ERROR_CHARS = 2000
-_POLISH_TIME_FACTOR = 1.5  # a local search checks the clock between its steps only
+_POLISH_TIME_FACTOR = 1.5  # a local search checks the clock only between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class PlaySettings:
     """Settings for playing the tasks of a search.
 
     Args:
-        polish_s: seconds of local search on each child before it is archived; 0 for none.
-        options: options of the problem, for its records.
+        polish_s: seconds of local search on each child before it is archived; 0 for no local search.
+        options: options of the problem, for records.
     """
 
     terms: ProgramTerms = field(default_factory=lambda: ProgramTerms(ProgramLimits()))
@@ -74,13 +74,13 @@ class _QueueWait:
 class ConstructionProblem(Env):
     """Problem with the state that a program should improve.
 
-    Its metrics are `valid`, `improved` over the parent, the `value` of a valid construction, `program_s` and
-    `program_cpu_s`, with `polish_s` also `polished_value` and `polish_cpu_s`, and the shares `end/<kind>` of programs
-    by their end. Its info has the program, its output and its construction.
+    Metrics of an episode: `valid`, `improved` (over the parent), `value` of a valid construction, `program_s`,
+    `program_cpu_s`, `end/<kind>` for each way in which a program can end, and with `polish_s` `polished_value` and
+    `polish_cpu_s`. The info has the program, its output and its construction.
 
     Args:
         folder: folder of records; None for no records.
-        best: best value of the search when this task was drawn; a record must be better.
+        best: best value of the search when this task was drawn; a new record must be better.
         saved: records of this task that existed when its run was resumed.
     """
 
@@ -94,7 +94,7 @@ class ConstructionProblem(Env):
 
     @property
     def task_id(self) -> str:
-        """Problem, expansion and state."""
+        """Name of the problem, number of the task, and id of the parent."""
         return f"{self.problem.name}/{self.number:05d}-{self.parent.id}"
 
     def prompt(self) -> list[Message]:
@@ -155,17 +155,17 @@ class ConstructionProblem(Env):
         except InvalidConstruction as error:
             return None, str(error)
         if not math.isfinite(verified.value):
-            return None, f"its value is {verified.value}, which is no number"
+            return None, f"its value is {verified.value}, which is not finite"
         return verified, ""
 
     def _save_record(self, folder: Path, child: State) -> bool:
-        """Save the child if it is a record; return True if it was saved."""
+        """Save the child if it is a record; return whether it was saved."""
         if self.best is not None and not self.problem.is_better(child.value, self.best):
             return False
         return records.save_if_better(folder, child, self.problem, options=self.play.options, task=self.task_id)
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
-        """Return the child, improved by a local search if possible, and the search's processor seconds."""
+        """Return the child, improved by local search if possible, and the processor seconds of the search."""
         seconds = self.play.polish_s
         limits = replace(
             self.play.terms.limits, timeout_s=_POLISH_TIME_FACTOR * seconds + self.play.terms.limits.timeout_s

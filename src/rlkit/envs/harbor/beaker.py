@@ -1,12 +1,12 @@
 # beaker is optional.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
-"""A Harbor environment as a Beaker job, from an existing image.
+"""Harbor environment that is a Beaker job with an existing image.
 
-Invariant: a job that was created is cancelled, whatever happens to the trial; a job whose owner has died ends by
-itself, after a while without requests, and in any case at its timeout.
+Invariant: a created job is cancelled, whatever happens to the trial. A job whose owner has died ends after `_IDLE_S`
+without requests, and at the latest at its timeout.
 
-Beaker has no call that runs a command in a job. So the job's own command is a small program: it prints the port on
-which it listens, and runs requests that carry its token. The trainer must be able to reach the cluster's nodes.
+Beaker cannot run a command in a running job. Therefore the job runs a small server (`beaker_agent`), which prints its
+port and executes requests with its token. The trainer must be able to reach the cluster's nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 _ALIVE_S = 30.0
-"""Interval of the owner's signs of life to its job."""
+"""Interval of the heartbeats to a job."""
 
 _IDLE_S = 300
 """Time without requests after which a job ends."""
@@ -48,13 +48,13 @@ _TOKEN_BYTES = 32
 
 
 class BeakerSandbox(LimitedEnvironment):
-    """A Beaker job as a Harbor environment.
+    """Beaker job as a Harbor environment.
 
     Args:
-        workspace: workspace of the job; by default the account's.
-        image: image that replaces the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
-        timeout: maximum lifetime of a job.
-        python: Python of the image, 3.9 or later.
+        workspace: workspace of the job; the account's default workspace by default.
+        image: image in place of the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
+        timeout: maximum lifetime of a job, such as `4h`.
+        python: command that runs Python 3.9 or later in the image.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BeakerSandbox(LimitedEnvironment):
     def _validate_definition(self) -> None:
         if not self._image:
             raise UsageError(
-                f"{self.environment_dir}: Beaker builds no images: give the task a docker_image, or "
+                f"{self.environment_dir}: Beaker cannot build images: set docker_image in the task, or "
                 "environment_kwargs.image"
             )
         if self._priority not in PRIORITIES:
@@ -127,7 +127,7 @@ class BeakerSandbox(LimitedEnvironment):
             raise
 
     async def _stop_after(self, creation: asyncio.Future[str]) -> None:
-        """Stop once the creation of the job has ended."""
+        """Wait for the creation of the job, then stop it."""
         await asyncio.wait([creation])
         await self.stop(delete=True)
 
@@ -215,7 +215,7 @@ class BeakerSandbox(LimitedEnvironment):
         try:
             answer = await self._client.post(f"/{action}", content=content, headers=headers, timeout=timeout_s)
         except httpx.HTTPError as error:
-            raise EnvironmentFault(f"{self.session_id}: the job does not answer: {type(error).__name__}") from error
+            raise EnvironmentFault(f"{self.session_id}: the job does not respond: {type(error).__name__}") from error
         if not answer.is_success:
             raise EnvironmentFault(f"{self.session_id}: {action}: {answer.text or answer.status_code}")
         return answer.content
@@ -263,7 +263,7 @@ class BeakerSandbox(LimitedEnvironment):
         return beaker.workload.url(workload)
 
     def _find_address(self) -> str | None:
-        """Return the address at which the job listens; None if it does not listen yet."""
+        """Return the address of the job's server; None if the server is not running yet."""
         assert self._beaker is not None  # `_create_job` sets both
         assert self._workload is not None
         job = self._beaker.workload.get_latest_job(self._workload)

@@ -1,7 +1,7 @@
 """HTTP server in a Beaker job that runs commands and transfers files.
 
-Invariant: the server accepts only requests with its token, and stops after `IDLE_S` without requests. It is started from
-its source text, and needs only Python 3.9 or later in the image.
+Invariant: the server accepts only requests with its token, and stops after `IDLE_S` without requests. It is
+started from its source text, and needs only Python 3.9 or later in the image.
 """
 
 from __future__ import annotations

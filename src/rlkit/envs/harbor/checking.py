@@ -1,4 +1,4 @@
-"""Check tasks: the solution must get the full reward, and doing nothing must not."""
+"""Check of tasks: the solution must earn the full reward, and an idle agent must not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 type Finding = Literal["sound", "broken", "solved", "no solution", "environment failed"]
-"""`broken`: the solution does not get the full reward. `solved`: doing nothing gets it. `no solution`: the task has no
-solution, so only doing nothing was tried. `environment failed`: no result; the task may work elsewhere."""
+"""Result of a check.
+
+- `sound`: the solution earns the full reward, and an idle agent does not.
+- `broken`: the solution does not earn the full reward.
+- `solved`: an idle agent earns the full reward.
+- `no solution`: the task has no solution, and an idle agent does not earn the full reward.
+- `environment failed`: there is no result; the task may work in another environment.
+"""
 
 FAULTS: tuple[Finding, ...] = ("broken", "solved", "environment failed")
 
@@ -42,9 +48,9 @@ class TaskCheck:
     """Result of the check of a task.
 
     Args:
-        solution_rewards: the verifier's numbers for the solution; None if there are none.
-        no_op_rewards: the verifier's numbers for doing nothing.
-        output: last lines of output of the tests, or of the environment's engine, about a fault.
+        solution_rewards: rewards of the solution from the verifier; None if there are none.
+        no_op_rewards: rewards of an idle agent.
+        output: last lines of the output of the tests or of the environment's engine, if the check found a fault.
         loopholes: ways for an agent to forge a reward here, and their fixes.
     """
 
@@ -72,7 +78,7 @@ class _AgentTrial:
 
     @property
     def is_solved(self) -> bool:
-        """True if `reward`, or every number of the verifier if there is no `reward`, is the full reward."""
+        """True if `reward` is the full reward; without `reward`, if all numbers of the verifier are."""
         return bool(self.rewards) and min(_select_numbers(self.rewards)) >= SOLVED
 
 
@@ -107,9 +113,9 @@ async def check_tasks(
 
 
 def render_checks(checks: Sequence[TaskCheck]) -> str:
-    """Return a line such as `name  sound  solution 1  nothing 0  0.4 s` per task, with its fault at the end.
+    """Render a table of tasks with their findings, rewards, seconds and faults.
 
-    Output on the fault follows below a task. The last lines list the open ends.
+    Output about a fault follows the line of its task. The last lines list the loopholes.
     """
     width = max(4, *(len(check.task_id) for check in checks)) if checks else 4
     lines = [f"{'task':{width}}  {'':18}  solution  nothing  seconds"]
@@ -149,7 +155,7 @@ async def _check_task(name: str, path: Path, environment: Environment, gates: Ga
 
 
 def _find_loopholes(path: Path, environment: Environment) -> Sequence[str]:
-    """List the ways to forge a reward for a task that verification in an environment leaves open."""
+    """List the ways to forge a reward that verification in an environment does not prevent."""
     from harbor.models.task.task import Task
     from harbor.models.task.verifier_mode import task_has_any_shared_verifier
 
@@ -165,7 +171,7 @@ def _find_loopholes(path: Path, environment: Environment) -> Sequence[str]:
 
 
 def _judge(solution: _AgentTrial | None, nothing: _AgentTrial) -> tuple[Finding, str, Sequence[str]]:
-    """Return the finding, a description of the fault, and the output about it."""
+    """Return the finding, a description of the fault, and output about the fault."""
     for trial, label in ((solution, "its solution"), (nothing, "doing nothing")):
         if trial is not None and trial.is_environment_fault:
             return "environment failed", f"{label}: {trial.error}", trial.output
@@ -193,7 +199,7 @@ async def _run_agent(path: Path, agent: str, environment: Environment, gates: Ga
         raise
     except Exception as error:  # a fault of one task must not hide faults of others
         output = _last_lines(str(error))
-        # The task was read before: a UsageError is about its fit to the environment, any other about the environment.
+        # The task itself was read without error: a UsageError means that it does not fit the environment.
         return _AgentTrial(None, join_line(type(error).__name__, str(error)), not isinstance(error, UsageError), output)
 
 
@@ -235,7 +241,7 @@ def _last_lines(text: str) -> Sequence[str]:
 
 
 def _read_test_output(folder: Path) -> Sequence[str]:
-    """Return the last lines that the tests of a trial, or of its last step, printed."""
+    """Return the last lines of the output of a trial's tests (of its last step, if it has steps)."""
     paths = sorted(folder.rglob("verifier/test-std*.txt"), key=lambda path: path.stat().st_mtime)
     for path in reversed(paths):
         with path.open("rb") as file:

@@ -84,11 +84,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Reward:
-    """Choice of the reward among a verifier's numbers: the number of a key, or a weighted sum.
+    """Rule that computes the reward from the verifier's numbers: the number of a key, or a weighted sum.
 
     Args:
-        key: None for `reward`, or for the only key.
-        weights: weights by key; None where `key` decides.
+        key: key of the reward; None for the only key, or `reward` if there are several.
+        weights: weight of each key in the sum; None to use `key`.
     """
 
     key: str | None = None
@@ -96,13 +96,13 @@ class Reward:
 
     def __post_init__(self) -> None:
         if self.key is not None and self.weights:
-            raise UsageError("reward_key and reward_weights are both set: leave one of them out")
+            raise UsageError("reward_key and reward_weights are both set: remove one of them")
         for key, weight in (self.weights or {}).items():
             if not math.isfinite(weight):
-                raise UsageError(f"reward_weights.{key}: {weight} is no weight; give a finite number")
+                raise UsageError(f"reward_weights.{key}: {weight} is not a weight; set a finite number")
 
     def compute(self, rewards: Mapping[str, float]) -> float:
-        """Return the reward, or raise an EnvironmentFault where the verifier gave no such number."""
+        """Return the reward; raise EnvironmentFault if the verifier gave no number of a key."""
         if self.weights:
             return sum(weight * _get_number(rewards, key) for key, weight in self.weights.items())
         only_key = next(iter(rewards)) if len(rewards) == 1 else "reward"
@@ -120,7 +120,7 @@ def _get_number(rewards: Mapping[str, float], key: str) -> float:
 
 
 def parse_rewards(rewards: Mapping[str, float | int]) -> dict[str, float]:
-    """Return a verifier's numbers as floats, or raise an EnvironmentFault: JSON has whole numbers of any length."""
+    """Return the verifier's numbers as floats; raise EnvironmentFault for a JSON integer that exceeds a float."""
     try:
         return {key: float(value) for key, value in rewards.items()}
     except OverflowError:
@@ -129,13 +129,13 @@ def parse_rewards(rewards: Mapping[str, float | int]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a trial.
+    """Result of a trial.
 
     Args:
         rewards: the verifier's numbers, if any.
-        detail: the fault in words, or why the agent stopped.
-        error: name of the exception, if any.
-        truncated: a limit ended the agent's work.
+        detail: description of the fault, or the reason why the agent stopped.
+        error: class name of the exception, if any.
+        truncated: True if a limit ended the agent's work.
     """
 
     rewards: Mapping[str, float | int] | None
@@ -151,8 +151,8 @@ def make_outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
     """Return the outcome of an episode, or raise the error of its failure.
 
     Raises:
-        EnvironmentFault: the rule says `drop`, or there is no reward.
-        ServiceError: the service failed, and the rule says `drop`.
+        EnvironmentFault: the rule is `drop`, or there is no reward.
+        ServiceError: the service failed, and the rule is `drop`.
     """
     if (fatal := FATAL_ERRORS.get(report.error or "")) is not None:
         raise fatal(report.detail)

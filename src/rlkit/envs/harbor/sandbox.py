@@ -128,9 +128,11 @@ class LocalSandbox(LimitedEnvironment):
             await sandbox.stop()
 
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
-        """Send commands and transfers to a view with private `/tests`, `/logs/verifier` and `/logs/agent`.
+        """Redirect commands and transfers to a view with private `/tests`, `/logs/verifier` and `/logs/agent`.
 
-        The view shows the agent's work. The user of the tests, None for the image's, may write to `/logs/verifier`.
+        Args:
+            work: parts of the agent's work that the view shows.
+            user: user of the tests, who may write to `/logs/verifier`; None for the image's user.
         """
         self._view = await self._require_sandbox().open_view(private=PRIVATE_FOLDERS, shared=work.folders)
         if (owner := self._user_name(user)) not in (None, "root", "0"):
@@ -140,7 +142,7 @@ class LocalSandbox(LimitedEnvironment):
                 raise EnvironmentFault(f"chown {owner} {folder}: {chown.stderr.decode(errors='replace').strip()}")
 
     async def unseal(self) -> None:
-        """Send commands and transfers to the agent's side again, and end what the tests left running."""
+        """Redirect commands and transfers to the sandbox again, and end all processes of the tests."""
         view, self._view = self._view, None
         if view is not None:
             await view.close()
@@ -222,7 +224,7 @@ class LocalSandbox(LimitedEnvironment):
         return image.base(self._images.get(name, self._rootfs), folders=self._host_folders)
 
     def _user_mounts(self) -> list[ServiceVolumeConfig]:
-        """Return the user's mounts; Harbor's own are the folders of logs, which are downloaded."""
+        """Return the user's mounts, without Harbor's mounts of log folders; logs are downloaded instead."""
         paths = EnvironmentPaths()
         logs = {str(path) for path in (paths.agent_dir, paths.user_agent_dir, paths.verifier_dir, paths.artifacts_dir)}
         return [mount for mount in self._mounts if mount["target"] not in logs]

@@ -71,7 +71,10 @@ def test_the_newest_commit_of_a_branch_is_looked_up(upstream: Upstream, notes: l
     [
         ({"commit": "a" * 40}, r"does not provide commit aaaaaaaaaaaa of branch .*: check the registry's entry"),
         ({"folder": "gone"}, r"has no folder gone at commit [0-9a-f]{12}: check dataset_path"),
-        ({"url": "file:///no/such/repository"}, r"cannot be fetched \(.*does not .*\): check the URL and the rights"),
+        (
+            {"url": "file:///no/such/repository"},
+            r"cannot be fetched \(.*does not .*\): check the URL and your permission",
+        ),
     ],
 )
 def test_missing_commits_and_folders_are_one_line_errors(
@@ -223,7 +226,7 @@ def test_a_silent_server_times_out(upstream: Upstream, tmp_path: Path, notes: li
     silent = socket.create_server(("127.0.0.1", 0))
     url = f"git://127.0.0.1:{silent.getsockname()[1]}/t.git"
     limits = GitLimits(silence_s=0.2, waits_s=())
-    with silent, pytest.raises(MissingError, match=r"git said nothing for 0\.2 s\): check the network"):
+    with silent, pytest.raises(MissingError, match=r"git printed nothing for 0\.2 s\): check the network"):
         check_out(place(upstream, url=url), tmp_path / "out", note=notes.append, limits=limits)
 
 

@@ -43,8 +43,8 @@ def test_differences_are_noted_for_each_selected_task(upstream: Upstream, notes:
     fetched(upstream, notes)
     task_notes = [note for note in notes if note.startswith(f"{DATASET}: ")]
     assert task_notes == [
-        f"{DATASET}: keystrokes: its solution is keystrokes (solution.yaml), which cannot be replayed: "
-        "`rlkit tasks check` has none",
+        f"{DATASET}: keystrokes: its solution (solution.yaml) is keystrokes, which cannot be replayed: "
+        "`rlkit tasks check` finds none",
         f"{DATASET}: services: its services (database) of docker-compose.yaml need a container engine: set environment "
         "to docker; local does not support it",
     ]

@@ -1,11 +1,11 @@
 """First and second autocorrelation inequality.
 
-Both are about functions f ≥ 0 on an interval and their autoconvolution f*f. Of a step function with n equal pieces that
-is piecewise linear, with corners at the discrete convolution of the heights, so that its norms are finite sums. Neither
-value depends on the scale of f. Sources: Matolcsi and Vinuesa 2010 (arXiv:0907.1379); problems B.1 and B.2 of
+Both concern functions f ≥ 0 on an interval and their autoconvolution f*f. For a step function with n equal pieces, f*f
+is piecewise linear, and the discrete convolution of the heights gives its corners, so its norms are finite sums. The
+values do not depend on the scale of f. Sources: Matolcsi and Vinuesa 2010 (arXiv:0907.1379); problems B.1 and B.2 of
 AlphaEvolve 2025.
 
-Invariant: values follow from the heights alone, by the formulas.
+Invariant: a value depends only on the heights.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _RULES = (
 
 @dataclass(frozen=True)
 class _Autocorrelation(Problem):
-    """Common part of both inequalities.
+    """Base class of both inequalities.
 
     Args:
-        n_points: pieces of random initial step functions.
+        n_points: number of pieces of random initial step functions.
         max_points: maximum number of pieces of a construction.
 
     Raises:
@@ -79,7 +79,7 @@ class _Autocorrelation(Problem):
     def _check_heights(self, construction: Construction) -> Construction:
         f = check_vector(construction, min_length=2, max_length=self.max_points)
         if f.min() < 0:
-            raise InvalidConstruction(f"a height is {f.min():.9g}; none may be below 0")
+            raise InvalidConstruction(f"a height is {f.min():.9g}; heights must be at least 0")
         if f.max() <= 0:
             raise InvalidConstruction("all heights are 0")
         return f / f.max()

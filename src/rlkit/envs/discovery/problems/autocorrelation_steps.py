@@ -1,8 +1,8 @@
-"""Local search for the two autocorrelation inequalities, with NumPy and SciPy alone.
+"""Local search for the two autocorrelation inequalities, with NumPy and SciPy only.
 
-It is the baseline of a run, and a helper of programs. It imports nothing of rlkit, so that programs can load it.
+It is a run's baseline, and a helper that programs can call. It does not import rlkit, so that programs can load it.
 
-Invariant: a result is at least as good as the argument.
+Invariant: a result is at least as good as the initial construction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 type Heights = NDArray[np.float64]
 
 _MAX_LINEAR_PROGRAM_PIECES = 600
-"""Pieces above which a linear program takes too long, and too much memory."""
+"""Maximum pieces for linear programs; more pieces need too much time and memory."""
 _FIRST_RADIUS = 0.05
 _MIN_RADIUS = 1e-8
 _MIN_GAIN = 1e-12
@@ -26,12 +26,12 @@ _ROUND_ITERATIONS = 300
 
 
 def first_value(f: Heights) -> float:
-    """Return 2n · max f*f / (∫f)² of [n] heights: small is good."""
+    """Return 2n · max f*f / (∫f)² of [n] heights; smaller is better."""
     return float(2 * len(f) * _convolve(f, f).max() / f.sum() ** 2)
 
 
 def second_value(f: Heights) -> float:
-    """Return ‖f*f‖₂² / (‖f*f‖₁ ‖f*f‖_∞) of [n] heights: large is good."""
+    """Return ‖f*f‖₂² / (‖f*f‖₁ ‖f*f‖_∞) of [n] heights; larger is better."""
     corners = _convolve(f, f)
     return _integrate_square(corners) / float(corners.sum() * corners.max())
 
@@ -40,7 +40,7 @@ def polish_first(construction: Heights, seconds: float) -> Heights:
     """Search locally for a smaller value of the first inequality.
 
     Args:
-        construction: [n] heights; those below 0 are set to 0.
+        construction: [n] heights; negative heights are set to 0.
         seconds: processor time after which no new step starts.
 
     Raises:
@@ -71,7 +71,7 @@ def _polish(construction: Heights, seconds: float, *, norms: bool) -> Heights:
 
 
 def loss(f: Heights, *, norms: bool) -> float:
-    """Return the logarithm of the first value or, with `norms`, of the inverse second one: small is good."""
+    """Return the log of the first value or, with `norms`, of the inverse second value; smaller is better."""
     corners = _convolve(f, f)
     top = float(np.log(corners.max()))
     total = float(np.log(f.sum()))
@@ -91,7 +91,7 @@ def descend(
     first_power: float = 2.0,
     end_s: float = float("inf"),
 ) -> Heights:
-    """Run Adam on the logarithm, with ever less smoothing of the maximum; heights are squares, so never below 0."""
+    """Minimise `loss` with Adam and decreasing smoothing of the maximum; heights are squares, so they are ≥ 0."""
     root = np.sqrt(f / f.max())
     best, best_loss = f, loss(f, norms=norms)
     mean, spread = np.zeros(len(f)), np.zeros(len(f))
@@ -118,9 +118,9 @@ def descend(
 
 
 def linear_programs(f: Heights, *, end_s: float, norms: bool, radius: float = _FIRST_RADIUS) -> Heights:
-    """Solve linear programs, each with f*f to first order within a trust region, until there is no more gain.
+    """Solve a sequence of linear programs until there is no gain, or the process reaches the processor time `end_s`.
 
-    It stops when the processor time of this process reaches `end_s`.
+    Each linear program uses f*f to first order within a trust region.
     """
     f = f / f.max()
     value = loss(f, norms=norms)
@@ -144,13 +144,13 @@ def search(
     start: int = 50,
     on_best: Callable[[float, Heights], None] = lambda seconds, heights: None,
 ) -> Heights:
-    """Descend from random functions, solve linear programs from the best one, and repeat both on ever finer grids.
+    """Search from random step functions by descent and linear programs, on increasingly fine grids.
 
     Args:
         seconds: processor time.
-        norms: search for the second inequality, not the first.
+        norms: search for the second inequality instead of the first.
         start: initial number of pieces.
-        on_best: called with the seconds so far and each new best function.
+        on_best: called with the elapsed seconds and each new best function.
     """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
@@ -177,7 +177,7 @@ def search(
 
 
 def _convolve(a: Heights, b: Heights) -> Heights:
-    """Return the [2n − 1] convolution of two times [n] heights."""
+    """Return the [2n − 1] convolution of two vectors of [n] heights."""
     count = len(a)
     if count < _FFT_FROM:
         return np.convolve(a, b)
@@ -186,7 +186,7 @@ def _convolve(a: Heights, b: Heights) -> Heights:
 
 
 def _correlate_back(weights: Heights, f: Heights) -> Heights:
-    """Return [n] Σ_m w_m f_{m − i}: half the slope of Σ_m w_m (f*f)_m."""
+    """Return [n] Σ_m w_m f_{m − i}, half the gradient of Σ_m w_m (f*f)_m."""
     count = len(f)
     if count < _FFT_FROM:
         return np.convolve(weights, f[::-1], mode="valid")
@@ -195,7 +195,7 @@ def _correlate_back(weights: Heights, f: Heights) -> Heights:
 
 
 def _integrate_square(corners: Heights) -> float:
-    """Return ∫ of the square of the piecewise linear function with these corners, and 0 beside them."""
+    """Return ∫ g², where g is the piecewise linear function with these corners, and 0 outside."""
     y = np.pad(corners, 1)
     return float((y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2).sum()) / 3
 
@@ -206,7 +206,7 @@ def _square_slope(corners: Heights) -> Heights:
 
 
 def _solve_linear_program(f: Heights, radius: float, *, norms: bool) -> Heights | None:
-    """Return the best step within the radius to first order, or None."""
+    """Return the best step to first order within the radius; None if the solver fails."""
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
 
     count = len(f)

@@ -1,10 +1,10 @@
 """Erdős' minimum overlap problem.
 
-C₅ is the infimum, over step functions h: [0, 2] → [0, 1] with ∫h = 1, of max_k ∫ h(x)(1 − h(x + k)) dx, where 1 − h
-counts inside [0, 2] only (Swinnerton-Dyer; Haugland 2016, arXiv:1609.08000). With n equal pieces the overlap is linear
-in k between multiples of 2/n, so that the maximum over these is the maximum over all k.
+C₅ is the infimum, over step functions h: [0, 2] → [0, 1] with ∫h = 1, of max_k ∫ h(x)(1 − h(x + k)) dx, integrated over
+all x with x and x + k in [0, 2] (Swinnerton-Dyer; Haugland 2016, arXiv:1609.08000). With n equal pieces the overlap is
+linear in k between multiples of 2/n, so its maximum over these multiples is its maximum over all k.
 
-Invariant: a verified construction has exactly the value that its certificate proves, up to float64.
+Invariant: the value of a verified construction is the value that its certificate proves, rounded to float64.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SLACK = 1e-12
-"""Distance from [0, 1] that rounding may cause; all values are then moved toward ½."""
+"""Maximum distance from [0, 1] that rounding may cause; all heights are then moved towards ½."""
 
 _GRID = 2.0**60
-"""Values are rounded to multiples of 2^-60, so that exact arithmetic has numbers of a bounded length."""
+"""Heights are rounded to multiples of 2^-60, which bounds the length of numbers in exact arithmetic."""
 _ROUNDING = 1e-15
-"""Distance of the sum from n/2 per piece that rounding may cause; a larger one could improve the value."""
+"""Maximum |sum − n/2| / n that rounding may cause; a larger deviation could improve the value."""
 _MIN_SUM = 1e-9
-"""Least sum of heights; rescaling a smaller one loses all precision, or gives no number."""
+"""Minimum sum of heights; rescaling a smaller sum loses all precision, or overflows."""
 _FFT_FROM = 600
 _PLACES = 10
 
@@ -48,7 +48,7 @@ class Erdos(Problem):
     """Minimum overlap problem over step functions.
 
     Args:
-        n_points: pieces of random initial step functions; None draws from 40 to 99.
+        n_points: number of pieces of random initial step functions; None draws 40 to 99.
         max_points: maximum number of pieces of a construction.
         exact_n: require exactly `n_points` pieces.
 
@@ -80,7 +80,7 @@ class Erdos(Problem):
 
     def __post_init__(self) -> None:
         if self.exact_n and self.n_points is None:
-            raise UsageError("options: exact_n needs n_points, the number of pieces")
+            raise UsageError("options: exact_n needs n_points; set it to the number of pieces")
         if self.n_points is not None and self.n_points > self.max_points:
             raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
@@ -101,7 +101,7 @@ class Erdos(Problem):
         )
 
     def verify(self, construction: Construction) -> VerifiedConstruction:
-        """Return the heights, rescaled to integral 1 and inside [0, 1], and C₅."""
+        """Return C₅ and the heights, rescaled to integral 1 and moved into [0, 1]."""
         h = check_vector(construction, min_length=2, max_length=self.max_points)
         if self.exact_n and len(h) != self.n_points:
             raise InvalidConstruction(f"the construction has {len(h)} pieces, and must have {self.n_points}")
@@ -109,14 +109,14 @@ class Erdos(Problem):
         total = float(h.sum())
         if total < _MIN_SUM:
             raise InvalidConstruction(f"the heights sum to {total:.3g}, and cannot be rescaled to sum to n / 2")
-        if abs(total - len(h) / 2) > _ROUNDING * len(h):  # a verified construction stays bit for bit the same
+        if abs(total - len(h) / 2) > _ROUNDING * len(h):  # leave a verified construction unchanged, bit for bit
             h *= len(h) / 2 / total
         _check_bounds(h, " after rescaling to the sum n / 2")
         h = np.round(_blend(h) * _GRID) / _GRID
         return VerifiedConstruction(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """Return ½ plus centred uniform noise of ±0.4, scaled to fit, with n from 40 to 99, as TTT-Discover does."""
+        """Return ½ plus centred uniform noise of ±0.4, scaled to fit [0, 1], as TTT-Discover does."""
         count = self.n_points or int(rng.integers(40, 100))
         noise = rng.uniform(-0.4, 0.4, count)
         noise -= noise.mean()
@@ -157,10 +157,10 @@ def overlaps(h: Construction) -> Construction:
 
 
 def exact_c5(h: Construction) -> Fraction:
-    """Return C₅ of [n] heights, rescaled exactly to ∫h = 1 and moved toward ½ if they leave [0, 1] by rounding.
+    """Return C₅ of [n] heights, rescaled exactly to ∫h = 1, and moved towards ½ if rounding put them outside [0, 1].
 
     Raises:
-        InvalidConstruction: the heights leave [0, 1] by more.
+        InvalidConstruction: a height is farther than `SLACK` from [0, 1].
     """
     heights, _ = to_integers(h)
     count, twice = len(heights), 2 * sum(heights)
@@ -169,7 +169,7 @@ def exact_c5(h: Construction) -> Fraction:
     if excess > Fraction(SLACK):
         raise InvalidConstruction("a height is outside [0, 1] after rescaling to the sum n / 2")
     if excess:
-        weight = excess / (Fraction(1, 2) + excess)  # (1 − w)·h + w/2, which keeps the sum
+        weight = excess / (Fraction(1, 2) + excess)  # (1 − w)·h + w/2 has the same sum
         weight_left, weight_right = weight.denominator - weight.numerator, weight.numerator
         tops = [2 * weight_left * top + weight_right * twice for top in tops]
         twice *= 2 * weight.denominator
@@ -185,7 +185,7 @@ def _check_bounds(h: Construction, when: str) -> None:
 
 
 def _blend(h: Construction) -> Construction:
-    """Move heights toward ½ just as far as needed to lie in [0, 1]."""
+    """Move heights towards ½, by the minimum with which they lie in [0, 1]."""
     excess = max(float(h.max()) - 1, -float(h.min()), 0.0)
     weight = excess / (0.5 + excess)
     return np.clip((1 - weight) * h + weight / 2, 0, 1)

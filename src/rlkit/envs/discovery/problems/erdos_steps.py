@@ -1,9 +1,9 @@
-"""Local search for Erdős' minimum overlap, with NumPy and SciPy alone.
+"""Local search for Erdős' minimum overlap, with NumPy and SciPy only.
 
-It is the baseline of a run, and a helper of programs: a descent through a smoothed maximum, a sequence of linear
-programs, basin hopping, and finer grids. It imports nothing of rlkit, so that programs can load it.
+It is a run's baseline, and a helper that programs can call: descent with a smoothed maximum, a sequence of linear
+programs, basin hopping, and finer grids. It does not import rlkit, so that programs can load it.
 
-Invariant: a result is a valid construction that is at least as good as the argument.
+Invariant: a result is a valid construction that is at least as good as the initial construction.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _MIN_RADIUS = 1e-10
 _MIN_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
 _POOL_SIZE = 6
-_SUM_TOLERANCE = 1e-14  # per piece; the verifier rescales above it, possibly beyond 1
+_SUM_TOLERANCE = 1e-14  # per piece; above it the verifier rescales heights, possibly beyond 1
 _BISECTIONS = 80
 _MIN_DISTANCE = 0.01
 
 
 def c5(h: Heights) -> float:
-    """Return the greatest overlap of [n] heights that sum to n/2."""
+    """Return the maximum overlap of [n] heights that sum to n/2."""
     return float(np.correlate(h, 1 - h, mode="full").max()) * 2 / len(h)
 
 
 def upsample(h: Heights, times: int) -> Heights:
-    """Return the same step function in more pieces; C₅ stays exactly the same."""
+    """Return the same step function with `times` as many pieces; C₅ does not change."""
     return np.repeat(h, times)
 
 
@@ -57,9 +57,9 @@ def mirror(h: Heights) -> Heights:
 
 
 def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05) -> Heights:
-    """Run Adam on an ever steeper log-sum-exp of all overlaps, through a sigmoid.
+    """Minimise an increasingly steep log-sum-exp of all overlaps with Adam.
 
-    The heights are σ(θ + b), with b such that they sum to n/2.
+    The heights are σ(θ + b), where b makes them sum to n/2.
     """
     count = len(h)
     theta = np.log(np.clip(h, 1e-4, 1 - 1e-4) / (1 - np.clip(h, 1e-4, 1 - 1e-4)))
@@ -91,7 +91,7 @@ def polish(construction: Heights, seconds: float) -> Heights:
     """Solve a sequence of linear programs, each with the overlaps to first order within a trust region.
 
     Args:
-        construction: [n] heights, rescaled to the sum n/2 if that leaves them in [0, 1].
+        construction: [n] heights; they are rescaled to the sum n/2 if all then lie in [0, 1].
         seconds: processor time after which no new program starts.
     """
     h = np.asarray(construction, np.float64)
@@ -104,7 +104,7 @@ def polish(construction: Heights, seconds: float) -> Heights:
 def linear_programs(
     h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, max_programs: int = 10_000
 ) -> Heights:
-    """Polish until the processor time of this process is `end_s` or there is no more gain."""
+    """Solve linear programs until there is no gain, or the process reaches the processor time `end_s`."""
     h = balance(h)
     value = c5(h)
     stale = 0
@@ -134,13 +134,13 @@ def search(
     rungs: tuple[int, ...] = (2, 2, 2),
     on_best: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
-    """Search by basin hopping over symmetric step functions from random ones, on ever finer grids.
+    """Search by basin hopping over symmetric step functions, on increasingly fine grids.
 
     Args:
         seconds: processor time.
         start: initial number of pieces.
-        rungs: factors of the number of pieces, one after the other.
-        on_best: called with the seconds so far and each new best function.
+        rungs: factor of the number of pieces at each refinement.
+        on_best: called with the elapsed seconds and each new best function.
     """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
@@ -174,7 +174,7 @@ def search(
 
 
 def _centre(theta: Heights) -> tuple[Heights, Heights]:
-    """Shift θ so that the sigmoids sum to half their number, and return it with the sigmoids."""
+    """Return θ, shifted so that its n sigmoids sum to n/2, and the sigmoids."""
     for _ in range(3):
         h = 1 / (1 + np.exp(-theta))
         theta = theta - (float(h.sum()) - len(h) / 2) / max(float((h * (1 - h)).sum()), 1e-9)
@@ -183,7 +183,7 @@ def _centre(theta: Heights) -> tuple[Heights, Heights]:
 
 
 def _gradient(h: Heights, weights: Heights) -> Heights:
-    """Return [n] Σ_m w_m ∂O_m/∂h_j of the overlaps at the [2n − 1] shifts."""
+    """Return [n] Σ_m w_m ∂O_m/∂h_j for the overlaps O_m at the [2n − 1] shifts."""
     ahead = np.convolve(weights, 1 - h, mode="valid")
     behind = np.correlate(weights, h, mode="valid")[::-1]
     return (ahead - behind) * (2 / len(h))
@@ -193,21 +193,21 @@ def _perturb(h: Heights, rng: np.random.Generator) -> Heights:
     count = len(h)
     scale = 10 ** rng.uniform(-2.0, -0.5)
     noise = rng.normal(0, scale, count)
-    if rng.random() < 0.5:  # a part of it only
+    if rng.random() < 0.5:  # only within a window
         place, width = rng.integers(count), max(2, int(count * rng.uniform(0.05, 0.4)))
         noise *= np.abs((np.arange(count) - place + count // 2) % count - count // 2) < width
     return np.clip(mirror(h + noise), 0, 1)
 
 
 def _cross(h: Heights, other: Heights, rng: np.random.Generator) -> Heights:
-    """Combine one function inside a window about the middle with another outside of it."""
+    """Return `h` inside a random window around the middle, and `other` outside."""
     count = len(h)
     distance = np.abs(np.arange(count) - (count - 1) / 2) / count
     return np.where(distance < rng.uniform(0.05, 0.45), h, other)
 
 
 def _add_to_pool(pool: list[tuple[float, Heights]], value: float, h: Heights) -> list[tuple[float, Heights]]:
-    """Return the pool with one more member, without those that nearly equal a better one."""
+    """Return the pool with a new member; members that nearly equal a better member are removed."""
     distinct = list[tuple[float, Heights]]()
     for member in sorted([*pool, (value, h)], key=lambda item: item[0]):
         if all(float(np.abs(member[1] - other).mean()) > _MIN_DISTANCE for _, other in distinct):
@@ -216,13 +216,13 @@ def _add_to_pool(pool: list[tuple[float, Heights]], value: float, h: Heights) ->
 
 
 def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
-    """Return the step within the radius that reduces the greatest overlap most to first order, and that overlap."""
+    """Return the step within the radius with the smallest maximum overlap to first order, and that overlap."""
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
 
     count = len(h)
     overlap = np.correlate(h, 1 - h, mode="full") * (2 / count)
     shifts = np.arange(-(count - 1), count)
-    # An overlap changes by at most 2 · radius · 2 (each height counts twice), and mostly by far less.
+    # A step changes an overlap by at most 2 · radius · 2 (each height counts twice), and usually by much less.
     near = overlap > value - min(8 * radius, 1.0)
     if symmetric:
         near &= shifts >= 0

@@ -1,6 +1,6 @@
 """Exact arithmetic on floats, as fractions whose denominator is a power of two.
 
-Invariant: nothing here rounds, except `format_decimals`, in a given direction.
+Invariant: only `format_decimals` rounds, in the direction of its argument.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def to_integers(values: NDArray[np.float64]) -> tuple[list[int], int]:
 
 
 def correlate(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return Σ_i a[i + m] · b[i] of n integers ≥ 0 each, for shifts m from −(n−1) to n−1.
+    """Return Σ_i a[i + m] · b[i] of two sequences of n integers ≥ 0, for shifts m from −(n−1) to n−1.
 
-    Each sequence is packed into one long integer, with room for every sum, and these are multiplied (Kronecker 1882).
+    Kronecker substitution (1882): pack each sequence into one integer with enough bits per sum, then multiply.
     """
     count = len(a)
     width = max(a).bit_length() + max(b).bit_length() + count.bit_length() + 1
@@ -38,7 +38,7 @@ def _pack(values: Sequence[int], room: int) -> int:
 
 
 def format_decimals(value: Fraction, *, places: int, up: bool) -> str:
-    """Return a fraction ≥ 0 in decimals, rounded up or down."""
+    """Return a fraction ≥ 0 as a decimal number, rounded up or down."""
     whole = value * 10**places
     rounded = math.ceil(whole) if up else math.floor(whole)
     text = str(rounded).rjust(places + 1, "0")

@@ -1,6 +1,6 @@
 """Packing of circles in the unit square with the largest sum of radii.
 
-Invariant: no two circles of a verified packing overlap, and none leaves the square, in exact arithmetic without slack.
+Invariant: in exact arithmetic without slack, no circles of a verified packing overlap, and all lie in the square.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHRINK = 1e-12
-"""Reduction of each radius if circles overlap or leave the square, which rounding may cause."""
+"""Reduction of each radius if rounding makes circles overlap or leave the square."""
 
 _CLOSE = 1e-9
-"""Gap above which a pair needs no exact arithmetic."""
+"""Gap above which two circles need no exact arithmetic."""
 _PLACES = 10
 _PUBLISHED_VALUES = {26: (2.634, 2.63598308), 32: (2.936, 2.93957277)}
-"""Best values by hand and published, by number of circles."""
+"""Best value found by hand, and best published value, by number of circles."""
 _SCRIPTED = {
     26: ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
     32: ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
@@ -38,7 +38,7 @@ class CirclePacking(Problem):
     """Packing of n circles of any radii in the unit square.
 
     Args:
-        circles: number of circles; 26 and 32 are those of the literature.
+        circles: number of circles; the literature has 26 and 32.
     """
 
     circles: Annotated[int, Field(ge=1)] = 26
@@ -90,10 +90,10 @@ class CirclePacking(Problem):
                 f"the array has the shape {construction.shape}, and must have ({self.circles}, 3)"
             )
         if not np.isfinite(construction).all():
-            raise InvalidConstruction("the array holds values that are not finite")
+            raise InvalidConstruction("the array has values that are not finite")
         circles = construction.astype(np.float64, copy=True)
         if circles[:, 2].min() < 0:
-            raise InvalidConstruction(f"a radius is {circles[:, 2].min():.9g}; none may be below 0")
+            raise InvalidConstruction(f"a radius is {circles[:, 2].min():.9g}; radii must be at least 0")
         try:
             _check_fit(circles)
         except InvalidConstruction:
@@ -102,7 +102,7 @@ class CirclePacking(Problem):
         return VerifiedConstruction(circles, float(circles[:, 2].sum()))
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """Return random centres, with radii up to half the distance of the nearest neighbour."""
+        """Return circles with random centres; each radius is at most half the distance to the nearest centre."""
         centres = rng.uniform(0.05, 0.95, (self.circles, 2))
         distances = np.hypot(*(centres[:, None] - centres[None]).transpose(2, 0, 1))
         np.fill_diagonal(distances, np.inf)
@@ -111,7 +111,7 @@ class CirclePacking(Problem):
         return np.column_stack([centres, radii])
 
     def certificate(self, construction: Construction) -> Certificate:
-        """Return the sum of the radii, rounded down; `verify` has proven that nothing overlaps."""
+        """Return the sum of the radii, rounded down; `verify` has proven that no circles overlap."""
         numbers, exponent = to_integers(construction[:, 2])
         total = Fraction(sum(numbers), 1 << exponent)
         bound = format_decimals(total, places=_PLACES, up=False)
@@ -119,7 +119,7 @@ class CirclePacking(Problem):
         return Certificate(claim, bound, f"{total.numerator}/{total.denominator}")
 
     def draw(self, figure: Figure, construction: Construction) -> None:
-        """Draw the circles in their square."""
+        """Draw the circles in the unit square."""
         from matplotlib.patches import Circle, Rectangle
 
         axes = figure.add_subplot()

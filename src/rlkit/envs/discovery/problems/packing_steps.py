@@ -1,8 +1,8 @@
-"""Local search for packings of circles in the unit square, with NumPy and SciPy alone.
+"""Local search for packings of circles in the unit square, with NumPy and SciPy only.
 
-It is the baseline of a run, and a helper of programs. It imports nothing of rlkit, so that programs can load it.
+It is a run's baseline, and a helper that programs can call. It does not import rlkit, so that programs can load it.
 
-Invariant: a result satisfies all rules, and is at least as good as the argument if that satisfies them.
+Invariant: a result is a valid packing. It is at least as good as the initial packing if that is valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARGIN = 1e-15  # of radii, for rounding
 _FIRST_RADIUS = 0.1
 _MIN_RADIUS = 1e-7
 _GROWTH = 4.0
-_MAX_APPROACH = 3.0  # two centres approach by at most 2√2 times the radius of a step
+_MAX_APPROACH = 3.0  # a step reduces the distance of two centres by at most 2√2 times its radius
 _COINCIDENT = 1e-12
 _TOLERANCE = 1e-10  # smallest value that HiGHS accepts
 _ROUGH_GAIN = 1e-6
@@ -37,7 +37,7 @@ def fit(circles: Circles) -> Circles:
     distances = _distances(centres)
     np.fill_diagonal(distances, np.inf)
     sides = np.minimum(centres, 1 - centres).min(axis=1)
-    for _ in range(2):  # circles that the first round shrank may leave room
+    for _ in range(2):  # circles that shrank in the first round may leave room for others
         for place in range(len(radii)):
             room = min(float(sides[place]), float((distances[place] - radii).min(initial=np.inf)))
             radii[place] = max(room - _MARGIN, 0.0)
@@ -47,7 +47,7 @@ def fit(circles: Circles) -> Circles:
 def polish(construction: Circles, seconds: float) -> Circles:
     """Solve a sequence of linear programs over centres and radii.
 
-    The distance of two centres is at least its first-order value, so that each solution is a packing, and no worse.
+    The distance of two centres is at least its first-order value, so each solution is a packing, and no worse.
 
     Args:
         seconds: processor time after which no new program starts.
@@ -58,7 +58,7 @@ def polish(construction: Circles, seconds: float) -> Circles:
 
 
 def linear_programs(circles: Circles, *, end_s: float, min_gain: float = _MIN_GAIN) -> Circles:
-    """Polish circles that fit until the processor time of this process is `end_s` or a step gains too little."""
+    """Improve a valid packing until a step gains too little, or the process reaches the processor time `end_s`."""
     radius = _FIRST_RADIUS
     while time.process_time() < end_s and radius > _MIN_RADIUS:
         candidate = _solve_linear_program(circles, radius)
@@ -79,7 +79,7 @@ def search(
 
     Args:
         seconds: processor time.
-        on_best: called with the seconds so far and each new best packing.
+        on_best: called with the elapsed seconds and each new best packing.
     """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
@@ -105,7 +105,7 @@ def _scatter(count: int, rng: np.random.Generator) -> Circles:
 
 
 def _perturb(circles: Circles, rng: np.random.Generator) -> Circles:
-    """Move a few circles elsewhere, or all of them a little; all radii are 0, so that they grow together."""
+    """Move a few circles far, or all circles a little. All radii become 0, so that circles grow together."""
     count = len(circles)
     centres = circles[:, :2].copy()
     if rng.random() < 0.7:
@@ -125,7 +125,7 @@ def _directions(
 ) -> NDArray[np.float64]:
     """Return [p, 2] unit vectors from the second centre of each pair to the first.
 
-    Coincident circles get directions as if they were on a ring: any direction separates them, if all are consistent.
+    Coincident circles get directions as if they lay on a ring. Any consistent set of directions separates them.
     """
     are_coincident = np.hypot(*differences.T) < _COINCIDENT
     ring = np.column_stack([np.cos(first) - np.cos(second), np.sin(first) - np.sin(second)])
@@ -143,7 +143,7 @@ def _fits(circles: Circles) -> bool:
 
 
 def _solve_linear_program(circles: Circles, radius: float) -> Circles | None:
-    """Return the packing within the radius with the largest sum, with distances to first order, or None."""
+    """Return the best packing within the radius, with distances to first order; None if the solver fails."""
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
     from scipy.sparse import coo_array
 

@@ -1,6 +1,7 @@
-"""Conversion of terminal-bench 1 tasks (`task.yaml`) to Harbor tasks (`task.toml`), by Harbor's own mapper.
+"""Conversion of terminal-bench 1 tasks (`task.yaml`) to Harbor tasks (`task.toml`), with Harbor's mapper.
 
-Invariant: a converted task is solved where terminal-bench 1 calls it resolved; all other differences are listed.
+Invariant: a converted task is solved exactly if terminal-bench 1 reports it as resolved; all other differences are
+listed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from rlkit.envs.harbor.terminal_bench.differences import PYTEST, list_difference
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
-# terminal-bench 1 reads the lines below pytest's first summary, and ignores the exit code. The output goes to a file: a
-# program that the tests leave running would hold a pipe open.
+# terminal-bench 1 reads the lines below pytest's first summary, and ignores the exit code. The output goes to a file,
+# because a program that the tests leave running would keep a pipe open.
 _TEST = """#!/bin/bash
 export TEST_DIR=/tests
 mkdir -p /logs/verifier
@@ -62,7 +63,7 @@ _VERDICT = """rm -f "$output"
 echo "$reward" >/logs/verifier/reward.txt
 exit "$code"
 """
-# In terminal-bench 1 the tests ran in the agent's container, and no task declared whether they look at processes.
+# In terminal-bench 1, tests ran in the agent's container, and no task declared whether its tests inspect processes.
 _METADATA = """
 [metadata.rlkit]
 tested_processes = true
@@ -71,7 +72,7 @@ tested_processes = true
 
 @dataclass(frozen=True)
 class Conversion:
-    """The new folders of a conversion, and by task name reasons of failures and differences from terminal-bench 1."""
+    """New folders of a conversion; by task name, reasons of failures and differences from terminal-bench 1."""
 
     folders: Sequence[Path]
     failed: Mapping[str, str]
@@ -82,7 +83,7 @@ def convert(source: Path, target: Path) -> Conversion:
     """Convert a task, or a folder of tasks, to new folders in `target`.
 
     Raises:
-        UsageError: `source` holds no such task, or `target` is inside it or cannot be written.
+        UsageError: `source` has no terminal-bench 1 task, or `target` is inside `source` or is not writable.
         MissingError: the disk is full.
     """
     source, target = source.expanduser().absolute(), target.expanduser().absolute()
@@ -106,7 +107,7 @@ def convert(source: Path, target: Path) -> Conversion:
 
 
 def list_old_tasks(folder: Path) -> list[Path]:
-    """List the tasks of terminal-bench 1 in a folder."""
+    """Return the folders of the terminal-bench 1 tasks in a folder."""
     return [path.parent for path in folder.glob(f"*/{OLD_TASK_FILE}")]
 
 
@@ -122,7 +123,7 @@ def _make_writable(target: Path) -> None:
 
 
 def _convert_task(source: Path, target: Path) -> str | None:
-    """Convert one task; return a one-line reason if it cannot be converted."""
+    """Convert a task; return a one-line reason if it cannot be converted."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
 
     target_folder = target / source.name
@@ -138,7 +139,7 @@ def _convert_task(source: Path, target: Path) -> str | None:
         except OSError as error:  # such as a broken link
             _require_room(str(error))
             return f"its files cannot be read: {' '.join(str(error).split())}"
-        (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper refuses tasks with it
+        (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper rejects tasks with this file
         mapping = TerminalBenchMapper().map(staged.parent, target)
     reason = " ".join(mapping.failed[0][1].split()) if mapping.failed else _finish(source, target_folder)
     if reason is not None:  # an incomplete folder would block a retry
@@ -148,13 +149,13 @@ def _convert_task(source: Path, target: Path) -> str | None:
 
 
 def _require_room(reason: str) -> None:
-    """Raise a MissingError if the disk is full; `shutil` and Harbor's mapper give no error numbers."""
+    """Raise MissingError if an error message says that the disk is full; Harbor's mapper gives no error number."""
     if any(os.strerror(number) in reason for number in files.FULL):
         raise MissingError("the disk is full, so the tasks cannot be converted: free some space, then retry")
 
 
 def _find_file_fault(source: Path) -> str | None:
-    """Return the fault in a task's required files, if any; the mapper's own messages name temporary files."""
+    """Return the fault in a task's required files, or None; messages of the mapper name temporary files."""
     from harbor.mappers.terminal_bench import TerminalBenchTaskConfig
 
     if not (source / "run-tests.sh").is_file():
@@ -174,7 +175,7 @@ def _find_file_fault(source: Path) -> str | None:
 
 
 def _read_yaml(path: Path) -> Mapping[str, Json]:
-    """Read a mapping from a file of a task; raise a one-line ValueError that names the file."""
+    """Read a YAML mapping; raise a one-line ValueError with the file's name."""
     try:
         content = cast("object", yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -195,7 +196,7 @@ def _finish(source: Path, target_folder: Path) -> str | None:
     if not (target_folder / "environment" / "Dockerfile").is_file():
         return "it has no Dockerfile in the build context of its docker-compose.yaml"
     if (source / "tests" / "test.sh").exists():
-        return "its tests have a test.sh, a name that Harbor needs"
+        return "its tests have a test.sh, but Harbor needs this name"
     shutil.copyfile(source / "run-tests.sh", target_folder / "tests" / "run-tests.sh")
     rule = _BY_SUMMARY if read_parser_name(source) == PYTEST else _BY_EXIT_CODE
     (target_folder / "tests" / "test.sh").write_text(_TEST + rule + _VERDICT, encoding="utf-8")

@@ -1,6 +1,6 @@
 """Differences between a terminal-bench 1 task and its conversion to a Harbor task.
 
-Invariant: a setting of a task is carried over, has no effect on rewards, or is listed here.
+Invariant: each setting of a task is converted, has no effect on rewards, or is listed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import yaml
 from rlkit.types import Json
 
 PYTEST = "pytest"
-"""Name of the parser whose rule the converted tests follow."""
+"""Name of the only parser whose rule for rewards is converted."""
 
-# A command of only these words keeps a container alive, and does nothing else.
+# A command that consists of these words only keeps a container running.
 _IDLE_WORDS = set("sh bash /bin/sh /bin/bash -c sleep infinity inf tail -f /dev/null exec".split())  # noqa: SIM905
 
 
 def list_differences(task: Path) -> list[str]:
-    """List the parts of a task that cannot be converted exactly, one line each; its `task.yaml` must be readable."""
+    """List the differences of a task and its conversion, one line each; `task.yaml` must be readable."""
     return [*_compare_settings(task), *_compare_compose_file(task / "docker-compose.yaml")]
 
 
@@ -32,11 +32,11 @@ def read_parser_name(task: Path) -> str:
 
 def _compare_settings(task: Path) -> Iterator[str]:
     if (parser := read_parser_name(task)) != PYTEST:
-        yield f"its tests were read by the parser {parser}; here their exit code decides"
+        yield f"the parser {parser} determined the result of its tests; here their exit code does"
     if _read_yaml(task / "task.yaml").get("run_tests_in_same_shell"):
-        yield "its tests ran in the agent's shell; here they run in a shell of their own, without its variables"
+        yield "its tests ran in the agent's shell; here they run in a separate shell, without its variables"
     if (task / "solution.yaml").exists():
-        yield "its solution is keystrokes (solution.yaml), which cannot be replayed: `rlkit tasks check` has none"
+        yield "its solution (solution.yaml) is keystrokes, which cannot be replayed: `rlkit tasks check` finds none"
 
 
 def _compare_compose_file(path: Path) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _compare_compose_file(path: Path) -> Iterator[str]:
 def _compare_command(command: Json) -> Iterator[str]:
     words = (command if isinstance(command, str) else " ".join(map(str, _as_sequence(command)))).split()
     if set(words) - _IDLE_WORDS:
-        yield f"its container ran `{' '.join(words)}`; here nothing is started before the agent"
+        yield f"its container ran `{' '.join(words)}`; here nothing runs before the agent"
 
 
 def _read_yaml(path: Path) -> Mapping[str, Json]:

@@ -1,7 +1,7 @@
-"""Calls of git for a checkout of one folder at one commit.
+"""Calls of git for the checkout of a folder at a commit.
 
-Invariant: no call of git prompts a person, runs a program of the repository, or runs for ever: it ends at its limit,
-after a silence, and with its caller.
+Invariant: git never prompts, and never runs a program of the repository. A call ends at its time limit, after a time
+without output, and with its caller.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FINAL = re.compile(
     re.IGNORECASE,
 )
 _NAMES = re.compile(r"(?<!\w)'[^']*'|\w[\w+.-]*://\S+|\brefs/\S+")
-"""Names of files, repositories and branches in git's messages, which may contain any words."""
+"""Names of files, repositories and branches in git's messages; they may contain any of the words above."""
 
 _TAIL_CHARACTERS = 300
 _READ_BYTES = 4096
@@ -45,7 +45,13 @@ _READ_BYTES = 4096
 
 @dataclass(frozen=True)
 class GitLimits:
-    """Limits of a call of git and of its silence, waits before retries, and interval of notes on progress."""
+    """Time limits of a call of git.
+
+    Args:
+        silence_s: maximum time without output.
+        waits_s: waiting time before each retry.
+        note_every_s: interval of progress messages.
+    """
 
     total_s: float = 1800.0
     silence_s: float = 120.0
@@ -54,9 +60,11 @@ class GitLimits:
 
 
 class GitError(Exception):
-    """A call of git failed; the text is one line without credentials.
+    """A call of git failed; the message is one line without credentials.
 
-    `network`: a retry may help. `final`: no other way of fetching can help.
+    Args:
+        network: the network failed, so a retry may succeed.
+        final: no other kind of fetch can succeed.
     """
 
     def __init__(self, reason: str, *, network: bool, final: bool) -> None:
@@ -66,21 +74,21 @@ class GitError(Exception):
 
 @dataclass(frozen=True)
 class Git:
-    """The program git, in a folder."""
+    """Git in a folder."""
 
     folder: Path
     note: Note
     limits: GitLimits
 
     def run(self, *arguments: str) -> str:
-        """Run a command and return its output; raise a GitError if it failed or exceeded a limit."""
+        """Run a command and return its output; raise GitError if it fails or exceeds a limit."""
         program = shutil.which("git")
         if program is None:
             raise MissingError("git is not installed: install it, or set tasks_dir to a folder of tasks")
         return self._call(program, arguments, _make_environment() | self._choose_ssh_command(program))
 
     def _choose_ssh_command(self, program: str) -> dict[str, str]:
-        """Return the environment variable for ssh without prompts, unless the user has configured a program."""
+        """Return the variable for ssh without prompts; empty if the user has configured an ssh command."""
         if os.environ.keys() & {"GIT_SSH", "GIT_SSH_COMMAND"}:
             return {}
         try:
@@ -114,7 +122,7 @@ class Git:
         return out.decode(errors="replace").strip()
 
     def run_with_retries(self, *arguments: str) -> str:
-        """Run a command that uses the network, and retry it after network errors."""
+        """Run a command, and retry it after network errors."""
         for wait_s in (*self.limits.waits_s, None):
             try:
                 return self.run(*arguments)
@@ -140,8 +148,8 @@ class Git:
                 is_error, data = queue.get(timeout=max(0.0, min(left_s, self.limits.silence_s)))
             except Empty:
                 limit_s = self.limits.total_s if left_s <= self.limits.silence_s else self.limits.silence_s
-                problem = "did not finish" if limit_s == self.limits.total_s else "said nothing"
-                raise GitError(f"git {problem} for {limit_s:g} s", network=True, final=False) from None
+                problem = "did not finish within" if limit_s == self.limits.total_s else "printed nothing for"
+                raise GitError(f"git {problem} {limit_s:g} s", network=True, final=False) from None
             closed_streams += not data
             output[is_error] += data
             is_note_due = is_error and monotonic() - last_note_s > self.limits.note_every_s
@@ -169,14 +177,14 @@ def _make_environment() -> dict[str, str]:
     return variables | {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "GIT_ASKPASS": "true", "LC_ALL": "C"}
 
 
-# Set for a repository's hooks, in which rlkit may run.
+# Git sets these for hooks, and rlkit may run in a hook.
 _REPOSITORY_VARIABLES = frozenset(
     {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX"}
 )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a running call with its process group, to which git's helpers belong."""
+    """Kill a running call and its process group, which includes git's helper processes."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -189,5 +197,5 @@ def _find_progress(data: bytearray) -> str:
 
 
 def _remove_progress(data: bytes) -> bytes:
-    """Remove progress, whose lines end with a carriage return."""
+    """Remove progress messages, which end with a carriage return."""
     return b"\n".join(line.rpartition(b"\r")[2] for line in data.replace(b"\r\n", b"\n").split(b"\n"))
