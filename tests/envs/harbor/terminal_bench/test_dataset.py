@@ -152,7 +152,7 @@ def test_a_task_that_would_copy_local_files_is_left_out(upstream: Upstream, tmp_
     assert {name.rpartition(" ")[2]: why for name, _, why in exclusions if "keystrokes" not in name} == {
         "answer": "its link data leads out of its folder",
         "endless": "its link tests/loop leads to a folder",
-        "services": "its file big.bin is stored in git-lfs, which is not installed here",
+        "services": "its file big.bin is stored in git-lfs, which is not installed",
     }
     assert len(exclusions) == 4
     with pytest.raises(UsageError, match=r"^dataset: none of the 1 selected tasks of .* can be converted"):
