@@ -81,7 +81,7 @@ class Rehearsal:
     Args:
         parts: checks of all parts, including parts that were not tried.
         estimate: cost and time of the whole run; None if a part failed.
-        hosted_estimate: estimate for the hosted service, if a run on the embedded engine has a model with a listed price.
+        hosted_estimate: estimate for the hosted service, if a run on the embedded engine has a listed model.
     """
 
     parts: Sequence[Part]
