@@ -208,7 +208,7 @@ def test_an_autocorrelation_is_scale_invariant_and_rejects_negative_heights(prob
     value = problem.verify(f).value
     for scale in (1e-300, 3.7, 1e300):
         assert problem.verify(f * scale).value == pytest.approx(value, rel=1e-12)
-    for wrong, why in ((f - 1, "below 0"), (f * 0, "all heights are 0"), (f * np.nan, "not finite")):
+    for wrong, why in ((f - 1, "at least 0"), (f * 0, "all heights are 0"), (f * np.nan, "not finite")):
         with pytest.raises(InvalidConstruction, match=why):
             problem.verify(wrong)
 
@@ -241,7 +241,7 @@ def test_circles_may_touch_but_not_overlap_by_one_bit() -> None:
     ("circles", "why"),
     [
         (np.zeros((3, 3)), r"\(3, 3\)"),
-        (np.array([[0.5, 0.5, -0.1], [0.2, 0.2, 0.1]]), "below 0"),
+        (np.array([[0.5, 0.5, -0.1], [0.2, 0.2, 0.1]]), "at least 0"),
         (np.array([[0.5, 0.5, np.nan], [0.2, 0.2, 0.1]]), "not finite"),
         (np.array([[9.0, 0.5, 0.1], [0.2, 0.2, 0.1]]), "leaves the square"),
     ],
