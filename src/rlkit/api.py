@@ -13,13 +13,12 @@ from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimator import Estimator
 from rlkit.config import ResolvedConfig, load_config
-from rlkit.config.loading.run_config import is_run_directory
+from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
 from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training import StopSignal
-from rlkit.training.from_config import require_run_directory
 from rlkit.training.trainer import RLTrainer
 
 CLEAN_UP_S = 10.0

@@ -20,13 +20,13 @@ import rlkit
 from rlkit._util.sections import Section, SectionTable
 from rlkit.chat.load import load_chat
 from rlkit.config import load_config
+from rlkit.config.loading.run_config import require_run_directory
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
 from rlkit.service.connect import ServiceChoice, choose_service, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
-from rlkit.training.from_config import require_run_directory
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum
 from tests.simulation import Word

@@ -222,7 +222,7 @@ def test_a_group_that_somebody_else_cancels_ends_the_run() -> None:
         supply.advance(0)
         await asyncio.sleep(1)
         next(task for task in asyncio.all_tasks() if task.get_name() == "group 1").cancel()
-        with pytest.raises(RunFailed, match="cancels tasks that are not its own"):
+        with pytest.raises(RunFailed, match="cancels asyncio tasks that it did not start"):
             await supply.next_group()
         await supply.close()
 

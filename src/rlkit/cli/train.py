@@ -54,8 +54,7 @@ def train(
     from rlkit.config import load_arguments
 
     resolved = load_arguments(config, name=name)
-    from rlkit.config.loading.run_config import is_run_directory
-    from rlkit.training.from_config import require_run_directory
+    from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 
     again = resume and is_run_directory(require_run_directory(resolved.config))
     return _train(output, resolved, resume=again, quiet=quiet, panel=not no_panel, openreward=openreward)

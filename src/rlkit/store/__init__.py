@@ -178,42 +178,31 @@ class RunStore:
         retried, self.metadata.retry_failed = self.metadata.retry_failed, False
         synced = asyncio.create_task(self._writer.sync())
         synced.add_done_callback(mark_retrieved)
-        self._step_writes = asyncio.create_task(
-            self._write_step(
-                self.step,
-                recorded,
-                codec.to_json(state),
-                after=[task for task in (self._step_writes, synced) if task is not None],
-                oldest_segment=min(self._segments.values(), default=self.step + 1),
-                retried=retried,
-            )
-        )
+        step, state_text, earlier_writes = self.step, codec.to_json(state), self._step_writes
+        oldest_segment = min(self._segments.values(), default=step + 1)
+
+        async def write_files() -> None:
+            if earlier_writes is not None:
+                await asyncio.shield(earlier_writes)
+            await asyncio.shield(synced)
+            with report_write_errors(self.directory):
+                await in_thread(lambda: table.write(table_path(self.directory, step), recorded, decode=self._decode))
+                await in_thread(files.write_text, state_path(self.directory, step), state_text)
+                if retried:
+                    self.metadata.write()
+            self._delete_before(oldest_segment)
+
+        self._step_writes = asyncio.create_task(write_files())
         return synced
 
-    async def _write_step(
-        self,
-        step: int,
-        groups: Sequence[RecordedGroup],
-        state: str,
-        *,
-        after: Sequence[asyncio.Task[None]],
-        oldest_segment: int,
-        retried: bool,
-    ) -> None:
-        """Write the table and state of a step after its record, and delete the states and segments they replace."""
-        for task in after:
-            await asyncio.shield(task)
-        with report_write_errors(self.directory):
-            await in_thread(lambda: table.write(table_path(self.directory, step), groups, decode=self._decode))
-            await in_thread(files.write_text, state_path(self.directory, step), state)
-            if retried:
-                self.metadata.write()
+    def _delete_before(self, segment: int) -> None:
+        """Delete the states and segments that are not needed to repeat the draws from `segment` on."""
         state_steps = list_state_steps(self.directory)
         # A draw in segment n is repeated from the state after step n − 1.
-        needed = max(number for number in state_steps if number < oldest_segment)
-        for number in state_steps:
-            if number < needed:
-                state_path(self.directory, number).unlink(missing_ok=True)
+        needed = max(step for step in state_steps if step < segment)
+        for step in state_steps:
+            if step < needed:
+                state_path(self.directory, step).unlink(missing_ok=True)
         self._writer.drop_through(needed)
 
     async def read_groups(self, step: int) -> Sequence[RecordedGroup]:

@@ -5,7 +5,6 @@ Invariant: importing this module loads nothing heavy. A request to stop never bl
 
 from __future__ import annotations
 
-import threading
 from typing import Protocol
 
 from rlkit.trackers import RunResult
@@ -29,23 +28,15 @@ class StopSignal:
     """Request from any thread that a run finishes its step, saves its weights and ends."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self._watched = threading.Event()
+        self.is_requested = False
+        """True once a stop is requested."""
+        self.is_watched = False
+        """True once the run has begun its steps; before that there is nothing to finish or save."""
 
     def request(self) -> None:
         """Make the request; repetitions have no effect."""
-        self._event.set()
+        self.is_requested = True
 
     def watch(self) -> None:
         """Record that the run has begun its steps and now reacts to requests."""
-        self._watched.set()
-
-    @property
-    def is_watched(self) -> bool:
-        """True once the run has begun its steps; before that there is nothing to finish or save."""
-        return self._watched.is_set()
-
-    @property
-    def is_requested(self) -> bool:
-        """True once a stop is requested."""
-        return self._event.is_set()
+        self.is_watched = True

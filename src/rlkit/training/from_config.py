@@ -5,12 +5,8 @@ Invariant: each part gets only its own settings, never the whole configuration.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from itertools import count
-from pathlib import Path
 
-from rlkit._util.paths import runs_dir
 from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.kl_penalty import KLPenalty, Score
@@ -18,7 +14,6 @@ from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
-from rlkit.errors import UsageError
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
 from rlkit.training.model_selection import Criterion, ModelSelection
@@ -120,19 +115,3 @@ def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[st
     for step, step_metrics in metrics:
         selection.add(step, step_metrics)
     return selection
-
-
-def choose_run_directory(config: Config, runs: Path) -> Path:
-    """Return the named run's folder below `runs`, or a new folder named after the environments and the time."""
-    if config.name is not None:
-        return runs / config.name
-    stem = f"{'+'.join(config.envs)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
-    return next(runs / name for name in names if not (runs / name).exists())
-
-
-def require_run_directory(config: Config) -> Path:
-    """Return the folder of the run that a configuration names; raise `UsageError` if it has no `name`."""
-    if config.name is None:
-        raise UsageError("name: the run to resume is selected by its name (--name)")
-    return choose_run_directory(config, runs_dir())

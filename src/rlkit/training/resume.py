@@ -127,23 +127,22 @@ def interrupted_groups(history: History, config: Config, *, forgive: bool) -> di
     Args:
         forgive: repeat failed rollouts with all their retries.
     """
-    oldest = config.schedule.oldest_version(history.step)
-    return {draw: _interrupted_group(history, draw, oldest, forgive=forgive) for draw in history.outstanding}
-
-
-def _interrupted_group(history: History, draw: int, oldest: int, *, forgive: bool) -> GroupProgress:
-    recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
-    last = {episode.member: episode for episode in recorded}
-    failed = sum(episode.status == "failed" for episode in recorded if episode is not last[episode.member])
-    return GroupProgress(
-        episodes={
-            member: episode
-            for member, episode in last.items()
-            if all(turn.version >= oldest for turn in episode.turns) and not (forgive and episode.status == "failed")
-        },
-        attempts={member: episode.attempt + 1 for member, episode in last.items()},
-        failed=0 if forgive else failed,
-    )
+    oldest, groups = config.schedule.oldest_version(history.step), dict[int, GroupProgress]()
+    for draw in history.outstanding:
+        recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
+        last = {episode.member: episode for episode in recorded}
+        failed = sum(episode.status == "failed" for episode in recorded if episode is not last[episode.member])
+        groups[draw] = GroupProgress(
+            episodes={
+                member: episode
+                for member, episode in last.items()
+                if all(turn.version >= oldest for turn in episode.turns)
+                and not (forgive and episode.status == "failed")
+            },
+            attempts={member: episode.attempt + 1 for member, episode in last.items()},
+            failed=0 if forgive else failed,
+        )
+    return groups
 
 
 @dataclass(frozen=True, slots=True)

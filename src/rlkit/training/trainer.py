@@ -22,6 +22,7 @@ from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
 from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
+from rlkit.config.loading.run_config import choose_run_directory
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.estimate import load_estimate
@@ -47,7 +48,6 @@ from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import CheckpointSaver
 from rlkit.training.from_config import (
-    choose_run_directory,
     load_kl_reference,
     make_learning_rate,
     make_model_selection,

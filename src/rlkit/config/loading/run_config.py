@@ -1,8 +1,10 @@
-"""Recorded configuration of a run, found by the run's name."""
+"""Directories of runs, and the configurations recorded in them."""
 
 from __future__ import annotations
 
 import json
+import time
+from itertools import count
 from pathlib import Path
 
 from rlkit._util.paths import runs_dir
@@ -58,3 +60,19 @@ def find_run_config(directory: Path) -> Path:
     if isinstance(end, str) and end not in path.read_text(errors="replace").splitlines():
         raise UsageError(f"{path} is damaged: its last line, {end!r}, is missing; {remedy}")
     return path
+
+
+def choose_run_directory(config: Config, runs: Path) -> Path:
+    """Return the named run's folder below `runs`, or a new folder named after the environments and the time."""
+    if config.name is not None:
+        return runs / config.name
+    stem = f"{'+'.join(config.envs)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(runs / name for name in names if not (runs / name).exists())
+
+
+def require_run_directory(config: Config) -> Path:
+    """Return the folder of the run that a configuration names; raise `UsageError` if it has no `name`."""
+    if config.name is None:
+        raise UsageError("name: the run to resume is selected by its name (--name)")
+    return choose_run_directory(config, runs_dir())
