@@ -204,9 +204,9 @@ def test_a_service_that_does_not_repeat_its_answers_gets_the_same_groups_as_they
         submitted.clear()
         return data
 
-    simulate(tmp_path / "first", range(GROUPS), repeatable=False)
+    simulate(tmp_path / "first", range(GROUPS), is_repeatable=False)
     drawn = steps()
-    simulate(tmp_path / "second", range(GROUPS)[::-1], repeatable=False)
+    simulate(tmp_path / "second", range(GROUPS)[::-1], is_repeatable=False)
     reverse = steps()
     assert reverse[0] != drawn[0]
     assert sorted(reverse[0]) == sorted(drawn[0])
