@@ -1,4 +1,4 @@
-"""What the client costs: rlkit's and tinker-cookbook's, on the same work in the same run.
+"""Costs of the client: rlkit's and tinker-cookbook's, on the same work in the same run.
 
     uv run python benchmarks/client.py
     PYTHONPATH=DIR uv run python benchmarks/client.py       (an unpacked wheel of tinker-cookbook)
@@ -95,8 +95,8 @@ def our_group(rollouts: Sequence[Dialogue]) -> Group:
             sampler=lambda: script, chat=ByteChat(), sampling=Sampling(max_tokens=SAMPLED), seed=lambda turn: turn
         )
         tokens = np.empty(0, np.int32)
-        for given, _, _ in dialogue:
-            tokens = np.concatenate([tokens, given])
+        for prompt, _, _ in dialogue:
+            tokens = np.concatenate([tokens, prompt])
             tokens = np.concatenate([tokens, (await policy.sample(tokens)).turn.completion])
         return Episode(member, 0, policy.turns, "completed", float(member % 2), {}, {}, 1.0)
 
@@ -113,12 +113,12 @@ def their_group(rollouts: Sequence[Dialogue]) -> TrajectoryGroup:
     trajectories = list[Trajectory]()
     for member, dialogue in enumerate(rollouts):
         tokens, transitions = list[int](), list[Transition]()
-        for number, (given, sampled, logprobs) in enumerate(dialogue, 1):
-            tokens = tokens + given.tolist()
+        for number, (prompt, sampled, logprobs) in enumerate(dialogue, 1):
+            tokens = tokens + prompt.tolist()
             action = TokensWithLogprobs(sampled.tolist(), logprobs.tolist())
             done = number == len(dialogue)
-            seen = tinker.ModelInput.from_ints(tokens)
-            transitions.append(Transition(seen, action, float(member % 2) if done else 0.0, done))
+            model_input = tinker.ModelInput.from_ints(tokens)
+            transitions.append(Transition(model_input, action, float(member % 2) if done else 0.0, done))
             tokens = tokens + action.tokens
         trajectories.append(Trajectory(transitions, tinker.ModelInput.from_ints([])))
     return TrajectoryGroup(trajectories, [0.0] * len(trajectories), [{} for _ in trajectories])
@@ -142,46 +142,46 @@ def assembly() -> dict[str, float]:
     from rlkit.algorithms.estimators import GroupMean
     from rlkit.service import sdk
 
-    found, event_loop = dict[str, float](), asyncio.new_event_loop()
+    rates, event_loop = dict[str, float](), asyncio.new_event_loop()
     preparation = Preparation({"work": GroupMean()})
     for turns in (1, 8, 40):
         rollouts = dialogues(turns)
         group, peer = our_group(rollouts), their_group(rollouts)
 
-        def ours(group: Group = group) -> list[Any]:
+        def make_ours(group: Group = group) -> list[Any]:
             prepared = event_loop.run_until_complete(preparation.prepare(group))
             return [sdk._to_datum(datum, by_sequence=False) for datum in prepared.data]
 
-        def theirs(peer: TrajectoryGroup = peer) -> list[Any]:
+        def make_theirs(peer: TrajectoryGroup = peer) -> list[Any]:
             return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]
 
-        pairs = list(zip(ours(), theirs(), strict=True))
+        pairs = list(zip(make_ours(), make_theirs(), strict=True))
         assert len(pairs) == GROUP_SIZE
-        for one, other in pairs:
-            assert np.array_equal(one.model_input.to_ints(), other.model_input.to_ints())
+        for our_datum, their_datum in pairs:
+            assert np.array_equal(our_datum.model_input.to_ints(), their_datum.model_input.to_ints())
             for name in ("target_tokens", "logprobs", "advantages"):
-                own, peers = one.loss_fn_inputs[name], other.loss_fn_inputs[name]
-                assert own.dtype == peers.dtype
-                assert np.array_equal(np.asarray(own.data), np.asarray(peers.data)), name
+                our_values, their_values = our_datum.loss_fn_inputs[name], their_datum.loss_fn_inputs[name]
+                assert our_values.dtype == their_values.dtype
+                assert np.array_equal(np.asarray(our_values.data), np.asarray(their_values.data)), name
         tokens = GROUP_SIZE * turns * (GIVEN + SAMPLED)
-        found[f"rlkit/{turns}"] = tokens / best(ours)
-        found[f"cookbook/{turns}"] = tokens / best(theirs)
-    return found
+        rates[f"rlkit/{turns}"] = tokens / best(make_ours)
+        rates[f"cookbook/{turns}"] = tokens / best(make_theirs)
+    return rates
 
 
 def memory() -> dict[str, float]:
     """Bytes that a rollout takes up for each of its tokens."""
-    found = dict[str, float]()
+    bytes_per_token = dict[str, float]()
     for make, side in ((our_group, "rlkit"), (their_group, "cookbook")):
         make(dialogues(1)[:1])
         for turns in (1, 8, 40):
             rollouts = dialogues(turns)[:1]
             tracemalloc.start()
-            kept = make(rollouts)
-            found[f"{side}/{turns}"] = tracemalloc.get_traced_memory()[0] / (turns * (GIVEN + SAMPLED))
+            group = make(rollouts)
+            bytes_per_token[f"{side}/{turns}"] = tracemalloc.get_traced_memory()[0] / (turns * (GIVEN + SAMPLED))
             tracemalloc.stop()
-            del kept
-    return found
+            del group
+    return bytes_per_token
 
 
 def disk() -> dict[str, float]:
@@ -247,7 +247,7 @@ def bare_run(workload: Workload, log: Any) -> None:
 
 
 def loop(side: str, what: str) -> dict[str, Any]:
-    """One run on the simulated service: CPU for each rollout, the longest callback, and bytes that were logged."""
+    """Run on the simulated service; return CPU per rollout, the longest callback, and bytes logged."""
     from schedule import Run, cookbook_run, rlkit_run
     from service import Log
     from workloads import WORKLOADS
@@ -264,15 +264,15 @@ def loop(side: str, what: str) -> dict[str, Any]:
         "turns": replace(small, turns=(4, 4), tool_s=1.0, latency=Latency(mean_tokens=200, sigma=0.3)),
         "stall": replace(small, group_size=16, steps=2, latency=Latency(mean_tokens=3900, sigma=0.2)),
     }[what]
-    found, log = dict[str, Any](), Log()
+    stall, log = dict[str, Any](), Log()
     # looking at the clock at each callback would itself count
-    watched = longest_callback(log, found) if what == "stall" else nullcontext()
+    watched = longest_callback(log, stall) if what == "stall" else nullcontext()
     with tempfile.TemporaryDirectory() as folder, watched:
         for measured in (replace(workload, steps=1, groups=2), workload):  # the first warms up
             WORKLOADS["measured"] = measured  # type: ignore[index]  a workload of this benchmark only
             log.cpu_s, log.began_s = 0.0, None
             log.steps.clear()
-            found.clear()
+            stall.clear()
             began, directory = time.process_time(), Path(folder) / str(measured.steps)
             if side == "bare":
                 bare_run(measured, log)
@@ -280,25 +280,25 @@ def loop(side: str, what: str) -> dict[str, Any]:
                 (rlkit_run if side == "rlkit" else cookbook_run)(Run("measured", "sync"), directory, log=log)
             cpu_s = time.process_time() - began
     rollouts = workload.steps * workload.groups * workload.group_size
-    return {**found, "ms": (cpu_s - log.cpu_s) / rollouts * 1e3, "simulation": log.cpu_s / rollouts * 1e3}
+    return {**stall, "ms": (cpu_s - log.cpu_s) / rollouts * 1e3, "simulation": log.cpu_s / rollouts * 1e3}
 
 
 class longest_callback:  # noqa: N801  a context manager
     """Notes which callback of the event loop computed for longest, without what the simulation did in it."""
 
-    def __init__(self, log: Any, found: dict[str, Any]) -> None:
-        self._log, self._found = log, found
+    def __init__(self, log: Any, stall: dict[str, Any]) -> None:
+        self._log, self._stall = log, stall
         self._run = asyncio.Handle._run
 
     def __enter__(self) -> None:
-        run, log, found = self._run, self._log, self._found
+        run, log, stall = self._run, self._log, self._stall
 
         def timed(handle: asyncio.Handle) -> None:
             simulated, began = log.cpu_s, time.thread_time()
             run(handle)
-            own = time.thread_time() - began - (log.cpu_s - simulated)
-            if own > found.get("stall_s", 0.0):
-                found["stall_s"], found["stall_in"] = own, _name(handle)
+            callback_s = time.thread_time() - began - (log.cpu_s - simulated)
+            if callback_s > stall.get("stall_s", 0.0):
+                stall["stall_s"], stall["stall_in"] = callback_s, _name(handle)
 
         asyncio.Handle._run = timed  # type: ignore[method-assign]  to time every callback
 
@@ -323,7 +323,7 @@ def importing(package: str) -> dict[str, float]:
 
 
 def contend(name: str) -> dict[str, Any]:
-    """One measurement, in this process."""
+    """Measure in this process."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     if name in ("assembly", "memory", "disk"):
@@ -333,17 +333,20 @@ def contend(name: str) -> dict[str, Any]:
 
 
 def run_in_process(name: str) -> dict[str, Any]:
-    """One measurement, in a fresh process."""
+    """Measure in a fresh process."""
     done = subprocess.run([sys.executable, __file__, "--contender", name], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def line(what: str, ours: float, other: float | None, ratio: float, target: float, *, least: bool, unit: str) -> None:
+def print_row(
+    what: str, value: float, peer: float | None, ratio: float, target: float, *, is_minimum: bool, unit: str
+) -> None:
     """Print a row; the ratio is met if it is at most, or at least, the target."""
-    met = "met" if (ratio >= target if least else ratio <= target) else "MISSED"
-    peer = " " * 12 if other is None else f"{other:>12.3g}"
+    met = "met" if (ratio >= target if is_minimum else ratio <= target) else "MISSED"
+    peer_cell = " " * 12 if peer is None else f"{peer:>12.3g}"
     print(
-        f"{what:30}{ours:>12.3g}{peer} {unit:10}{ratio:>9.3g}{'≥' if least else '≤':>4} {target:<7.3g}{met}", flush=True
+        f"{what:30}{value:>12.3g}{peer_cell} {unit:10}{ratio:>9.3g}{'≥' if is_minimum else '≤':>4} {target:<7.3g}{met}",
+        flush=True,
     )
 
 
@@ -359,33 +362,33 @@ def main() -> None:
         return
     print(f"{'':30}{'rlkit':>12}{'cookbook':>12} {'unit':10}{'ratio':>9}{'target':>9}")
     mine = importing("rlkit")
-    line("import, CPU", mine["cpu_s"], None, mine["cpu_s"], 0.25, least=False, unit="s")
-    line("import, memory", mine["mib"], None, mine["mib"], 60, least=False, unit="MiB")
+    print_row("import, CPU", mine["cpu_s"], None, mine["cpu_s"], 0.25, is_minimum=False, unit="s")
+    print_row("import, memory", mine["mib"], None, mine["mib"], 60, is_minimum=False, unit="MiB")
     per_token = run_in_process("disk")["rlkit"]
-    line("disk", per_token, None, per_token, 10, least=False, unit="B/token")
-    found = run_in_process("assembly")
+    print_row("disk", per_token, None, per_token, 10, is_minimum=False, unit="B/token")
+    measurements = run_in_process("assembly")
     for turns, target in ((1, 5), (8, 5), (40, 8)):
-        ours, theirs = (found[f"{side}/{turns}"] / 1e6 for side in SIDES)
-        line(f"assembly, {turns} turns", ours, theirs, ours / theirs, target, least=True, unit="Mtoken/s")
-    found = run_in_process("memory")
+        value, peer = (measurements[f"{side}/{turns}"] / 1e6 for side in SIDES)
+        print_row(f"assembly, {turns} turns", value, peer, value / peer, target, is_minimum=True, unit="Mtoken/s")
+    measurements = run_in_process("memory")
     for turns, target in ((1, 1), (8, 1 / 4), (40, 1 / 12)):
-        ours, theirs = (found[f"{side}/{turns}"] for side in SIDES)
-        line(f"memory, {turns} turns", ours, theirs, ours / theirs, target, least=False, unit="B/token")
+        value, peer = (measurements[f"{side}/{turns}"] for side in SIDES)
+        print_row(f"memory, {turns} turns", value, peer, value / peer, target, is_minimum=False, unit="B/token")
     runs = {
         f"{side}-{what}": list[dict[str, Any]]()
         for what in LOOPS
         for side in (*SIDES, *(["bare"] if what != "stall" else []))
     }
     for _ in range(options.rounds):  # in turn: a machine that others use too has slow minutes
-        for name, found_in in runs.items():
-            found_in.append(run_in_process(name))
+        for name, contender_runs in runs.items():
+            contender_runs.append(run_in_process(name))
     for what in ("single", "turns"):
-        ours, theirs, bare = (min(run["ms"] for run in runs[f"{side}-{what}"]) for side in (*SIDES, "bare"))
-        ours, theirs = ours - bare, theirs - bare
-        line(f"rollouts, {what}", ours, theirs, ours / theirs, 0.5, least=False, unit="ms")
+        value, peer, bare_ms = (min(run["ms"] for run in runs[f"{side}-{what}"]) for side in (*SIDES, "bare"))
+        value, peer = value - bare_ms, peer - bare_ms
+        print_row(f"rollouts, {what}", value, peer, value / peer, 0.5, is_minimum=False, unit="ms")
     stalls = {side: min(runs[f"{side}-stall"], key=lambda run: run["stall_s"]) for side in SIDES}
-    ours, theirs = (stalls[side]["stall_s"] * 1e3 for side in SIDES)
-    line("stall", ours, theirs, ours, 50, least=False, unit="ms")
+    value, peer = (stalls[side]["stall_s"] * 1e3 for side in SIDES)
+    print_row("stall", value, peer, value, 50, is_minimum=False, unit="ms")
     print(f"stalls in: rlkit {stalls['rlkit']['stall_in']}; cookbook {stalls['cookbook']['stall_in']}")
 
 

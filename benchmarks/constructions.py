@@ -1,4 +1,4 @@
-"""What is reached without a model for the other problems: the value against processor seconds on one core.
+"""Results without a model for the other problems: the value against processor seconds on one core.
 
     python benchmarks/constructions.py circle_packing [--circles 26] [--seconds 60] [--seeds 0 1 2]
     python benchmarks/constructions.py autocorrelation_1
@@ -25,12 +25,12 @@ MARKS_S = (1, 3, 10, 30, 60, 120)
 def searched(problem: Problem, search: Callable[..., Construction], *, seed: int, seconds: float) -> None:
     reached = list[tuple[float, float]]()
 
-    def report(cpu_s: float, found: Construction) -> None:
-        reached.append((cpu_s, problem.verify(found).value))
+    def report(cpu_s: float, construction: Construction) -> None:
+        reached.append((cpu_s, problem.verify(construction).value))
         print(f"{problem.name} seed {seed} {cpu_s:7.1f} s  {problem.symbol} = {reached[-1][1]:.9f}", flush=True)
 
     best = search(seed, seconds, on_best=report)
-    for mark in (one for one in MARKS_S if one <= seconds):
+    for mark in (mark_s for mark_s in MARKS_S if mark_s <= seconds):
         values = [value for cpu_s, value in reached if cpu_s <= mark]
         if values:
             print(f"{problem.name} seed {seed}: after {mark:4} s {values[-1]:.7f}")
@@ -43,13 +43,13 @@ if __name__ == "__main__":
     parser.add_argument("--circles", type=int, default=26)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    given = parser.parse_args()
+    options = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         print("set OMP_NUM_THREADS=1, or the seconds are not those of one core")
     chosen: dict[str, tuple[Problem, Callable[..., Construction]]] = {
-        "circle_packing": (CirclePacking(given.circles), partial(packing_steps.search, count=given.circles)),
+        "circle_packing": (CirclePacking(options.circles), partial(packing_steps.search, count=options.circles)),
         "autocorrelation_1": (FirstAutocorrelation(), partial(autocorrelation_steps.search, norms=False)),
         "autocorrelation_2": (SecondAutocorrelation(), partial(autocorrelation_steps.search, norms=True)),
     }
-    for one in given.seeds:
-        searched(*chosen[given.problem], seed=one, seconds=given.seconds)
+    for seed in options.seeds:
+        searched(*chosen[options.problem], seed=seed, seconds=options.seconds)

@@ -29,7 +29,7 @@ MINIBATCHES = 4
 
 
 class Rollout(Env):
-    """One rollout of a task."""
+    """Rollout of a task."""
 
     def __init__(self, workload: Workload, number: int, played: Played) -> None:
         self._workload, self._number, self._played = workload, number, played
@@ -115,7 +115,7 @@ class _Bytes:
 
 
 def prepare() -> None:
-    """What the peer needs once in a process."""
+    """Set up what the peer needs once in a process."""
     tokenizer_utils.register_tokenizer(MODEL, _Bytes)
     if hasattr(loop, "fetch_model_pricing"):
         loop.fetch_model_pricing = lambda name: None  # it would ask the network for prices

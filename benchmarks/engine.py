@@ -212,7 +212,7 @@ def peer(directory: Path, device: str) -> dict[str, float]:
             )
 
     sample(4, 1, 2)
-    found = {
+    timings = {
         "sample": best(lambda: sample(SEQUENCES, 1, NEW), device),
         "groups": best(lambda: sample(GROUPS, GROUP_SIZE, GROUP_NEW), device),
     }
@@ -234,9 +234,9 @@ def peer(directory: Path, device: str) -> dict[str, float]:
             (-(torch.exp(logprobs + 11)) * counted).sum().backward()
 
     train(training_sequences(vocab)[:4], None)
-    found["train"] = best(lambda: train(training_sequences(vocab), None), device)
-    found["train/g"] = best(lambda: train(training_groups(vocab), OWN), device)
-    return {**found, "memory": _peak(device)}
+    timings["train"] = best(lambda: train(training_sequences(vocab), None), device)
+    timings["train/g"] = best(lambda: train(training_groups(vocab), OWN), device)
+    return {**timings, "memory": _peak(device)}
 
 
 def _peak(device: str) -> float:
@@ -306,30 +306,30 @@ def main() -> None:
         print(json.dumps(contender(Path(options.model), device)))
         return
     directory = model_directory(options.model, options.scratch)
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for turn in range(options.rounds):
         for contender in CONTENDERS:
             print(f"round {turn + 1} of {options.rounds}: {contender}", file=sys.stderr, flush=True)
             for name, value in run_in_process(contender, directory, device).items():
                 better = max if contender == "limit" or name == "memory" else min
-                known = found.setdefault(contender, {})
-                known[name] = better(known.get(name, value), value)
-    report(directory, device, found)
+                best_values = results.setdefault(contender, {})
+                best_values[name] = better(best_values.get(name, value), value)
+    report(directory, device, results)
 
 
-def report(directory: Path, device: str, found: dict[str, dict[str, float]]) -> None:
+def report(directory: Path, device: str, results: dict[str, dict[str, float]]) -> None:
     """Print what was found."""
     flops, counts = operations(directory), units(directory)
-    rate = found["limit"]["flops"]
-    print(f"{directory.name} on {device}: {rate / 1e9:.0f} GFLOP/s, {found['limit']['bytes'] / 1e9:.0f} GB/s read")
+    rate = results["limit"]["flops"]
+    print(f"{directory.name} on {device}: {rate / 1e9:.0f} GFLOP/s, {results['limit']['bytes'] / 1e9:.0f} GB/s read")
     print(f"{'work':10}{'engine':>12}{'peer':>12}{'ratio':>9}{'of the limit':>15}")
     for work in WORK:
-        ours, theirs = counts[work] / found["engine"][work], counts[work] / found["peer"][work]
-        share = flops[work] / rate / found["engine"][work]
-        print(f"{work:10}{ours:>8.0f} t/s{theirs:>8.0f} t/s{ours / theirs:>8.2f}×{share:>14.0%}")
-    share = found["http"]["groups"] / found["engine"]["groups"]
-    print(f"http: groups take {share:.2f} times as long; a round trip takes {found['http']['trip'] * 1e3:.1f} ms")
-    print(f"{'memory':10}{found['engine']['memory']:>9.2f} GB{found['peer']['memory']:>9.2f} GB")
+        engine_rate, peer_rate = counts[work] / results["engine"][work], counts[work] / results["peer"][work]
+        share = flops[work] / rate / results["engine"][work]
+        print(f"{work:10}{engine_rate:>8.0f} t/s{peer_rate:>8.0f} t/s{engine_rate / peer_rate:>8.2f}×{share:>14.0%}")
+    share = results["http"]["groups"] / results["engine"]["groups"]
+    print(f"http: groups take {share:.2f} times as long; a round trip takes {results['http']['trip'] * 1e3:.1f} ms")
+    print(f"{'memory':10}{results['engine']['memory']:>9.2f} GB{results['peer']['memory']:>9.2f} GB")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is reached without a model: Erdős' C₅ against processor seconds on one core.
+"""Results without a model: Erdős' C₅ against processor seconds on one core.
 
     python benchmarks/erdos.py [--seconds 400] [--seeds 0 1 3]     from random beginnings
     python benchmarks/erdos.py --from erdos_ttt_discover_2026      a local search from a published construction
@@ -20,8 +20,8 @@ MARKS_S = (10, 60, 120, 180, 240, 300, 400)
 
 
 def proven(h: Heights) -> str:
-    found = Erdos().verify(h)
-    return Erdos().certificate(found.construction).claim
+    verified = Erdos().verify(h)
+    return Erdos().certificate(verified.construction).claim
 
 
 def from_scratch(seed: int, seconds: float) -> None:
@@ -32,7 +32,7 @@ def from_scratch(seed: int, seconds: float) -> None:
         print(f"seed {seed} {cpu_s:7.1f} s  n = {len(h):4}  C5 = {c5(h):.9f}", flush=True)
 
     best = search(seed, seconds, on_best=report)
-    for mark in (one for one in MARKS_S if one <= seconds):
+    for mark in (mark_s for mark_s in MARKS_S if mark_s <= seconds):
         value = min((value for cpu_s, value, _ in reached if cpu_s <= mark), default=1.0)
         print(f"seed {seed}: after {mark:4} s C5 = {value:.7f}")
     print(f"seed {seed}: {proven(best)}", flush=True)
@@ -52,11 +52,11 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 3])
     parser.add_argument("--from", dest="start")
     parser.add_argument("--times", type=int, default=1, help="pieces that each piece is cut into first")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         print("set OMP_NUM_THREADS=1, or the seconds are not those of one core")
-    if given.start:
-        from_published(given.start, given.seconds, given.times)
+    if options.start:
+        from_published(options.start, options.seconds, options.times)
     else:
-        for one in given.seeds:
-            from_scratch(one, given.seconds)
+        for seed in options.seeds:
+            from_scratch(seed, options.seconds)

@@ -70,9 +70,9 @@ def math_verify() -> Grade:
     from math_verify import parse, verify
 
     def grade(answer: str, gold: str) -> bool:
-        wanted = parse(rf"\boxed{{{gold}}}")  # pyright: ignore  its types are not all known
-        given = parse(rf"\boxed{{{answer}}}")  # pyright: ignore  likewise
-        return verify(wanted, given)  # pyright: ignore  likewise
+        gold_parsed = parse(rf"\boxed{{{gold}}}")  # pyright: ignore  its types are not all known
+        answer_parsed = parse(rf"\boxed{{{answer}}}")  # pyright: ignore  likewise
+        return verify(gold_parsed, answer_parsed)  # pyright: ignore  likewise
 
     return grade
 
@@ -108,33 +108,33 @@ def serve(name: str, connection: Connection) -> None:
 
 def results(name: str, cases: list[Case], limit_s: float) -> list[Result]:
     context = multiprocessing.get_context("spawn")
-    found: list[Result] = []
+    outcomes: list[Result] = []
     process = None
-    ours, theirs = context.Pipe()
+    parent_end, child_end = context.Pipe()
     for case in cases:
         if process is None:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(name, theirs))
+            parent_end, child_end = context.Pipe()
+            process = context.Process(target=serve, args=(name, child_end))
             process.start()
-            if not ours.poll(START_S):
+            if not parent_end.poll(START_S):
                 raise SystemExit(f"{name} does not start")
-            ours.recv()
-        ours.send(case)
-        if ours.poll(limit_s):
-            found.append(ours.recv())
+            parent_end.recv()
+        parent_end.send(case)
+        if parent_end.poll(limit_s):
+            outcomes.append(parent_end.recv())
         else:
             process.kill()
             process.join()
             process = None
-            found.append(Result(None, limit_s))
+            outcomes.append(Result(None, limit_s))
     if process is not None:
         process.kill()
         process.join()
-    return found
+    return outcomes
 
 
-def row(name: str, cases: list[Case], found: list[Result]) -> str:
-    pairs = list(zip(cases, found, strict=True))
+def row(name: str, cases: list[Case], outcomes: list[Result]) -> str:
+    pairs = list(zip(cases, outcomes, strict=True))
     judged = [(case, result) for case, result in pairs if not case.kind.startswith("policy_")]
     policy = [(case, result) for case, result in pairs if case.kind.startswith("policy_")]
     right = sum(bool(result.verdict) == case.equivalent for case, result in judged)
@@ -151,7 +151,7 @@ def row(name: str, cases: list[Case], found: list[Result]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-async def held(count: int) -> tuple[float, float, float]:
+async def measure_loop_holds(count: int) -> tuple[float, float, float]:
     """The longest turn of the event loop, by the clock and in its thread's own CPU time, and the time of all; seconds.
 
     On a busy machine the first also holds what other programs did meanwhile.
@@ -198,7 +198,7 @@ def main() -> None:
     for name in arguments.graders:
         print(row(name, cases, results(name, cases, arguments.limit_s)), flush=True)
     if arguments.gradings:
-        worst_s, worst_cpu_s, all_s = asyncio.run(held(arguments.gradings))
+        worst_s, worst_cpu_s, all_s = asyncio.run(measure_loop_holds(arguments.gradings))
         print(f"\n{arguments.gradings} gradings at once were done after {all_s:.1f} s. No turn of the event loop took")
         print(f"more than {worst_s * 1e3:.0f} ms, {worst_cpu_s * 1e3:.0f} ms of them CPU time of its own.")
 

@@ -1,4 +1,4 @@
-"""How long the ideal schedules would take for a workload, computed from its rollouts, each played for itself."""
+"""Duration of ideal schedules of a workload, computed from its rollouts, each played for itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ideal(workload: Workload) -> Ideal:
 
 
 def best_stream(groups: Sequence[tuple[float, int]], latency: Latency) -> float:
-    """When the last gradient can be done, however the groups, in the order in which they finish, share requests."""
+    """Earliest time of the last gradient, for any sharing of requests by groups in the order in which they finish."""
     done = [0.0]
     for end in range(1, len(groups) + 1):
         finished = groups[end - 1][0]

@@ -1,4 +1,4 @@
-"""What the OpenReward adapter costs for each call of a tool, beside the SDK by itself.
+"""Cost of the OpenReward adapter per tool call, compared with the SDK alone.
 
     python benchmarks/openreward_sessions.py
 
@@ -48,8 +48,8 @@ async def policy_alone(tasks: OpenRewardTasks, sessions: int, calls: int) -> Non
         question = "What do 2 × egg and 3 × hat cost? Search, calculate and submit."
         messages: list[Message] = [{"role": "user", "content": question}]
         for _ in range(calls):
-            said = await policy.chat(messages, tools=tools)
-            messages += [said.message, {"role": "tool", "content": "One egg costs 2 coins."}]
+            answer = await policy.chat(messages, tools=tools)
+            messages += [answer.message, {"role": "tool", "content": "One egg costs 2 coins."}]
 
     await asyncio.gather(*(converse() for _ in range(sessions)))
 
@@ -91,15 +91,15 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks = openreward(server=SERVER, max_turns=arguments.calls, max_sessions=arguments.sessions)
     sides: dict[str, Side] = {"the SDK alone": raw, "the adapter": adapter, "of it, the conversation": policy_alone}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    times_by_side: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(arguments.repeats + 1):  # the first one warms up
         for name, side in sides.items():
-            found[name].append(measured(side, tasks, arguments.sessions, arguments.calls))
+            times_by_side[name].append(measured(side, tasks, arguments.sessions, arguments.calls))
     print(f"{arguments.sessions} sessions at once, {arguments.calls} calls each; milliseconds for each call:")
-    for name, times in found.items():
-        cpu, wall = (median(one[side] for one in times[1:]) for side in (0, 1))
+    for name, times in times_by_side.items():
+        cpu, wall = (median(run_times[side] for run_times in times[1:]) for side in (0, 1))
         print(f"  {name:24} {cpu:6.2f} processor  {wall:6.2f} wall")
-    cpu = {name: median(one[0] for one in times[1:]) for name, times in found.items()}
+    cpu = {name: median(run_times[0] for run_times in times[1:]) for name, times in times_by_side.items()}
     print(f"  the adapter adds {cpu['the adapter'] - cpu['the SDK alone']:.2f} ms of processor time to a call")
 
 

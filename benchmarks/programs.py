@@ -1,4 +1,4 @@
-"""What it costs to run a model's program, beside a plain subprocess that imports NumPy and SciPy.
+"""Cost of running a model's program, compared with a plain subprocess that imports NumPy and SciPy.
 
     python benchmarks/programs.py [--programs 512] [--workers 1]
 
@@ -28,9 +28,9 @@ HEIGHTS = np.linspace(0, 1, 200)
 
 
 def cpu_s() -> float:
-    """Of this process and of its children that have ended."""
+    """CPU time of this process and of its ended children."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 async def measured(
@@ -73,5 +73,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--programs", type=int, default=512)
     parser.add_argument("--workers", type=int, default=1)
-    given = parser.parse_args()
-    asyncio.run(main(given.programs, given.workers))
+    options = parser.parse_args()
+    asyncio.run(main(options.programs, options.workers))

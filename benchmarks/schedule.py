@@ -2,7 +2,7 @@
 
     uv run python benchmarks/schedule.py
     uv run python benchmarks/schedule.py --cookbook DIR       (an unpacked wheel of tinker-cookbook)
-    uv run python benchmarks/schedule.py --results DIR        (keeps what was found; --report prints it again)
+    uv run python benchmarks/schedule.py --results DIR        (keeps the measurements; --report prints it again)
 
 Workloads, with a service whose samples take 0.3 s and 20 ms a token, gradients 5 s and 1 s for 20,000 tokens, optimiser
 steps 2 s and handing over weights 5 s:
@@ -55,7 +55,7 @@ SIDES = ("ideal", "rlkit", "cookbook")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one side."""
+    """Configuration of a run of one side."""
 
     workload: str
     mode: str
@@ -65,15 +65,15 @@ class Run:
 
     @property
     def name(self) -> str:
-        """How the table calls it."""
+        """Name in the table."""
         mode = f"async K={self.staleness}" if self.mode == "async" else self.mode
         limit = "" if self.live == UNLIMITED else f", {self.live} live"
         return f"{self.workload} {mode}{' strict' if self.strict else ''}{limit}"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What came of it.
+class Measurement:
+    """Measurements of a run.
 
     Args:
         step_s: virtual seconds for each step that was asked for.
@@ -98,7 +98,7 @@ def _modes(workload: str, *staleness: int, strict: bool = False) -> list[Run]:
     return [Run(workload, "async", k, strict=strict) for k in staleness]
 
 
-OURS: Sequence[Run] = [
+RLKIT_RUNS: Sequence[Run] = [
     Run("agent", "sync"),
     Run("agent", "stream"),
     *_modes("agent", 1, 2, 4),
@@ -116,19 +116,19 @@ OURS: Sequence[Run] = [
     ),
     *(Run("constant", mode, k) for mode, k in (("sync", 0), ("stream", 0), ("async", 1))),
 ]
-THEIRS: Sequence[Run] = [
-    *(run for run in OURS if not run.strict and run.live == UNLIMITED),
+COOKBOOK_RUNS: Sequence[Run] = [
+    *(run for run in RLKIT_RUNS if not run.strict and run.live == UNLIMITED),
     Run("agent", "async", 0),
 ]
 
 
-def found(workload: Workload, played: Played, calls: Mapping[str, int], log: Log, directory: Path) -> Found:
-    """What a run amounted to."""
+def measure_run(workload: Workload, played: Played, calls: Mapping[str, int], log: Log, directory: Path) -> Measurement:
+    """Measure a finished run."""
     reported = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
     names = ("batch/staleness/mean", "async/staleness_mean")
     ages = [line[name] for line in reported for name in names if name in line]
     assert log.began_s is not None
-    return Found(
+    return Measurement(
         step_s=(log.steps[-1].done_s - log.began_s) / workload.steps,
         steps=len(log.steps),
         teaching=[step.teaching for step in log.steps],
@@ -139,7 +139,7 @@ def found(workload: Workload, played: Played, calls: Mapping[str, int], log: Log
     )
 
 
-def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
+def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Measurement:
     """Run rlkit."""
     from service import Log, Tinker
 
@@ -176,10 +176,10 @@ def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
         await trainer.train()
 
     run_virtual(train())
-    return found(workload, played, world.calls, log, directory)
+    return measure_run(workload, played, world.calls, log, directory)
 
 
-def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
+def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Measurement:
     """Run the peer."""
     import cookbook
     from service import Client, Log
@@ -198,7 +198,7 @@ def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
             informative=workload.constant > 0,
         )
     )
-    return found(workload, played, world.calls, log, directory)
+    return measure_run(workload, played, world.calls, log, directory)
 
 
 def contend(side: str, only: str) -> None:
@@ -212,7 +212,7 @@ def contend(side: str, only: str) -> None:
 
         cookbook.prepare()
         print(json.dumps(["version", cookbook.VERSION]), flush=True)
-    for run in OURS if side == "rlkit" else THEIRS:
+    for run in RLKIT_RUNS if side == "rlkit" else COOKBOOK_RUNS:
         if only not in run.name:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -235,54 +235,56 @@ class Row:
     """A line of the table; the ratio is met if it is at most, or at least, the target."""
 
     what: str
-    ours: float
-    other: float
+    value: float
+    peer: float
     ratio: float
     target: float | None
-    least: bool = False
+    is_minimum: bool = False
 
     def __str__(self) -> str:
         if self.target is None:
-            return f"{self.what:44}{self.ours:>10.1f}{self.other:>10.1f}{self.ratio:>9.3f}"
-        met = self.ratio >= self.target if self.least else self.ratio <= self.target
-        sign = "≥" if self.least else "≤"
+            return f"{self.what:44}{self.value:>10.1f}{self.peer:>10.1f}{self.ratio:>9.3f}"
+        met = self.ratio >= self.target if self.is_minimum else self.ratio <= self.target
+        sign = "≥" if self.is_minimum else "≤"
         verdict = "met" if met else "MISSED"
         target = f"{sign} {self.target:g}"
-        return f"{self.what:44}{self.ours:>10.1f}{self.other:>10.1f}{self.ratio:>9.3f}{target:>9}  {verdict}"
+        return f"{self.what:44}{self.value:>10.1f}{self.peer:>10.1f}{self.ratio:>9.3f}{target:>9}  {verdict}"
 
 
-def rows(ours: Mapping[str, Found], theirs: Mapping[str, Found], best: Mapping[str, Ideal]) -> list[Row]:
+def rows(
+    rlkit_runs: Mapping[str, Measurement], cookbook_runs: Mapping[str, Measurement], best: Mapping[str, Ideal]
+) -> list[Row]:
     """The comparisons that the runs allow."""
 
     def against(mine: str, other: str, target: float | None) -> list[Row]:
-        if mine not in ours or other not in theirs:
+        if mine not in rlkit_runs or other not in cookbook_runs:
             return []
-        a, b = ours[mine], theirs[other]
+        a, b = rlkit_runs[mine], cookbook_runs[other]
         what = f"{mine} / cookbook" + ("" if mine == other else f" {other.split(' ', 1)[1]}")
         same_work = b.steps >= a.steps
         return [Row(what, a.step_s, b.step_s, a.step_s / b.step_s, target if same_work else None)]
 
     table = list[Row]()
     limited = "agent async K=2, 64 live"
-    if limited in ours:
-        a, bound = ours[limited], best["agent"].serial / 64
-        if (same := theirs.get("agent async K=0")) is not None:
+    if limited in rlkit_runs:
+        a, bound = rlkit_runs[limited], best["agent"].serial / 64
+        if (same := cookbook_runs.get("agent async K=0")) is not None:
             table.append(
                 Row(
                     "agent, 64 live: cookbook K=0 / rlkit K=2", a.step_s, same.step_s, same.step_s / a.step_s, 1.9, True
                 )
             )
         table.append(Row(f"{limited} / bound", a.step_s, bound, a.step_s / bound, 1.12))
-        second = ours["agent async K=1, 64 live"].step_s
+        second = rlkit_runs["agent async K=1, 64 live"].step_s
         table.append(Row("agent async K=1, 64 live / bound", second, bound, second / bound, None))
-    for run in OURS:
+    for run in RLKIT_RUNS:
         if run.workload in ("math", "stragglers", "agent") and run.mode == "async" and run.live == UNLIMITED:
             other = replace(run, strict=False).name
             table += against(run.name, other, None if run.strict else 1.02)
     for name in ("math", "agent", "small"):
         for mode in ("sync", "stream"):
-            if (run := f"{name} {mode}") in ours:
-                a, b = ours[run].step_s, best[name].sync if mode == "sync" else best[name].stream
+            if (run := f"{name} {mode}") in rlkit_runs:
+                a, b = rlkit_runs[run].step_s, best[name].sync if mode == "sync" else best[name].stream
                 # groups that finish close together could only share a request if one knew that they will
                 table.append(Row(f"{run} / ideal", a, b, a / b, None if run == "small stream" else 1.01))
                 table += against(run, run, None)
@@ -298,33 +300,34 @@ def rows(ours: Mapping[str, Found], theirs: Mapping[str, Found], best: Mapping[s
     table += against("small async K=1", "small async K=1", None)
     unused = {
         name: sum(f.unused for run, f in side.items() if "constant" not in run)
-        for name, side in (("rlkit", ours), ("cookbook", theirs))
+        for name, side in (("rlkit", rlkit_runs), ("cookbook", cookbook_runs))
     }
     table.append(Row("rollouts thrown away, all runs", unused["rlkit"], unused["cookbook"], unused["rlkit"], 0))
     size = WORKLOADS["constant"].group_size
-    for run in OURS:
-        if run.workload == "constant" and run.name in ours:
+    for run in RLKIT_RUNS:
+        if run.workload == "constant" and run.name in rlkit_runs:
             workload = WORKLOADS["constant"]
             exact, peers = (
                 sum(count == workload.groups * size for count in side[run.name].teaching) if run.name in side else 0
-                for side in (ours, theirs)
+                for side in (rlkit_runs, cookbook_runs)
             )
             table.append(
                 Row(f"{run.name}: full steps of {workload.steps}", exact, peers, exact / workload.steps, 1, True)
             )
     for run in ("math sync", "small sync"):
-        if run in ours and run in theirs:
-            a, b = ours[run].prefill, theirs[run].prefill
+        if run in rlkit_runs and run in cookbook_runs:
+            a, b = rlkit_runs[run].prefill, cookbook_runs[run].prefill
             size = WORKLOADS[run.split()[0]].group_size
             table.append(Row(f"{run}: prefill, thousand tokens", a / 1e3, b / 1e3, b / a, size, True))
     return table
 
 
-def told(one: Found | None, width: int) -> str:
+def format_columns(measurement: Measurement | None, width: int) -> str:
     """A run's columns."""
-    if one is None:
+    if measurement is None:
         return ""
-    return f"{one.step_s:>{width}.1f}{one.live:>6}{one.steps:>6}{one.staleness:>6.2f}{one.unused:>7}"
+    counts = f"{measurement.live:>6}{measurement.steps:>6}{measurement.staleness:>6.2f}{measurement.unused:>7}"
+    return f"{measurement.step_s:>{width}.1f}{counts}"
 
 
 def main() -> None:
@@ -334,8 +337,8 @@ def main() -> None:
         "--cookbook", type=Path, help="folder of an unpacked tinker-cookbook; by default the installed one"
     )
     parser.add_argument("--only", default="", help="only runs whose name holds this")
-    parser.add_argument("--results", type=Path, help="folder for what each side found")
-    parser.add_argument("--report", action="store_true", help="print what the folder holds, and run nothing")
+    parser.add_argument("--results", type=Path, help="folder for the measurements of each side")
+    parser.add_argument("--report", action="store_true", help="print the measurements in the folder and run nothing")
     parser.add_argument("--contender", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
@@ -348,16 +351,16 @@ def main() -> None:
             process.wait()
     lines = {side: [json.loads(line) for line in (results / f"{side}.jsonl").open()] for side in SIDES}
     version = next((value for name, value in lines["cookbook"] if name == "version"), "?")
-    ours = {name: Found(**value) for name, value in lines["rlkit"]}
-    theirs = {name: Found(**value) for name, value in lines["cookbook"] if name != "version"}
+    rlkit_runs = {name: Measurement(**value) for name, value in lines["rlkit"]}
+    cookbook_runs = {name: Measurement(**value) for name, value in lines["cookbook"] if name != "version"}
     best = {name: Ideal(**value) for name, value in lines["ideal"]}
     print(f"tinker-cookbook {version}; virtual seconds a step")
     head = f"{'live':>6}{'steps':>6}{'stale':>6}{'unused':>7}"
     print(f"{'run':28}{'rlkit':>8}{head}{'cookbook':>10}{head}")
-    for name in dict.fromkeys([*ours, *theirs]):
-        print(f"{name:28}{told(ours.get(name), 8):35}{told(theirs.get(name), 10)}")
+    for name in dict.fromkeys([*rlkit_runs, *cookbook_runs]):
+        print(f"{name:28}{format_columns(rlkit_runs.get(name), 8):35}{format_columns(cookbook_runs.get(name), 10)}")
     print(f"\n{'comparison':44}{'rlkit':>10}{'other':>10}{'ratio':>9}{'target':>9}")
-    for row in rows(ours, theirs, best):
+    for row in rows(rlkit_runs, cookbook_runs, best):
         print(row)
 
 

@@ -28,7 +28,7 @@ from rlkit.testing.world import Latency, World
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """One optimiser step: when it was done, and the sequences that had something to teach."""
+    """Optimiser step: when it was done, and the sequences that had something to teach."""
 
     done_s: float
     sequences: int
@@ -37,7 +37,7 @@ class TrainedStep:
 
 @dataclass(slots=True)
 class Log:
-    """What the service saw."""
+    """Log of the service."""
 
     began_s: float | None = None
     """When the first sample was asked for."""

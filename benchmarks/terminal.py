@@ -1,4 +1,4 @@
-"""What a trial of a terminal agent costs the trainer's process: rlkit's agent and Harbor's own, on the same replies.
+"""CPU cost of a terminal agent's trial in the trainer's process: rlkit's agent and Harbor's own, on the same replies.
 
     uv run python benchmarks/terminal.py [--turns 50] [--tokens 30000]
 
@@ -55,21 +55,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=30_000, help="of the last prompt and its reply, about")
     parser.add_argument("--side", choices=["rlkit", "harbor"], help="one of the two, in this process")
     parser.add_argument("--folder", type=Path, help="where the two leave what they need")
-    given = parser.parse_args()
-    if given.side:
-        os.environ["RLKIT_CACHE_DIR"] = str(given.folder / "cache")
-        row = asyncio.run(measured(given.side, given.folder, turns=given.turns, tokens=given.tokens))
+    options = parser.parse_args()
+    if options.side:
+        os.environ["RLKIT_CACHE_DIR"] = str(options.folder / "cache")
+        row = asyncio.run(measured(options.side, options.folder, turns=options.turns, tokens=options.tokens))
         print(json.dumps(row))
         return
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = (in_its_own_process(side, Path(folder)) for side in ("rlkit", "harbor"))
-    print(f"{ours['turns']:.0f} turns, {ours['tokens']:.0f} tokens of context at the end")
-    for name, row in (("rlkit", ours), ("harbor", theirs)):
+        rlkit_row, harbor_row = (in_its_own_process(side, Path(folder)) for side in ("rlkit", "harbor"))
+    print(f"{rlkit_row['turns']:.0f} turns, {rlkit_row['tokens']:.0f} tokens of context at the end")
+    for name, row in (("rlkit", rlkit_row), ("harbor", harbor_row)):
         files = (
             f"result.json {row['result_bytes'] / 1e6:.2f} MB, trajectory.json {row['trajectory_bytes'] / 1e6:.2f} MB"
         )
         print(f"{name:6}  cpu {row['cpu_s']:6.2f} s, of which chat {row.get('chat_s', 0):.2f} s;  {files}")
-    print(f"Harbor's agent takes {theirs['cpu_s'] / ours['cpu_s']:.0f} times the CPU of rlkit's.")
+    print(f"Harbor's agent takes {harbor_row['cpu_s'] / rlkit_row['cpu_s']:.0f} times the CPU of rlkit's.")
 
 
 def in_its_own_process(side: str, folder: Path) -> dict[str, float]:
@@ -89,12 +89,12 @@ async def measured(side: str, folder: Path, *, turns: int, tokens: int) -> dict[
     row = dict[str, float]()
     for name, count in (("short", 3), ("long", turns)):
         script = folder / f"{name}.json"
-        row = await (ours if side == "rlkit" else theirs)(task, script, replies(count, tokens=tokens))
+        row = await (run_rlkit if side == "rlkit" else run_harbor)(task, script, replies(count, tokens=tokens))
     return row
 
 
 def replies(turns: int, *, tokens: int) -> list[str]:
-    """What the model says: so much that the last context has about so many tokens."""
+    """Return the model's replies, so long that the last context has about `tokens` tokens."""
     each = (tokens - OPENING_TOKENS) // turns
     analysis = "What the terminal shows is what was to be expected, and nothing else has changed. " * 4
     numbers = max((each - 250) // TOKENS_PER_NUMBER, 1)
@@ -107,27 +107,27 @@ def replies(turns: int, *, tokens: int) -> list[str]:
     return texts
 
 
-async def ours(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
+async def run_rlkit(task: Path, script: Path, reply_texts: Sequence[str]) -> dict[str, float]:
     from harbor.models.trial.config import AgentConfig
 
     from rlkit.envs.harbor.agents.policy_registry import register_policy
 
-    policy, chat = timed_policy(task.parent / "model", said)
+    policy, chat = timed_policy(task.parent / "model", reply_texts)
     with register_policy(policy) as key:
         agent = AgentConfig(import_path="rlkit.envs.harbor.agents.agent:RLTerminus2", kwargs={"policy": key})
         row = await trial(task, agent)
-    turns, sequences, kept = policy.turns, list[list[int]](), list[dict[str, object]]()
-    for text, turn in zip(said, turns, strict=True):
+    turns, sequences, recorded_turns = policy.turns, list[list[int]](), list[dict[str, object]]()
+    for text, turn in zip(reply_texts, turns, strict=True):
         before = [] if turn.parent is None else sequences[turn.parent]
         prompt = [*before, *turn.prompt.tokens.tolist()]
         sequences.append([*prompt, *turn.completion.tolist()])
-        kept.append({"text": text, "prompt": prompt, "completion": turn.completion.tolist()})
-    await asyncio.to_thread(script.write_text, json.dumps(kept))
+        recorded_turns.append({"text": text, "prompt": prompt, "completion": turn.completion.tolist()})
+    await asyncio.to_thread(script.write_text, json.dumps(recorded_turns))
     assert all(turn.parent == number - 1 for number, turn in enumerate(turns) if number)
     return {**row, "chat_s": chat[0], "tokens": len(sequences[-1])}
 
 
-async def theirs(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
+async def run_harbor(task: Path, script: Path, reply_texts: Sequence[str]) -> dict[str, float]:
     from harbor.models.trial.config import AgentConfig
 
     options = {
@@ -150,9 +150,9 @@ async def trial(task: Path, agent: AgentConfig) -> dict[str, float]:
         agent=agent,
         environment=EnvironmentConfig(import_path="rlkit.envs.harbor.sandbox:LocalSandbox"),
     )
-    made = await Trial.create(config)
+    harbor_trial = await Trial.create(config)
     started = time.process_time()
-    result = await made.run()
+    result = await harbor_trial.run()
     cpu_s = time.process_time() - started
     if result.exception_info is not None:
         sys.exit(result.exception_info.exception_traceback)
@@ -165,7 +165,7 @@ async def trial(task: Path, agent: AgentConfig) -> dict[str, float]:
     }
 
 
-def timed_policy(model: Path, said: Sequence[str]) -> tuple[RecordingPolicy, list[float]]:
+def timed_policy(model: Path, reply_texts: Sequence[str]) -> tuple[RecordingPolicy, list[float]]:
     """A policy that says this, and the CPU seconds that its `chat` took, in a list of one."""
     import numpy as np
 
@@ -182,7 +182,7 @@ def timed_policy(model: Path, said: Sequence[str]) -> tuple[RecordingPolicy, lis
     end = np.array(chat.stop[:1], np.int32)
     # not as the tokenizer would write it: a model samples other tokens for the same text now and then
     cut = len('{"ana')
-    script = iter([np.concatenate([chat.encode(text[:cut]), chat.encode(text[cut:]), end]) for text in said])
+    script = iter([np.concatenate([chat.encode(text[:cut]), chat.encode(text[cut:]), end]) for text in reply_texts])
     spent = [0.0]
 
     class Scripted:

@@ -28,16 +28,16 @@ MAX_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is trained on.
+    """Work of a training run.
 
     Args:
-        groups: of a step.
-        group_size: rollouts of a group.
-        latency: of the service.
-        turns: of a rollout, at least and at most.
+        groups: groups in a step.
+        group_size: rollouts in a group.
+        latency: latency of the service.
+        turns: least and greatest number of turns in a rollout.
         tool_s: mean of the log-normal time that a tool takes after each turn; 0 for no tool.
         constant: share of the tasks whose rollouts all get the same reward.
-        steps: of the run.
+        steps: steps in the run.
     """
 
     groups: int
@@ -50,7 +50,7 @@ class Workload:
 
     @property
     def single(self) -> bool:
-        """Whether every rollout has one turn."""
+        """True if every rollout has one turn."""
         return self.turns == (1, 1)
 
 
@@ -73,7 +73,7 @@ WORKLOADS: Mapping[str, Workload] = {
 
 @dataclass(slots=True)
 class Played:
-    """What was played: rollouts that began, and how many were live at once."""
+    """Counts of rollouts that started and of rollouts that were live at once."""
 
     rollouts: int = 0
     live: int = 0
@@ -93,19 +93,19 @@ class Played:
 
 
 def question(task: int) -> str:
-    """What a task asks: 100 bytes, each a token."""
+    """Return the question of a task: 100 bytes, each a token."""
     return f"task {task:06d} ".ljust(PROMPT_TOKENS, ".")
 
 
 def observation(turn: int) -> list[int]:
-    """What a tool says."""
+    """Return the output of a tool."""
     return list(f"turn {turn:03d} ".ljust(OBSERVATION_TOKENS, ".").encode())
 
 
 def turns(workload: Workload, first: Ids) -> int:
     """Turns of a rollout, by the tokens of its first."""
-    least, most = workload.turns
-    return least + digest("turns", _key(first)) % (most - least + 1)
+    min_turns, max_turns = workload.turns
+    return min_turns + digest("turns", _key(first)) % (max_turns - min_turns + 1)
 
 
 async def use_tool(workload: Workload, reply: Ids) -> None:
@@ -181,17 +181,17 @@ class InOrder(rlkit.TaskSource):
     """Tasks 0, 1, 2 and so on, for rlkit."""
 
     def __init__(self, workload: Workload, played: Played) -> None:
-        self._workload, self._played, self._drawn = workload, played, 0
+        self._workload, self._played, self._draw_count = workload, played, 0
 
     def next(self) -> rlkit.Env:
-        self._drawn += 1
-        return (OneTurn if self._workload.single else Agent)(self._workload, self._drawn - 1, self._played)
+        self._draw_count += 1
+        return (OneTurn if self._workload.single else Agent)(self._workload, self._draw_count - 1, self._played)
 
     def observe(self, group: rlkit.Group) -> None:
         pass
 
     def state_dict(self) -> Mapping[str, rlkit.Json]:
-        return {"drawn": self._drawn}
+        return {"drawn": self._draw_count}
 
     def load_state_dict(self, state: Mapping[str, rlkit.Json]) -> None:
-        self._drawn = int(str(state["drawn"]))
+        self._draw_count = int(str(state["drawn"]))

@@ -39,12 +39,12 @@ class Rotate(rlkit.SingleTurnEnv):
         return f"x y z -> y z x\np q r -> q r p\n{self.letters} ->"
 
     def grade(self, reply: rlkit.Reply) -> rlkit.Outcome:
-        said = reply.text.split("\n", 1)[0].split()
-        places = sum(one == other for one, other in zip(said, self.right, strict=False))
-        exact = said == self.right
+        answer = reply.text.split("\n", 1)[0].split()
+        places = sum(letter == right_letter for letter, right_letter in zip(answer, self.right, strict=False))
+        exact = answer == self.right
         # Half for the letters that are in place: a model that never gets a task right learns from getting closer.
-        reward = 1.0 if exact else 0.5 * places / max(len(said), len(self.right))
-        return rlkit.Outcome(reward, metrics={"exact": float(exact)}, info={"answer": " ".join(said)})
+        reward = 1.0 if exact else 0.5 * places / max(len(answer), len(self.right))
+        return rlkit.Outcome(reward, metrics={"exact": float(exact)}, info={"answer": " ".join(answer)})
 
 
 def letters(length: int = 3, split: Literal["all", "train", "test"] = "all") -> list[Rotate]:

@@ -167,7 +167,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a mutant: `killed`, `survived` or `timeout`."""
+    """Outcome of a mutant: `killed`, `survived` or `timeout`."""
 
     mutant: Mutant
     outcome: str
@@ -185,32 +185,32 @@ def _operators() -> list[str]:
 
 
 class _Places(MutationVisitor):
-    """Notes where an operator would change the code."""
+    """Record the places where an operator would change the code."""
 
     def __init__(self, operator: Operator) -> None:
         super().__init__(-1, operator)
-        self.found: list[tuple[int, int] | None] = []  # None where it would not be the same kind of thing
+        self.starts: list[tuple[int, int] | None] = []  # None where it would not be the same kind of thing
 
     def visit(self, node):
         # The star of a signature or of a call is no product.
         starred = node.type == "operator" and node.value in ("*", "**") and node.parent.type not in ("term", "power")
-        self.found += [None if starred else start for start, _ in self.operator.mutation_positions(node)]
+        self.starts += [None if starred else start for start, _ in self.operator.mutation_positions(node)]
         return node
 
 
 def _unevaluated(source: str) -> list[ast.expr]:
-    """Annotations, the values of type aliases, and whether types are being checked."""
-    found: list[ast.expr | None] = []
+    """Return annotations, values of type aliases and `TYPE_CHECKING` conditions, which tests never evaluate."""
+    nodes: list[ast.expr | None] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append(node.returns)
+            nodes.append(node.returns)
         elif isinstance(node, ast.arg | ast.AnnAssign):
-            found.append(node.annotation)
+            nodes.append(node.annotation)
         elif isinstance(node, ast.TypeAlias):
-            found.append(node.value)
+            nodes.append(node.value)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            found.append(node.test)
-    return [node for node in found if node is not None]
+            nodes.append(node.test)
+    return [node for node in nodes if node is not None]
 
 
 def mutants(module: str) -> Iterator[Mutant]:
@@ -224,20 +224,20 @@ def mutants(module: str) -> Iterator[Mutant]:
     for name in _operators():
         places = _Places(_operator(name))
         places.walk(tree)
-        for occurrence, place in enumerate(places.found):
+        for occurrence, place in enumerate(places.starts):
             if place is not None and not any(start <= place < end for start, end in spans):
                 yield Mutant(module, name, occurrence, *place)
 
 
 def sample(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """One mutant for each of `count` places that are drawn from all modules together."""
+    """Draw `count` places from all modules together, and a mutant for each."""
     places: dict[tuple[str, int, int], list[Mutant]] = {}
     for module in modules:
         for mutant in mutants(module):
             places.setdefault((module, mutant.line, mutant.column), []).append(mutant)
     rng = random.Random(seed)
-    drawn = rng.sample(sorted(places), min(count, len(places)))
-    return [rng.choice(places[place]) for place in drawn]
+    drawn_places = rng.sample(sorted(places), min(count, len(places)))
+    return [rng.choice(places[place]) for place in drawn_places]
 
 
 def run_tests(paths: Sequence[str], overlay: Path, *, limit_s: float, log: Path) -> str:
@@ -333,11 +333,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mutation.json"), help="gets the results")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds that the tests of a mutant may take")
     options = parser.parse_args()
-    drawn = sample(options.module or list(TESTS), options.count, options.seed)
+    selected = sample(options.module or list(TESTS), options.count, options.seed)
     if options.again is not None:
         earlier = json.loads(options.again.read_text())
-        survivors = [one["mutant"] for one in earlier if one["outcome"] == "survived"]
-        drawn = [Mutant(**fields) for fields in survivors]
+        survivors = [result["mutant"] for result in earlier if result["outcome"] == "survived"]
+        selected = [Mutant(**fields) for fields in survivors]
     os.nice(5)
     os.chdir(ROOT)
     for name in _HEAVY:
@@ -352,13 +352,13 @@ def main() -> None:
         overlay = Path(folder)
         shutil.copytree(PACKAGE, overlay / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(overlay / "rlkit", quiet=1)
-        for number, mutant in enumerate(drawn, 1):
+        for number, mutant in enumerate(selected, 1):
             results.append(_try(mutant, overlay, limit_s=options.limit))
             options.out.write_text(json.dumps([asdict(result) for result in results], indent=1))
-            told = f"{mutant.module}:{mutant.line} {mutant.operator}"
-            print(f"{number:4} {results[-1].outcome:8} {results[-1].seconds:6.1f} s  {told}", flush=True)
+            description = f"{mutant.module}:{mutant.line} {mutant.operator}"
+            print(f"{number:4} {results[-1].outcome:8} {results[-1].seconds:6.1f} s  {description}", flush=True)
         survived = {result.mutant.module for result in results if result.outcome == "survived"}
-        _check(sorted({mutant.module for mutant in drawn} - survived), overlay)
+        _check(sorted({mutant.module for mutant in selected} - survived), overlay)
     print(report(results))
 
 

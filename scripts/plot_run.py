@@ -26,8 +26,8 @@ TRAINING, EVALUATION = "env/all/reward/mean", "eval/all/reward/mean"
 def curve(run: Path, key: str) -> tuple[list[int], list[float]]:
     """Return the steps of a run, and its values of `key`."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [(line["step"], line[key]) for line in lines if key in line]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(line["step"], line[key]) for line in lines if key in line]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def draw(runs: dict[str, Path], *, out: Path) -> None:
@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the picture, .svg or .png")
     arguments = parser.parse_args()
     runs = dict[str, Path]()
-    for given in arguments.runs:
-        label, _, path = str(given).rpartition("=")
+    for run_argument in arguments.runs:
+        label, _, path = str(run_argument).rpartition("=")
         run = Path(path).expanduser()
         if not (run / "metrics.jsonl").is_file():
             parser.error(f"{run} holds no metrics.jsonl")

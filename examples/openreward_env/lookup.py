@@ -51,7 +51,7 @@ class Lookup(Environment):
     def __init__(self, task_spec: Any = {}, secrets: Mapping[str, str] = {}) -> None:  # noqa: B006  the SDK's own form
         super().__init__(task_spec, dict(secrets))
         self.order: Mapping[str, int] = dict(task_spec)
-        self.found: set[str] = set()
+        self.searched_items: set[str] = set()
 
     @classmethod
     @override
@@ -75,8 +75,8 @@ class Lookup(Environment):
 
     @override
     def get_messages(self) -> list[Any]:
-        asked = Message(role="user", blocks=[TextBlock(text=question(self.order))])
-        return [*worked_example({"egg": 4}), asked]
+        task_message = Message(role="user", blocks=[TextBlock(text=question(self.order))])
+        return [*worked_example({"egg": 4}), task_message]
 
     @tool
     async def search(self, params: Query) -> ToolOutput:
@@ -84,10 +84,10 @@ class Lookup(Environment):
         item = params.item.strip().lower()
         if item not in PRICES:
             return ToolOutput(blocks=[TextBlock(text=f"nothing is known of {item!r}")])
-        new = item in self.order and item not in self.found
-        self.found.add(item)
-        told = TextBlock(text=price_of(item))
-        return ToolOutput(blocks=[told], reward=FOUND_REWARD if new else None)
+        new = item in self.order and item not in self.searched_items
+        self.searched_items.add(item)
+        block = TextBlock(text=price_of(item))
+        return ToolOutput(blocks=[block], reward=FOUND_REWARD if new else None)
 
     @tool
     async def calculate(self, params: Expression) -> ToolOutput:
@@ -102,12 +102,12 @@ class Lookup(Environment):
     async def submit(self, params: Submission) -> ToolOutput:
         """Say what everything costs. It ends the task."""
         right = params.answer == sum(PRICES[item] * count for item, count in self.order.items())
-        told = TextBlock(text="right" if right else "wrong")
-        return ToolOutput(blocks=[told], reward=RIGHT_REWARD if right else 0.0, finished=True)
+        block = TextBlock(text="right" if right else "wrong")
+        return ToolOutput(blocks=[block], reward=RIGHT_REWARD if right else 0.0, finished=True)
 
 
 def order(split: str, index: int) -> dict[str, int]:
-    """How many of which things a task asks for."""
+    """Return the number of each item that a task asks for."""
     chance = random.Random(f"{split}/{index}")
     first, second = chance.sample(sorted(PRICES), 2)
     return {first: chance.randint(2, 5), second: chance.randint(2, 5)}
@@ -125,12 +125,12 @@ def worked_example(asked_for: Mapping[str, int]) -> list[Message]:
         ("search", {"item": item}, price_of(item)),
         ("submit", {"answer": count * PRICES[item]}, "right"),
     ]
-    shown = [Message(role="user", blocks=[TextBlock(text=question(asked_for))])]
+    messages = [Message(role="user", blocks=[TextBlock(text=question(asked_for))])]
     for number, (name, arguments, result) in enumerate(calls):
         call = ToolCallBlock(id=f"example_{number}", name=name, input=arguments)
-        told = ToolResultBlock(tool_call_id=call.id, blocks=[TextBlock(text=result)])
-        shown += [Message(role="assistant", blocks=[call]), Message(role="user", blocks=[told])]
-    return shown
+        block = ToolResultBlock(tool_call_id=call.id, blocks=[TextBlock(text=result)])
+        messages += [Message(role="assistant", blocks=[call]), Message(role="user", blocks=[block])]
+    return messages
 
 
 def price_of(item: str) -> str:
@@ -138,18 +138,18 @@ def price_of(item: str) -> str:
 
 
 def value(node: ast.expr) -> int:
-    """What an expression comes to.
+    """Evaluate an arithmetic expression.
 
     Raises:
-        ValueError: it holds something else than whole numbers, +, - and *, or a number that is too large.
+        ValueError: the expression contains anything but whole numbers, +, - and *, or a number that is too large.
     """
     match node:
         case ast.Constant(value=int(number)) if abs(number) < 10**6:
             return number
         case ast.BinOp(left, sign, right) if type(sign) in OPERATORS:
-            found = OPERATORS[type(sign)](value(left), value(right))
-            if abs(found) < 10**6:
-                return found
+            result = OPERATORS[type(sign)](value(left), value(right))
+            if abs(result) < 10**6:
+                return result
         case _:
             pass
     raise ValueError("not an expression")

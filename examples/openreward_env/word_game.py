@@ -59,9 +59,9 @@ class WordGame(Environment):
 
 def score(text: str, word: str) -> float:
     """A quarter each for one single word, its beginning, its end and its length."""
-    given = re.findall(r"[a-z]+", text.lower())
-    if not given:
+    words = re.findall(r"[a-z]+", text.lower())
+    if not words:
         return 0.0
-    first = given[0]
-    kept = (len(given) == 1, first[0] == word[0], first[-1] == word[-1], len(first) == len(word))
-    return sum(kept) / len(kept)
+    first = words[0]
+    is_met = (len(words) == 1, first[0] == word[0], first[-1] == word[-1], len(first) == len(word))
+    return sum(is_met) / len(is_met)

@@ -1,6 +1,6 @@
-"""Whether the agent speaks as it was told to: each thing that a reply has counts, so that a beginner can learn it.
+"""Grade the form of the agent's replies: each correct part counts, so that a beginner can learn it.
 
-The agent's own record is read, and not what became of its commands.
+Only the agent's record is read, not the results of its commands.
 """
 
 import json
@@ -12,7 +12,7 @@ FIELDS = ("analysis", "plan", "commands", "keystrokes", "duration")
 
 
 def of_reply(step):
-    """What a reply has, as numbers from 0 to 1."""
+    """Return scores of a reply's parts, from 0 to 1."""
     if step.get("tool_calls"):  # its commands were understood
         return {"begins": 1.0, "fields": 1.0, "understood": 1.0}
     text = step.get("message") or ""

@@ -38,18 +38,18 @@ def restrict():
         resource.setrlimit(limit, (0, 0))
 
 
-def run(given, **options):
-    program = [sys.executable, "-I", "-B", "-c", CALL.format(given=given)]
+def run(argument, **options):
+    program = [sys.executable, "-I", "-B", "-c", CALL.format(given=argument)]
     options |= {"timeout": TIMEOUT_S, "cwd": "/", "preexec_fn": restrict}
     return subprocess.run(program, check=False, capture_output=True, text=True, **options)
 
 
-def call(given):
-    """The result, and what the argument is afterwards."""
+def call(argument):
+    """Return the result, and the argument after the call."""
     try:
-        done = run(given, user=NOBODY, group=NOBODY, extra_groups=[])
+        done = run(argument, user=NOBODY, group=NOBODY, extra_groups=[])
     except PermissionError:  # where the sandbox belongs to a user, there are no others in it
-        done = run(given)
+        done = run(argument)
     return ast.literal_eval(done.stdout.splitlines()[-1])
 
 
@@ -57,7 +57,7 @@ def main():
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     Path(__file__).unlink()
     try:
-        right = all(call(given) == (result, given) for given, result in CASES)
+        right = all(call(argument) == (result, argument) for argument, result in CASES)
     except (ValueError, SyntaxError, IndexError, subprocess.TimeoutExpired):
         right = False
     sys.exit(not right)

@@ -21,8 +21,8 @@ def expected():
     return {"rows": rows, "revenue": sum(regions.values()), "by_region": dict(regions), "best_product": best}
 
 
-def close(found, right):
-    return isinstance(found, int | float) and not isinstance(found, bool) and abs(found - right) < 0.005
+def close(number, right):
+    return isinstance(number, int | float) and not isinstance(number, bool) and abs(number - right) < 0.005
 
 
 def main():
@@ -32,16 +32,16 @@ def main():
     except (OSError, ValueError):
         report = None
     rewards = {}
-    found = report if isinstance(report, dict) else {}
-    regions = found.get("by_region")
-    rewards["rows"] = float(found.get("rows") == right["rows"])
-    rewards["revenue"] = float(close(found.get("revenue"), right["revenue"]))
+    fields = report if isinstance(report, dict) else {}
+    regions = fields.get("by_region")
+    rewards["rows"] = float(fields.get("rows") == right["rows"])
+    rewards["revenue"] = float(close(fields.get("revenue"), right["revenue"]))
     rewards["by_region"] = float(
         isinstance(regions, dict)
         and regions.keys() == right["by_region"].keys()
         and all(close(regions[name], amount) for name, amount in right["by_region"].items())
     )
-    rewards["best_product"] = float(found.get("best_product") == right["best_product"])
+    rewards["best_product"] = float(fields.get("best_product") == right["best_product"])
     rewards["reward"] = sum(rewards.values()) / len(rewards)
     rewards["valid_json"] = float(isinstance(report, dict))
     REWARDS.write_text(json.dumps(rewards))
