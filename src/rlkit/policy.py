@@ -100,7 +100,7 @@ class Policy(ABC):
         return self._limits.context_tokens
 
     def reward(self, value: float) -> None:
-        """Add a reward to the last turn, for estimators that assign credit by turn; by default ignored."""
+        """Add a reward to the last turn, for estimators that assign credit by turn; the base class ignores it."""
         return
 
     @abstractmethod
@@ -155,11 +155,12 @@ class Policy(ABC):
             max_tokens: see `sample`.
             temperature: see `sample`.
             min_reply_tokens: tokens that the context must have left for the reply.
-            context_tokens: limit of prompt and completion together; the run's limit applies too, endpoints ignore it.
+            context_tokens: limit of prompt and completion together, in addition to the run's; ignored if the policy is
+                an endpoint.
 
         Raises:
             ContextFull: the context has less than `min_reply_tokens` tokens left.
-            LimitReached: see `sample`, also for the other errors.
+            LimitReached, EnvironmentFault, ValueError, ServiceError: as in `sample`.
         """
         request = ChatRequest(messages, tools, forced, max_tokens, temperature, min_reply_tokens, context_tokens)
         return await self._respond(request)
@@ -170,7 +171,7 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int:
-        """Number of steps trained into the weights."""
+        """Number of steps that the weights were trained for."""
         ...
 
     async def sample(

@@ -66,7 +66,7 @@ def test_a_run_is_examined_by_its_name_or_its_folder(rlkit: Callable[..., Any], 
     assert found.exit_code == 0
     assert found.stdout.splitlines() == [
         "first at step 7: 1 finding",
-        "truncation in sums, found in step 5, last in step 7",
+        "truncation in sums, first found in step 5, last in step 7",
         "  in steps 1 to 7, 75% of the turns were truncated at the token limit",
         "  fix: raise envs.sums.max_tokens, or set a length_penalty",
     ]

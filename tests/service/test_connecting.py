@@ -88,7 +88,7 @@ def test_what_is_no_address_is_the_users_mistake_at_once(url: str) -> None:
         async with connect(ServiceConfig(base_url=url)):
             pass
 
-    with pytest.raises(ConfigError, match=r"service\.base_url .* is no address of a service"):
+    with pytest.raises(ConfigError, match=r"service\.base_url .* is not a valid URL of a service"):
         asyncio.run(run())
 
 

@@ -1,8 +1,8 @@
 """Redact secrets (environment variables) and URL credentials from text that is displayed or stored.
 
-Invariant: the result of `redact` contains no value of a variable for which `is_secret_name` is true, plain or encoded
-(escaped, URL-encoded, line by line, base64 at any offset). A displayed URL has no user, password, query or fragment,
-because each may be a credential.
+Invariant: the result of `redact` contains no value of a secret variable (`is_secret_name`), plain or encoded (escaped,
+URL-encoded, line by line, base64 at any offset), except values that are very short or existing paths. A
+displayed URL has no user, password, query or fragment, because each may be a credential.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 REDACTED = "***"
 SHORTEST_SECRET_CHARS = 6
 _SHORTEST_LINE_CHARS = 16
-"""Minimum length of a line of a secret to redact it alone; shorter lines may occur in other texts."""
+"""Lines of a multi-line secret are also redacted separately from this length; shorter lines may occur elsewhere."""
 
 _SECRET_PART = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE", re.IGNORECASE)
 """Substrings that mark a name as secret at any position; ordinary words rarely contain them."""
@@ -53,7 +53,8 @@ def is_secret_name(name: str) -> bool:
     """Return whether a variable or field of this name holds a secret.
 
     KEY, TOKEN, SECRET, PASSWORD, PASSWD and PASSPHRASE match anywhere in the name. PASS, CRED, AUTH, PRIVATE and DSN
-    match only as words or ends of words (SSHPASS, OAUTH), so PASSES, AUTHOR and COMPASS do not match.
+    match only as words or ends of words (SSHPASS, OAUTH), so PASSES and AUTHOR do not match. Ordinary words with
+    such an end (COMPASS) are exceptions.
     """
     if _SECRET_PART.search(name):
         return True
@@ -143,7 +144,7 @@ def _list_forms(secret: str) -> Iterator[str]:
 
 
 def _base64(data: bytes) -> Iterator[str]:
-    """Yield the base64 characters that encode only `data`, for each of the three possible offsets."""
+    """Yield the base64 text of `data` inside longer data, for each alignment to 3-byte groups, without shared ends."""
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + data).decode().rstrip("=")
         shared = 1 if (offset + len(data)) % 3 else 0  # the last character also encodes the next byte

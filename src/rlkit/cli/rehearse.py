@@ -23,7 +23,7 @@ FAILED = 1
 
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:
-    """Rehearse a run on a simulated service, print each part's result and the cost estimate, and return the exit code.
+    """Rehearse a run on a simulated service, print results and the cost estimate, and return the exit code.
 
     Output of environments goes to stderr. The process ends if an environment blocks the event loop for longer than the
     time limit of a rollout.

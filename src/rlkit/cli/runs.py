@@ -68,7 +68,7 @@ def _examine_run(output: Output, run: str) -> int:
     lines.append(f"{name} at step {step}: {len(findings) or 'no'} finding{'s' * (len(findings) != 1)}")
     for finding in findings:
         where = "" if finding.env == "all" else f" in {finding.env}"
-        lines.append(f"{finding.name}{where}, found in step {finding.first}, last in step {finding.last}")
+        lines.append(f"{finding.name}{where}, first found in step {finding.first}, last in step {finding.last}")
         lines += [f"  {finding.evidence}", f"  fix: {finding.action}"]
     output.result(
         {
@@ -84,7 +84,7 @@ def _examine_run(output: Output, run: str) -> int:
 
 
 def audit(output: Output, run: RunName) -> int:
-    """Check that a run trained on its sampled tokens.
+    """Compare the tokens that a run trained on with the tokens that were sampled.
 
     The exit code is 1 on a mismatch.
     """
@@ -112,7 +112,7 @@ def records(
     best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
     no_draw: Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")] = False,
 ) -> int:
-    """List and draw the best constructions of a `discovery` run.
+    """List and draw the best mathematical constructions that a `discovery` run found.
 
     Each entry shows its proven properties. The pictures are PNG files in the run's folder, beside the records.
     """

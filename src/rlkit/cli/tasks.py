@@ -33,8 +33,8 @@ def check(
 ) -> int:
     """Check Harbor tasks with their solution and an idle agent.
 
-    The solution must earn the full reward, and the idle agent must not. The exit code is 1 if a task fails; with
-    --redteam, if a cheat earns more than an honest empty attempt.
+    The solution must earn the full reward, and the idle agent must not. The exit code is 1 if a task fails.
+    With --redteam, it is 1 if a cheating agent earns more than an idle one.
     """
     from rlkit.config import load_config
     from rlkit.envs.harbor import settings

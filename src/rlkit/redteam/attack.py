@@ -36,6 +36,7 @@ async def attack_environment(
     """Try the cheats on a sample of tasks: `attack_tasks` for Harbor tasks, `attack_replies` otherwise.
 
     Args:
+        tasks: maximum number of tasks to draw.
         timeout_s: limit of one rollout, in seconds; Harbor trials have their own limits.
         seed: seed of the sample of tasks and of the random content of cheats.
         note: receives progress lines.
@@ -59,7 +60,10 @@ async def attack_folders(
     def report_progress(attempt: Attempt) -> None:
         counts[attempt.task_id] += 1
         if attempt.result == "earned":
-            note(f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; honest: {attempt.honest_reward:g}")
+            note(
+                f"{attempt.task_id}: {attempt.cheat} earned {attempt.reward:g}; "
+                f"an honest attempt earns {attempt.honest_reward:g}"
+            )
         if counts[attempt.task_id] == len(TASK_CHEATS):
             done = sum(count == len(TASK_CHEATS) for count in counts.values())
             note(f"{attempt.task_id}: {len(TASK_CHEATS)} cheats tried; {done} of {len(tasks)} tasks done")

@@ -1,7 +1,6 @@
 """Files of a build context that a Dockerfile copies.
 
-Invariant: nothing outside the context is ever copied, whatever paths and links say, and nothing that `.dockerignore`
-excludes.
+Invariant: only files of the context that `.dockerignore` does not exclude are copied, even through links and `..`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rlkit.sandbox.dockerfile import Copy
 
 @dataclass(frozen=True)
 class Entry:
-    """An item to copy: a file, folder or link of the context, or the content of a folder-document; and its target."""
+    """An item to copy to the target `name`: a file, folder or link of the context, or the text of a here-document."""
 
     name: str
     path: Path | None

@@ -26,7 +26,7 @@ _SHELL = ("/bin/sh", "-c")
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction with its continuation lines joined, and its here-documents as (mark, content)."""
+    """An instruction with its continuation lines joined, and its here-documents as (delimiter, content)."""
 
     name: str
     text: str
@@ -66,7 +66,7 @@ class Folder:
 
 @dataclass
 class Recipe:
-    """The steps that build an image, and the settings of commands in it."""
+    """The steps that build an image, and the environment, folder and user of commands that run in it."""
 
     image: str
     steps: list[Run | Copy | Folder] = field(default_factory=list[Run | Copy | Folder])
@@ -224,7 +224,9 @@ class _Reader:
         if instruction.name == "ADD":
             for source in sources:
                 if "://" in source or source.startswith("git@") or re.search(r"\.(tar|tgz|tbz2?|txz)(\.\w+)?$", source):
-                    raise UsageError(f"{instruction.location}: ADD of a URL or archive: use RUN with curl or tar")
+                    raise UsageError(
+                        f"{instruction.location}: ADD of a URL or an archive is not supported: use RUN with curl or tar"
+                    )
         if instruction.documents and (len(sources) != 1 or len(instruction.documents) != 1):
             raise UsageError(
                 f"{instruction.location}: {instruction.name} with a here-document takes exactly one source"

@@ -72,7 +72,7 @@ def describe_limits(spec: Spec, groups: cgroups.Groups, *, filtered: bool) -> tu
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
     }
-    descriptions = [f"{limits.cpu_s} processor seconds a process", f"{limits.file_bytes // MIB} MiB a file"]
+    descriptions = [f"{limits.cpu_s} processor seconds per process", f"{limits.file_bytes // MIB} MiB per file"]
     if groups.memory:
         descriptions.append(f"{limits.memory_bytes // MIB} MiB of memory")
     else:

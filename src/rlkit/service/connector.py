@@ -1,6 +1,6 @@
 """Connect to a service that may still be starting: retry for a limited time.
 
-Invariant: connecting takes at most `timeout_s`. A note to the user shows the address meanwhile, and the error states
+Invariant: connecting takes at most `timeout_s`. While it waits, a note tells the user the address; the error states
 address and reason.
 """
 
@@ -34,7 +34,7 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Retries for a service that may not be running yet.
+    """Retries requests to a service that may not be running yet.
 
     Args:
         url: base URL of the service.
@@ -124,8 +124,8 @@ def ask_health(url: str, timeout_s: float) -> None:
         answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=limit_s, follow_redirects=True)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ConfigError(
-            f"service.base_url (or TINKER_BASE_URL): {public_address(url)!r} is no address of a service ({error}); "
-            "it begins with http:// or https://"
+            f"service.base_url (or TINKER_BASE_URL): {public_address(url)!r} is not a valid URL of a service "
+            f"({error}): it must begin with http:// or https://"
         ) from error
     except (httpx.HTTPError, OSError, ValueError) as error:
         raise Unreachable(_reason(error, limit_s)) from error

@@ -1,6 +1,7 @@
 """Binary encoding of an episode.
 
 Invariant: `decode(encode(e))` equals `e` in every array, bit for bit, and in every number and text.
+A value that JSON cannot hold comes back as its `repr`.
 """
 
 from __future__ import annotations

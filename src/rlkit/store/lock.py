@@ -55,7 +55,7 @@ def acquire_lock(directory: Path) -> FileIO:
 
 
 def find_lock_holder(directory: Path) -> str | None:
-    """Return the id of the process that holds the lock of a run's directory, or None."""
+    """Return the id of the process that holds the lock of a run's directory, or None if the lock is free."""
     try:
         with (directory / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once

@@ -50,7 +50,7 @@ class VirtualClock(asyncio.SelectorEventLoop):
             self._thread_calls -= 1
 
     def jump(self, seconds: float | None) -> None:
-        """Advance the time to the next timer."""
+        """Advance the time by `seconds`, the wait for the next timer; None, without a timer, is a deadlock."""
         if seconds is None:
             raise DeadlockError("nothing is ready and no timer is set: the program would wait forever")
         self._now_s += seconds

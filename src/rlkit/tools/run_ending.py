@@ -67,7 +67,7 @@ def read_run_ending(directory: Path) -> RunEnding | None:
         case "completed":
             ending = RunEnding("completed", reason or "all steps are done")
         case "budget":
-            limit = reason.partition(":")[0]
+            limit = reason.partition(":")[0]  # the reason starts with the limit's key
             raised = f"`rlkit resume {directory.name} {limit}=…`" if limit else resume
             ending = RunEnding("budget", reason or "its budget is used up", action=f"raise the limit: {raised}")
         case "interrupted":

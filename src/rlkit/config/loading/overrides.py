@@ -23,8 +23,8 @@ _SEGMENT = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|'([^']*)'|([^"'.=\s][^.=]*?)
 def apply(root: Node, override: str) -> Node:
     """Return the configuration with one value set by `path=value`.
 
-    A path joins keys and list indices by dots; quote a key that contains a dot. The value is YAML. A mapping is merged
-    into the earlier value; any other value, and `{}`, replaces it. Null removes it.
+    A path joins keys and list indices by dots; quote a key that contains a dot. The value is YAML. A non-empty
+    mapping is merged into the earlier value. Any other value replaces the earlier value. Null removes the key.
 
     Raises:
         ConfigError: the override is not of the form `path=value`, or its path goes through a scalar.

@@ -69,5 +69,5 @@ class _SourceCheckedCache(FunctionCache):
 
 @cache
 def _hash_sources() -> str:
-    """Hash the sources of all compiled functions."""
+    """Hash the sources of this folder, which holds all compiled functions."""
     return sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()

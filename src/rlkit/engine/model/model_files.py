@@ -80,7 +80,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
 
 
 def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
-    """Return the directory of a model on this machine, or None; never use the network. Raise as `resolve_model`."""
+    """Return the directory of a model on this machine, or None; never use the network. Errors as in `resolve_model`."""
     return _find_local(name, progress, [])
 
 
@@ -151,7 +151,7 @@ def _needs_no_class_lookup(path: Path) -> bool:
 
 
 def _find_missing_file(folder: Path) -> str | None:
-    """Return the name of the files that `folder` lacks as a model directory, or None."""
+    """Return the first file that a model directory needs and `folder` lacks, or None."""
     if not (folder / "config.json").is_file():
         return "config.json"
     return None if any(folder.glob("*.safetensors")) else "*.safetensors weights"
@@ -269,8 +269,9 @@ def _from_gguf(path: Path, progress: Progress | None) -> Path:
 
 
 def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
-    """Return `target`; if it does not exist, convert it from the GGUF file that `fetch` puts into an empty folder.
+    """Return `target`; if it does not exist, convert it from the GGUF file that `fetch(folder)` returns.
 
+    `fetch` may download into `folder`, which is empty.
     Only one process converts; others wait for it.
     """
     from filelock import FileLock, Timeout

@@ -55,7 +55,7 @@ class RequestQueues:
         self._submit_first = submit_first
 
     def add_model(self, session_id: str, model_seq_id: int) -> tuple[str, ModelQueue]:
-        """Return the id and the queue of a new model; `GoneError` if it was created or unloaded earlier."""
+        """Return the id and the queue of a new model; `GoneError` if its earlier creation is no longer recorded."""
         session = self._sessions.get(session_id)
         # The client also computes this id, and names its checkpoints after it.
         model_id = new_id(session_id, "train", model_seq_id)
@@ -128,12 +128,12 @@ class RequestQueues:
 
     def run_after(self, queues: Iterable[ModelQueue], work: Callable[[], None]) -> None:
         """Run `work` on the worker after all submitted jobs of `queues`."""
-        for queue in queues:
+        for queue in queues:  # one wrapper per queue, each of which defers the work if its queue is blocked
             work = partial(self._run_or_block, work, queue)
         self._submit(work)
 
     def _protect_save(self, model_id: str, save: Promise) -> None:
-        """Run a save, and the earlier requests on which its content depends, even if the session has ended."""
+        """Mark a save, and the earlier requests that its content depends on, to run even after the session's end."""
         save.outlives_session = True
         for earlier in self._promises.with_prefix(f"{model_id}#"):
             earlier.outlives_session |= earlier.is_submitted
@@ -208,7 +208,7 @@ def failing_job(problem: str) -> Job:
 
 
 def _find_memory_problem(session: Session, size_bytes: int, *, early: bool) -> str | None:
-    """Return the reason why a request exceeds the session's memory limits, or None. Early requests have their own."""
+    """Return why a request exceeds the session's memory limits, or None. Early requests have their own limit."""
     if early:
         early_bytes = sum(other.size_bytes for queue in session.queues.values() for other in queue.early.values())
         if early_bytes + size_bytes > _MAX_EARLY_BYTES:

@@ -28,8 +28,8 @@ _is_rootless = False
 class View(TypedDict):
     """A view of a sandbox to open.
 
-    private: empty folders that exist only in the view. shared: folders of the sandbox that it shows on the original
-    image; None for the whole sandbox.
+    private: empty folders that exist only in the view. shared: folders of the sandbox that the view exposes; all
+    else is the original image. None exposes the whole sandbox.
     """
 
     private: list[str]
@@ -40,7 +40,8 @@ class Request(TypedDict):
     """A request for a job.
 
     command: programs to try in turn. put, get: path to extract a tar stream to, or to archive from. single: transfer
-    one file. limits: by name of `resource`. view: a view to open. close_view: end the open view and its processes.
+    one file. limits: values by constant of `resource`, such as RLIMIT_CPU. view: a view to open.
+    close_view: end the open view and its processes.
     """
 
     command: list[list[str]]
@@ -56,7 +57,7 @@ class Request(TypedDict):
 
 
 def prepare(is_rootless: bool) -> bool:
-    """Load the seccomp filter before the host's files are unmounted; return True if this processor has a filter."""
+    """Load the seccomp filter before the host's files are unmounted; return True if this processor type has one."""
     global _filter, _is_rootless
     _filter, _is_rootless = sandbox_filter.program(), is_rootless
     return _filter is not None
@@ -135,7 +136,9 @@ def _become_user(user: str | None) -> str:
             raise ValueError(f"there is no group {group!r} in the sandbox")
         gid = int(entry[2] if entry else group)
     if _is_rootless and (uid, gid) != (0, 0):
-        raise ValueError(f"user {user!r} needs rlkit to run as root: otherwise root is the sandbox's only user")
+        raise ValueError(
+            f"user {user!r} is available only if rlkit runs as root; otherwise the sandbox has only the user root"
+        )
     if not _is_rootless:
         gids = {
             int(fields[2]) for fields in _read_table("/etc/group", 4) if account and account[0] in fields[3].split(",")
@@ -212,7 +215,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
-    status = os.lstat(path) if name else os.stat(path)
+    status = os.lstat(path) if name else os.stat(path)  # a single file has no name; its link is followed
     if stat.S_ISREG(status.st_mode):
         with open(path, "rb") as file:
             status, member = os.fstat(file.fileno()), tarfile.TarInfo(name)

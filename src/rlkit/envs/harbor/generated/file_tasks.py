@@ -34,7 +34,7 @@ NAMES: Mapping[Split, Sequence[str]] = {"train": _TRAIN_NAMES.split(), "held-out
 """Names of files and folders, and words in files; the two splits share none."""
 
 MAX_VARIANTS = 20
-"""Maximum number of tasks of a kind in each split: less than the held-out names, as each task needs a folder name."""
+"""Maximum number of tasks per kind and split, below the number of held-out names: each task needs its own name."""
 
 
 type Variants = Annotated[int, Field(ge=1, le=MAX_VARIANTS)]
@@ -68,7 +68,7 @@ class FileTask:
     """A task about files.
 
     Args:
-        checks: shell conditions in the working directory, all true when the task is solved.
+        checks: calls of shell functions of `task_folders`, such as `is_gone x`; all succeed when the task is solved.
         files: contents of the initial files, by path.
         task_id: `<split>/<level>-<kind>-<number>`.
     """

@@ -31,7 +31,7 @@ def read_rows(
 
     Raises:
         MissingError: the URL cannot be read, and there is no cached copy.
-        UsageError: the file does not exist, is not a JSON list of datasets, or the URL is not HTTP.
+        UsageError: the file cannot be read or is no JSON list of rows, or the URL is neither http nor https.
     """
     if "://" in registry:
         _check_url(registry)
@@ -93,7 +93,7 @@ def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], No
                 files.write_text(copy, answer.text)
                 return rows
             reason, can_retry = f"HTTP status {answer.status_code}", answer.is_server_error
-        except _InvalidRegistryError as error:  # such as the login page of a network
+        except _InvalidRegistryError as error:  # such as the HTML of a captive portal
             reason, can_retry = f"the answer {error}", False
         except httpx.InvalidURL:
             raise _make_malformed_url_error(url) from None

@@ -36,7 +36,7 @@ def is_collection(value: Value) -> bool:
 
 
 def find_named_value(relation: Relation) -> Value | None:
-    """Return the right side of an equation whose left side the question may ask for, 5 in `|z|=5`, or None."""
+    """Return the right side of an equation whose left side may be the quantity asked for, 5 in `|z|=5`, or None."""
     if relation.signs != ("=",) or split_label(relation) is not None:
         return None
     left, right = relation.sides
@@ -65,12 +65,12 @@ def sort_by_coordinate(group: Group) -> Sequence[Value]:
 
 
 def raw_text(value: Value) -> str:
-    """Return the words of a value; empty if it has none."""
+    """Return the original text of a value, or an empty string."""
     return value.raw if isinstance(value, Text | Scalar) else ""
 
 
 def is_letter_product(value: Scalar) -> bool:
-    """Tell whether a value is one letter or a product of letters, which may be a choice or a name."""
+    """Tell whether a value is a letter or a product of letters: possibly a multiple-choice letter or a name."""
     factors = value.expression.factors if isinstance(value.expression, Product) else (value.expression,)
     return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
 
@@ -86,7 +86,7 @@ def sort_by_size(items: Sequence[Value]) -> list[Value] | None:
 
 
 def subtract_sides(relation: Relation) -> tuple[str, Expression] | None:
-    """Return the sign, `=`, `≠`, `<` or `≤`, and the left side minus the right one; None for any other relation."""
+    """Return a relation as (sign, left − right), `>` and `≥` turned around; None if it is none of two scalars."""
     if relation.signs[0] in (">", "≥"):
         relation = flip(relation)
     match relation:

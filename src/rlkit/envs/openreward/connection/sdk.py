@@ -32,7 +32,7 @@ NEWEST_TESTED = "0.1.167"
 """Newest version of the SDK that rlkit was tested with."""
 
 _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
-"""Variables set before the import, which would otherwise query a package registry and log to stdout."""
+"""Environment variables that stop the SDK from querying a package registry and logging to stdout on import."""
 
 _HTTP = "openreward.api._session.http"
 _CLIENT = "openreward.api.environments.client"
@@ -76,7 +76,7 @@ def patch_parser() -> bool:
     module = import_module(_HTTP)
     if _keeps_spaces(cast("_Parser", module._parse_sse_events)):
         return False
-    setattr(module, "_parse_sse_events", parse_events)  # noqa: B010  of another's module
+    setattr(module, "_parse_sse_events", parse_events)  # noqa: B010  private name of the SDK's module
     return True
 
 
@@ -95,8 +95,8 @@ def patch_tool_calls() -> bool:
             options.setdefault("resumable_only", True)
         return await request(client, path, *args, **options)
 
-    once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
-    setattr(module, "resumable_sse", once)  # noqa: B010  of another's module
+    once.once = True  # pyright: ignore[reportFunctionMemberAccess]  marks the patch, so that it is applied once
+    setattr(module, "resumable_sse", once)  # noqa: B010  private name of the SDK's module
     return True
 
 
@@ -123,7 +123,7 @@ def patch_prompts() -> bool:
         return await chosen(client, method, path, *args, **options)
 
     once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
-    setattr(module, "request_retryable", once)  # noqa: B010  of another's module
+    setattr(module, "request_retryable", once)  # noqa: B010  private name of the SDK's module
     return True
 
 
@@ -149,7 +149,7 @@ def patch_blocks() -> bool:
     def all_blocks(raw: Sequence[Mapping[str, object]]) -> list[object]:
         return [parsed for block in raw for parsed in read([block]) or [UnknownBlock(str(block.get("type")))]]
 
-    setattr(module, "_parse_blocks", all_blocks)  # noqa: B010  of another's module
+    setattr(module, "_parse_blocks", all_blocks)  # noqa: B010  private name of the SDK's module
     return True
 
 

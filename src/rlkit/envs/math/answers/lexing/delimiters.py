@@ -51,7 +51,7 @@ def remove_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
 
 
 def _drop_dot(lexemes: list[str], at: int) -> int:
-    """Remove the leading dot of a lexeme and return the next index; `.3`, `.5` are joined to `3.5`."""
+    """Remove the leading dot of a lexeme and return the next index; `.3`, `.5` of `\\left.3.5` become `3.5`."""
     if at >= len(lexemes):
         return at
     after = lexemes[at][1:]
@@ -66,7 +66,7 @@ def _drop_dot(lexemes: list[str], at: int) -> int:
 
 
 def _check_pair(opening: str, closing: str) -> None:
-    is_empty = closing in ("", _DOT)  # `clean` has removed a dot at the end
+    is_empty = closing in ("", _DOT)  # the answer's final dot is stripped before
     if opening == _DOT and closing in _BARS:
         raise UnsupportedError("an evaluation at a point")
     if opening in _BRACES and is_empty:

@@ -1,4 +1,4 @@
-r"""Splitting of a text into lexemes, the parts of tokens: `\frac`, `12.5`, `abc`, `{`, blanks.
+r"""Splitting of a text into lexemes, from which tokens are built: `\frac`, `12.5`, `abc`, `{`, blanks.
 
 Invariant: the joined lexemes are the text with Unicode symbols replaced by LaTeX; the length of both is limited.
 """
@@ -41,7 +41,7 @@ def split_ascii_lexemes(text: str) -> list[str]:
 
 
 def read_group(lexemes: Sequence[str], at: int) -> tuple[str, int]:
-    """Return the text in the braces at an index, or the lexeme there, and the index after it.
+    """Read a group at an index: the content of braces, or else one lexeme. Return its text and the next index.
 
     Raises:
         MalformedError: a brace is not closed, or nothing follows.
@@ -74,9 +74,9 @@ def _ascii(text: str) -> str:
     text = _DOTTED.sub(r"\\dot{\1}", text)
     text = _SUPERSCRIPTS.sub(_format_exponent, text.translate(UNICODE))
     text = _SUBSCRIPTS.sub(lambda run: f"_{{{run[0].translate(LOWERED)}}}", text)
-    text = unicodedata.normalize("NFKC", text)  # digits and letters in other forms
+    text = unicodedata.normalize("NFKC", text)  # full-width, mathematical and other variants of digits and letters
     if len(text) > MAX_ASCII_CHARS:
-        raise LimitError(f"more than {MAX_ASCII_CHARS} characters, written out")
+        raise LimitError(f"more than {MAX_ASCII_CHARS} characters after Unicode symbols are replaced by LaTeX")
     return text.translate(UNICODE)
 
 
