@@ -27,7 +27,7 @@ AT_ONCE = Latency(first_s=0.001, token_s=0, gradient_s=0.001, step_s=0.001, save
 
 @dataclass
 class Requests:
-    """What a run asked of the service.
+    """Requests of a run to the service.
 
     Args:
         sampled: the settings of each request for samples.
@@ -70,42 +70,44 @@ def _script(patched: pytest.MonkeyPatch, chat: ChatFormat, author: Callable[[str
     sample = SimulatedSamplingClient.sample
     gradient, update = SimulatedTrainingClient.forward_backward, SimulatedTrainingClient.optim_step
 
-    def ended(reply: str, stop: str | Sequence[str] | Sequence[int] | None) -> np.ndarray[Any, Any]:
+    def append_stop(reply: str, stop: str | Sequence[str] | Sequence[int] | None) -> np.ndarray[Any, Any]:
         first = (chat.stop if stop is None else stop)[0]
         return chat.encode(reply + first) if isinstance(first, str) else np.append(chat.encode(reply), np.int32(first))
 
-    def written(
+    def sample_script(
         self: SimulatedSamplingClient, prompt: tinker.ModelInput, num_samples: int, params: types.SamplingParams
     ) -> Any:
         requests.sampled.append(params)
         answer = sample(self, prompt, num_samples, params)
         text = chat.decode(np.asarray(prompt.to_ints(), np.int32))
-        completions = [ended(author(text), params.stop) for _ in range(num_samples)]
+        completions = [append_stop(author(text), params.stop) for _ in range(num_samples)]
         assert all(len(tokens) <= (params.max_tokens or 0) for tokens in completions), "the script is too long"
 
-        async def replaced() -> types.SampleResponse:
-            drawn = (await answer).sequences
-            return types.SampleResponse([_sequence(one, own) for one, own in zip(drawn, completions, strict=True)])
+        async def replace_tokens() -> types.SampleResponse:
+            sequences = (await answer).sequences
+            return types.SampleResponse(
+                [_sequence(sequence, completion) for sequence, completion in zip(sequences, completions, strict=True)]
+            )
 
-        return SimulatedFuture(replaced())
+        return SimulatedFuture(replace_tokens())
 
-    def graded(self: SimulatedTrainingClient, data: Any, loss_fn: str, loss_fn_config: Any = None) -> Any:
+    def record_gradient(self: SimulatedTrainingClient, data: Any, loss_fn: str, loss_fn_config: Any = None) -> Any:
         requests.gradients.append((len(data), loss_fn, loss_fn_config))
         return gradient(self, data, loss_fn, loss_fn_config)
 
-    def updated(self: SimulatedTrainingClient, adam_params: types.AdamParams) -> Any:
+    def record_update(self: SimulatedTrainingClient, adam_params: types.AdamParams) -> Any:
         requests.updates.append(adam_params)
         return update(self, adam_params)
 
-    patched.setattr(SimulatedSamplingClient, "sample", written)
-    patched.setattr(SimulatedTrainingClient, "forward_backward", graded)
-    patched.setattr(SimulatedTrainingClient, "optim_step", updated)
+    patched.setattr(SimulatedSamplingClient, "sample", sample_script)
+    patched.setattr(SimulatedTrainingClient, "forward_backward", record_gradient)
+    patched.setattr(SimulatedTrainingClient, "optim_step", record_update)
 
 
-def _sequence(drawn: types.SampledSequence, tokens: np.ndarray[Any, Any]) -> types.SampledSequence:
+def _sequence(sampled: types.SampledSequence, tokens: np.ndarray[Any, Any]) -> types.SampledSequence:
     return types.SampledSequence(
         stop_reason="stop",
-        sequence_id=drawn.sequence_id,
+        sequence_id=sampled.sequence_id,
         tokens_np=tokens.astype(np.int32),
         logprobs_np=np.full(len(tokens), -1, np.float32),
     )

@@ -1,4 +1,4 @@
-"""Short runs on virtual time with the simulated service, for tests of the loop."""
+"""Short runs on virtual time with the simulated service, for tests of the training loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlkit.types import Checkpoint
 
 
 class Word(rlkit.SingleTurnEnv):
-    """Say the letter e: the reward is how often."""
+    """Reward the number of letters e in the reply."""
 
     def __init__(self, number: int) -> None:
         self.task_id = f"task-{number}"
@@ -33,7 +33,7 @@ class Word(rlkit.SingleTurnEnv):
 
 
 class Talk(rlkit.StepEnv[None]):
-    """Asks for more, turn after turn, with a tool that takes two seconds."""
+    """Ask for more in each turn, with a tool that takes two seconds."""
 
     max_turns = 4
 
@@ -50,12 +50,12 @@ class Talk(rlkit.StepEnv[None]):
 
 @dataclass
 class Ears(Tracker):
-    """Hears what a run says."""
+    """Record the calls that a run makes to its tracker."""
 
     notes: list[str] = field(default_factory=list)
     steps: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
-    ended: RunResult | None = None
+    result: RunResult | None = None
 
     def on_start(self, run: RunInfo) -> None:
         pass
@@ -70,7 +70,7 @@ class Ears(Tracker):
         self.notes.append(message)
 
     def on_finish(self, result: RunResult | None) -> None:
-        self.ended = result
+        self.result = result
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Simulation:
         run_virtual(cancelled())
 
     def trainer(self, *, resume: bool = False, stop: rlkit.StopSignal | None = None) -> RLTrainer:
-        """What trains."""
+        """Return the trainer of the run."""
         base: dict[str, object] = {
             "model": "simulated",
             "envs": {"words": {}},

@@ -22,7 +22,7 @@ from tests.envs.openreward.worlds import Served, call
 
 from .doc_commands import ROOT
 from .scripted_model import Requests, train
-from .test_coverage import SPAN, rows
+from .test_coverage import SPAN, read_rows
 
 __all__ = ["worlds"]
 
@@ -38,17 +38,17 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
 
 
-def documented(run: str) -> list[str]:
+def documented_words(run: str) -> list[str]:
     """The words after `rlkit train` in the page's row of a documented run, options left out."""
-    table = rows(PAGE.read_text().partition(RUNS)[2])
-    (words,) = [SPAN.findall(ours)[0] for theirs, ours, *_ in table if theirs == run]
+    table = read_rows(PAGE.read_text().partition(RUNS)[2])
+    (words,) = [SPAN.findall(rlkit_cell)[0] for cookbook_cell, rlkit_cell, *_ in table if cookbook_cell == run]
     return [word for word in shlex.split(words)[2:] if not word.startswith("--")]
 
 
-def small(words: Sequence[str], *values: str) -> ResolvedConfig:
+def load_small(words: Sequence[str], *values: str) -> ResolvedConfig:
     """The run that a documented command names, with a step of few groups."""
-    files, given = split_arguments(words)
-    return load_config(files, [*given, "steps=1", "track=null", "batch.groups=2", *values])
+    files, overrides = split_arguments(words)
+    return load_config(files, [*overrides, "steps=1", "track=null", "batch.groups=2", *values])
 
 
 def detective() -> Callable[[str], str]:
@@ -82,7 +82,7 @@ def play(
 
 def test_whodunit_alone_is_trained_on(worlds: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = f"envs.whodunit.args.target={worlds.url}#marks"
-    resolved = small(documented("WhoDunIt alone"), target, "batch.groups=1")
+    resolved = load_small(documented_words("WhoDunIt alone"), target, "batch.groups=1")
     episodes, requests = play(resolved, monkeypatch, tmp_path / "run")
     assert len(episodes) == 16
     assert set(episodes.reward) == {0.0, 1.0}
@@ -93,20 +93,20 @@ def test_whodunit_alone_is_trained_on(worlds: Served, monkeypatch: pytest.Monkey
     assert [adam.learning_rate for adam in requests.updates] == [1e-5]
 
 
-def test_the_documented_overrides_arrive_at_the_service(
+def test_documented_overrides_reach_the_service(
     worlds: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = documented("overrides of the command line")
+    words = documented_words("overrides of the command line")
     assert words[1:] == [
         "batch.groups=64",
         "optimizer.learning_rate=2.0e-5",
         "loss=null",
         "loss.name=importance_sampling",
     ]
-    files, given = split_arguments(words)
-    assert load_config(files, given).config.batch.groups == 64
+    files, overrides = split_arguments(words)
+    assert load_config(files, overrides).config.batch.groups == 64
     smaller = (f"envs.whodunit.args.target={worlds.url}#marks", "envs.whodunit.group_size=4")
-    _, requests = play(small(words, *smaller), monkeypatch, tmp_path / "run")
+    _, requests = play(load_small(words, *smaller), monkeypatch, tmp_path / "run")
     assert [gradient[1:] for gradient in requests.gradients] == [("importance_sampling", None)]
     assert [adam.learning_rate for adam in requests.updates] == [2e-5]
 
@@ -115,23 +115,23 @@ def test_whodunit_and_gsm8k_are_trained_on_together(
     worlds: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     targets = [f"envs.{name}.args.target={worlds.url}#marks" for name in ("whodunit", "gsm8k")]
-    resolved = small(documented("WhoDunIt and GSM8K"), *targets)
+    resolved = load_small(documented_words("WhoDunIt and GSM8K"), *targets)
     episodes, requests = play(resolved, monkeypatch, tmp_path / "run")
-    assert {env: len(own) for env, own in episodes.groupby("env")} == {"whodunit": 16, "gsm8k": 8}
+    assert {env: len(env_episodes) for env, env_episodes in episodes.groupby("env")} == {"whodunit": 16, "gsm8k": 8}
     assert {params.temperature for params in requests.sampled} == {1.0, 0.7}
     assert [gradient[1:] for gradient in requests.gradients] == [PPO]
 
 
-def test_a_run_begins_with_a_checkpoint_of_another(
+def test_run_starts_from_a_checkpoint_of_another_run(
     worlds: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target, world = f"envs.whodunit.args.target={worlds.url}#marks", World()
     smaller = (target, "envs.whodunit.group_size=4")
-    play(small(documented("WhoDunIt alone"), *smaller), monkeypatch, tmp_path / "first", world=world)
+    play(load_small(documented_words("WhoDunIt alone"), *smaller), monkeypatch, tmp_path / "first", world=world)
     ((path, weights),) = world.checkpoints.items()
-    *words, stated = documented("resuming from a checkpoint")
+    *words, stated = documented_words("resuming from a checkpoint")
     assert stated.startswith("load_checkpoint=tinker://")
-    resolved = small([*words, f"load_checkpoint={path}"], *smaller)
+    resolved = load_small([*words, f"load_checkpoint={path}"], *smaller)
     _, requests = play(resolved, monkeypatch, tmp_path / "second", world=world)
     (adam,) = requests.updates
     assert [*world.checkpoints.values()][1:] == [digest(weights, adam.learning_rate, *world.step_digests[-1])]

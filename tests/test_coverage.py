@@ -24,7 +24,7 @@ SECTIONS = {
 """For each section of the page, the page with the predecessor's commands and options, and between which lines."""
 
 
-def rows(text: str) -> list[list[str]]:
+def read_rows(text: str) -> list[list[str]]:
     """The cells of each row of the tables in a text, without their heads."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
@@ -35,11 +35,11 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-def section(name: str) -> str:
+def read_section(name: str) -> str:
     return PAGE.read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 
-COVERED = [row for name in SECTIONS for row in rows(section(name))]
+COVERED = [row for name in SECTIONS for row in read_rows(read_section(name))]
 
 
 @cache
@@ -49,41 +49,41 @@ def functions_in(path: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, functions) and node.name.startswith("test_"))
 
 
-def test_every_row_has_its_three_cells_and_every_section_its_rows() -> None:
+def test_every_section_has_rows_of_three_cells() -> None:
     assert len(COVERED) == PAGE.read_text().count("\n| ") - PAGE.read_text().count("\n| predecessor |")
-    assert all(rows(section(name)) for name in SECTIONS)
+    assert all(read_rows(read_section(name)) for name in SECTIONS)
     assert [row for row in COVERED if len(row) != 3] == []
 
 
 @pytest.mark.parametrize("row", COVERED, ids=lambda row: row[0][:60])
-def test_a_row_names_tests_that_exist_and_play_or_says_why_none_does(row: list[str]) -> None:
-    theirs, ours, how = row
-    named = TEST.findall(how)
-    for path, name in named:
-        assert (ROOT / path).is_file(), f"{theirs}: there is no {path}"
-        assert name in functions_in(path), f"{theirs}: {path} has no {name}"
-    if how.startswith(("untested: ", "no counterpart: ")):
-        assert not named
-        assert len(how.partition(": ")[2].split()) > 3, f"{theirs}: it must say why"
+def test_row_names_existing_tests_or_a_reason(row: list[str]) -> None:
+    original_cell, rlkit_cell, coverage = row
+    tests = TEST.findall(coverage)
+    for path, name in tests:
+        assert (ROOT / path).is_file(), f"{original_cell}: there is no {path}"
+        assert name in functions_in(path), f"{original_cell}: {path} has no {name}"
+    if coverage.startswith(("untested: ", "no counterpart: ")):
+        assert not tests
+        assert len(coverage.partition(": ")[2].split()) > 3, f"{original_cell}: it must say why"
         return
-    playing = [path for path, _ in named if not path.startswith(PARSING)]
-    assert playing, f"{theirs} -> {ours}: no test plays it; what only parses does not count"
-    if "an account" in how:
-        assert re.match(r"needs an account: [\w&., ]+; with a mock: `tests/", how), how
+    playing = [path for path, _ in tests if not path.startswith(PARSING)]
+    assert playing, f"{original_cell} -> {rlkit_cell}: no test plays it; what only parses does not count"
+    if "an account" in coverage:
+        assert re.match(r"needs an account: [\w&., ]+; with a mock: `tests/", coverage), coverage
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_every_command_and_option_of_the_other_pages_has_a_row(name: str) -> None:
+def test_every_documented_command_and_option_has_a_row(name: str) -> None:
     file, begin, end = SECTIONS[name]
     text = (ROOT / "docs" / file).read_text()
     assert begin in text
     assert end in text
-    other = rows(text[text.index(begin) : text.index(end)])
+    other = read_rows(text[text.index(begin) : text.index(end)])
     if name.startswith("OpenReward"):
-        other += rows(text[text.index(end) :].partition("## Value by value")[0])
+        other += read_rows(text[text.index(end) :].partition("## Value by value")[0])
         fields = (ROOT / "docs" / "openreward.md").read_text().partition("## From OpenReward's cookbook")[2]
-        other += rows(fields)
-    covered = rows(section(name))
+        other += read_rows(fields)
+    covered = read_rows(read_section(name))
     spans = {span for row in covered for span in SPAN.findall(row[0])}
     texts = {row[0] for row in covered}
     missing = [
@@ -96,7 +96,7 @@ def test_the_page_is_in_the_navigation() -> None:
     assert f"migrating/{PAGE.name}" in (ROOT / "mkdocs.yml").read_text()
 
 
-def test_no_documented_command_is_cut_short() -> None:
+def test_no_documented_command_is_abbreviated() -> None:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for words in fenced_commands(page):
             assert not [word for word in words if word in ("…", "...")], (page, words)

@@ -1,4 +1,4 @@
-"""The N-th operation on a file fails, is slow, or comes when the run is cancelled: the run can be gone on with."""
+"""The N-th operation on a file fails, is slow, or coincides with cancellation: the run can be resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNS = 10
 
 
 class Disk:
-    """Counts what is done to the files of a run; at the `at`-th operation something happens, before it or after it."""
+    """Count the file operations of a run, and call `happens` before or after the `at`-th."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         self.directory = directory
@@ -40,22 +40,24 @@ class Disk:
         def open_(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not self._mine(file) or not set(mode) & set("wax+"):
                 return opened(file, mode, *args, **kwargs)
-            return Written(self.done("open", lambda: opened(file, mode, *args, **kwargs)), self)
+            return Written(self.run_operation("open", lambda: opened(file, mode, *args, **kwargs)), self)
 
         def write_table_(table: Any, where: Path, **kwargs: Any) -> None:
-            self.done("table", lambda: write_table(table, where, **kwargs))
+            self.run_operation("table", lambda: write_table(table, where, **kwargs))
 
         monkeypatch.setattr(io, "open", open_)  # pathlib's own
-        monkeypatch.setattr(os, "replace", lambda source, target: self.done("rename", lambda: replace(source, target)))
-        monkeypatch.setattr(os, "fsync", lambda file: self.done("fsync", lambda: fsync(file)))
+        monkeypatch.setattr(
+            os, "replace", lambda source, target: self.run_operation("rename", lambda: replace(source, target))
+        )
+        monkeypatch.setattr(os, "fsync", lambda file: self.run_operation("fsync", lambda: fsync(file)))
         monkeypatch.setattr(pq, "write_table", write_table_)
 
     def arm(self, at: int, happens: Callable[[str], None], *, after: bool = False) -> None:
-        """Count from the beginning."""
+        """Restart the count."""
         self.at, self.happens, self.after, self.count = at, happens, after, 0
 
-    def done[T](self, name: str, operation: Callable[[], T]) -> T:
-        """One operation."""
+    def run_operation[T](self, name: str, operation: Callable[[], T]) -> T:
+        """Count and run an operation."""
         with self._lock:
             self.count += 1
             mine = self.count == self.at
@@ -71,7 +73,7 @@ class Disk:
 
 
 class Written:
-    """A file whose writes are counted."""
+    """File that counts its writes."""
 
     def __init__(self, file: Any, disk: Disk) -> None:
         self._file = file
@@ -81,7 +83,7 @@ class Written:
         def operation() -> int:
             return self._file.write(data)
 
-        return self._disk.done("write", operation)
+        return self._disk.run_operation("write", operation)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -103,10 +105,10 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch, tmp_path)
 
 
-def moments(disk: Disk, whole: Simulation) -> range:
-    """Operations, evenly spread over all of a run."""
+def moments(disk: Disk, run: Simulation) -> range:
+    """Return operation numbers spread evenly over a run."""
     disk.arm(0, lambda name: None)
-    whole.train()
+    run.train()
     assert disk.count > 40
     return range(1, disk.count + 1, 1 if EXHAUSTIVE else disk.count // RUNS)
 
@@ -120,52 +122,52 @@ def raising(number: int) -> Callable[[str], None]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO", "ETIMEDOUT"])
-def test_whichever_operation_on_a_file_fails_the_run_says_so_and_can_be_gone_on_with(
+def test_run_reports_any_failed_file_operation_and_can_be_resumed(
     error: str, schedule: str, disk: Disk, tmp_path: Path
 ) -> None:
-    number, ended = getattr(errno, error), 0
+    number, failures = getattr(errno, error), 0
     expected = simulation(tmp_path / "whole", schedule)
-    for at in moments(disk, expected):
-        run = simulation(tmp_path / f"{at}", schedule)
-        disk.arm(at, raising(number))
+    for operation in moments(disk, expected):
+        run = simulation(tmp_path / f"{operation}", schedule)
+        disk.arm(operation, raising(number))
         try:
             run.train()
         except (rlkit.RunFailed, rlkit.UsageError, OSError) as failure:
             assert os.strerror(number) in str(failure)
-            ended += 1
+            failures += 1
         else:  # a checkpoint that was not written down was saved again, or what failed was the last of all
             assert len(run.lines()) == 2
         disk.arm(0, raising(number))
         run.train(resume=(run.directory / "run.json").exists())
-        assert run.weights() == expected.weights(), at
+        assert run.weights() == expected.weights(), operation
         assert not list(run.directory.rglob("*.tmp"))
-    assert ended > RUNS // 2
+    assert failures > RUNS // 2
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_run_that_is_cancelled_at_an_operation_on_a_file_can_be_gone_on_with(
+def test_run_cancelled_at_any_file_operation_can_be_resumed(
     after: bool, schedule: str, disk: Disk, tmp_path: Path
 ) -> None:
     expected = simulation(tmp_path / "whole", schedule)
-    for at in moments(disk, expected):
-        run = simulation(tmp_path / f"{at}", schedule)
+    for operation in moments(disk, expected):
+        run = simulation(tmp_path / f"{operation}", schedule)
 
         def cancel(name: str, run: Simulation = run) -> None:
             if run.cancel is not None:
                 run.cancel()
 
-        disk.arm(at, cancel, after=after)
+        disk.arm(operation, cancel, after=after)
         try:
             run.train()
         except asyncio.CancelledError:
             disk.arm(0, cancel)
             run.train(resume=(run.directory / "run.json").exists())
-        assert run.weights() == expected.weights(), at
+        assert run.weights() == expected.weights(), operation
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_disk_that_hangs_for_a_while_is_waited_for(schedule: str, disk: Disk, tmp_path: Path) -> None:
+def test_hanging_disk_is_awaited(schedule: str, disk: Disk, tmp_path: Path) -> None:
     expected = simulation(tmp_path / "whole", schedule)
     for at in moments(disk, expected):
         run = simulation(tmp_path / f"{at}", schedule)

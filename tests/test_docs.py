@@ -51,15 +51,15 @@ class Snippet:
 
     @property
     def file_name(self) -> str | None:
-        found = FILE_NAME.match(self.body)
-        return found[1] if found else None
+        match = FILE_NAME.match(self.body)
+        return match[1] if match else None
 
 
 def snippets(page: Path) -> Iterator[Snippet]:
     text = page.read_text()
-    for found in FENCE.finditer(text):
-        line = text.count("\n", 0, found.start("language")) + 1
-        yield Snippet(page, line, found["language"], found["body"], found["reason"])
+    for fence in FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start("language")) + 1
+        yield Snippet(page, line, fence["language"], fence["body"], fence["reason"])
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def workplace(tmp_path: Path, byte_model_dir: Path, monkeypatch: pytest.MonkeyPa
     for example in (ROOT / "examples").glob("*.py"):
         shutil.copy(example, place / "examples")
     for example in (ROOT / "examples").glob("*.yaml"):
-        whole = yaml.safe_load(example.read_text())
-        for evaluated in whole.get("eval", {"envs": {}})["envs"].values():
+        config = yaml.safe_load(example.read_text())
+        for evaluated in config.get("eval", {"envs": {}})["envs"].values():
             evaluated["tasks"] = 2
-        small = {**whole, "steps": 1, "batch": {"groups": 2, "group_size": 2}}
+        small = {**config, "steps": 1, "batch": {"groups": 2, "group_size": 2}}
         (place / "examples" / example.name).write_text(yaml.safe_dump(small))
     monkeypatch.chdir(place)
     return place
@@ -125,28 +125,31 @@ def test_every_snippet_of_a_page_runs(page: Path, workplace: Path, monkeypatch: 
                 pytest.fail(f"{snippet.place}: nothing runs {other!r}; use one of {RUN} or {SHOWN}")
 
 
-def commands() -> list[str]:
+def readme_commands() -> list[str]:
     readme = list(snippets(ROOT / "README.md"))
     return [line for snippet in readme if snippet.language == "sh" for line in snippet.body.splitlines()]
 
 
-def test_the_readme_has_two_commands_that_set_up_and_train_or_test() -> None:
+def test_readme_has_one_command_to_train_and_one_to_test() -> None:
     set_up = "python3 -m pip install --target .uv uv && .uv/bin/uv run "
-    assert commands() == [f"{set_up}rlkit train examples/arithmetic.yaml", f"{set_up}pytest -n 3 --dist loadfile"]
+    assert readme_commands() == [
+        f"{set_up}rlkit train examples/arithmetic.yaml",
+        f"{set_up}pytest -n 3 --dist loadfile",
+    ]
 
 
-def test_the_page_for_developers_runs_the_tests_with_the_command_of_the_readme() -> None:
-    command = commands()[1].partition(" && ")[2]
+def test_developer_page_runs_the_tests_with_the_command_of_the_readme() -> None:
+    command = readme_commands()[1].partition(" && ")[2]
     lines = [line.partition("  #")[0].strip() for line in (ROOT / "AGENTS.md").read_text().splitlines()]
     assert [line for line in lines if "pytest -n" in line] == [command]
 
 
 def test_the_quick_start_trains_with_the_command_of_the_readme() -> None:
-    shown = [snippet.body.strip() for snippet in snippets(ROOT / "docs" / "index.md") if snippet.reason]
-    assert shown == commands()[:1]
+    bodies = [snippet.body.strip() for snippet in snippets(ROOT / "docs" / "index.md") if snippet.reason]
+    assert bodies == readme_commands()[:1]
 
 
-def test_the_readme_never_names_the_package_that_is_another_projects() -> None:
+def test_readme_does_not_name_the_package_of_another_project() -> None:
     for page in [*PAGES, ROOT / "AGENTS.md"]:
         assert "pip install rlkit" not in page.read_text(), page
 
@@ -162,8 +165,8 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     pattern = re.search(r"grep -E '(.+)' README\.md", script)
     assert pattern is not None
-    found = [line for line in (ROOT / "README.md").read_text().splitlines() if re.search(pattern[1], line)]
-    assert found == commands()[1:]
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if re.search(pattern[1], line)]
+    assert lines == readme_commands()[1:]
     assert script.rstrip().endswith('bash -c "$test_command"')
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
@@ -171,9 +174,9 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 def test_the_eight_lines_of_the_readme_are_those_of_the_docstring() -> None:
     from rlkit.env import Env
 
-    (shown,) = [snippet.body for snippet in snippets(ROOT / "README.md") if snippet.language == "python"]
+    (body,) = [snippet.body for snippet in snippets(ROOT / "README.md") if snippet.language == "python"]
     for line in (Env.__doc__ or "").split("::")[1].strip().splitlines()[:5]:
-        assert line.strip() in shown
+        assert line.strip() in body
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -186,7 +189,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert "::: rlkit.errors" in page
 
 
-def test_the_modules_to_read_are_there_and_as_long_as_the_page_says() -> None:
+def test_modules_to_read_first_exist_with_the_stated_length() -> None:
     page = (ROOT / "docs" / "design.md").read_text().partition("## The ten modules to read")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", page, re.MULTILINE)
     lengths = {name: len((ROOT / "src" / "rlkit" / name).read_text().splitlines()) for name, _ in rows}
@@ -194,7 +197,7 @@ def test_the_modules_to_read_are_there_and_as_long_as_the_page_says() -> None:
     assert {name: stated for name, stated in rows if abs(lengths[name] - int(stated)) > 20} == {}
 
 
-def test_every_estimator_has_its_row_and_its_place_in_the_reference() -> None:
+def test_every_estimator_is_in_the_table_and_the_reference() -> None:
     from rlkit.algorithms.estimators import ESTIMATORS
 
     page = (ROOT / "docs" / "advantages.md").read_text()
@@ -205,7 +208,7 @@ def test_every_estimator_has_its_row_and_its_place_in_the_reference() -> None:
     )
 
 
-def test_the_reference_of_the_configuration_is_made_from_the_schema() -> None:
+def test_configuration_reference_is_generated_from_the_schema() -> None:
     from rlkit.config import reference_markdown
 
     hook = ROOT / "scripts" / "docs_hook.py"
@@ -214,8 +217,8 @@ def test_the_reference_of_the_configuration_is_made_from_the_schema() -> None:
     on_page_markdown = namespace["on_page_markdown"]
     assert callable(on_page_markdown)
     page = SimpleNamespace(file=SimpleNamespace(src_uri="configuration.md"))
-    made = on_page_markdown((ROOT / "docs" / "configuration.md").read_text(), page=page)
-    assert reference_markdown() in made
+    page_text = on_page_markdown((ROOT / "docs" / "configuration.md").read_text(), page=page)
+    assert reference_markdown() in page_text
     with pytest.raises(ValueError, match="lost"):
         on_page_markdown("no mark", page=page)
 

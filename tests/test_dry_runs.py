@@ -34,8 +34,8 @@ QUICK = (
 
 def _here(*envs: str) -> list[str]:
     """Settings for folders of the user's own, and containers: the examples' tasks stand in, in local sandboxes."""
-    told = ("tasks_dir=examples/tasks", "environment=local", "max_turns=2")
-    return [f"{env}.args.{one}" for env in envs for one in told]
+    arguments = ("tasks_dir=examples/tasks", "environment=local", "max_turns=2")
+    return [f"{env}.args.{argument}" for env in envs for argument in arguments]
 
 
 SLOW: Mapping[str, Sequence[str]] = {
@@ -77,20 +77,20 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def rehearsed(rlkit: Callable[..., Any], name: str, *settings: str) -> None:
+def run_dry(rlkit: Callable[..., Any], name: str, *settings: str) -> None:
     result = rlkit("train", EXAMPLES / name, *settings, "--dry-run", "--quiet")
     assert result.exit_code == 0, result.output
     assert "the whole run takes" in result.stdout
 
 
-def test_every_example_is_tried_or_its_tasks_are_elsewhere() -> None:
+def test_every_example_is_tested_or_listed_as_remote() -> None:
     configs = {path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*.yaml")}
     assert sorted(str(path) for path in configs) == sorted([*QUICK, *SLOW, *ELSEWHERE])
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_an_example_passes_a_dry_run(name: str, rlkit: Callable[..., Any]) -> None:
-    rehearsed(rlkit, name)
+    run_dry(rlkit, name)
 
 
 @pytest.mark.skipif(not os.environ.get("RLKIT_ALL_DRY_RUNS"), reason="RLKIT_ALL_DRY_RUNS is not set")
@@ -98,11 +98,11 @@ def test_an_example_passes_a_dry_run(name: str, rlkit: Callable[..., Any]) -> No
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", SLOW)
 def test_an_example_with_an_environment_of_processes_passes_a_dry_run(name: str, rlkit: Callable[..., Any]) -> None:
-    rehearsed(rlkit, name, *SLOW[name])
+    run_dry(rlkit, name, *SLOW[name])
 
 
 @pytest.mark.parametrize("name", [name for name, reason in ELSEWHERE.items() if reason == _HUB])
-def test_an_example_whose_dataset_is_not_here_says_so(name: str, rlkit: Callable[..., Any]) -> None:
+def test_example_with_a_missing_dataset_is_an_error(name: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("train", EXAMPLES / name, "--dry-run", "--quiet")
     assert result.exit_code == 3
     assert "is not on this machine, and HF_HUB_OFFLINE is set" in result.stderr

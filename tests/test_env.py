@@ -90,27 +90,27 @@ class Doubler(ToolEnv[list[int]]):
         self.closed += 1
 
 
-def played(env: Env, policy: ScriptedPolicy | NoisyPolicy) -> Outcome:
+def play(env: Env, policy: ScriptedPolicy | NoisyPolicy) -> Outcome:
     outcome = asyncio.run(env.rollout(policy))
     assert isinstance(outcome, Outcome)
     return outcome
 
 
-def test_a_single_turn_is_asked_once_and_graded_once() -> None:
+def test_single_turn_env_sends_one_request_and_grades_once() -> None:
     policy = ScriptedPolicy(["3"])
     assert asyncio.run(Sum([{"role": "user", "content": "1 + 2"}]).rollout(policy)) == 1.0
     assert len(policy.turns) == 1
 
 
-def test_a_prompt_in_plain_text_is_sampled_as_it_stands() -> None:
+def test_plain_text_prompt_is_sampled_unchanged() -> None:
     policy = ScriptedPolicy([" 3"])
     assert asyncio.run(Sum("1 + 2 =").rollout(policy)) == 1.0
     assert policy.turns[0].prompt.tokens.tolist() == [*b"1 + 2 ="]
 
 
-def test_a_step_env_adds_up_its_rewards_and_gives_each_to_its_turn() -> None:
+def test_step_env_sums_rewards_and_records_them_by_turn() -> None:
     env, policy = Countdown(), ScriptedPolicy(["a", "stop"])
-    assert played(env, policy) == Outcome(5.0, {"steps": 2.0, "said_a": 1.0, "said_stop": 1.0})
+    assert play(env, policy) == Outcome(5.0, {"steps": 2.0, "said_a": 1.0, "said_stop": 1.0})
     assert [turn.reward for turn in policy.turns] == [1.0, 4.0]
     assert [turn.parent for turn in policy.turns] == [None, 0]
     assert policy.prompts[1].endswith("That was 1.\n")
@@ -119,7 +119,7 @@ def test_a_step_env_adds_up_its_rewards_and_gives_each_to_its_turn() -> None:
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_turns=2)], ids=["its own limit", "the run's limit"])
 def test_a_step_env_that_reaches_a_limit_is_truncated(limits: Limits) -> None:
     env, policy = Countdown(), ScriptedPolicy(lambda prompt: "ab", limits=limits)
-    outcome = played(env, policy)
+    outcome = play(env, policy)
     turns = limits.max_turns or Countdown.max_turns
     assert outcome == Outcome(2.0 * turns, {"steps": float(turns), "said_ab": 1.0}, truncated=True)
     assert env.closed == [["ab"] * turns]
@@ -147,7 +147,7 @@ def test_an_env_is_closed_when_it_is_cancelled() -> None:
     assert (len(steps.closed), tools.closed) == (1, 1)
 
 
-def test_rollouts_at_once_share_nothing() -> None:
+def test_concurrent_rollouts_share_no_state() -> None:
     env = Countdown()
 
     async def play() -> list[Outcome]:
@@ -156,16 +156,16 @@ def test_rollouts_at_once_share_nothing() -> None:
     assert [outcome.reward for outcome in asyncio.run(play())] == [4.0, 5.0, 6.0, 7.0]
 
 
-def test_a_tool_env_tells_the_model_what_its_tools_answer() -> None:
+def test_tool_env_shows_tool_results_to_the_model() -> None:
     env, policy = Doubler(), ScriptedPolicy([f"Hm. {CALL}", "8"])
-    assert played(env, policy) == Outcome(1.0, {"calls": 1.0, "malformed_tool_calls": 0.0}, {"text": "8"})
+    assert play(env, policy) == Outcome(1.0, {"calls": 1.0, "malformed_tool_calls": 0.0}, {"text": "8"})
     assert policy.prompts[1].endswith("8\n")
     assert [turn.parent for turn in policy.turns] == [None, 0]
     assert env.closed == 1
 
 
 @pytest.mark.parametrize(
-    ("call", "told", "malformed"),
+    ("call", "message", "malformed"),
     [
         ('{"name": "halve", "arguments": {}}', "there is no tool 'halve'; the tools are double", 0),
         ('{"name": "double", "arguments": {"n": "x"}}', "error: n must be a whole number", 0),
@@ -173,24 +173,24 @@ def test_a_tool_env_tells_the_model_what_its_tools_answer() -> None:
         ("[", "not a valid tool call: [", 1),
     ],
 )
-def test_a_wrong_call_is_told_to_the_model_and_it_may_go_on(call: str, told: str, malformed: int) -> None:
+def test_wrong_call_is_shown_to_the_model_which_may_continue(call: str, message: str, malformed: int) -> None:
     policy = ScriptedPolicy([f"<tool_call>{call}</tool_call>", "8"])
-    outcome = played(Doubler(), policy)
-    assert told in policy.prompts[1]
+    outcome = play(Doubler(), policy)
+    assert message in policy.prompts[1]
     assert outcome == Outcome(1.0, {"calls": 0.0, "malformed_tool_calls": float(malformed)}, {"text": "8"})
 
 
 def test_calls_in_one_reply_are_answered_in_order() -> None:
     policy = ScriptedPolicy([CALL + CALL.replace("4", "5") + "<tool_call>?</tool_call>", "8"])
-    assert played(Doubler(), policy).metrics == {"calls": 2.0, "malformed_tool_calls": 1.0}
+    assert play(Doubler(), policy).metrics == {"calls": 2.0, "malformed_tool_calls": 1.0}
     answers = policy.prompts[1].split("</tool_call>")[-1]
     assert answers.index("8") < answers.index("10") < answers.index("not a valid tool call")
 
 
-def test_a_tool_that_breaks_fails_the_episode() -> None:
+def test_failing_tool_fails_the_episode() -> None:
     env = Doubler()
     with pytest.raises(RuntimeError, match="the tool broke"):
-        played(env, ScriptedPolicy([CALL.replace("4", "-4")]))
+        play(env, ScriptedPolicy([CALL.replace("4", "-4")]))
     assert env.closed == 1
 
 
@@ -198,21 +198,21 @@ def test_a_tool_that_breaks_fails_the_episode() -> None:
     ("limits", "graded"), [(Limits(), ""), (Limits(max_turns=2), ""), (Limits(max_turns=0), None)], ids=repr
 )
 def test_a_tool_env_that_reaches_a_limit_is_graded_as_truncated(limits: Limits, graded: str | None) -> None:
-    outcome = played(Doubler(), ScriptedPolicy(lambda prompt: CALL, limits=limits))
+    outcome = play(Doubler(), ScriptedPolicy(lambda prompt: CALL, limits=limits))
     assert outcome.truncated
     assert outcome.info == {"text": graded}
 
 
-def test_an_answer_that_was_cut_off_is_graded_as_truncated() -> None:
-    outcome = played(Doubler(), ScriptedPolicy(["8 or so"], max_tokens=1))
+def test_truncated_answer_is_graded_as_truncated() -> None:
+    outcome = play(Doubler(), ScriptedPolicy(["8 or so"], max_tokens=1))
     assert (outcome.reward, outcome.truncated) == (1.0, True)
 
 
 @pytest.mark.parametrize("env", [Countdown(), Doubler()], ids=["steps", "tools"])
-def test_noise_never_breaks_an_env(env: Env) -> None:
+def test_random_replies_never_fail_an_env(env: Env) -> None:
     for seed in range(30):
         policy = NoisyPolicy(seed)
-        assert isinstance(played(env, policy).reward, float)
+        assert isinstance(play(env, policy).reward, float)
         assert policy.turns
 
 

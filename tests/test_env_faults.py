@@ -1,4 +1,4 @@
-"""The N-th call of an environment fails, for every N: one rollout is played again, and the run goes on."""
+"""The N-th call of an environment fails, for every N: only its rollout is retried, and the run continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOW_S = 1e5  # longer than any rollout may take
 
 @dataclass
 class Calls:
-    """Counts the calls of environments; the `broken`-th of them fails."""
+    """Count the calls of environments; the `broken`-th call fails."""
 
     broken: int = 0
     how: str = ""
@@ -73,7 +73,7 @@ class Calls:
 
 
 class ToolChat(ByteChat):
-    """Every other reply is a call of a tool."""
+    """Make every other reply a tool call."""
 
     def parse(self, completion: Tokens) -> ParsedReply:
         call: rlkit.ToolCall = {"id": "1", "name": "look", "arguments": {}}
@@ -82,7 +82,7 @@ class ToolChat(ByteChat):
 
 
 class Tools(rlkit.ToolEnv[list[str]]):
-    """Every method can fail."""
+    """Tool environment in which every method can fail."""
 
     max_turns = 2
 
@@ -113,7 +113,7 @@ class Tools(rlkit.ToolEnv[list[str]]):
 
 
 class Steps(rlkit.StepEnv[list[str]]):
-    """Likewise, in steps."""
+    """Step environment in which every method can fail."""
 
     max_turns = 2
 
@@ -136,7 +136,7 @@ class Steps(rlkit.StepEnv[list[str]]):
 
 
 class Single(rlkit.SingleTurnEnv):
-    """Likewise, in one turn."""
+    """Single-turn environment in which every method can fail."""
 
     def __init__(self, number: int, calls: Calls) -> None:
         self.task_id = f"task-{number}"
@@ -165,24 +165,24 @@ def simulation(directory: Path, schedule: str, tasks: Callable[[int, Calls], rlk
 
 @pytest.mark.parametrize("how", ["raises", "times out", "is cancelled", "cancels", "hangs"])
 @pytest.mark.parametrize(("kind", "schedule"), [(Single, "sync"), (Tools, "stream"), (Steps, "async"), (Steps, "sync")])
-def test_whichever_call_of_an_environment_fails_only_its_rollout_is_played_again(
+def test_failure_of_any_environment_call_repeats_only_its_rollout(
     kind: Callable[[int, Calls], rlkit.Env], schedule: str, how: str, tmp_path: Path
 ) -> None:
-    whole = Calls()
-    simulation(tmp_path / "whole", schedule, kind, whole).train()
-    assert whole.count >= 16
-    assert kind is not Tools or whole.names["call"] >= 4
-    for number in range(1, whole.count + 1, 1 if EXHAUSTIVE else 5):
+    uninterrupted = Calls()
+    simulation(tmp_path / "whole", schedule, kind, uninterrupted).train()
+    assert uninterrupted.count >= 16
+    assert kind is not Tools or uninterrupted.names["call"] >= 4
+    for number in range(1, uninterrupted.count + 1, 1 if EXHAUSTIVE else 5):
         calls = Calls(number, how)
         run = simulation(tmp_path / f"{number}", schedule, kind, calls)
         assert run.train().status == "completed"
         assert calls.open == 0
         episodes = pd.read_parquet(run.directory / "episodes")
-        own = episodes[episodes.counts & episodes.final]
-        assert len(own) == STEPS * GROUPS * SIZE  # a full batch each step, of episodes that did not fail
-        assert (own.status != "failed").all()
+        trained = episodes[episodes.counts & episodes.final]
+        assert len(trained) == STEPS * GROUPS * SIZE  # a full batch each step, of episodes that did not fail
+        assert (trained.status != "failed").all()
         failed = episodes[episodes.status == "failed"]
-        expected = how != "hangs" or calls.count > whole.count  # an ordinary function does not hang here
+        expected = how != "hangs" or calls.count > uninterrupted.count  # an ordinary function does not hang here
         assert len(failed) == expected, (number, how)
         assert (failed.attempt == 0).all()
         assert failed.reward.isna().all()
@@ -190,32 +190,32 @@ def test_whichever_call_of_an_environment_fails_only_its_rollout_is_played_again
 
 
 class Source(rlkit.TaskSource):
-    """A source of tasks whose N-th call of one method fails."""
+    """Task source whose N-th call of a method fails."""
 
     def __init__(self, method: str, number: int, error: BaseException) -> None:
-        self.method, self.left, self.error = method, number, error
-        self.drawn = 0
+        self.method, self.remaining_calls, self.error = method, number, error
+        self.draw_count = 0
 
     def next(self) -> rlkit.Env:
         self._called("next")
-        self.drawn += 1
-        return Word(self.drawn)
+        self.draw_count += 1
+        return Word(self.draw_count)
 
     def observe(self, group: rlkit.Group) -> None:
         self._called("observe")
 
     def state_dict(self) -> Mapping[str, Json]:
         self._called("state_dict")
-        return {"drawn": self.drawn}
+        return {"drawn": self.draw_count}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         self._called("load")
-        self.drawn = state["drawn"]  # type: ignore[assignment]  its own
+        self.draw_count = state["drawn"]  # type: ignore[assignment]  its own
 
     def _called(self, method: str) -> None:
         if method == self.method:
-            self.left -= 1
-            if not self.left:
+            self.remaining_calls -= 1
+            if not self.remaining_calls:
                 raise self.error
 
 
@@ -223,14 +223,14 @@ class Source(rlkit.TaskSource):
     ("method", "number"), [("next", 1), ("next", 5), ("observe", 4), ("state_dict", 1), ("state_dict", 3), ("load", 1)]
 )
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_source_of_tasks_that_fails_is_named_and_the_run_can_be_gone_on_with(
+def test_failing_task_source_is_named_and_the_run_can_be_resumed(
     schedule: str, method: str, number: int, tmp_path: Path
 ) -> None:
     error = TimeoutError("no answer") if schedule == "stream" else RuntimeError("the archive is gone")
     settings = {"schedule": SCHEDULES[schedule], "checkpoint": {"every": 1}}
-    whole = Simulation(tmp_path / "whole", World(), settings=settings)
-    whole.tasks = Source("none", 1, error)  # type: ignore[assignment]  a source is a collection of tasks, too
-    whole.train()
+    uninterrupted = Simulation(tmp_path / "whole", World(), settings=settings)
+    uninterrupted.tasks = Source("none", 1, error)  # type: ignore[assignment]  a source is a collection of tasks, too
+    uninterrupted.train()
     run = Simulation(tmp_path / "run", World(), settings=settings)
     if method == "load":
         run.tasks = Source("next", 4, error)  # type: ignore[assignment]
@@ -241,7 +241,7 @@ def test_a_source_of_tasks_that_fails_is_named_and_the_run_can_be_gone_on_with(
         run.train(resume=method == "load")
     run.tasks = Source("none", 1, error)  # type: ignore[assignment]
     run.train(resume=(run.directory / "run.json").exists())
-    assert run.weights() == whole.weights()
+    assert run.weights() == uninterrupted.weights()
 
 
 def test_the_state_of_a_source_must_be_json(tmp_path: Path) -> None:

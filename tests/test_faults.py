@@ -1,4 +1,4 @@
-"""The N-th operation fails, for every N: a run ends finished, or with a named error and something to go on from."""
+"""The N-th operation fails, for every N: the run completes, or ends with a named error and can be resumed."""
 
 from __future__ import annotations
 
@@ -42,18 +42,20 @@ def simulation(directory: Path, schedule: str, **world: object) -> Simulation:
 
 
 @pytest.fixture(scope="module", params=SCHEDULES)
-def clean(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Simulation]:
-    """A run in which nothing goes wrong."""
+def uninterrupted_run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Simulation]:
+    """A run without faults."""
     run = simulation(tmp_path_factory.mktemp("clean") / "run", request.param)
     run.train()
     return request.param, run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whichever_call_to_the_service_fails_the_run_trains_on_the_same(
-    clean: tuple[str, Simulation], kind: FaultKind, tmp_path: Path
+def test_failure_of_any_service_call_does_not_change_training(
+    uninterrupted_run: tuple[str, Simulation], kind: FaultKind, tmp_path: Path
 ) -> None:
-    schedule, expected = clean
+    schedule, expected = uninterrupted_run
     calls = sum(expected.world.calls[call] for call in ("load", "sample", "gradient", "step", "save"))
     assert calls > 15
     # How a request fails matters less than which one does; a few kinds go through all of them.
@@ -73,10 +75,10 @@ def test_whichever_call_to_the_service_fails_the_run_trains_on_the_same(
 
 @pytest.mark.parametrize("kind", ["500", "broken"])
 @pytest.mark.parametrize("call", ["gradient", "step", "save", "load"])
-def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_trains_on_the_same(
-    clean: tuple[str, Simulation], call: str, kind: FaultKind, tmp_path: Path
+def test_failure_of_any_call_during_replay_does_not_change_training(
+    uninterrupted_run: tuple[str, Simulation], call: str, kind: FaultKind, tmp_path: Path
 ) -> None:
-    schedule, expected = clean
+    schedule, expected = uninterrupted_run
     for number in (1, 2):
         run = simulation(tmp_path / f"{number}", schedule)
         run.train()
@@ -91,9 +93,7 @@ def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_train
 
 @pytest.mark.parametrize("call", ["gradient", "step"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_run_that_fails_while_it_takes_its_last_steps_again_goes_on_from_the_newest_of_them(
-    schedule: str, call: str, tmp_path: Path
-) -> None:
+def test_run_that_fails_during_replay_resumes_from_its_newest_step(schedule: str, call: str, tmp_path: Path) -> None:
     def resumed(directory: Path, number: int | None) -> Simulation:
         run = simulation(directory, schedule)
         run.settings = {**run.settings, "steps": 3}
@@ -114,7 +114,7 @@ def test_a_run_that_fails_while_it_takes_its_last_steps_again_goes_on_from_the_n
 
 
 class Slow(Word):
-    """Works for longer than the service may be silent."""
+    """Work for longer than the timeout of the service."""
 
     async def rollout(self, policy: rlkit.Policy) -> float:
         reply = await policy.chat([{"role": "user", "content": self.task_id}])
@@ -124,9 +124,7 @@ class Slow(Word):
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("substeps", [1, 2])
-def test_a_gradient_that_fails_while_nobody_waits_for_the_service_is_computed_again(
-    at: int, substeps: int, tmp_path: Path
-) -> None:
+def test_gradient_that_fails_unobserved_is_computed_again(at: int, substeps: int, tmp_path: Path) -> None:
     settings = {
         "schedule": {"mode": "stream"},
         "service": {"timeout_s": 1000.0},
@@ -139,14 +137,16 @@ def test_a_gradient_that_fails_while_nobody_waits_for_the_service_is_computed_ag
 
 
 @pytest.mark.parametrize("timeout_s", [60.0, 180.0])
-def test_a_prompt_that_is_never_answered_fails_its_rollouts_and_not_the_run(
+def test_prompt_without_an_answer_fails_only_its_rollouts(
     timeout_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered = simulated_service.SimulatedSamplingClient.sample
+    original_sample = simulated_service.SimulatedSamplingClient.sample
 
     def sample(self: Any, prompt: types.ModelInput, *args: Any) -> Any:
-        asked = bytes(token for chunk in prompt.chunks for token in chunk.tokens)  # type: ignore[union-attr]  text
-        return asyncio.get_running_loop().create_future() if b"task-7777" in asked else answered(self, prompt, *args)
+        text = bytes(token for chunk in prompt.chunks for token in chunk.tokens)  # type: ignore[union-attr]  text
+        return (
+            asyncio.get_running_loop().create_future() if b"task-7777" in text else original_sample(self, prompt, *args)
+        )
 
     monkeypatch.setattr(simulated_service.SimulatedSamplingClient, "sample", sample)
     settings = {
@@ -165,7 +165,7 @@ def test_a_prompt_that_is_never_answered_fails_its_rollouts_and_not_the_run(
     assert failed.error.str.contains("took longer than 100 s").all()
 
 
-def test_a_failure_in_the_middle_of_substeps_leaves_a_checkpoint(tmp_path: Path) -> None:
+def test_failure_between_substeps_leaves_a_checkpoint(tmp_path: Path) -> None:
     class Down(Word):
         async def rollout(self, policy: rlkit.Policy) -> float:
             played.append(self.task_id)
@@ -188,7 +188,7 @@ def test_a_failure_in_the_middle_of_substeps_leaves_a_checkpoint(tmp_path: Path)
     assert run.world.calls["step"] > 4  # a substep of the third step was taken
 
 
-def test_a_step_may_take_longer_than_the_service_may_be_silent(tmp_path: Path) -> None:
+def test_step_may_take_longer_than_the_service_timeout(tmp_path: Path) -> None:
     settings = {"service": {"timeout_s": 100.0}, "batch": {"groups": 2, "group_size": 3, "substeps": 2}, "steps": 2}
     run = Simulation(tmp_path / "run", World(), Latency(gradient_s=80.0, step_s=80.0), settings=settings)
     run.train()
@@ -197,10 +197,10 @@ def test_a_step_may_take_longer_than_the_service_may_be_silent(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
-def test_a_share_of_calls_fails_and_nothing_is_lost(
-    clean: tuple[str, Simulation], share: float, tmp_path: Path
+def test_randomly_failing_calls_lose_nothing(
+    uninterrupted_run: tuple[str, Simulation], share: float, tmp_path: Path
 ) -> None:
-    schedule, expected = clean
+    schedule, expected = uninterrupted_run
     kinds: tuple[FaultKind, ...] = ("429", "500", "408", "broken")
     faults = [Fault(kind, share=share / len(kinds)) for kind in kinds]
     run = simulation(tmp_path / "run", schedule, faults=faults)
@@ -208,11 +208,11 @@ def test_a_share_of_calls_fails_and_nothing_is_lost(
     assert run.weights() == expected.weights()
 
 
-def test_a_step_is_one_only_once_its_record_is_on_the_disk(
-    clean: tuple[str, Simulation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_step_completes_only_once_its_record_is_on_the_disk(
+    uninterrupted_run: tuple[str, Simulation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule, expected = clean
-    real, syncs, broken_at = journal._sync, 0, 0
+    schedule, expected = uninterrupted_run
+    original_sync, syncs, broken_at = journal._sync, 0, 0
 
     def sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
         nonlocal syncs
@@ -220,7 +220,7 @@ def test_a_step_is_one_only_once_its_record_is_on_the_disk(
         if syncs == broken_at:
             time.sleep(0.05)  # long enough for tables to be written, if anything wrote them
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(files, folder)
+        original_sync(files, folder)
 
     monkeypatch.setattr(journal, "_sync", sync)
     simulation(tmp_path / "whole", schedule).train()
@@ -232,11 +232,11 @@ def test_a_step_is_one_only_once_its_record_is_on_the_disk(
         broken_at = 0
         run.train(resume=True)
         assert run.weights() == expected.weights(), number
-        drawn = pd.read_parquet(run.directory / "episodes").groupby("draw").step.nunique()
-        assert (drawn == 1).all(), number
+        steps_by_draw = pd.read_parquet(run.directory / "episodes").groupby("draw").step.nunique()
+        assert (steps_by_draw == 1).all(), number
 
 
-def test_new_weights_are_sampled_from_once_the_record_of_their_step_is_on_the_disk(
+def test_new_weights_are_sampled_only_after_the_record_of_their_step_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, append = journal._sync, journal.Journal.append
@@ -246,7 +246,7 @@ def test_new_weights_are_sampled_from_once_the_record_of_their_step_is_on_the_di
         async def rollout(self, policy: rlkit.Policy) -> float:
             steps = on_disk
             reply = await policy.chat([{"role": "user", "content": self.task_id}])
-            seen.append((reply.turn.version, steps))
+            versions_and_steps.append((reply.turn.version, steps))
             return float(reply.text.count("e"))
 
     def appending(self: journal.Journal, kind: journal.RecordKind, content: bytes) -> None:
@@ -256,26 +256,24 @@ def test_new_weights_are_sampled_from_once_the_record_of_their_step_is_on_the_di
 
     def syncing(files: Sequence[BinaryIO], folder: Path | None) -> None:
         nonlocal on_disk
-        there = appended
+        appended_before = appended
         time.sleep(0.05)
         sync(files, folder)
-        on_disk = max(on_disk, there)
+        on_disk = max(on_disk, appended_before)
 
-    seen = list[tuple[int, int]]()
+    versions_and_steps = list[tuple[int, int]]()
     monkeypatch.setattr(journal.Journal, "append", appending)
     monkeypatch.setattr(journal, "_sync", syncing)
     latency = Latency(gradient_s=0, step_s=0, save_s=0, trained_tokens_per_s=1e12)
     run = Simulation(tmp_path / "run", World(), latency, tasks=[Watching(number) for number in range(9)])
     run.train()
-    assert max(version for version, _ in seen) == 2
-    assert all(version <= steps for version, steps in seen)
+    assert max(version for version, _ in versions_and_steps) == 2
+    assert all(version <= steps for version, steps in versions_and_steps)
 
 
 @pytest.mark.parametrize("staleness", ["paced", "strict"])
 @pytest.mark.parametrize("at", [2, 5])
-def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(
-    staleness: str, at: int, tmp_path: Path
-) -> None:
+def test_rollouts_use_the_newest_weights_during_replay(staleness: str, at: int, tmp_path: Path) -> None:
     schedule = {"mode": "async", "max_staleness": 2, "staleness": staleness}
     settings = {"steps": 7, "schedule": schedule, "checkpoint": {"every": 0}}
     tasks = [Talk(number) for number in range(40)]
@@ -308,7 +306,7 @@ def the_first_checkpoint_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(jsonl, "append", append)
 
 
-def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soon(
+def test_checkpoint_that_could_not_be_recorded_is_reported_and_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     the_first_checkpoint_is_not_written(monkeypatch)
@@ -320,7 +318,7 @@ def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soo
 
 @pytest.mark.parametrize("timeout_s", [20.0, 120.0])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_outage_uses_up_no_rollouts_time(schedule: str, timeout_s: float, tmp_path: Path) -> None:
+def test_outage_does_not_count_towards_rollout_timeouts(schedule: str, timeout_s: float, tmp_path: Path) -> None:
     outage = Fault("500", call="sample", after_s=6, until_s=1500)
     run = Simulation(tmp_path / "run", World(faults=[outage]))
     run.settings = {
@@ -334,9 +332,7 @@ def test_an_outage_uses_up_no_rollouts_time(schedule: str, timeout_s: float, tmp
     assert sum(line["env/all/failed"] for line in run.lines()) == 0
 
 
-def test_the_last_checkpoint_is_not_taken_for_saved_when_it_could_not_be_written_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrecorded_last_checkpoint_does_not_count_as_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     the_first_checkpoint_is_not_written(monkeypatch)
     run = Simulation(tmp_path / "run", World(), settings={"steps": 2, "checkpoint": {"every": 2}})
     assert run.train().checkpoint is not None
@@ -345,15 +341,15 @@ def test_the_last_checkpoint_is_not_taken_for_saved_when_it_could_not_be_written
 
 
 class Side(Word):
-    """Asks for two completions side by side."""
+    """Request two completions concurrently."""
 
     async def rollout(self, policy: rlkit.Policy) -> float:
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(policy.sample(f"{self.task_id} {number}")) for number in range(2)]
-        return float(sum(one.result().text.count("e") for one in asked))
+            samples = [group.create_task(policy.sample(f"{self.task_id} {number}")) for number in range(2)]
+        return float(sum(sample.result().text.count("e") for sample in samples))
 
 
-def test_a_service_that_fails_is_not_blamed_on_a_rollout_that_asks_in_tasks_of_its_own(tmp_path: Path) -> None:
+def test_service_error_in_concurrent_requests_does_not_fail_the_rollout(tmp_path: Path) -> None:
     faults = [Fault("500", call="sample")]
     tasks = [Side(number) for number in range(9)]
     run = Simulation(tmp_path / "run", World(faults=faults), settings={"service": {"timeout_s": 100.0}}, tasks=tasks)
@@ -362,28 +358,28 @@ def test_a_service_that_fails_is_not_blamed_on_a_rollout_that_asks_in_tasks_of_i
 
 
 class Finite(rlkit.TaskSource):
-    """Six tasks, and then it breaks."""
+    """Return six tasks, then fail."""
 
-    drawn = 0
+    draw_count = 0
 
     def next(self) -> rlkit.Env:
-        if self.drawn == 6:
+        if self.draw_count == 6:
             raise RuntimeError("the archive is gone")
-        self.drawn += 1
-        return Word(self.drawn)
+        self.draw_count += 1
+        return Word(self.draw_count)
 
     def observe(self, group: rlkit.Group) -> None:
         pass
 
     def state_dict(self) -> Mapping[str, rlkit.Json]:
-        return {"drawn": self.drawn}
+        return {"drawn": self.draw_count}
 
     def load_state_dict(self, state: Mapping[str, rlkit.Json]) -> None:
-        self.drawn = int(str(state["drawn"]))
+        self.draw_count = int(str(state["drawn"]))
 
 
 @pytest.mark.parametrize("staleness", ["paced", "strict"])
-def test_what_was_drawn_before_a_source_of_tasks_broke_is_trained_on_and_saved(staleness: str, tmp_path: Path) -> None:
+def test_tasks_drawn_before_a_source_failed_are_trained_on_and_saved(staleness: str, tmp_path: Path) -> None:
     schedule = {"mode": "async", "max_staleness": 1, "staleness": staleness}
     run = Simulation(tmp_path / "run", World(), settings={"steps": 8, "schedule": schedule})
     run.tasks = Finite()  # type: ignore[assignment]  a source will do
@@ -393,9 +389,7 @@ def test_what_was_drawn_before_a_source_of_tasks_broke_is_trained_on_and_saved(s
     assert run.ears.saved[-1] == len(run.lines())
 
 
-def test_an_evaluation_that_failed_ends_the_run_and_is_not_met_again_by_recoveries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_evaluation_ends_the_run_without_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(self: Evaluation, sampler: object, *, rank: int = 0) -> object:
         raise rlkit.ServiceError("the evaluation's service is down")
 
@@ -408,7 +402,7 @@ def test_an_evaluation_that_failed_ends_the_run_and_is_not_met_again_by_recoveri
     assert sum("recovering the weights" in note for note in run.ears.notes) <= 1
 
 
-def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:
+def test_unreachable_service_ends_the_run_with_its_checkpoints(tmp_path: Path) -> None:
     faults = [Fault("500", call_number=None, share=1.0, call="sample")]
     run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 100.0}, "steps": 5})
     run.train(stop=stopped_after(run, 2))
@@ -422,7 +416,7 @@ def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path)
     assert run.train(resume=True).steps == 5
 
 
-def test_a_service_that_is_gone_for_good_does_not_hold_the_run_up_twice(tmp_path: Path) -> None:
+def test_unreachable_service_delays_the_run_only_once(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 1000.0}, "steps": 50})
     run.world.faults = [Fault("hang", after_s=60.0)]
     with pytest.raises(rlkit.ServiceError, match="no answer within 1000 s"):
@@ -462,17 +456,15 @@ def test_a_service_that_hangs_at_the_start_is_reported_within_a_minute(tmp_path:
     assert "no answer from the service for 45 s; waiting for: starting a training session (1)" in run.ears.notes
 
 
-def test_a_service_that_does_not_say_its_context_at_once_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = 0
+def test_request_for_the_context_size_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = 0
 
     async def context_tokens(self: SimulatedTinker, model: str) -> int:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+        nonlocal requests
+        requests += 1
+        if requests == 1:
             await asyncio.Event().wait()
-        if asked == 2:
+        if requests == 2:
             raise rlkit.ServiceError("busy")
         return 1000
 
@@ -505,7 +497,7 @@ class Sometimes(Word):
 
 @pytest.mark.parametrize("how", ["raises", "hangs", "swallows", "cancels itself"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_environments_that_fail_now_and_then_stop_no_run(schedule: str, how: str, tmp_path: Path) -> None:
+def test_occasional_environment_failures_do_not_end_the_run(schedule: str, how: str, tmp_path: Path) -> None:
     run = simulation(tmp_path / "run", schedule)
     run.tasks = [Sometimes(number, how) for number in range(40)]
     run.settings = {**run.settings, "rollouts": {"timeout_s": 50.0}}

@@ -51,7 +51,7 @@ def info_of(value: object) -> Mapping[str, object]:
         ([1] * ((INFO_BYTES - len('{"log":[]}')) // 2 + 2), False),
     ],
 )
-def test_an_info_may_be_as_large_as_a_mebibyte_of_json(value: object, fits: bool) -> None:
+def test_info_may_have_a_mebibyte_of_json(value: object, fits: bool) -> None:
     size = len(json.dumps({"log": value}, separators=(",", ":")))
     assert (size <= INFO_BYTES) == fits
     if fits:
@@ -62,24 +62,24 @@ def test_an_info_may_be_as_large_as_a_mebibyte_of_json(value: object, fits: bool
 
 
 class Counted(list[object]):
-    """A list that counts what is taken from it."""
+    """List that counts the items read from it."""
 
-    taken = 0
+    items_read = 0
 
     @override
     def __iter__(self) -> Iterator[object]:
         for item in super().__iter__():
-            Counted.taken += 1
+            Counted.items_read += 1
             yield item
 
 
 class CountedMapping(dict[str, object]):
-    """A mapping that counts what is taken from it."""
+    """Mapping that counts the items read from it."""
 
     @override
     def items(self) -> Iterator[tuple[str, object]]:  # type: ignore[override]  all that is asked of it
         for item in super().items():
-            Counted.taken += 1
+            Counted.items_read += 1
             yield item
 
 
@@ -101,11 +101,11 @@ def nested(levels: int) -> object:
     ],
     ids=["many numbers", "many texts", "a large mapping", "one text many times"],
 )
-def test_what_is_far_too_large_is_refused_before_all_of_it_is_looked_at(value: object, at_most: int) -> None:
-    Counted.taken = 0
+def test_oversized_info_is_rejected_before_it_is_read_completely(value: object, at_most: int) -> None:
+    Counted.items_read = 0
     with pytest.raises(RewardError, match="at the key 'log': write large data to a file"):
         info_of(value)
-    assert Counted.taken <= at_most
+    assert Counted.items_read <= at_most
 
 
 @pytest.mark.parametrize("value", ["x" * GIANT, b"x" * GIANT, {"inner": ["x" * GIANT]}])
@@ -118,7 +118,7 @@ def test_a_giant_text_is_not_read(value: object, monkeypatch: pytest.MonkeyPatch
     assert max(read) < 1000
 
 
-def test_a_giant_reward_or_error_is_told_in_few_words() -> None:
+def test_huge_reward_or_error_is_abbreviated() -> None:
     class Giant(rlkit.Env):
         def __init__(self, odd: Callable[[], object]) -> None:
             self.odd = odd
@@ -131,7 +131,7 @@ def test_a_giant_reward_or_error_is_told_in_few_words() -> None:
 
     async def errors() -> list[str | None]:
         odd = [raises, lambda: "x" * GIANT, lambda: [0] * 1_000_000, lambda: Outcome(1.0, {"m": "x" * GIANT})]  # type: ignore[dict-item]
-        return [(await play_env(Giant(one), ScriptedPolicy([]), timeout_s=300))[1] for one in odd]
+        return [(await play_env(Giant(returned), ScriptedPolicy([]), timeout_s=300))[1] for returned in odd]
 
     raised, text, many, metric = map(str, asyncio.run(errors()))
     assert len(raised) < 11_000
@@ -143,7 +143,7 @@ def test_a_giant_reward_or_error_is_told_in_few_words() -> None:
     assert max(map(len, (text, many, metric))) < 300
 
 
-def test_an_environment_with_fifty_megabytes_of_info_fails_its_own_episodes_alone(tmp_path: Path) -> None:
+def test_environment_with_fifty_megabytes_of_info_fails_only_its_episodes(tmp_path: Path) -> None:
     class Giant(Word):
         def grade(self, reply: rlkit.Reply) -> float:
             reward = super().grade(reply)
@@ -166,7 +166,7 @@ def test_an_environment_with_fifty_megabytes_of_info_fails_its_own_episodes_alon
     ["-eyJ" * 1_000_000, "_eyJaaaaaaaa" * 300_000, "://" * 1_000_000, "://a:" * 600_000, "-----BEGIN " * 300_000],
     ids=["tokens", "longer tokens", "addresses", "passwords", "keys"],
 )
-def test_a_text_of_many_beginnings_of_secrets_does_not_take_the_square_of_its_length(text: str) -> None:
+def test_redaction_is_not_quadratic_in_partial_secrets(text: str) -> None:
     assert redact(text) == text
 
 
@@ -174,20 +174,18 @@ TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc"
 
 
 @pytest.mark.parametrize("around", ["{}", "token={}", "Bearer {} x", "({})", "https://a.b/?t={}&u=1"])
-def test_a_web_token_is_taken_out_wherever_it_stands(around: str) -> None:
+def test_web_token_is_redacted_at_any_position(around: str) -> None:
     assert redact(around.format(TOKEN)) == around.format("[redacted]")
     assert TOKEN not in redact(f"key-{TOKEN}") + redact(f"key_{TOKEN}")
 
 
-def test_the_environment_is_read_once_for_all_texts_of_an_episode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redactor_reads_the_environment_once_per_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_PASSWORD", "swordfish in the well")
-    asked = list[int]()
+    reads = list[int]()
     secrets = redaction._secrets  # pyright: ignore[reportPrivateUsage]
 
     def counting(environ: Mapping[str, str]) -> frozenset[str]:
-        asked.append(1)
+        reads.append(1)
         return secrets(environ)
 
     resolved = ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}))
@@ -197,7 +195,7 @@ def test_the_environment_is_read_once_for_all_texts_of_an_episode(
         plain = {"steps": [str(number) for number in range(20_000)]}
         same = redact_episode(replace(episode(1.0), info=plain), store.metadata.make_redactor)
         cleaned = redact_episode(replace(episode(1.0), info=info), store.metadata.make_redactor)
-    assert len(asked) == 2
+    assert len(reads) == 2
     assert same.info is plain
     assert cleaned.info == {"steps": [{"***": f"step {number}"} for number in range(20_000)]}
 
@@ -207,17 +205,17 @@ class Threads(ByteChat):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = list[tuple[int, str]]()
+        self.lengths_and_threads = list[tuple[int, str]]()
 
     @override
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         rendered = super().render(messages, tools)
-        self.seen.append((len(rendered), threading.current_thread().name))
+        self.lengths_and_threads.append((len(rendered), threading.current_thread().name))
         return rendered
 
     @override
     def encode(self, text: str) -> Tokens:
-        self.seen.append((len(text), threading.current_thread().name))
+        self.lengths_and_threads.append((len(text), threading.current_thread().name))
         return super().encode(text)
 
 
@@ -247,9 +245,9 @@ def test_a_long_prompt_is_tokenised_beside_the_event_loop_and_a_short_one_on_it(
 
     assert asyncio.run(main()) == ("hi", "hi", "hi", "hi")
     main_thread = threading.current_thread().name
-    here = [length for length, thread in chat.seen if thread == main_thread]
+    here = [length for length, thread in chat.lengths_and_threads if thread == main_thread]
     assert max(here) <= INLINE_CHARS
-    assert max(length for length, thread in chat.seen if thread != main_thread) >= 2_000_000
+    assert max(length for length, thread in chat.lengths_and_threads if thread != main_thread) >= 2_000_000
 
 
 @pytest.mark.parametrize("how", ["chat", "sample"])
@@ -265,4 +263,4 @@ def test_a_prompt_that_fits_no_context_is_refused_before_it_is_tokenised(how: st
 
     with pytest.raises(ContextFull, match=r"a prompt of 50,000,0.. characters does not fit a context of 4096 tokens"):
         asyncio.run(main())
-    assert chat.seen == []
+    assert chat.lengths_and_threads == []

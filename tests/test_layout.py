@@ -58,12 +58,12 @@ class Import:
 @cache
 def modules() -> Mapping[str, Path]:
     """The package's modules by their dotted names below `rlkit`; scripts that run inside a sandbox are one folder."""
-    found = dict[str, Path]()
+    paths = dict[str, Path]()
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if path != ROOT / "__init__.py" and "templates" not in parts:
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imported_modules(node: ast.AST, importer: str) -> Iterator[str]:
@@ -94,7 +94,7 @@ def imports() -> tuple[Import, ...]:
     )
 
 
-def unit(module: str) -> str:
+def unit_of(module: str) -> str:
     """The folder or root module that a module belongs to."""
     return module.partition(".")[0]
 
@@ -102,9 +102,10 @@ def unit(module: str) -> str:
 def test_imports_point_down() -> None:
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
     upward = [
-        one
-        for one in imports()
-        if unit(one.importer) != unit(one.imported) and floor[unit(one.imported)] >= floor[unit(one.importer)]
+        edge
+        for edge in imports()
+        if unit_of(edge.importer) != unit_of(edge.imported)
+        and floor[unit_of(edge.imported)] >= floor[unit_of(edge.importer)]
     ]
     assert not upward, "\n".join(map(str, upward))
 
@@ -112,31 +113,31 @@ def test_imports_point_down() -> None:
 def test_the_trunk_imports_no_tool_no_environment_and_no_command() -> None:
     outside = {"tools", "dry_run", "envs", "cli", "check", "redteam"}
     crossing = [
-        one
-        for one in imports()
-        if unit(one.importer) in TRUNK | {"config"}
-        and (unit(one.imported) in outside or one.imported == "evaluation.openai_endpoint")
+        edge
+        for edge in imports()
+        if unit_of(edge.importer) in TRUNK | {"config"}
+        and (unit_of(edge.imported) in outside or edge.imported == "evaluation.openai_endpoint")
     ]
     assert not crossing, "\n".join(map(str, crossing))
 
 
 def test_the_trunk_does_not_grow() -> None:
-    paths = [path for name, path in modules().items() if unit(name) in TRUNK]
+    paths = [path for name, path in modules().items() if unit_of(name) in TRUNK]
     lines = sum(1 for path in paths for line in path.read_text().splitlines() if line.strip())
     assert lines <= TRUNK_MAX
 
 
 def test_every_folder_has_its_floor() -> None:
-    assert Counter(name for names in FLOORS for name in names) == Counter({unit(name) for name in modules()})
+    assert Counter(name for names in FLOORS for name in names) == Counter({unit_of(name) for name in modules()})
 
 
 @pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()}))
-def test_no_imports_of_a_folder_go_in_a_circle(folder: str) -> None:
+def test_imports_within_a_folder_have_no_cycle(folder: str) -> None:
     prefix = f"{folder}." if folder else ""
     below = defaultdict[str, set[str]](set)
-    for one in imports():
-        if one.importer.startswith(prefix) and one.imported.startswith(prefix):
-            pair = unit(one.importer.removeprefix(prefix)), unit(one.imported.removeprefix(prefix))
+    for edge in imports():
+        if edge.importer.startswith(prefix) and edge.imported.startswith(prefix):
+            pair = unit_of(edge.importer.removeprefix(prefix)), unit_of(edge.imported.removeprefix(prefix))
             if pair[0] != pair[1]:
                 below[pair[0]].add(pair[1])
     try:
@@ -144,18 +145,18 @@ def test_no_imports_of_a_folder_go_in_a_circle(folder: str) -> None:
     except CycleError as error:
         circle: list[str] = error.args[1]
         lines = [
-            str(one)
-            for one in imports()
+            str(edge)
+            for edge in imports()
             for above, under in zip(circle[1:], circle, strict=False)
-            if one.importer.startswith(prefix + above) and one.imported.startswith(prefix + under)
+            if edge.importer.startswith(prefix + above) and edge.imported.startswith(prefix + under)
         ]
         pytest.fail(f"{' -> '.join(reversed(circle))}:\n" + "\n".join(lines))
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     below = defaultdict[str, set[str]](set)
-    for one in imports():
-        below[one.importer].add(one.imported)
+    for edge in imports():
+        below[edge.importer].add(edge.imported)
     try:
         TopologicalSorter(below).prepare()
     except CycleError as error:
@@ -169,6 +170,6 @@ def test_folders_are_small() -> None:
     assert not large, f"at most {FOLDER_MAX} modules in a folder; split {large}"
 
 
-def test_the_root_holds_the_trunk_of_the_api_alone() -> None:
+def test_root_holds_only_the_trunk_of_the_api() -> None:
     root = {path.stem for path in ROOT.glob("*.py")} - {"__init__", "__main__"}
     assert root == ROOT_MODULES

@@ -56,7 +56,7 @@ class Failing(Word):
         return float(len(reply.text))
 
 
-async def ended(end: str, directory: Path, settings: dict[str, object], *, simulated: bool) -> RunResult | None:
+async def end_run(end: str, directory: Path, settings: dict[str, object], *, simulated: bool) -> RunResult | None:
     """Train until it ends that way, and look what is left in this event loop."""
     stop = rlkit.StopSignal()
     tracker: Tracker = Ending(end, stop)
@@ -72,7 +72,7 @@ async def ended(end: str, directory: Path, settings: dict[str, object], *, simul
         service=SimulatedTinker() if simulated else None,
         chat=ByteChat() if simulated else None,
     )
-    before = asyncio.all_tasks()
+    tasks_before = asyncio.all_tasks()
     result = None
     try:
         result = await trainer.train()
@@ -81,19 +81,19 @@ async def ended(end: str, directory: Path, settings: dict[str, object], *, simul
     except asyncio.CancelledError:
         assert end == "cancellation"
     await asyncio.sleep(60 if simulated else 0.1)  # requests that were under way are answered, and nobody listens
-    assert asyncio.all_tasks() == before
+    assert asyncio.all_tasks() == tasks_before
     assert (result is None) == (end in ("error", "cancellation"))
     return result
 
 
 @pytest.mark.parametrize("mode", ["sync", "stream", "async"])
 @pytest.mark.parametrize("end", ENDS)
-def test_no_task_is_left_in_the_event_loop(end: str, mode: str, tmp_path: Path) -> None:
+def test_run_leaves_no_task_in_the_event_loop(end: str, mode: str, tmp_path: Path) -> None:
     settings: dict[str, object] = {"model": "simulated", "schedule": {"mode": mode}}
-    run_virtual(ended(end, tmp_path / "run", settings, simulated=True))
+    run_virtual(end_run(end, tmp_path / "run", settings, simulated=True))
 
 
-def held() -> tuple[int, list[str]]:
+def list_resources() -> tuple[int, list[str]]:
     """File descriptors and threads of this process."""
     gc.collect()
     # The SDK's own event loop goes on, and its pool grows as it likes; so does rlkit's, up to its size.
@@ -104,7 +104,7 @@ def held() -> tuple[int, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_held_after_a_run_on_the_engine(
+def test_run_on_the_engine_leaves_no_files_and_threads(
     end: str, tmp_path: Path, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_ENGINE_DIR", str(tmp_path / "engine"))
@@ -114,12 +114,14 @@ def test_nothing_is_held_after_a_run_on_the_engine(
         "lora": {"rank": 4},
         "service": {"engine_threads": 1, "engine_device": "cpu"},
     }
-    asyncio.run(ended("success", tmp_path / "first", settings, simulated=False))  # what is started once does not count
-    before = held()
-    asyncio.run(ended(end, tmp_path / "second", settings, simulated=False))
+    asyncio.run(
+        end_run("success", tmp_path / "first", settings, simulated=False)
+    )  # what is started once does not count
+    resources_before = list_resources()
+    asyncio.run(end_run(end, tmp_path / "second", settings, simulated=False))
     # A connection that the SDK keeps for a while is closed in a thread of its own.
-    wait_until(lambda: held()[0] <= before[0], why=held)
-    assert held()[1] == before[1]
+    wait_until(lambda: list_resources()[0] <= resources_before[0], why=list_resources)
+    assert list_resources()[1] == resources_before[1]
 
 
 BLOCKED = """
@@ -150,7 +152,7 @@ sys.exit(4)
 
 
 @pytest.mark.slow
-def test_a_thread_that_never_ends_does_not_keep_a_script_that_trains() -> None:
+def test_endless_thread_does_not_keep_a_training_script_alive() -> None:
     process = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BLOCKED],
         cwd=Path(__file__).parents[1],
@@ -199,7 +201,7 @@ print(result.status)
 @pytest.mark.slow
 @pytest.mark.parametrize("swallowed", ["asyncio.CancelledError", "BaseException"])
 @pytest.mark.parametrize("how", ["train", "RLTrainer"])
-def test_a_task_that_swallows_its_cancellation_does_not_keep_a_script_that_trains(
+def test_uncancellable_task_does_not_keep_a_training_script_alive(
     how: str, swallowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
@@ -221,8 +223,8 @@ def test_a_task_that_swallows_its_cancellation_does_not_keep_a_script_that_train
 
 
 @pytest.mark.parametrize("end", ["success", "cancellation"])
-def test_what_rollouts_share_goes_on_until_the_run_ends_and_no_longer(end: str, tmp_path: Path) -> None:
-    beats, ended = list[int](), list[str]()
+def test_task_shared_by_rollouts_runs_until_the_run_ends(end: str, tmp_path: Path) -> None:
+    beats, cancelled_tasks = list[int](), list[str]()
 
     class Sharing(Word):
         beating: asyncio.Task[None] | None = None
@@ -240,14 +242,14 @@ def test_what_rollouts_share_goes_on_until_the_run_ends_and_no_longer(end: str, 
             except asyncio.CancelledError:
                 self.last = asyncio.create_task(self.again())
                 await asyncio.sleep(1)
-                ended.append("shared")
+                cancelled_tasks.append("shared")
                 raise
 
         async def again(self) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                ended.append("made while it ended")
+                cancelled_tasks.append("made while it ended")
 
     async def run() -> None:
         simulation = Simulation(tmp_path / "run", tasks=[Sharing(number) for number in range(16)])
@@ -261,29 +263,29 @@ def test_what_rollouts_share_goes_on_until_the_run_ends_and_no_longer(end: str, 
 
     run_virtual(run())
     assert len(beats) > 5
-    assert ended == ["shared", "made while it ended"]
+    assert cancelled_tasks == ["shared", "made while it ended"]
 
 
-def test_a_step_is_let_go_of_once_it_is_reported(tmp_path: Path) -> None:
+def test_episodes_of_a_reported_step_are_released(tmp_path: Path) -> None:
     alive, played = list[int](), count()
 
     class Counting(Word):
         async def rollout(self, policy: rlkit.Policy) -> float:
             reward = await super().rollout(policy)
             if next(played) % 4 == 0:  # looking through all objects takes long
-                alive.append(sum(type(held) is Episode for held in gc.get_objects()))
+                alive.append(sum(type(item) is Episode for item in gc.get_objects()))
             return reward  # type: ignore[return-value]  an Outcome
 
     settings = {"steps": 4, "batch": {"groups": 4, "group_size": 4}}
-    before = sum(type(held) is Episode for held in gc.get_objects())
+    count_before = sum(type(item) is Episode for item in gc.get_objects())
     Simulation(tmp_path / "run", settings=settings, tasks=[Counting(number) for number in range(16)]).train()
-    assert max(alive) - before <= 16  # those of the step that is played
+    assert max(alive) - count_before <= 16  # those of the step that is played
 
 
 TELLING: list[rlkit.Env] = []
 
 
-def test_what_an_episode_says_is_kept_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_text_of_an_episode_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "opensesame-123")
 
     class Telling(Word):

@@ -1,4 +1,4 @@
-"""What environments do wrong: each mistake has its outcome, and its siblings never notice."""
+"""Mistakes of environments fail only their own rollouts, each with its message."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CONTEXT = 400
 REWARDS = [1.0, 0.0, 0.0, 1.0]
 
 
-class One(rlkit.Env):
-    """The first rollout of a group does something odd; the others are as they should be."""
+class OddFirst(rlkit.Env):
+    """Do something odd in the first rollout of a group only."""
 
     def __init__(self, odd: Callable[[rlkit.Policy], Awaitable[object]]) -> None:
         self.odd = odd
@@ -96,7 +96,7 @@ async def prints(policy: rlkit.Policy) -> float:
 
 
 class Raising:
-    """An object whose every method raises."""
+    """Object whose every method raises."""
 
     def __float__(self) -> float:
         raise RuntimeError("no number")
@@ -136,27 +136,27 @@ async def raises(policy: rlkit.Policy, error: BaseException) -> float:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_a_mistake_fails_its_own_rollout_and_moves_no_siblings_advantage(name: str) -> None:
-    odd, said = MATRIX[name]
+def test_mistake_fails_only_its_rollout_and_does_not_change_other_advantages(name: str) -> None:
+    odd, message = MATRIX[name]
     # Only what never returns waits for the limit; its siblings are done long before that.
-    group = play(One(odd), timeout_s=5.0 if odd is never else HANG_S)
+    group = play(OddFirst(odd), timeout_s=5.0 if odd is never else HANG_S)
     assert [episode.status for episode in group.episodes] == ["failed", "completed", "completed", "completed"]
-    assert said in (group.episodes[0].error or "")
+    assert message in (group.episodes[0].error or "")
     advantages = asyncio.run(Preparation({"e": GroupMean()}).prepare(group)).advantages
-    alone = GroupMean().advantages(Group("e", "0", 0, group.episodes[1:]))
+    without_failed = GroupMean().advantages(Group("e", "0", 0, group.episodes[1:]))
     assert not advantages[0].any()
-    assert [row[0] for row in advantages[1:]] == alone.tolist()
+    assert [row[0] for row in advantages[1:]] == without_failed.tolist()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", FINE)
-def test_what_is_odd_but_no_mistake_is_let_through(name: str) -> None:
-    group = play(One(FINE[name]))
+def test_unusual_but_valid_results_are_accepted(name: str) -> None:
+    group = play(OddFirst(FINE[name]))
     assert [episode.reward for episode in group.episodes] == [1.0, *REWARDS[1:]]
 
 
 class Resource(Word):
-    """Holds a file while it plays, and fails in many ways."""
+    """Hold an open file during the rollout, and fail in many ways."""
 
     open_files = 0
     loop: ClassVar[asyncio.AbstractEventLoop]
@@ -175,7 +175,7 @@ class Resource(Word):
                 Resource.open_files -= 1
 
 
-def held() -> tuple[int, int]:
+def count_resources() -> tuple[int, int]:
     """File descriptors and threads of this process."""
     gc.collect()
     # The pool of rlkit's own threads grows as it likes.
@@ -186,7 +186,7 @@ def held() -> tuple[int, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("end", ["success", "error", "interrupt", "cancellation"])
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
-def test_nothing_is_held_once_a_run_is_over(end: str, mode: str, tmp_path: Path) -> None:
+def test_run_leaves_no_files_and_threads(end: str, mode: str, tmp_path: Path) -> None:
     def run(name: str) -> None:
         stop = rlkit.StopSignal()
         simulation = Simulation(tmp_path / name, tasks=[Resource(number) for number in range(40)])
@@ -206,10 +206,13 @@ def test_nothing_is_held_once_a_run_is_over(end: str, mode: str, tmp_path: Path)
                 simulation.train()
 
     run("first")  # what is imported and started once does not count
-    before = held()
+    resources_before = count_resources()
     run("second")
     # Threads of tests before this one may open and close files of theirs; what a run leaves behind stays.
-    wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), why=lambda: (held(), before))
+    wait_until(
+        lambda: all(now <= then for now, then in zip(count_resources(), resources_before, strict=True)),
+        why=lambda: (count_resources(), resources_before),
+    )
     assert Resource.open_files == 0
 
 
@@ -224,8 +227,8 @@ def cancel_all() -> None:
             task.cancel()
 
 
-def test_an_episode_keeps_what_was_said_before_it_failed() -> None:
-    group = play(One(MATRIX["raises"][0]))
+def test_failed_episode_keeps_its_turns() -> None:
+    group = play(OddFirst(MATRIX["raises"][0]))
     failed: Episode = group.episodes[0]
     assert len(failed.turns) == 1
     assert failed.reward is None

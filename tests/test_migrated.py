@@ -74,26 +74,26 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_example_is_shown_whole(path: Path, rlkit: Callable[..., Any]) -> None:
+def test_show_prints_every_example_completely(path: Path, rlkit: Callable[..., Any]) -> None:
     result = rlkit("config", "show", path)
     assert result.exit_code == 0, result.stderr
     assert "model:" in result.stdout
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_the_commands_of_a_page_are_of_environments_that_exist_and_take_their_arguments(path: Path) -> None:
-    commands = COMMAND.findall(path.read_text())
-    assert commands
-    for command in commands:
+def test_commands_of_a_page_use_existing_environments_and_arguments(path: Path) -> None:
+    page_commands = COMMAND.findall(path.read_text())
+    assert page_commands
+    for command in page_commands:
         assert run_of(shlex.split(command)[2:]).envs
 
 
-def commands(page: Path) -> Iterator[list[str]]:
+def parse_commands(page: Path) -> Iterator[list[str]]:
     """The commands of a page, each as its words; a job's own command as one more."""
     text = page.read_text()
     blocks = [body.replace("\\\n", " ") for _, body in FENCE.findall(text)]
-    shown = [line for block in blocks for line in block.splitlines()] + SPAN.findall(FENCE.sub("", text))
-    for line in shown:
+    lines = [line for block in blocks for line in block.splitlines()] + SPAN.findall(FENCE.sub("", text))
+    for line in lines:
         if not line.startswith("rlkit ") or line == SCHEMATIC:
             continue
         words = [word for word in shlex.split(line.partition(" > ")[0]) if word != "…"][1:]
@@ -104,10 +104,10 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_every_command_of_a_page_has_known_words(page: Path) -> None:
-    found = list(commands(page))
-    assert len(found) > 4
-    for words in found:
+def test_every_command_of_a_page_parses(page: Path) -> None:
+    page_commands = list(parse_commands(page))
+    assert len(page_commands) > 4
+    for words in page_commands:
         command, rest = get_command(app), list(words)
         while isinstance(command, TyperGroup):
             command = command.commands[rest.pop(0)]
@@ -124,23 +124,23 @@ def test_every_configuration_of_a_page_loads(page: Path, tmp_path: Path) -> None
             load_config([tmp_path / "snippet.yaml"])
 
 
-def options_of(command: Any) -> set[str]:
+def list_options(command: Any) -> set[str]:
     inner = command.commands.values() if isinstance(command, TyperGroup) else ()
-    own = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
-    return own.union(*map(options_of, inner))
+    flags = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return flags.union(*map(list_options, inner))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_every_field_and_option_that_a_page_offers_is_there(page: Path) -> None:
+def test_every_field_and_option_on_a_page_exists(page: Path) -> None:
     fields = set(SPAN.findall((ROOT / "docs" / "options.md").read_text()))
     sections = {".".join(name.split(".")[:end]) for name in fields for end in range(1, len(name.split(".")))}
     sections |= {f"{name}.name" for name in sections}
-    taken = {
+    arguments = {
         name
         for path in BUILT_IN.values()
         for name in inspect.signature(load_object(path, field="env")).parameters  # pyright: ignore[reportArgumentType]
     }
-    flags = options_of(get_command(app))
+    flags = list_options(get_command(app))
     rows = [line.split("|")[2] for line in page.read_text().splitlines() if line.startswith("| ")]
     for offered in [span for row in rows for span in SPAN.findall(row)]:
         if offered.startswith("--"):
@@ -149,13 +149,13 @@ def test_every_field_and_option_that_a_page_offers_is_there(page: Path) -> None:
             continue
         owner, _, argument = name.rpartition("args.")
         if owner or name.startswith("args."):
-            assert argument.partition(".")[0] in taken, offered
+            assert argument.partition(".")[0] in arguments, offered
         else:
             assert name in fields | sections, offered
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_no_option_of_a_predecessor_is_left_out(name: str) -> None:
+def test_every_option_of_a_predecessor_is_documented(name: str) -> None:
     page = (ROOT / "docs" / "migrating" / f"{name}.md").read_text()
     first = {span for line in page.splitlines() if line.startswith("| ") for span in SPAN.findall(line.split("|")[1])}
     assert not set(OPTIONS[name].split()) - {word for span in first for word in (span, span.split()[0])}
@@ -180,16 +180,16 @@ class Value:
     note: str
 
 
-def tables() -> dict[str, list[Value]]:
+def read_tables() -> dict[str, list[Value]]:
     """The tables of values of all pages, by the name of the file that they are of."""
-    found = dict[str, list[Value]]()
+    values = dict[str, list[Value]]()
     for page in PAGES:
         for section in re.split(r"^### ", page.read_text(), flags=re.MULTILINE)[1:]:
-            if (named := re.match(r"`examples/migrated/(\S+)`\n", section)) is None:
+            if (heading := re.match(r"`examples/migrated/(\S+)`\n", section)) is None:
                 continue
             rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
-            found[named[1]] = [row_value(*row) for row in rows if row[1] != "origin"]
-    return found
+            values[heading[1]] = [row_value(*row) for row in rows if row[1] != "origin"]
+    return values
 
 
 def row_value(source: str, kind: str, here: str) -> Value:
@@ -217,7 +217,7 @@ def written_values(path: Path) -> dict[str, tuple[object, str]]:
     return dict(walk(node, ()))
 
 
-TABLES = tables()
+TABLES = read_tables()
 MIGRATED = sorted((ROOT / "examples" / "migrated").iterdir())
 
 
@@ -226,7 +226,7 @@ def test_every_documented_run_has_its_table() -> None:
 
 
 @pytest.mark.parametrize("path", MIGRATED, ids=lambda path: path.stem)
-def test_a_file_has_the_values_of_its_table_and_says_where_each_comes_from(path: Path) -> None:
+def test_file_has_the_values_and_origins_of_its_table(path: Path) -> None:
     rows = [row for row in TABLES[path.name] if row.path is not None]
     beside = {row.path: (row.value, f"# {row.source}{', default' * (row.kind == 'default')}") for row in rows}
     assert len(beside) == len(rows), "a value has one row"
@@ -234,7 +234,7 @@ def test_a_file_has_the_values_of_its_table_and_says_where_each_comes_from(path:
     assert {row.kind for row in TABLES[path.name]} <= {"set", "default", "no option"}
 
 
-def number(text: object) -> float | None:
+def parse_number(text: object) -> float | None:
     try:
         return float(str(text))
     except ValueError:
@@ -242,14 +242,14 @@ def number(text: object) -> float | None:
 
 
 @pytest.mark.parametrize("path", MIGRATED, ids=lambda path: path.stem)
-def test_a_number_is_that_of_the_original_or_its_row_says_why_not(path: Path) -> None:
-    rows = [row for row in TABLES[path.name] if number(row.source.partition("=")[2]) is not None and row.path]
+def test_number_equals_the_original_or_its_row_explains_the_difference(path: Path) -> None:
+    rows = [row for row in TABLES[path.name] if parse_number(row.source.partition("=")[2]) is not None and row.path]
     assert len(rows) > 5
     for row in rows:
-        assert row.note or number(row.value) == number(row.source.partition("=")[2]), row
+        assert row.note or parse_number(row.value) == parse_number(row.source.partition("=")[2]), row
 
 
-def test_the_documented_run_of_the_trainer_is_what_its_page_says() -> None:
+def test_documented_run_of_the_trainer_matches_its_page() -> None:
     config = load_config([ROOT / "examples" / "migrated" / "trainer_terminal_bench.yaml"]).config
     assert (config.batch.groups, config.batch.group_size, config.sampling.max_tokens) == (8, 4, 4096)
     assert (config.epochs, config.steps, config.rollouts.max_concurrent) == (1, None, 1)
@@ -260,35 +260,33 @@ def test_the_documented_run_of_the_trainer_is_what_its_page_says() -> None:
 
 def cookbook_file(name: str) -> dict[str, Any]:
     """The configuration of OpenReward's cookbook that a table states."""
-    whole = dict[str, Any]()
+    config = dict[str, Any]()
     for row in TABLES[name]:
         option, stated, value = row.source.partition("=")
         if stated and row.kind == "set":
             *sections, last = option.split(".")
-            holder = whole
+            holder = config
             for section in sections:
                 holder = holder.setdefault(section, {})
             holder[last] = (
-                as_number if (as_number := number(value)) is not None and "e" in value else yaml.safe_load(value)
+                as_number if (as_number := parse_number(value)) is not None and "e" in value else yaml.safe_load(value)
             )
-    return whole
+    return config
 
 
 @pytest.mark.parametrize("name", ["openreward_whodunit", "openreward_two", "openreward_resume"])
-def test_a_file_of_the_cookbook_is_what_the_import_makes_of_it(
-    name: str, rlkit: Callable[..., Any], tmp_path: Path
-) -> None:
-    old = cookbook_file(f"{name}.yaml")
-    assert old["environments"]["GeneralReasoning/WhoDunIt"]["num_rollouts"] == 16
-    (tmp_path / "tinker-config.yaml").write_text(yaml.safe_dump(old))
+def test_imported_cookbook_file_equals_the_example(name: str, rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    original = cookbook_file(f"{name}.yaml")
+    assert original["environments"]["GeneralReasoning/WhoDunIt"]["num_rollouts"] == 16
+    (tmp_path / "tinker-config.yaml").write_text(yaml.safe_dump(original))
     result = rlkit("import", "openreward-config", tmp_path / "tinker-config.yaml")
     assert result.exit_code == 0, result.stderr
     (tmp_path / "new.yaml").write_text(result.stdout)
-    made = load_config([tmp_path / "new.yaml"]).config.model_dump()
+    imported = load_config([tmp_path / "new.yaml"]).config.model_dump()
     example = load_config([ROOT / "examples" / "migrated" / f"{name}.yaml"]).config.model_dump()
     if name == "openreward_resume":  # a run of its own
-        assert example.pop("name") == f"{made.pop('name')}-resumed"
-    assert made == example
+        assert example.pop("name") == f"{imported.pop('name')}-resumed"
+    assert imported == example
 
 
 def test_every_documented_run_is_on_a_page() -> None:

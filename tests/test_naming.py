@@ -73,7 +73,24 @@ BARE_FUNCTIONS = BARE_NAMES | frozenset(
         "used",
     }
 )
-OPENERS = frozenset({"s", "ow", "ikewise", "f", "ne", "hat", "hen", "here", "hether", "hich", "ho", "hose", "hy"})
+OPENERS = frozenset(
+    {
+        "As",
+        "How",
+        "Likewise",
+        "Of",
+        "One",
+        "What",
+        "When",
+        "Where",
+        "Whether",
+        "Which",
+        "Who",
+        "Those",
+        "Whose",
+        "Why",
+    }
+)
 """Words with which a docstring would lean on the name above it."""
 
 FUNCTION_LINES_MAX = 60

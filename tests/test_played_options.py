@@ -57,7 +57,7 @@ def server(tmp_path: Path) -> Iterator[EngineServer]:
         yield engine
 
 
-def test_the_options_of_a_configuration_arrive_at_the_service_that_it_names(
+def test_configured_options_reach_the_configured_service(
     rlkit: Callable[..., Any],
     server: EngineServer,
     byte_model_dir: Path,
@@ -69,9 +69,9 @@ def test_the_options_of_a_configuration_arrive_at_the_service_that_it_names(
     def watch(owner: type, name: str) -> None:
         plain = getattr(owner, name)
 
-        def watched(self: object, *arguments: Any, **named: Any) -> object:
-            calls.setdefault(name, []).append((arguments, named))
-            return plain(self, *arguments, **named)
+        def watched(self: object, *arguments: Any, **keywords: Any) -> object:
+            calls.setdefault(name, []).append((arguments, keywords))
+            return plain(self, *arguments, **keywords)
 
         monkeypatch.setattr(owner, name, watched)
 
@@ -84,15 +84,15 @@ def test_the_options_of_a_configuration_arrive_at_the_service_that_it_names(
     result = rlkit("train", "a.yaml", f"service.base_url={server.url}", "--json")
     assert result.exit_code == 0, result.stderr
 
-    ((made, settings),) = calls["create_lora_training_client"]
-    everything = {**settings, **dict(enumerate(made))}.values()
+    ((positional, settings),) = calls["create_lora_training_client"]
+    everything = {**settings, **dict(enumerate(positional))}.values()
     assert {str(byte_model_dir), 4} <= set(everything)
-    drawn = [value for arguments, named in calls["sample"] for value in (*arguments, *named.values())]
-    asked = [value for value in drawn if isinstance(value, tinker.SamplingParams)]
-    assert asked
-    for params in asked:
+    sample_arguments = [value for arguments, keywords in calls["sample"] for value in (*arguments, *keywords.values())]
+    sampling_params = [value for value in sample_arguments if isinstance(value, tinker.SamplingParams)]
+    assert sampling_params
+    for params in sampling_params:
         assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (6, 0.7, 0.9, 40)
-    assert sum(value for value in drawn if type(value) is int) == 8, "two groups of four"
+    assert sum(value for value in sample_arguments if type(value) is int) == 8, "two groups of four"
     (((data, loss, bounds), _),) = calls["forward_backward"]
     assert len(data) == 8
     assert (loss, bounds) == ("ppo", {"clip_low_threshold": 0.7, "clip_high_threshold": 1.4})
@@ -100,7 +100,7 @@ def test_the_options_of_a_configuration_arrive_at_the_service_that_it_names(
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (3e-4, 0.8, 0.9, 1e-6, 0.01)
 
 
-def test_keys_of_a_dotenv_file_choose_the_service(
+def test_keys_of_a_dotenv_file_select_the_service(
     rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -112,10 +112,10 @@ def test_keys_of_a_dotenv_file_choose_the_service(
 
 
 @pytest.mark.parametrize(("renderer", "closed"), [(None, False), ("qwen3_disable_thinking", True)])
-def test_a_model_is_kept_from_thinking_by_its_renderer(renderer: str | None, closed: bool) -> None:
+def test_renderer_can_disable_thinking(renderer: str | None, closed: bool) -> None:
     chat = {} if renderer is None else {"chat": {"renderer": renderer}}
     settings: dict[str, object] = {"envs": {"words": {}}, "model": "Qwen/Qwen3-30B-A3B", **chat}
     config = load_config([], settings=settings | {"service": {"base_url": "http://127.0.0.1:9"}}).config
     format = load_chat(config, engine=choose_service(config.service).kind == "engine", note=lambda message: None)
-    shown = format.decode(format.render([{"role": "user", "content": "2+2?"}]).tokens)
-    assert shown.rstrip().endswith("</think>") is closed
+    prompt_text = format.decode(format.render([{"role": "user", "content": "2+2?"}]).tokens)
+    assert prompt_text.rstrip().endswith("</think>") is closed

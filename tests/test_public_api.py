@@ -21,7 +21,7 @@ print(json.dumps({"loaded": len(loaded), "peak_mib": peak_mib, "modules": sorted
 """
 
 
-def test_the_public_names_are_sorted_and_each_can_be_had() -> None:
+def test_public_names_are_sorted_and_importable() -> None:
     assert rlkit.__all__ == sorted(rlkit.__all__)
     for name in rlkit.__all__:
         assert getattr(rlkit, name) is not None
@@ -29,11 +29,11 @@ def test_the_public_names_are_sorted_and_each_can_be_had() -> None:
 
 
 def test_importing_rlkit_is_cheap_and_loads_no_heavy_library() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert not [name for name in HEAVY if name in found["modules"]]
-    assert found["loaded"] <= 60  # numpy alone would be twice as many
-    assert found["peak_mib"] <= 60
+    completed = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    report = json.loads(completed.stdout)
+    assert not [name for name in HEAVY if name in report["modules"]]
+    assert report["loaded"] <= 60  # numpy alone would be twice as many
+    assert report["peak_mib"] <= 60
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

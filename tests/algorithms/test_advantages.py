@@ -42,14 +42,14 @@ from tests.builders import episode, group, turn
 from tests.simulation import Simulation, Talk, Word
 
 
-def estimator(name: str, folder: Path) -> Estimator:
+def load_mine(name: str, folder: Path) -> Estimator:
     """The one of that name in `mine.py`, as a run finds it."""
-    return load_estimators(configured(advantage=f"{folder}/mine.py:{name}"), {})["a"]
+    return load_estimators(make_config(advantage=f"{folder}/mine.py:{name}"), {})["a"]
 
 
 def test_settings_reach_the_formula() -> None:
     played = group([0, 1, 3])
-    config = configured(advantage={"name": "pkpo", "k": 2})
+    config = make_config(advantage={"name": "pkpo", "k": 2})
     advantages = estimate_advantages(load_estimators(config, {})["a"], [played])
     assert advantages == estimate_advantages(PKPO(k=2), [played])
     assert advantages != estimate_advantages(PKPO(k=3), [played])
@@ -60,18 +60,18 @@ def test_an_estimator_is_a_function_or_an_estimator_at_an_import_path(tmp_path: 
         "import numpy as np\nfrom rlkit.algorithms.estimators import PKPO\n"
         "def ones(group):\n    return np.ones(len(group.episodes))\nbest = PKPO(k=3)\nnumber = 3\n"
     )
-    assert estimate_advantages(estimator("ones", tmp_path), [group([1, 2])]) == [[[1], [1]]]
-    assert estimator("best", tmp_path) == PKPO(k=3)
-    assert estimator("PKPO", tmp_path) == PKPO()
+    assert estimate_advantages(load_mine("ones", tmp_path), [group([1, 2])]) == [[[1], [1]]]
+    assert load_mine("best", tmp_path) == PKPO(k=3)
+    assert load_mine("PKPO", tmp_path) == PKPO()
     with pytest.raises(ConfigError, match=r"advantage: .*mine\.py:number is not a function of a group"):
-        estimator("number", tmp_path)
+        load_mine("number", tmp_path)
 
 
 def test_one_advantage_an_episode_is_spread_over_its_turns() -> None:
-    two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
-    whole = group([1, 0])
-    whole = type(whole)("env", "task", 0, (two, whole.episodes[1]))
-    rows = advantages_by_turn(np.array([0.5, -0.5]), whole, title="mine")
+    two_turns = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
+    played = group([1, 0])
+    played = type(played)("env", "task", 0, (two_turns, played.episodes[1]))
+    rows = advantages_by_turn(np.array([0.5, -0.5]), played, title="mine")
     assert [row.tolist() for row in rows] == [[0.5, 0.5], [-0.5]]
 
 
@@ -89,13 +89,13 @@ def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> N
     assert [row.tolist() for row in rows] == [[0.0, 0.0], [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("bad", [np.array([1.0]), np.array([np.nan, 0.0]), [np.ones(3), np.ones(1)]])
-def test_an_estimator_that_gives_nonsense_is_refused(bad) -> None:
+@pytest.mark.parametrize("advantages", [np.array([1.0]), np.array([np.nan, 0.0]), [np.ones(3), np.ones(1)]])
+def test_malformed_advantages_are_an_error(advantages) -> None:
     with pytest.raises(EnvironmentFault):
-        advantages_by_turn(bad, group([1, 0]), title="mine")
+        advantages_by_turn(advantages, group([1, 0]), title="mine")
 
 
-def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_infinity() -> None:
+def test_advantage_too_large_for_float32_is_an_error() -> None:
     with pytest.raises(EnvironmentFault, match=r"an advantage of -1e\+300 for a group of env, too large"):
         advantages_by_turn(np.array([1.0, -1e300]), group([1, 0]), title="mine")
 
@@ -133,7 +133,7 @@ MUST = "it must return 2 numbers for the 2 episodes of a group of env, or as man
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("nothing", f"returned None: {MUST}"),
         ("number", f"returned a value of type float: {MUST}"),
@@ -155,29 +155,29 @@ MUST = "it must return 2 numbers for the 2 episodes of a group of env, or as man
         ("leaves", "failed on a group of env: SystemExit: 3 at "),
     ],
 )
-def test_what_is_wrong_with_an_estimator_of_ones_own_is_told(name: str, told: str, tmp_path: Path) -> None:
+def test_error_of_a_custom_estimator_names_it_and_the_problem(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    mine = estimator(name, tmp_path)
+    mine = load_mine(name, tmp_path)
     with pytest.raises(EnvironmentFault) as failed:
         asyncio.run(Preparation({"env": mine}).prepare(group([0, 1])))
     line = str(failed.value)
     assert line.startswith(f"the advantage estimator {name} (mine.py:")
-    assert told in line
+    assert message in line
     assert "\n" not in line
     # What a dry run makes of it has its name too.
     with pytest.raises(EnvironmentFault, match=rf"the advantage estimator {name} \(mine\.py:"):
         asyncio.run(Preparation({"env": NudgedEstimator(inner=mine)}).prepare(group([0, 1])))
 
 
-def test_an_estimator_that_is_an_object_is_known_by_its_class_and_a_built_in_one_by_its_name(tmp_path: Path) -> None:
+def test_title_of_an_estimator_is_its_class_or_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(EnvironmentFault, match="the advantage estimator Own returned None"):
-        asyncio.run(Preparation({"env": estimator("own", tmp_path)}).prepare(group([0, 1])))
+        asyncio.run(Preparation({"env": load_mine("own", tmp_path)}).prepare(group([0, 1])))
     assert PKPO(k=2).title == "pkpo"
     assert NudgedEstimator(inner=BatchStd()).title == "batch_std"
 
 
-def test_a_function_is_known_by_its_name_through_partials_and_decorators() -> None:
+def test_title_of_a_wrapped_function_is_its_own_name() -> None:
     def mine(groups: Sequence[Group], scale: float) -> list[np.ndarray]:
         return [np.full(len(group.episodes), scale) for group in groups]
 
@@ -187,10 +187,10 @@ def test_a_function_is_known_by_its_name_through_partials_and_decorators() -> No
     assert not FunctionEstimator(function=mine).needs_whole_steps
 
 
-def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
+def test_array_likes_are_advantages(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    found = estimate_advantages(estimator("tensor", tmp_path), [group([0, 1])])
-    assert [row.tolist() for row in found[0]] == [[1.0], [-1.0]]
+    estimates = estimate_advantages(load_mine("tensor", tmp_path), [group([0, 1])])
+    assert [row.tolist() for row in estimates[0]] == [[1.0], [-1.0]]
     assert [row.tolist() for row in advantages_by_turn([True, 0], group([0, 1]), title="mine")] == [[1.0], [0.0]]
 
 
@@ -198,23 +198,21 @@ def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 6), max_size=10), st.sampled_from([0.1, math.log(2), 2.0]))
-def test_a_temperature_search_is_saturated_where_its_weights_stay_too_near_to_equal(
-    values: list[int], kl: float
-) -> None:
-    found = estimate_metrics(EntropicAdaptive(kl=kl), group([float(value) for value in values]))
+def test_temperature_search_is_saturated_if_it_cannot_reach_its_divergence(values: list[int], kl: float) -> None:
+    metrics = estimate_metrics(EntropicAdaptive(kl=kl), group([float(value) for value in values]))
     if len(set(values)) < 2:
-        assert not found
+        assert not metrics
         return
     advantages = EntropicAdaptive(kl=kl, clip=1e300).advantages(group([float(value) for value in values]))
     weights = (advantages + 1) / (advantages + len(values))
     reached = sum(w * math.log(w * len(values)) for w in weights if w > 0)
-    wanted = min(kl, 0.9 * math.log(len(values)))
-    if abs(reached - wanted) < 1e-6 and math.log(len(values) / values.count(max(values))) == pytest.approx(wanted):
+    expected = min(kl, 0.9 * math.log(len(values)))
+    if abs(reached - expected) < 1e-6 and math.log(len(values) / values.count(max(values))) == pytest.approx(expected):
         return  # at the limit itself rounding decides
-    assert found == {"saturated": float(reached < wanted * (1 - 1e-6))}
+    assert metrics == {"saturated": float(reached < expected * (1 - 1e-6))}
 
 
-def test_only_the_valid_episodes_are_searched_where_validity_is_taken_apart() -> None:
+def test_separate_validity_searches_valid_episodes_only() -> None:
     played = group([0.0, 0.0, 0.0, 2.0, 2.0, 1.0, None])
     assert estimate_metrics(EntropicAdaptive(), played) == {"saturated": 0.0}
     assert estimate_metrics(EntropicValidAware(), played) == {"saturated": 1.0}
@@ -228,12 +226,12 @@ def test_the_share_of_saturated_searches_is_a_metric_of_the_environment(tmp_path
     batch = {"groups": 6, "group_size": 5}
     run = Simulation(tmp_path / "run", settings={"steps": 3, "envs": envs, "batch": batch})
     run.train()
-    saved = pd.read_parquet(run.directory / "episodes")
+    episodes = pd.read_parquet(run.directory / "episodes")
     for line in run.lines():
-        of_step = saved[(saved.step == line["step"]) & saved.final & (saved.env == "words")]
+        rows = episodes[(episodes.step == line["step"]) & episodes.final & (episodes.env == "words")]
         ties = [
             (len(rewards), int((rewards == rewards.max()).sum()))
-            for _, rewards in of_step.groupby("draw").reward
+            for _, rewards in rows.groupby("draw").reward
             if rewards.nunique() > 1
         ]
         shares = [best > n / 2 for n, best in ties]
@@ -247,19 +245,21 @@ def test_the_share_of_saturated_searches_is_a_metric_of_the_environment(tmp_path
 def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
     preparation = Preparation({"a": BatchStd(), "b": BatchStd(), "c": GroupMean()})
     groups = [group(values, env=env) for env, values in (("a", [0, 1]), ("b", [0, 9]), ("a", [5, 5]), ("c", [0, 8]))]
-    alone = [asyncio.run(preparation.prepare(one)) for one in groups]
-    together = preparation.prepare_step(alone)
+    separate = [asyncio.run(preparation.prepare(prepared)) for prepared in groups]
+    together = preparation.prepare_step(separate)
     deviation = float(np.std([0, 1, 5, 5]))
-    wanted = [[-0.5 / deviation, 0.5 / deviation], [-1, 1], [0, 0], [-4, 4]]
-    for one, values in zip(together, wanted, strict=True):
-        np.testing.assert_allclose(np.concatenate(one.advantages), values)
-    assert [len(one.data) for one in together] == [len(one.data) for one in alone] == [2, 2, 0, 2]
-    assert together[3] is alone[3]
+    expected = [[-0.5 / deviation, 0.5 / deviation], [-1, 1], [0, 0], [-4, 4]]
+    for prepared, values in zip(together, expected, strict=True):
+        np.testing.assert_allclose(np.concatenate(prepared.advantages), values)
+    assert (
+        [len(prepared.data) for prepared in together] == [len(prepared.data) for prepared in separate] == [2, 2, 0, 2]
+    )
+    assert together[3] is separate[3]
     np.testing.assert_allclose(together[0].data[1].advantages.max(), 0.5 / deviation, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (
             lambda groups: [np.zeros(2)] * 3,
@@ -274,27 +274,27 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
         (lambda groups: 1 / 0, "failed on a group of env: ZeroDivisionError"),
     ],
 )
-def test_what_is_wrong_with_an_estimator_of_whole_steps_is_told(function, told: str) -> None:
-    with pytest.raises(EnvironmentFault, match=told):
+def test_error_of_a_step_estimator_names_the_problem(function, message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
         asyncio.run(Preparation({"env": step_estimator(function)}).prepare(group([0, 1])))
 
 
-def configured(**settings: object) -> Config:
+def make_config(**settings: object) -> Config:
     return load_config([], settings={"envs": {"a": {"env": "arithmetic"}}, **settings}).config
 
 
 @pytest.mark.parametrize("name", ["batch_std", "reinforce_pp_baseline"])
-def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: str, tmp_path: Path) -> None:
+def test_stream_schedule_rejects_step_estimators(name: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    config = configured(advantage=f"{tmp_path}/own.py:step", schedule={"mode": "stream"})
+    config = make_config(advantage=f"{tmp_path}/own.py:step", schedule={"mode": "stream"})
     with pytest.raises(
         ConfigError, match=r"envs\.a: the estimator step \(own\.py:\d+\) needs .* schedule\.mode to sync"
     ):
         load_estimators(config, {})
     with pytest.raises(ConfigError, match=rf"envs\.a: the estimator {name} needs"):
-        load_estimators(configured(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]()})
+        load_estimators(make_config(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]()})
     assert load_estimators(config, {"a": GroupMean()}) == {"a": GroupMean()}
-    assert load_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]()}
+    assert load_estimators(make_config(advantage=name), {}) == {"a": ESTIMATORS[name]()}
 
 
 # Runs
@@ -318,28 +318,28 @@ def test_a_run_learns_with_every_estimator(name: str, mode: str, tmp_path: Path)
     assert [line["optim/skipped"] for line in run.lines()] == [0, 0]
 
 
-def test_the_steepness_of_entropic_weights_is_that_of_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played, prepare = list[tuple[Group, PreparedGroup]](), Preparation.prepare
+def test_configured_beta_reaches_the_entropic_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared_groups, prepare = list[tuple[Group, PreparedGroup]](), Preparation.prepare
 
-    async def noted(self: Preparation, of: Group) -> PreparedGroup:
-        played.append((of, await prepare(self, of)))
-        return played[-1][1]
+    async def record_group(self: Preparation, played: Group) -> PreparedGroup:
+        prepared_groups.append((played, await prepare(self, played)))
+        return prepared_groups[-1][1]
 
-    monkeypatch.setattr(Preparation, "prepare", noted)
+    monkeypatch.setattr(Preparation, "prepare", record_group)
     for beta in (0.5, 2.0):
-        played.clear()
+        prepared_groups.clear()
         settings = {"steps": 2, "advantage": {"name": "entropic", "beta": beta}}
         Simulation(tmp_path / str(beta), settings=settings).train()
-        assert any(len(set(of.rewards)) > 1 for of, _ in played)
-        for of, prepared in played:
-            weights = np.exp(beta * of.rewards)
-            others = (weights.sum() - weights) / (len(weights) - 1)
-            assert [float(row[0]) for row in prepared.advantages] == pytest.approx(np.minimum(weights / others - 1, 16))
+        assert any(len(set(played.rewards)) > 1 for played, _ in prepared_groups)
+        for played, prepared in prepared_groups:
+            weights = np.exp(beta * played.rewards)
+            mean_others = (weights.sum() - weights) / (len(weights) - 1)
+            assert [float(row[0]) for row in prepared.advantages] == pytest.approx(
+                np.minimum(weights / mean_others - 1, 16)
+            )
 
 
-def test_a_run_in_turns_learns_from_their_returns(tmp_path: Path) -> None:
+def test_run_with_several_turns_learns_from_turn_returns(tmp_path: Path) -> None:
     settings = {"steps": 2, "advantage": {"name": "turn_returns", "discount": 0.5}}
     run = Simulation(tmp_path / "run", settings=settings, tasks=[Talk(number) for number in range(9)])
     assert run.train().status == "completed"
@@ -375,14 +375,14 @@ def test_each_environment_has_its_own_estimator(tmp_path: Path) -> None:
     batch = {"groups": 6, "group_size": 3, "substeps": 2}
     run = Simulation(tmp_path / "run", settings={"steps": 2, "envs": envs, "batch": batch, "advantage": "grpo"})
     assert run.train().status == "completed"
-    seen = load_object(f"{tmp_path}/own.py:seen", field="seen")
-    assert isinstance(seen, dict)
-    assert seen["each"] == {"sums"}
-    assert {env for groups in seen["steps"] for env in groups} == {"words"}
-    assert max(len(groups) for groups in seen["steps"]) > 1
+    seen_envs = load_object(f"{tmp_path}/own.py:seen", field="seen")
+    assert isinstance(seen_envs, dict)
+    assert seen_envs["each"] == {"sums"}
+    assert {env for groups in seen_envs["steps"] for env in groups} == {"words"}
+    assert max(len(groups) for groups in seen_envs["steps"]) > 1
 
 
-def test_a_run_with_an_estimator_of_whole_steps_is_gone_on_with_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_resumed_run_with_a_step_estimator_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = {"steps": 4, "advantage": "batch_std", "batch": {"groups": 4, "group_size": 3, "substeps": 2}}
     expected = Simulation(tmp_path / "whole", settings=settings)
     expected.train()
@@ -393,7 +393,7 @@ def test_a_run_with_an_estimator_of_whole_steps_is_gone_on_with_as_if_nothing_ha
     assert run.weights() == expected.weights()
 
 
-def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: Path) -> None:
+def test_failing_step_estimator_ends_the_run_and_is_named(tmp_path: Path) -> None:
     def broken(groups: Sequence[Group]) -> list[np.ndarray]:
         if len(groups) > 1:
             raise KeyError("mine")
@@ -407,7 +407,7 @@ def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: P
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_whichever_call_fails_a_step_is_estimated_of_the_same_groups(mode: str, tmp_path: Path) -> None:
+def test_failed_calls_do_not_change_the_groups_of_a_step(mode: str, tmp_path: Path) -> None:
     schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
     batch = {"groups": 4, "group_size": 3, "substeps": 2}
     settings = {"advantage": "reinforce_pp_baseline", "batch": batch, "schedule": schedule}
@@ -421,7 +421,7 @@ def test_whichever_call_fails_a_step_is_estimated_of_the_same_groups(mode: str, 
         assert run.weights() == expected.weights(), number
 
 
-def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
+def test_estimator_in_python_is_a_function_a_name_or_a_mapping() -> None:
     tasks = [Spell(0)]
     with pytest.raises(rlkit.UsageError, match="a value of type int is no name, no function and no mapping"):
         rlkit.train(envs=tasks, advantage=5)  # type: ignore[arg-type]
@@ -434,7 +434,7 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "given", "said"),
+    ("rewards", "returned", "message"),
     [
         ([1.0], [1.0, 2.0], "2 advantages: it must return 1 number for the 1 episode of a group of env, or as many"),
         ([1.0, 0.0], [1.0], "1 advantage: it must return 2 numbers for the 2 episodes of a group of env, or as many"),
@@ -444,20 +444,20 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
         ([1.0, 0.0], [1.0, "two"], "a value of type str for episode 1: "),
     ],
 )
-def test_what_an_estimator_returns_instead_is_told_in_numbers(rewards: list[float], given: object, said: str) -> None:
-    with pytest.raises(EnvironmentFault, match=f"the advantage estimator mine returned (an? )?{said}"):
-        advantages_by_turn(given, group(rewards), title="mine")
+def test_error_states_how_many_advantages_are_expected(rewards: list[float], returned: object, message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=f"the advantage estimator mine returned (an? )?{message}"):
+        advantages_by_turn(returned, group(rewards), title="mine")
 
 
 @pytest.mark.parametrize("largest", [3.4e38, -3.4e38])
-def test_an_advantage_that_32_bits_just_hold_is_taken(largest: float) -> None:
+def test_largest_float32_advantage_is_accepted(largest: float) -> None:
     assert [row.tolist() for row in advantages_by_turn([largest, 0.0], group([1, 0]), title="mine")] == [
         [largest],
         [0.0],
     ]
 
 
-def test_the_line_at_which_an_estimator_failed_is_told() -> None:
+def test_error_names_the_line_at_which_the_estimator_failed() -> None:
     def broken(group: Group) -> np.ndarray:
         return np.array([1.0]) / group.no_such_thing  # type: ignore[attr-defined]  on purpose
 

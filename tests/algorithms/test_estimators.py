@@ -43,11 +43,11 @@ anything = st.lists(st.floats(-1.7e308, 1.7e308), max_size=12)
 
 def estimate(name: str, played: Group) -> np.ndarray:
     """[G], as if the group were the whole step; of an advantage for each turn the first, which here is the only one."""
-    found = ESTIMATORS[name]().advantages(played)
-    return np.array([np.ravel(row)[0] for row in found], dtype=np.float64)
+    advantages = ESTIMATORS[name]().advantages(played)
+    return np.array([np.ravel(row)[0] for row in advantages], dtype=np.float64)
 
 
-def allowed(name: str, values: Sequence[float]) -> list[float]:
+def restrict_rewards(name: str, values: Sequence[float]) -> list[float]:
     """Rewards that the estimator is defined for."""
     return [abs(value) for value in values] if name == "maxrl" else list(values)
 
@@ -71,17 +71,17 @@ def with_turns(rewards: Sequence[Sequence[float | None]], totals: Sequence[float
     return Group("env", "task", 0, tuple(episodes))
 
 
-def as_function(name: str) -> Callable[..., object]:
+def make_function(name: str) -> Callable[..., object]:
     """The estimator of that name: of a group, or of the groups of a step, and of its settings."""
 
     def estimate(played: Group | Sequence[Group], **settings: float) -> object:
-        one = ESTIMATORS[name](**settings)
-        return one.advantages(played) if isinstance(played, Group) else one.step_advantages(played)
+        estimator = ESTIMATORS[name](**settings)
+        return estimator.advantages(played) if isinstance(played, Group) else estimator.step_advantages(played)
 
     return estimate
 
 
-estimators = SimpleNamespace(**{name: as_function(name) for name in NAMES})
+estimators = SimpleNamespace(**{name: make_function(name) for name in NAMES})
 
 
 # What holds of all of them
@@ -91,7 +91,7 @@ estimators = SimpleNamespace(**{name: as_function(name) for name in NAMES})
 @FEW
 @given(value=st.floats(-1e308, 1e308), size=st.integers(0, 20))
 def test_equal_rewards_give_exactly_zero(name: str, value: float, size: int) -> None:
-    assert not estimate(name, group(allowed(name, [value] * size))).any()
+    assert not estimate(name, group(restrict_rewards(name, [value] * size))).any()
 
 
 @EVERY
@@ -100,43 +100,43 @@ def test_equal_rewards_give_exactly_zero(name: str, value: float, size: int) -> 
 def test_rewards_that_differ_by_rounding_are_equal(name: str, value: float, noise: list[int]) -> None:
     rewards = [value + step * math.ulp(value) for step in noise]
     assume(abs(value) > 1e-300)
-    assert not estimate(name, group(allowed(name, rewards))).any()
+    assert not estimate(name, group(restrict_rewards(name, rewards))).any()
 
 
 @EVERY
 @FEW
 @given(values=anything)
-def test_whatever_the_rewards_every_advantage_is_finite(name: str, values: list[float]) -> None:
-    assert np.isfinite(estimate(name, group(allowed(name, values)))).all()
+def test_advantages_of_any_rewards_are_finite(name: str, values: list[float]) -> None:
+    assert np.isfinite(estimate(name, group(restrict_rewards(name, values)))).all()
 
 
 @EVERY
 @FEW
 @given(value=st.floats(-1e300, 1e300), gaps=st.lists(st.floats(-1e-8, 1e-8), min_size=1, max_size=9))
-def test_nor_do_small_differences_of_great_rewards_overflow(name: str, value: float, gaps: list[float]) -> None:
+def test_small_differences_of_large_rewards_do_not_overflow(name: str, value: float, gaps: list[float]) -> None:
     rewards = [value, *(value * (1 + gap) for gap in gaps)]
-    assert np.isfinite(estimate(name, group(allowed(name, rewards)))).all()
+    assert np.isfinite(estimate(name, group(restrict_rewards(name, rewards)))).all()
 
 
 @EVERY
 @FEW
 @given(values=anything, failed=st.lists(st.integers(0, 12), max_size=4))
-def test_a_failed_episode_gets_zero_and_moves_no_one_elses_advantage(
+def test_failed_episode_gets_zero_and_does_not_change_other_advantages(
     name: str, values: list[float], failed: list[int]
 ) -> None:
-    own = allowed(name, values)
-    mixed: list[float | None] = list(own)
+    rewards = restrict_rewards(name, values)
+    mixed: list[float | None] = list(rewards)
     for place in sorted(failed):
         mixed.insert(min(place, len(mixed)), None)
-    whole = group(mixed)
-    advantages = estimate(name, whole)
-    np.testing.assert_array_equal(advantages[whole.valid_mask], estimate(name, group(own)))
-    assert not advantages[~whole.valid_mask].any()
+    played = group(mixed)
+    advantages = estimate(name, played)
+    np.testing.assert_array_equal(advantages[played.valid_mask], estimate(name, group(rewards)))
+    assert not advantages[~played.valid_mask].any()
 
 
 @EVERY
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_counts_as_none(name: str, bad: float) -> None:
+def test_non_finite_reward_counts_as_no_reward(name: str, bad: float) -> None:
     advantages = estimate(name, group([3.0, bad, 1.0, 2.0]))
     np.testing.assert_array_equal(advantages[[0, 2, 3]], estimate(name, group([3.0, 1.0, 2.0])))
     assert advantages[1] == 0
@@ -146,18 +146,18 @@ def test_a_reward_that_is_no_number_counts_as_none(name: str, bad: float) -> Non
 @FEW
 @given(values=eighths, data=st.data())
 def test_the_order_of_the_episodes_does_not_matter(name: str, values: list[float], data: st.DataObject) -> None:
-    own = allowed(name, values)
-    order = data.draw(st.permutations(range(len(own))))
-    shuffled = estimate(name, group([own[i] for i in order]))
-    np.testing.assert_allclose(shuffled, estimate(name, group(own))[list(order)], atol=1e-12)
+    rewards = restrict_rewards(name, values)
+    order = data.draw(st.permutations(range(len(rewards))))
+    shuffled = estimate(name, group([rewards[i] for i in order]))
+    np.testing.assert_allclose(shuffled, estimate(name, group(rewards))[list(order)], atol=1e-12)
 
 
 @EVERY
 @FEW
 @given(values=eighths)
-def test_a_better_reward_never_gets_less(name: str, values: list[float]) -> None:
-    own = sorted(allowed(name, values))
-    assert (np.diff(estimate(name, group(own))) >= -1e-12).all()
+def test_higher_reward_never_has_a_lower_advantage(name: str, values: list[float]) -> None:
+    rewards = sorted(restrict_rewards(name, values))
+    assert (np.diff(estimate(name, group(rewards))) >= -1e-12).all()
 
 
 @pytest.mark.parametrize("name", SHIFT_INVARIANT)
@@ -171,21 +171,21 @@ def test_a_constant_added_to_all_rewards_changes_nothing(name: str, values: list
 @pytest.mark.parametrize("name", SCALE_INVARIANT)
 @FEW
 @given(values=eighths, scale=st.sampled_from([1e-300, 1e-12, 0.3, 7.0, 1e12, 1e300]))
-def test_the_unit_of_the_rewards_changes_nothing(name: str, values: list[float], scale: float) -> None:
-    own = allowed(name, values)
-    scaled = estimate(name, group([value * scale for value in own]))
-    np.testing.assert_allclose(scaled, estimate(name, group(own)), atol=1e-9, rtol=1e-9)
+def test_scale_invariant_estimators_ignore_the_unit_of_rewards(name: str, values: list[float], scale: float) -> None:
+    rewards = restrict_rewards(name, values)
+    scaled = estimate(name, group([value * scale for value in rewards]))
+    np.testing.assert_allclose(scaled, estimate(name, group(rewards)), atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", GROWS_WITH_REWARDS)
 @FEW
 @given(values=eighths, scale=st.sampled_from([1e-300, 1e-12, 0.3, 7.0, 1e12, 1e300]))
-def test_or_the_advantages_are_in_the_unit_of_the_rewards(name: str, values: list[float], scale: float) -> None:
+def test_other_estimators_scale_with_the_unit_of_rewards(name: str, values: list[float], scale: float) -> None:
     scaled = estimate(name, group([value * scale for value in values]))
     np.testing.assert_allclose(scaled / scale, estimate(name, group(values)), atol=1e-9, rtol=1e-9)
 
 
-def test_each_is_said_to_be_one_or_the_other_but_the_one_with_a_unit_of_its_own() -> None:
+def test_each_estimator_but_entropic_is_scale_invariant_or_equivariant() -> None:
     assert sorted([*SCALE_INVARIANT, *GROWS_WITH_REWARDS, "entropic"]) == NAMES
 
 
@@ -193,7 +193,7 @@ def test_each_is_said_to_be_one_or_the_other_but_the_one_with_a_unit_of_its_own(
 @FEW
 @given(values=st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=12))
 def test_advantages_sum_to_zero(name: str, values: list[float]) -> None:
-    advantages = estimate(name, group(allowed(name, values)))
+    advantages = estimate(name, group(restrict_rewards(name, values)))
     largest = np.abs(advantages).max()
     assert abs(np.sum(advantages / (largest or 1.0))) <= 1e-9
 
@@ -207,7 +207,7 @@ def test_entropic_advantages_are_from_minus_one_to_the_clip(name: str, values: l
 
 @pytest.mark.parametrize("name", ["pkpo", "best_vs_second"])
 @given(values=anything)
-def test_what_the_best_of_several_would_lose_is_never_negative(name: str, values: list[float]) -> None:
+def test_pkpo_and_best_vs_second_are_never_negative(name: str, values: list[float]) -> None:
     assert (estimate(name, group(values)) >= 0).all()
 
 
@@ -267,8 +267,11 @@ def slow_entropic(r: Sequence[Fraction]) -> list[float]:
     with localcontext() as context:
         context.prec = 60
         weights = [(2 * Decimal(value.numerator) / Decimal(value.denominator)).exp() for value in r]
-        others = [(sum(weights) - weight) / (len(r) - 1) for weight in weights]
-        return [float(min(weight / rest - 1, Decimal(16))) for weight, rest in zip(weights, others, strict=True)]
+        mean_others = [(sum(weights) - weight) / (len(r) - 1) for weight in weights]
+        return [
+            float(min(weight / mean_other - 1, Decimal(16)))
+            for weight, mean_other in zip(weights, mean_others, strict=True)
+        ]
 
 
 REFERENCES: dict[str, Callable[[Sequence[Fraction]], list[float]]] = {
@@ -292,22 +295,22 @@ REFERENCES: dict[str, Callable[[Sequence[Fraction]], list[float]]] = {
 @pytest.mark.parametrize("name", REFERENCES)
 @FEW
 @given(values=eighths)
-def test_it_is_what_a_slow_reference_says(name: str, values: list[float]) -> None:
+def test_advantages_equal_a_slow_reference(name: str, values: list[float]) -> None:
     assume(min(values) < max(values))
-    wanted = REFERENCES[name]([Fraction(value) for value in values])
-    np.testing.assert_allclose(estimate(name, group(values)), wanted, rtol=1e-9, atol=1e-12)
+    expected = REFERENCES[name]([Fraction(value) for value in values])
+    np.testing.assert_allclose(estimate(name, group(values)), expected, rtol=1e-9, atol=1e-12)
 
 
 @given(values=eighths)
 def test_maxrl_is_relative_to_the_mean(values: list[float]) -> None:
     r = [abs(Fraction(value)) for value in values]
     assume(min(r) < max(r))
-    wanted = [float((value - mean_of(r)) / mean_of(r)) for value in r]
-    np.testing.assert_allclose(estimate("maxrl", group([abs(value) for value in values])), wanted, rtol=1e-9)
+    expected = [float((value - mean_of(r)) / mean_of(r)) for value in r]
+    np.testing.assert_allclose(estimate("maxrl", group([abs(value) for value in values])), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("rewards", [[1, -1], [-1, -1], [None, -1, 0]])
-def test_maxrl_refuses_negative_rewards_by_name(rewards: list[float | None]) -> None:
+def test_maxrl_rejects_negative_rewards(rewards: list[float | None]) -> None:
     with pytest.raises(
         EnvironmentFault, match=r"maxrl needs rewards that are not negative, .* env has the reward -1\.0"
     ):
@@ -326,11 +329,11 @@ def test_opo_weighs_its_baseline_by_sampled_tokens(values: list[float], data: st
     assert abs(advantages @ np.array(lengths)) <= 1e-9
 
 
-def test_opo_leaves_out_the_tokens_of_failed_episodes_and_forced_ones() -> None:
+def test_opo_ignores_failed_episodes_and_forced_tokens() -> None:
     forced = episode(1.0, turns=[turn([1], [2, 3, 4], forced=2)])
-    other = episode(0.0, member=1, turns=[turn([1], [2, 3, 4])])
-    lost = episode(None, member=2, turns=[turn([1], [2] * 50)])
-    np.testing.assert_allclose(estimators.opo(Group("env", "task", 0, (forced, other, lost))), [0.75, -0.25, 0])
+    unforced = episode(0.0, member=1, turns=[turn([1], [2, 3, 4])])
+    failed = episode(None, member=2, turns=[turn([1], [2] * 50)])
+    np.testing.assert_allclose(estimators.opo(Group("env", "task", 0, (forced, unforced, failed))), [0.75, -0.25, 0])
     assert not estimators.opo(with_lengths([1, 0], [0, 0])).any()
 
 
@@ -338,11 +341,11 @@ def test_opo_leaves_out_the_tokens_of_failed_episodes_and_forced_ones() -> None:
 @given(values=st.lists(st.integers(-9, 9).map(float), min_size=6, max_size=6))
 def test_pkpo_takes_the_best_of_any_k(k: int, values: list[float]) -> None:
     sets = list(combinations(range(6), k))
-    wanted = [
+    expected = [
         sum(max(values[j] for j in s) - max(values[j] for j in s if j != i) for s in sets if i in s) / len(sets)
         for i in range(6)
     ]
-    np.testing.assert_allclose(estimators.pkpo(group(values), k=k), wanted, atol=1e-12)
+    np.testing.assert_allclose(estimators.pkpo(group(values), k=k), expected, atol=1e-12)
 
 
 def test_pkpo_is_the_published_value_for_successes_and_failures() -> None:
@@ -385,14 +388,14 @@ def test_rloo_is_the_gradient_of_the_mean_without_bias(p: float) -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_pkpo_is_the_gradient_of_the_best_of_k_without_bias(p: float, k: int) -> None:
-    found = expected_gradient(lambda played: estimators.pkpo(played, k=k), p=p, n=5)
-    assert found == pytest.approx(k * (1 - p) ** (k - 1))
+    gradient = expected_gradient(lambda played: estimators.pkpo(played, k=k), p=p, n=5)
+    assert gradient == pytest.approx(k * (1 - p) ** (k - 1))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 def test_maxrl_is_the_gradient_of_the_likelihood_up_to_its_order(p: float) -> None:
-    wanted = sum((1 - p) ** (order - 1) for order in range(1, 5))
-    assert expected_gradient(estimators.maxrl, p=p, n=5) / 5 == pytest.approx(wanted)
+    expected = sum((1 - p) ** (order - 1) for order in range(1, 5))
+    assert expected_gradient(estimators.maxrl, p=p, n=5) / 5 == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("successes", "trained"), [(1, 1.0), (4, 1.0), (5, 0.0), (7, 0.0)])
@@ -445,7 +448,7 @@ def test_the_published_traps_are_those_of_a_fixed_and_of_an_adaptive_beta(
 
 
 @pytest.mark.parametrize("valid", [64, 48, 32, 8])
-def test_with_validity_taken_apart_the_divergence_is_spent_on_good_and_better(valid: int) -> None:
+def test_separate_validity_leaves_the_divergence_to_valid_programs(valid: int) -> None:
     played = discovered(valid)
     advantages = estimators.entropic_valid_aware(played)
     alone = estimators.entropic_adaptive(group(played.rewards[:valid].tolist()))
@@ -461,10 +464,10 @@ def test_valid_episodes_that_cannot_be_ranked_share_what_the_invalid_ones_lose()
     assert not estimators.entropic_valid_aware(group([-1, 0, -2])).any()
 
 
-def test_an_episode_says_by_its_metric_whether_it_was_valid() -> None:
+def test_valid_metric_of_an_episode_decides_validity() -> None:
     played = group([-1, -2, -3, None])
-    said = [replace(e, metrics={"valid": valid}) for e, valid in zip(played.episodes, [1, 1, 0, 1], strict=True)]
-    advantages = estimators.entropic_valid_aware(replace(played, episodes=tuple(said)))
+    episodes = [replace(e, metrics={"valid": valid}) for e, valid in zip(played.episodes, [1, 1, 0, 1], strict=True)]
+    advantages = estimators.entropic_valid_aware(replace(played, episodes=tuple(episodes)))
     np.testing.assert_array_equal(advantages[:2], estimators.entropic_adaptive(group([-1, -2])))
     assert advantages.tolist()[2:] == [-1, 0]
 
@@ -539,24 +542,24 @@ def test_row_a_median_without_deviation_gives_zero() -> None:
     rows=st.lists(st.lists(st.integers(-8, 8), min_size=0, max_size=4), min_size=1, max_size=5),
     discount=st.sampled_from([Fraction(0), Fraction(1, 2), Fraction(1)]),
 )
-def test_turn_returns_are_what_a_slow_reference_says(rows: list[list[int]], discount: Fraction) -> None:
-    found = estimators.turn_returns(with_turns(rows), discount=float(discount))
+def test_turn_returns_equal_a_slow_reference(rows: list[list[int]], discount: Fraction) -> None:
+    advantages = estimators.turn_returns(with_turns(rows), discount=float(discount))
     returns = [[sum(discount**s * value for s, value in enumerate(row[t:])) for t in range(len(row))] for row in rows]
     for i, row in enumerate(returns):
         baselines = [mean_of([Fraction(other[t]) for other in returns if len(other) > t]) for t in range(len(row))]
-        wanted = [float(value - baseline) for value, baseline in zip(row, baselines, strict=True)]
-        np.testing.assert_allclose(found[i], wanted, atol=1e-12)
+        expected = [float(value - baseline) for value, baseline in zip(row, baselines, strict=True)]
+        np.testing.assert_allclose(advantages[i], expected, atol=1e-12)
 
 
-def test_what_the_turns_do_not_account_for_belongs_to_the_last() -> None:
-    found = estimators.turn_returns(with_turns([[None, None], [1.0, None]], totals=[3.0, 1.0]), discount=0.5)
-    np.testing.assert_allclose(found[0], [(0.5 * 3 - 1) / 2, 3 / 2])
-    np.testing.assert_allclose(found[1], [(1 - 0.5 * 3) / 2, -3 / 2])
+def test_reward_not_assigned_to_turns_belongs_to_the_last_turn() -> None:
+    advantages = estimators.turn_returns(with_turns([[None, None], [1.0, None]], totals=[3.0, 1.0]), discount=0.5)
+    np.testing.assert_allclose(advantages[0], [(0.5 * 3 - 1) / 2, 3 / 2])
+    np.testing.assert_allclose(advantages[1], [(1 - 0.5 * 3) / 2, -3 / 2])
 
 
-def test_a_turn_that_one_episode_alone_reached_has_nothing_to_be_compared_with() -> None:
-    found = estimators.turn_returns(with_turns([[0.0, 2.0], [1.0], [None, None, 9.0]], totals=[2.0, 1.0, None]))
-    assert [row.tolist() for row in found] == [[0.5, 0.0], [-0.5], [0.0, 0.0, 0.0]]
+def test_turn_reached_by_one_episode_has_zero_advantage() -> None:
+    advantages = estimators.turn_returns(with_turns([[0.0, 2.0], [1.0], [None, None, 9.0]], totals=[2.0, 1.0, None]))
+    assert [row.tolist() for row in advantages] == [[0.5, 0.0], [-0.5], [0.0, 0.0, 0.0]]
 
 
 @given(
@@ -573,19 +576,19 @@ steps = st.lists(eighths, min_size=1, max_size=4)
 
 
 @given(values=steps, failed=st.lists(st.integers(0, 3), max_size=2))
-def test_the_deviation_is_that_of_the_step(values: list[list[float]], failed: list[int]) -> None:
+def test_step_estimators_divide_by_the_deviation_of_the_step(values: list[list[float]], failed: list[int]) -> None:
     mixed = [[*row, None] if place in failed else row for place, row in enumerate(values)]
     groups = [group(row) for row in mixed]
     centred = [[value - statistics.fmean(row) for value in row] for row in values]
-    for function, everything in (
+    for function, scaled in (
         (estimators.batch_std, [value for row in values for value in row]),
         (estimators.reinforce_pp_baseline, [value for row in centred for value in row]),
     ):
-        deviation = statistics.pstdev(everything)
-        for advantages, row, whole in zip(function(groups), centred, groups, strict=True):
-            wanted = [value / deviation if deviation > 1e-12 else 0.0 for value in row]
-            np.testing.assert_allclose(advantages[whole.valid_mask], wanted, atol=1e-9)
-            assert not advantages[~whole.valid_mask].any()
+        deviation = statistics.pstdev(scaled)
+        for advantages, row, played in zip(function(groups), centred, groups, strict=True):
+            expected = [value / deviation if deviation > 1e-12 else 0.0 for value in row]
+            np.testing.assert_allclose(advantages[played.valid_mask], expected, atol=1e-9)
+            assert not advantages[~played.valid_mask].any()
 
 
 @given(values=steps, shifts=st.lists(st.integers(-100, 100), min_size=4, max_size=4))
@@ -593,20 +596,20 @@ def test_a_shift_of_a_group_does_not_move_the_reinforce_pp_baseline(
     values: list[list[float]], shifts: list[int]
 ) -> None:
     shifted = [group([value + shift for value in row]) for row, shift in zip(values, shifts, strict=False)]
-    for one, other in zip(
+    for with_shift, without_shift in zip(
         estimators.reinforce_pp_baseline(shifted),
         estimators.reinforce_pp_baseline([group(row) for row in values]),
         strict=True,
     ):
-        np.testing.assert_allclose(one, other, atol=1e-9)
+        np.testing.assert_allclose(with_shift, without_shift, atol=1e-9)
 
 
 @pytest.mark.parametrize("function", [estimators.batch_std, estimators.reinforce_pp_baseline])
 @given(values=st.lists(anything, max_size=4))
 def test_steps_of_any_scale_are_finite(function, values: list[list[float]]) -> None:
-    found = function([group(row) for row in values])
-    assert [len(row) for row in found] == [len(row) for row in values]
-    assert all(np.isfinite(row).all() for row in found)
-    for row, advantages in zip(values, found, strict=True):
+    estimates = function([group(row) for row in values])
+    assert [len(row) for row in estimates] == [len(row) for row in values]
+    assert all(np.isfinite(row).all() for row in estimates)
+    for row, advantages in zip(values, estimates, strict=True):
         if len(set(row)) <= 1:
             assert not advantages.any()

@@ -45,14 +45,16 @@ def sequences(draw: st.DrawFn) -> list[Datum]:
     return data
 
 
-def by_hand(data: Sequence[Datum], coefficient: float, discount: float) -> tuple[list[list[float]], list[float]]:
+def compute_by_hand(
+    data: Sequence[Datum], coefficient: float, discount: float
+) -> tuple[list[list[float]], list[float]]:
     """The penalised advantages of every position, and all drifts, one number at a time."""
     drifts = dict[tuple[int, int], float]()
     for number, datum in enumerate(data):
-        whole = [*datum.prompt.tokens.tolist(), int(datum.targets[-1])]
+        tokens = [*datum.prompt.tokens.tolist(), int(datum.targets[-1])]
         for place in range(len(datum.targets)):
             if datum.mask[place]:
-                reference = np.float32(-5 * digest(*whole[: place + 2]) / 2**64)
+                reference = np.float32(-5 * digest(*tokens[: place + 2]) / 2**64)
                 drifts[number, place] = float(datum.logprobs[place]) - float(reference)
     mean = sum(drifts.values()) / max(len(drifts), 1)
     rows = list[list[float]]()
@@ -60,27 +62,27 @@ def by_hand(data: Sequence[Datum], coefficient: float, discount: float) -> tuple
         row = datum.advantages.astype(float).tolist()
         sampled = [place for place in range(len(row)) if datum.mask[place]]
         for first, place in enumerate(sampled):
-            for distance, later in enumerate(sampled[first:]):
-                row[place] += coefficient * discount**distance * (mean - drifts[number, later])
+            for distance, later_place in enumerate(sampled[first:]):
+                row[place] += coefficient * discount**distance * (mean - drifts[number, later_place])
         rows.append(row)
     return rows, list(drifts.values())
 
 
 @given(sequences(), st.floats(0.01, 3), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-def test_the_penalty_is_the_centred_drift_of_each_sampled_token(
+def test_penalty_is_the_centred_drift_of_each_sampled_token(
     data: list[Datum], coefficient: float, discount: float
 ) -> None:
     penalty = KLPenalty(score, coefficient, discount)
-    asked = asyncio.run(penalty.drifts(data))
-    found = penalty.apply(data, asked)
-    rows, drifts = by_hand(data, coefficient, discount)
-    for datum, row in zip(found, rows, strict=True):
+    found_drifts = asyncio.run(penalty.drifts(data))
+    penalized = penalty.apply(data, found_drifts)
+    rows, drifts = compute_by_hand(data, coefficient, discount)
+    for datum, row in zip(penalized, rows, strict=True):
         np.testing.assert_allclose(datum.advantages, row, rtol=1e-4, atol=1e-4)
         assert not datum.advantages[~datum.mask].any()
-    np.testing.assert_allclose(np.concatenate(asked), drifts, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(found_drifts), drifts, atol=1e-6)
     if not discount:
         added = sum(
-            float((b.advantages - a.advantages).sum(dtype=np.float64)) for a, b in zip(data, found, strict=True)
+            float((b.advantages - a.advantages).sum(dtype=np.float64)) for a, b in zip(data, penalized, strict=True)
         )
         assert added == pytest.approx(0, abs=1e-3)
 
@@ -93,42 +95,42 @@ def test_discounted_sums_are_those_of_their_definition(values: list[float], disc
     np.testing.assert_allclose(discounted_sums(np.array(values, np.float64), discount), expected, atol=1e-9)
 
 
-def prepared(played: Group, **more: object) -> PreparedGroup:
+def prepare(played: Group, **more: object) -> PreparedGroup:
     return asyncio.run(Preparation({"env": GroupMean()}, kl_penalty=KLPenalty(score, 1.0), **more).prepare(played))  # type: ignore[arg-type]
 
 
-def test_episodes_with_equal_rewards_are_trained_on_for_the_penalty_but_still_count_as_uninformative() -> None:
+def test_equal_rewards_are_trained_for_the_penalty_but_have_no_signal() -> None:
     same = group([1, 1])
     longer = Group("env", "task", 0, (same.episodes[0], episode(1, member=1, turns=[turn([9], [8, 7])])))
-    found = prepared(longer)
-    assert len(found.data) == 2
-    assert any(datum.advantages.any() for datum in found.data)
-    assert not found.has_signal
-    assert prepared(group([0, 1])).has_signal
+    result = prepare(longer)
+    assert len(result.data) == 2
+    assert any(datum.advantages.any() for datum in result.data)
+    assert not result.has_signal
+    assert prepare(group([0, 1])).has_signal
 
 
-def test_a_failed_episode_is_not_asked_for() -> None:
-    found = prepared(group([1, None, 0]))
-    assert len(found.data) == 2
-    assert found.drifts is not None
-    assert [len(drift) for drift in found.drifts] == [2, 2]
+def test_failed_episode_is_not_scored() -> None:
+    result = prepare(group([1, None, 0]))
+    assert len(result.data) == 2
+    assert result.drifts is not None
+    assert [len(drift) for drift in result.drifts] == [2, 2]
 
 
-def test_the_same_group_is_penalised_in_the_same_way_again() -> None:
-    first, again = prepared(group([1, 0, 2])), prepared(group([1, 0, 2]))
+def test_penalty_of_a_group_is_repeatable() -> None:
+    first, again = prepare(group([1, 0, 2])), prepare(group([1, 0, 2]))
     assert [datum.advantages.tolist() for datum in first.data] == [datum.advantages.tolist() for datum in again.data]
 
 
-def test_a_group_that_is_estimated_with_others_keeps_its_penalty_and_asks_no_more() -> None:
-    asked = list[int]()
+def test_step_estimates_keep_the_penalty_without_new_requests() -> None:
+    scored_lengths = list[int]()
 
     async def counting(prompt: Prompt, last: int) -> Floats:
-        asked.append(last)
+        scored_lengths.append(last)
         return await score(prompt, last)
 
     def minus_the_steps_mean(groups: Sequence[Group]) -> list[np.ndarray]:
-        mean = float(np.mean([one.rewards.mean() for one in groups]))
-        return [one.rewards - mean for one in groups]
+        mean = float(np.mean([played.rewards.mean() for played in groups]))
+        return [played.rewards - mean for played in groups]
 
     preparation = Preparation(
         {"env": step_estimator(minus_the_steps_mean)},
@@ -137,18 +139,18 @@ def test_a_group_that_is_estimated_with_others_keeps_its_penalty_and_asks_no_mor
         clip=0.6,
         normalization=Normalization("token", 2, 1),
     )
-    alone = [asyncio.run(preparation.prepare(one)) for one in (group([1, 0]), group([3, 3], draw=1))]
-    count = len(asked)
-    first, second = preparation.prepare_step(alone)
-    assert len(asked) == count == 4
+    separate = [asyncio.run(preparation.prepare(played)) for played in (group([1, 0]), group([3, 3], draw=1))]
+    count = len(scored_lengths)
+    first, second = preparation.prepare_step(separate)
+    assert len(scored_lengths) == count == 4
     assert [row.tolist() for row in first.advantages] == [[-0.6], [-0.6]]  # its rewards of 0.75 and −0.25 less 1.5
     assert [row.tolist() for row in second.advantages] == [[0.6], [0.6]]
     assert first.length_penalty == 0.25
-    by_kl = alone[1].data[0].advantages * 2 * 4  # alone, its equal rewards have no advantage
+    by_kl = separate[1].data[0].advantages * 2 * 4  # alone, its equal rewards have no advantage
     np.testing.assert_allclose(second.data[0].advantages * 2 * 4, by_kl + 0.6 * second.data[0].mask, atol=1e-6)
 
 
-def test_a_reference_that_has_no_number_for_a_token_is_the_services_fault() -> None:
+def test_missing_logprob_of_the_reference_is_a_service_error() -> None:
     async def nothing(prompt: Prompt, last: int) -> Floats:
         return np.full(last, np.nan, np.float32)
 

@@ -84,7 +84,7 @@ class Lead(Schedule):
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def register_classes() -> Iterator[None]:
     ESTIMATORS[Power.name] = Power
     SCHEDULES[Lead.name] = Lead
     LOSSES.update({each.name: each for each in (Capped, Likelihood)})
@@ -92,14 +92,14 @@ def registered() -> Iterator[None]:
     del ESTIMATORS[Power.name], SCHEDULES[Lead.name], LOSSES[Capped.name], LOSSES[Likelihood.name]
 
 
-def test_an_estimator_from_outside_gives_what_its_formula_says() -> None:
+def test_external_estimator_follows_its_formula() -> None:
     rewards = np.array([0.0, 4.0, 100.0])
     z = (rewards - rewards.mean()) / rewards.std()
-    found = Power(exponent=3.0).advantages(group(rewards.tolist()))
-    np.testing.assert_allclose(found, z**3, rtol=1e-12)
+    advantages = Power(exponent=3.0).advantages(group(rewards.tolist()))
+    np.testing.assert_allclose(advantages, z**3, rtol=1e-12)
 
 
-def test_a_step_is_trained_with_an_estimator_from_outside_by_its_name(tmp_path: Path) -> None:
+def test_external_estimator_trains_a_step_by_its_name(tmp_path: Path) -> None:
     settings = {"steps": 1, "advantage": {"name": "power", "exponent": 3.0}}
     run = Simulation(tmp_path / "run", settings=settings)
     assert run.train().status == "completed"
@@ -112,7 +112,7 @@ def test_a_step_is_trained_with_an_estimator_from_outside_by_its_name(tmp_path: 
 
 
 @pytest.mark.parametrize("loss", [{"name": "capped"}, {"name": "likelihood", "scale": 2.0}])
-def test_a_step_is_trained_with_a_loss_from_outside_by_its_name(loss: dict[str, object], tmp_path: Path) -> None:
+def test_external_loss_trains_a_step_by_its_name(loss: dict[str, object], tmp_path: Path) -> None:
     batches.clear()
     run = Simulation(tmp_path / "run", settings={"steps": 1, "loss": loss})
     assert run.train().status == "completed"
@@ -120,7 +120,7 @@ def test_a_step_is_trained_with_a_loss_from_outside_by_its_name(loss: dict[str, 
     assert bool(batches) == (loss["name"] == "likelihood")
 
 
-def test_the_configuration_knows_their_settings() -> None:
+def test_configuration_has_the_settings_of_external_classes() -> None:
     def mistake(**settings: object) -> str:
         with pytest.raises(ConfigError) as refused:
             load_config([], settings={"envs": {"arithmetic": {}}, **settings})
@@ -138,7 +138,7 @@ def test_the_configuration_knows_their_settings() -> None:
     )
 
 
-def test_what_was_taken_out_again_is_unknown() -> None:
+def test_unregistered_name_is_unknown() -> None:
     del ESTIMATORS[Power.name]
     try:
         with pytest.raises(ConfigError, match="expected group_mean, "):
@@ -149,7 +149,7 @@ def test_what_was_taken_out_again_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("lead", [1, 3])
-def test_a_run_follows_a_schedule_from_outside(lead: int, tmp_path: Path) -> None:
+def test_run_uses_an_external_schedule(lead: int, tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", settings={"steps": 6, "schedule": {"mode": "lead", "lead": lead}})
     assert run.train().status == "completed"
     assert max(line["batch/staleness/max"] for line in run.lines()) == lead

@@ -34,7 +34,7 @@ def groups(draw: st.DrawFn) -> Group:
 
 
 @given(st.floats(0.01, 10), st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
-def test_a_length_penalty_is_nothing_then_linear_then_full(coefficient: float, start: int, ramp: int, n: int) -> None:
+def test_length_penalty_is_zero_then_linear_then_full(coefficient: float, start: int, ramp: int, n: int) -> None:
     penalty = LengthPenalty(coefficient, start, start + ramp)
     if n <= start:
         assert penalty.amount(n) == 0
@@ -53,7 +53,7 @@ def test_a_length_penalty_is_that_of_dapo(n: int) -> None:
 
 
 @given(groups())
-def test_a_length_penalty_moves_what_the_estimator_sees_and_no_recorded_reward(played: Group) -> None:
+def test_length_penalty_changes_estimated_but_not_recorded_rewards(played: Group) -> None:
     penalty = LengthPenalty(0.5, 1, 7)
     expected = np.array(
         [
@@ -61,14 +61,14 @@ def test_a_length_penalty_moves_what_the_estimator_sees_and_no_recorded_reward(p
             for e in played.episodes
         ]
     )
-    seen = list[np.ndarray]()
+    estimated_rewards = list[np.ndarray]()
 
-    def watching(given: Group) -> np.ndarray:
-        seen.append(given.rewards)
-        return GroupMean().advantages(given)
+    def watching(group: Group) -> np.ndarray:
+        estimated_rewards.append(group.rewards)
+        return GroupMean().advantages(group)
 
     prepared = prepare(Preparation({"env": watching}, length_penalty={"env": penalty}), played)
-    np.testing.assert_allclose(seen[0], expected)
+    np.testing.assert_allclose(estimated_rewards[0], expected)
     assert prepared.group is played
     if played.valid_mask.any():
         assert prepared.length_penalty == pytest.approx(np.nanmean(played.rewards - expected))
@@ -82,7 +82,7 @@ def test_an_environment_without_a_length_penalty_keeps_its_rewards() -> None:
     assert prepared.length_penalty is None
 
 
-def test_advantages_are_clipped_and_it_is_told_how_many() -> None:
+def test_advantages_are_clipped_and_their_share_is_reported() -> None:
     rows, share = clip_advantages([np.array([-3.0, 0.5]), np.array([2.0])], 1.0)
     assert [row.tolist() for row in rows] == [[-1.0, 0.5], [1.0]]
     assert share == pytest.approx(2 / 3)
@@ -95,58 +95,58 @@ def ones(played: Group) -> np.ndarray:
     return np.ones(len(played.episodes))
 
 
-def weights_by_episode(played: Group, normalization: Normalization, **more: object) -> list[list[float]]:
+def weights_by_episode(played: Group, normalization: Normalization, **settings: object) -> list[list[float]]:
     """By what each trained token counts, episode by episode, as the service would see it."""
-    found = list[list[float]]()
-    for alone in played.episodes:
+    weights = list[list[float]]()
+    for selected in played.episodes:
         # All others get nothing, so that what is left is of this episode.
-        def only(given: Group, member: int = alone.member) -> np.ndarray:
-            return np.array([float(other.member == member) for other in given.episodes])
+        def only(group: Group, member: int = selected.member) -> np.ndarray:
+            return np.array([float(episode.member == member) for episode in group.episodes])
 
-        prepared = prepare(Preparation({"env": only}, normalization=normalization, **more), played)  # type: ignore[arg-type]
-        found.append([float(w) for datum in prepared.data for w in datum.advantages[datum.mask]])
-    return found
+        prepared = prepare(Preparation({"env": only}, normalization=normalization, **settings), played)  # type: ignore[arg-type]
+        weights.append([float(w) for datum in prepared.data for w in datum.advantages[datum.mask]])
+    return weights
 
 
 @given(groups(), st.integers(1, 4))
-def test_normalised_by_token_all_sampled_tokens_of_a_group_count_the_same(played: Group, batch: int) -> None:
+def test_token_normalization_weighs_all_tokens_of_a_group_equally(played: Group, batch: int) -> None:
     weights = weights_by_episode(played, Normalization("token", batch, 1))
     total = max(sum(e.sampled_tokens for e in played.episodes if e.reward is not None), 1)
-    for one, found in zip(played.episodes, weights, strict=True):
-        expected = 0 if one.reward is None else one.sampled_tokens
-        np.testing.assert_allclose(found, [1 / (total * batch)] * expected, rtol=1e-6)
+    for played_episode, token_weights in zip(played.episodes, weights, strict=True):
+        expected = 0 if played_episode.reward is None else played_episode.sampled_tokens
+        np.testing.assert_allclose(token_weights, [1 / (total * batch)] * expected, rtol=1e-6)
 
 
 @given(groups(), st.integers(1, 4))
-def test_normalised_by_sequence_all_episodes_of_a_group_count_the_same(played: Group, batch: int) -> None:
+def test_sequence_normalization_weighs_all_episodes_of_a_group_equally(played: Group, batch: int) -> None:
     weights = weights_by_episode(played, Normalization("sequence", batch, 1))
     valid = max(int(played.valid_mask.sum()), 1)
-    for one, found in zip(played.episodes, weights, strict=True):
-        if one.reward is not None and one.sampled_tokens:
-            assert sum(found) == pytest.approx(1 / (valid * batch), rel=1e-5)
-            assert max(found) == min(found)
+    for played_episode, token_weights in zip(played.episodes, weights, strict=True):
+        if played_episode.reward is not None and played_episode.sampled_tokens:
+            assert sum(token_weights) == pytest.approx(1 / (valid * batch), rel=1e-5)
+            assert max(token_weights) == min(token_weights)
         else:
-            assert found == []
+            assert token_weights == []
 
 
 @given(groups(), st.integers(1, 4), st.integers(1, 9))
-def test_normalised_by_a_constant_a_token_counts_whatever_the_lengths(played: Group, batch: int, tokens: int) -> None:
+def test_constant_normalization_ignores_lengths(played: Group, batch: int, tokens: int) -> None:
     weights = weights_by_episode(played, Normalization("constant", batch, tokens))
     valid = max(int(played.valid_mask.sum()), 1)
-    for found in weights:
-        np.testing.assert_allclose(found, [1 / (tokens * valid * batch)] * len(found), rtol=1e-6)
+    for token_weights in weights:
+        np.testing.assert_allclose(token_weights, [1 / (tokens * valid * batch)] * len(token_weights), rtol=1e-6)
 
 
-def test_tokens_that_are_cut_off_do_not_count() -> None:
+def test_truncated_tokens_do_not_count() -> None:
     long, short = episode(1.0, turns=[turn([1, 2], [3, 4, 5])]), episode(0.0, member=1, turns=[turn([1], [3])])
     played = Group("env", "task", 0, (long, short))
-    cut = weights_by_episode(played, Normalization("token", 1, 1), max_tokens=4)
-    np.testing.assert_allclose(np.concatenate(cut), [1 / 3] * 3)
+    truncated = weights_by_episode(played, Normalization("token", 1, 1), max_tokens=4)
+    np.testing.assert_allclose(np.concatenate(truncated), [1 / 3] * 3)
     dropped = weights_by_episode(played, Normalization("token", 1, 1), max_tokens=4, overlong="drop")
     assert dropped == [[], [1.0]]
 
 
-def test_the_share_of_a_group_does_not_depend_on_whether_others_teach() -> None:
+def test_weight_of_a_group_does_not_depend_on_uninformative_groups() -> None:
     normalization = Normalization("token", 2.0, 1)
     alone = prepare(Preparation({"env": ones}, normalization=normalization), group([0, 1]))
     assert sum(float(datum.advantages.sum()) for datum in alone.data) == pytest.approx(0.5)

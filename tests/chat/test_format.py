@@ -28,7 +28,7 @@ def test_parsing_never_raises(text: str) -> None:
     json.dumps(parsed.message)
 
 
-def test_thinking_and_calls_are_taken_out_of_the_text() -> None:
+def test_thinking_and_calls_are_removed_from_the_text() -> None:
     text = '<think>\nHm.\n</think>\n\nLet me add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     assert parse_text(text).message == {
         "role": "assistant",
@@ -38,7 +38,7 @@ def test_thinking_and_calls_are_taken_out_of_the_text() -> None:
     }
 
 
-def test_thinking_that_was_cut_off_leaves_no_text() -> None:
+def test_truncated_thinking_leaves_no_text() -> None:
     assert parse_text("<think>for ever").message == {"role": "assistant", "content": "", "thinking": "for ever"}
 
 
@@ -64,13 +64,13 @@ def nested(levels: int) -> str:
     ],
     ids=lambda call: call[:30],
 )
-def test_a_call_that_cannot_be_used_is_malformed(call: str) -> None:
+def test_unusable_call_is_malformed(call: str) -> None:
     parsed = parse_text(f"Well: <tool_call>{call}</tool_call>")
     assert parsed.malformed_tool_calls == (call,)
     assert parsed.message == {"role": "assistant", "content": "Well:"}
 
 
-def test_a_call_as_deep_as_is_allowed_is_used() -> None:
+def test_call_of_the_maximal_depth_is_accepted() -> None:
     assert not parse_text(f"<tool_call>{nested(MAX_NESTING - 1)}</tool_call>").malformed_tool_calls
 
 
@@ -78,16 +78,16 @@ def test_a_call_as_deep_as_is_allowed_is_used() -> None:
 def test_a_follow_up_extends_the_exact_tokens_of_a_reply(reply: str, keep: int | None) -> None:
     chat = ByteChat()
     policy = ScriptedPolicy([reply], chat=chat, max_tokens=len(reply.encode()) + 1 if keep is None else keep + 1)
-    said = asyncio.run(policy.chat(OPENING))
+    parsed_reply = asyncio.run(policy.chat(OPENING))
     (turn,) = policy.turns
-    known = turn.prompt + as_prompt(turn.completion)
-    longer = extend(chat, known, turn, [*OPENING, said.message, ANSWER], replied=1, tools=())
+    prefix = turn.prompt + as_prompt(turn.completion)
+    longer = extend(chat, prefix, turn, [*OPENING, parsed_reply.message, ANSWER], replied=1, tools=())
     assert longer is not None
-    assert longer.starts_with(known)
+    assert longer.starts_with(prefix)
     end = [END] if turn.stop == "length" else []
     rest = [*end, 10, ROLES["user"], *b"Go on.", END, 10, ROLES["assistant"]]
     if turn.stop == "stop":
-        assert longer.drop_first(len(known)).tokens.tolist() == rest
+        assert longer.drop_first(len(prefix)).tokens.tolist() == rest
     else:  # what was cut off may be completed first, as the format writes it
         assert longer.tokens.tolist()[-len(rest) :] == rest
 

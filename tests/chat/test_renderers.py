@@ -40,7 +40,7 @@ def tokens(chat: ChatFormat, text: str) -> list[int]:
     return chat.encode(text).tolist()
 
 
-class Says:
+class FixedSampler:
     """A sampler that gives the same tokens each time."""
 
     version = 0
@@ -51,11 +51,11 @@ class Says:
 
     async def sample(self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1) -> list[Completion]:
         self.prompts.append(prompt)
-        drawn = np.array(self.completion, np.int32)
-        return [Completion(drawn, np.zeros(len(drawn), np.float32), self.stop)]
+        completion = np.array(self.completion, np.int32)
+        return [Completion(completion, np.zeros(len(completion), np.float32), self.stop)]
 
 
-def converse(chat: ChatFormat, sampler: Says, *questions: str) -> RecordingPolicy:
+def converse(chat: ChatFormat, sampler: FixedSampler, *questions: str) -> RecordingPolicy:
     policy = RecordingPolicy(
         sampler=lambda: sampler, chat=chat, sampling=Sampling(max_tokens=99), seed=lambda turn: turn, limits=Limits()
     )
@@ -70,26 +70,26 @@ def converse(chat: ChatFormat, sampler: Says, *questions: str) -> RecordingPolic
     return policy
 
 
-def ending(chat: ChatFormat) -> list[int]:
+def stop_tokens(chat: ChatFormat) -> list[int]:
     stop = chat.stop[0]
     return [stop] if isinstance(stop, int) else tokens(chat, stop)
 
 
-def test_a_follow_up_extends_the_exact_tokens_even_where_the_text_would_be_tokenised_otherwise(
+def test_follow_up_extends_the_exact_tokens_of_the_reply(
     chat: ChatFormat,
 ) -> None:
     letters = [token for letter in "hello there" for token in tokens(chat, letter)]
     assert letters != tokens(chat, "hello there")
-    sampler = Says([*letters, *ending(chat)])
+    sampler = FixedSampler([*letters, *stop_tokens(chat)])
     policy = converse(chat, sampler, "one", "two", "three")
     assert [turn.parent for turn in policy.turns] == [None, 0, 1]
-    for before, after in zip(sampler.prompts, sampler.prompts[1:], strict=False):
-        assert after.tokens[: len(before)].tolist() == before.tokens.tolist()
-        assert after.tokens[len(before) : len(before) + len(sampler.completion)].tolist() == sampler.completion
+    for earlier, later in zip(sampler.prompts, sampler.prompts[1:], strict=False):
+        assert later.tokens[: len(earlier)].tolist() == earlier.tokens.tolist()
+        assert later.tokens[len(earlier) : len(earlier) + len(sampler.completion)].tolist() == sampler.completion
 
 
-def test_where_the_tokens_agree_the_extension_is_what_the_format_renders(chat: ChatFormat) -> None:
-    sampler = Says([*tokens(chat, "hello"), *ending(chat)])
+def test_extension_of_equal_tokens_is_the_rendered_text(chat: ChatFormat) -> None:
+    sampler = FixedSampler([*tokens(chat, "hello"), *stop_tokens(chat)])
     converse(chat, sampler, "one", "two")
     rendered = chat.render(
         [
@@ -102,58 +102,61 @@ def test_where_the_tokens_agree_the_extension_is_what_the_format_renders(chat: C
     assert after_reply[0] == after_reply[1]
 
 
-def test_what_is_put_after_a_reply_is_what_the_format_would_write_however_long_the_conversation(
+def test_text_after_a_reply_is_that_of_the_format_in_long_conversations(
     chat: ChatFormat,
 ) -> None:
     letters = [token for letter in "hello there" for token in tokens(chat, letter)]
-    sampler = Says([*letters, *ending(chat)])
+    sampler = FixedSampler([*letters, *stop_tokens(chat)])
     questions = ["one", "Here is a longer one.\n\nWith two paragraphs. ", "{}", "four"]
     converse(chat, sampler, *questions)
     messages = list[Message]()
     for question, prompt in zip(questions, sampler.prompts, strict=True):
         messages.append({"role": "user", "content": question})
-        written, rendered = (chat.decode(one.tokens).split("hello there") for one in (prompt, chat.render(messages)))
+        written, rendered = (
+            chat.decode(rendered_prompt.tokens).split("hello there")
+            for rendered_prompt in (prompt, chat.render(messages))
+        )
         assert (len(written), written[-1]) == (len(rendered), rendered[-1])
         messages.append({"role": "assistant", "content": "hello there"})
 
 
-def test_a_truncated_reply_is_closed_before_the_conversation_goes_on(chat: ChatFormat) -> None:
-    cut = Says(tokens(chat, "hello"), stop="length")
-    policy = converse(chat, cut, "one", "two")
-    whole = Says([*tokens(chat, "hello"), *ending(chat)])
-    converse(chat, whole, "one", "two")
+def test_truncated_reply_is_closed_before_the_next_turn(chat: ChatFormat) -> None:
+    truncated = FixedSampler(tokens(chat, "hello"), stop="length")
+    policy = converse(chat, truncated, "one", "two")
+    complete = FixedSampler([*tokens(chat, "hello"), *stop_tokens(chat)])
+    converse(chat, complete, "one", "two")
     assert policy.turns[1].parent == 0
-    assert cut.prompts[1].tokens.tolist() == whole.prompts[1].tokens.tolist()
+    assert truncated.prompts[1].tokens.tolist() == complete.prompts[1].tokens.tolist()
 
 
 @pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
 def test_a_format_that_drops_thinking_starts_a_new_segment(tokenizer, renderer: str) -> None:
     chat = chat_format("mine", tokenizer, renderer=renderer)
-    sampler = Says([*tokens(chat, "<think>\nhm\n</think>\n\nhello"), *ending(chat)])
+    sampler = FixedSampler([*tokens(chat, "<think>\nhm\n</think>\n\nhello"), *stop_tokens(chat)])
     policy = converse(chat, sampler, "one", "two")
     assert [turn.parent for turn in policy.turns] == [None, None]
 
 
 @pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
-def test_tools_are_shown_and_calls_are_read(tokenizer, renderer: str) -> None:
+def test_tools_are_rendered_and_calls_are_parsed(tokenizer, renderer: str) -> None:
     chat = chat_format("mine", tokenizer, renderer=renderer)
     prompt = chat.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}], [TOOL])
-    shown = tokenizer.decode(prompt.tokens.tolist())
-    assert "Add two numbers." in shown
-    assert "Be brief." in shown
+    prompt_text = tokenizer.decode(prompt.tokens.tolist())
+    assert "Add two numbers." in prompt_text
+    assert "Be brief." in prompt_text
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
-    parsed = chat.parse(np.array([*tokens(chat, f"Adding. {call}"), *ending(chat)], np.int32))
+    parsed = chat.parse(np.array([*tokens(chat, f"Adding. {call}"), *stop_tokens(chat)], np.int32))
     assert parsed.message["content"] == "Adding."
-    (made,) = parsed.message.get("tool_calls", [])
-    assert (made["name"], made["arguments"]) == ("add", {"a": 2, "b": 2})
-    broken = chat.parse(np.array([*tokens(chat, '<tool_call>\n{"name": \n</tool_call>'), *ending(chat)], np.int32))
+    (parsed_call,) = parsed.message.get("tool_calls", [])
+    assert (parsed_call["name"], parsed_call["arguments"]) == ("add", {"a": 2, "b": 2})
+    broken = chat.parse(np.array([*tokens(chat, '<tool_call>\n{"name": \n</tool_call>'), *stop_tokens(chat)], np.int32))
     assert len(broken.malformed_tool_calls) == 1
 
 
 @pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
-def test_thinking_is_kept_apart_from_the_answer(tokenizer, renderer: str) -> None:
+def test_thinking_is_separated_from_the_answer(tokenizer, renderer: str) -> None:
     chat = chat_format("mine", tokenizer, renderer=renderer)
-    parsed = chat.parse(np.array([*tokens(chat, "<think>\nhm\n</think>\n\n4"), *ending(chat)], np.int32))
+    parsed = chat.parse(np.array([*tokens(chat, "<think>\nhm\n</think>\n\n4"), *stop_tokens(chat)], np.int32))
     assert parsed.message["content"] == "4"
     assert parsed.message.get("thinking") == "hm"
 
@@ -163,12 +166,12 @@ def test_the_recommended_renderer_is_the_default(tokenizer) -> None:
     assert isinstance(chat_format("me/my-model", tokenizer), TemplateChat)
 
 
-def test_an_unknown_renderer_is_one_clear_line(tokenizer) -> None:
+def test_unknown_renderer_is_an_error_of_one_line(tokenizer) -> None:
     with pytest.raises(UsageError, match=r"chat\.renderer: Unknown renderer: qwen33"):
         chat_format("mine", tokenizer, renderer="qwen33")
 
 
-def test_a_template_without_images_says_so(tokenizer) -> None:
+def test_template_without_images_rejects_them(tokenizer) -> None:
     message: Message = {"role": "user", "content": [{"type": "image", "image": "x.png"}]}
     with pytest.raises(UsageError, match="does not support images"):
         TemplateChat(tokenizer).render([message])
@@ -187,7 +190,7 @@ def test_a_model_without_a_template_can_still_be_sampled(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "qwen3_instruct", "kimi_k2", "nemotron3"])
-def test_a_renderer_that_cannot_show_images_says_so(tokenizer, renderer: str) -> None:
+def test_renderer_without_images_rejects_them(tokenizer, renderer: str) -> None:
     from PIL import Image
     from tinker_cookbook.renderers import get_renderer
 
@@ -227,18 +230,18 @@ def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
 
     renderer: Renderer = Seeing(tokenizer)
     chat = CookbookChat(renderer)
-    seen: Message = {
+    question: Message = {
         "role": "user",
         "content": [{"type": "text", "text": "look"}, {"type": "image", "image": "cat"}, {"type": "text", "text": "!"}],
     }
-    sampler = Says([*tokens(chat, "a cat"), *ending(chat)])
+    sampler = FixedSampler([*tokens(chat, "a cat"), *stop_tokens(chat)])
     policy = RecordingPolicy(
         sampler=lambda: sampler, chat=chat, sampling=Sampling(max_tokens=99), seed=lambda turn: turn, limits=Limits()
     )
 
     async def play() -> None:
-        reply = await policy.chat([seen])
-        await policy.chat([seen, reply.message, {"role": "user", "content": "sure?"}])
+        reply = await policy.chat([question])
+        await policy.chat([question, reply.message, {"role": "user", "content": "sure?"}])
 
     asyncio.run(play())
     first, second = sampler.prompts
@@ -250,7 +253,7 @@ def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
     assert policy.turns[1].prompt.images == ()
 
 
-def test_a_template_without_tools_has_them_and_their_calls_written_as_text(byte_model_dir: Path) -> None:
+def test_template_without_tools_gets_tools_and_calls_as_text(byte_model_dir: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(byte_model_dir)
@@ -267,7 +270,7 @@ def test_a_template_without_tools_has_them_and_their_calls_written_as_text(byte_
     text = chat.decode(chat.render(messages, [tool]).tokens)
     assert text.startswith("[system]Be brief.\n\nYou may call one or more functions.")
     assert '{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}' in text
-    asked = 'Well.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
-    assert f"[user]Go.[assistant]{asked}[tool]a cat[assistant]" in text
-    assert chat.parse(chat.encode(asked)).message["tool_calls"][0]["arguments"] == {"at": 1}
+    call_text = 'Well.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    assert f"[user]Go.[assistant]{call_text}[tool]a cat[assistant]" in text
+    assert chat.parse(chat.encode(call_text)).message["tool_calls"][0]["arguments"] == {"at": 1}
     assert chat.decode(chat.render(messages[:2]).tokens) == "[system]Be brief.[user]Go.[assistant]"

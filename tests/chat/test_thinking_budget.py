@@ -51,23 +51,23 @@ FORCING = BudgetForcing(PHRASE, context_tokens=400, spare_tokens=10)
         ("The answer", PHRASE),
     ],
 )
-def test_what_ends_the_thinking_is_the_model_familys_own(text: str, appended: str) -> None:
+def test_thinking_ends_with_the_words_of_the_model_family(text: str, appended: str) -> None:
     assert end_of_thinking(text, PHRASE) == appended
 
 
 class Author:
     """Thinks for ever, and answers once the thinking was ended; keeps what it was asked with."""
 
-    def __init__(self, thinking: str, *, ended: str, answer: str) -> None:
-        self.thinking, self.ended, self.answer = thinking, ended, answer
+    def __init__(self, thinking: str, *, end_text: str, answer: str) -> None:
+        self.thinking, self.end_text, self.answer = thinking, end_text, answer
         self.seeds: list[int] = []
 
     def __call__(self, prompt: str, /, *, seed: int) -> str:
         self.seeds.append(seed)
-        return self.answer if prompt.endswith(self.ended) else self.thinking
+        return self.answer if prompt.endswith(self.end_text) else self.thinking
 
 
-def asked(
+def sample_reply(
     chat: ChatFormat, author: Callable[..., str], *, max_tokens: int = 40, forcing: BudgetForcing | None = FORCING
 ) -> tuple[Reply, RecordingPolicy, ScriptedSampler]:
     sampler = ScriptedSampler(author, chat=chat, version=3)  # pyright: ignore
@@ -81,26 +81,26 @@ def asked(
     return asyncio.run(policy.chat(ASKED)), policy, sampler
 
 
-def test_the_answer_is_in_the_same_turn_and_what_was_forced_is_marked() -> None:
-    author = Author("<think>" + "x" * 500, ended="</think>\n\n", answer="42")
-    reply, policy, sampler = asked(ByteChat(), author)
+def test_answer_is_in_the_same_turn_and_forced_tokens_are_marked() -> None:
+    author = Author("<think>" + "x" * 500, end_text="</think>\n\n", answer="42")
+    reply, policy, sampler = sample_reply(ByteChat(), author)
     assert reply.text == "42"
     assert reply.thinking.endswith("... enough.")
     (turn,) = policy.turns
     assert (turn.stop, turn.version) == ("stop", 3)
-    told = len(f"{PHRASE}\n</think>\n\n")
-    np.testing.assert_array_equal(np.flatnonzero(~turn.sampled_mask), np.arange(40, 40 + told))
+    forced_count = len(f"{PHRASE}\n</think>\n\n")
+    np.testing.assert_array_equal(np.flatnonzero(~turn.sampled_mask), np.arange(40, 40 + forced_count))
     assert not turn.logprobs[~turn.sampled_mask].any()
     assert (turn.logprobs[turn.sampled_mask] == -1).all()
     first, second = sampler.requests
-    whole = np.concatenate([first.prompt.tokens, turn.completion[: 40 + told]])
-    np.testing.assert_array_equal(second.prompt.tokens, whole)
-    assert second.sampling.max_tokens == 400 - len(whole) - 10
+    second_prompt = np.concatenate([first.prompt.tokens, turn.completion[: 40 + forced_count]])
+    np.testing.assert_array_equal(second.prompt.tokens, second_prompt)
+    assert second.sampling.max_tokens == 400 - len(second_prompt) - 10
     assert len(set(author.seeds)) == 2
 
 
 def test_forced_tokens_carry_no_advantage_and_the_rest_does() -> None:
-    _, policy, _ = asked(ByteChat(), Author("<think>" + "x" * 500, ended="</think>\n\n", answer="42"))
+    _, policy, _ = sample_reply(ByteChat(), Author("<think>" + "x" * 500, end_text="</think>\n\n", answer="42"))
     played = replace(episode(1.0), turns=policy.turns)
     (datum,) = episode_data(played, np.array([2.5]))
     turn = policy.turns[0]
@@ -108,25 +108,25 @@ def test_forced_tokens_carry_no_advantage_and_the_rest_does() -> None:
     np.testing.assert_array_equal(advantages, np.where(turn.sampled_mask, 2.5, 0))
 
 
-def test_a_reply_that_ends_by_itself_or_without_the_setting_is_left_alone() -> None:
-    author = Author("<think>short</think>done", ended="never", answer="")
-    assert asked(ByteChat(), author)[0].text == "done"
-    reply, policy, _ = asked(ByteChat(), Author("x" * 500, ended="y", answer=""), forcing=None)
+def test_finished_reply_or_missing_setting_forces_nothing() -> None:
+    author = Author("<think>short</think>done", end_text="never", answer="")
+    assert sample_reply(ByteChat(), author)[0].text == "done"
+    reply, policy, _ = sample_reply(ByteChat(), Author("x" * 500, end_text="y", answer=""), forcing=None)
     assert (reply.truncated, len(policy.turns[0].completion)) == (True, 40)
 
 
-def test_where_the_context_has_no_room_the_reply_stays_cut_off() -> None:
+def test_reply_stays_truncated_if_the_context_is_full() -> None:
     small = replace(FORCING, context_tokens=70)
-    reply, policy, sampler = asked(ByteChat(), Author("x" * 500, ended="y", answer=""), forcing=small)
+    reply, policy, sampler = sample_reply(ByteChat(), Author("x" * 500, end_text="y", answer=""), forcing=small)
     assert reply.truncated
     assert policy.turns[0].sampled_mask.all()
     assert len(sampler.requests) == 1
 
 
-def test_how_often_it_happens_is_a_metric() -> None:
-    _, forced, _ = asked(ByteChat(), Author("<think>" + "x" * 500, ended="</think>\n\n", answer="42"))
-    _, free, _ = asked(ByteChat(), Author("fine", ended="never", answer=""))
-    played = [replace(episode(1.0, member=n), turns=one.turns) for n, one in enumerate((forced, free))]
+def test_share_of_forced_replies_is_a_metric() -> None:
+    _, forced, _ = sample_reply(ByteChat(), Author("<think>" + "x" * 500, end_text="</think>\n\n", answer="42"))
+    _, free, _ = sample_reply(ByteChat(), Author("fine", end_text="never", answer=""))
+    played = [replace(episode(1.0, member=n), turns=policy.turns) for n, policy in enumerate((forced, free))]
     metrics = group_metrics([Group("env", "task", 0, tuple(played))], prefix="env")
     assert metrics["env/env/budget_forced"] == 0.5
     assert "env/env/budget_forced" not in group_metrics([Group("env", "task", 0, (played[1],))], prefix="env")
@@ -140,9 +140,7 @@ def test_how_often_it_happens_is_a_metric() -> None:
         ("Qwen/Qwen3-8B", "qwen3_instruct", "Let me think"),
     ],
 )
-def test_real_formats_read_the_answer_and_keep_the_thinking_apart(
-    model: str, renderer: str | None, thinking: str
-) -> None:
+def test_real_formats_separate_the_answer_from_the_thinking(model: str, renderer: str | None, thinking: str) -> None:
     tokenizer = load_tokenizer(model, with_weights=False, note=lambda message: None)
     chat = chat_format(model, tokenizer, renderer=renderer)
 
@@ -151,16 +149,16 @@ def test_real_formats_read_the_answer_and_keep_the_thinking_apart(
 
     prompt: Prompt = chat.render(ASKED)
     thought = tokens(thinking + " about it" * 20)
-    told = chat.close_thinking(prompt, thought, PHRASE)
-    stop = np.array([one for one in chat.stop if isinstance(one, int)][:1], np.int32)
+    last_words = chat.close_thinking(prompt, thought, PHRASE)
+    stop = np.array([stop_token for stop_token in chat.stop if isinstance(stop_token, int)][:1], np.int32)
     answer = np.concatenate([tokens("The answer is 42."), stop])
-    message = chat.parse(np.concatenate([thought, told, answer])).message
+    message = chat.parse(np.concatenate([thought, last_words, answer])).message
     text = str(message["content"])
     assert text.endswith("The answer is 42.")
     if renderer != "qwen3_instruct":
         assert text == "The answer is 42."
         assert "enough" in message.get("thinking", "")
-    assert not len(chat.close_thinking(prompt, np.concatenate([thought, told, tokens("The")]), PHRASE)) or (
+    assert not len(chat.close_thinking(prompt, np.concatenate([thought, last_words, tokens("The")]), PHRASE)) or (
         renderer == "qwen3_instruct"
     )
 
@@ -176,7 +174,7 @@ class Say(rlkit.SingleTurnEnv):
         return len(reply.text) % 3
 
 
-def test_a_run_trains_on_both_parts_and_the_record_agrees(
+def test_run_trains_on_thinking_and_answer_and_passes_the_audit(
     byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
@@ -192,12 +190,12 @@ def test_a_run_trains_on_both_parts_and_the_record_agrees(
     assert line["env/all/budget_forced"] > 0.5
     assert line["env/all/tokens/max"] > 6
     assert abs(line["optim/kl_sample_train_v1"]) < 1e-6  # each log-probability belongs to its token
-    (found,) = asyncio.run(audit(result.directory, max_tokens=None, overlong="truncate")).values()
-    assert found.mismatch is None
-    assert found.tokens == line["env/all/tokens/mean"] * 6
+    (report,) = asyncio.run(audit(result.directory, max_tokens=None, overlong="truncate")).values()
+    assert report.mismatch is None
+    assert report.tokens == line["env/all/tokens/mean"] * 6
 
 
-def test_a_window_without_room_for_an_answer_is_refused() -> None:
+def test_window_without_room_for_an_answer_is_an_error() -> None:
     from rlkit.config import load_config
 
     values = ["envs.a.env=arithmetic", "sampling.max_tokens=100", "sampling.budget_forcing.context_window_tokens=100"]

@@ -24,29 +24,29 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def found(model: str, **named: object) -> object:
+def load(model: str, **named: object) -> object:
     return load_tokenizer(model, with_weights=False, note=lambda message: None, **named)  # type: ignore[arg-type]  as given
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_where_nothing_serves_one_line_names_all_four_ways() -> None:
+def test_unavailable_tokenizer_is_one_line_with_four_fixes() -> None:
     with pytest.raises(MissingError) as caught:
-        found("someone/some-model")
-    told = str(caught.value)
-    assert "\n" not in told
+        load("someone/some-model")
+    message = str(caught.value)
+    assert "\n" not in message
     for way in ("someone/some-model", "127.0.0.1", "chat.tokenizer", "tml-renderers", "llama-models", "HF_ENDPOINT"):
-        assert way in told
+        assert way in message
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_a_packaged_tokenizer_needs_no_hub_unless_a_template_is_wanted() -> None:
-    assert isinstance(found("deepseek-ai/DeepSeek-V3.1"), PackagedTokenizer)
+def test_packaged_tokenizer_needs_the_hub_only_for_a_template() -> None:
+    assert isinstance(load("deepseek-ai/DeepSeek-V3.1"), PackagedTokenizer)
     with pytest.raises(MissingError, match="Four ways"):
-        found("deepseek-ai/DeepSeek-V3.1", template=True)
+        load("deepseek-ai/DeepSeek-V3.1", template=True)
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_the_tokenizer_that_the_user_names_is_taken(byte_model_dir: Path) -> None:
+def test_configured_tokenizer_is_loaded(byte_model_dir: Path) -> None:
     settings: dict[str, object] = {
         "envs": {"arithmetic": {}},
         "model": "someone/some-model",
@@ -55,22 +55,22 @@ def test_the_tokenizer_that_the_user_names_is_taken(byte_model_dir: Path) -> Non
     config = load_config([], settings=settings | {"service": {"base_url": NOWHERE}}).config
     chat = load_chat(config, engine=choose_service(config.service).kind == "engine", note=lambda message: None)
     assert chat.decode(chat.encode("hello")) == "hello"
-    assert isinstance(found("someone/some-model", tokenizer="deepseek-ai/DeepSeek-V3.1"), PackagedTokenizer)
+    assert isinstance(load("someone/some-model", tokenizer="deepseek-ai/DeepSeek-V3.1"), PackagedTokenizer)
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_a_folder_that_is_not_there_is_named() -> None:
+def test_missing_folder_is_named() -> None:
     with pytest.raises(UsageError, match=r"chat\.tokenizer: there is no folder './nope'"):
-        found("someone/some-model", tokenizer="./nope")
+        load("someone/some-model", tokenizer="./nope")
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_one_that_was_registered_with_the_cookbook_goes_before_the_hub() -> None:
+def test_tokenizer_registered_with_the_cookbook_precedes_the_hub() -> None:
     from tinker_cookbook.tokenizer_utils import register_tokenizer, unregister_tokenizer
 
-    own = object()
-    register_tokenizer("someone/some-model", lambda: own)  # type: ignore[arg-type, return-value]  any object will do
+    registered = object()
+    register_tokenizer("someone/some-model", lambda: registered)  # type: ignore[arg-type, return-value]  any object will do
     try:
-        assert found("someone/some-model") is own
+        assert load("someone/some-model") is registered
     finally:
         unregister_tokenizer("someone/some-model")

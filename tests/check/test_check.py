@@ -151,14 +151,14 @@ class Plain(Env):
     [Sum(), Completion(), NumpyTruth(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]],
     ids=lambda value: type(value).__name__,
 )
-def test_a_healthy_environment_passes(env: object) -> None:
+def test_healthy_environment_passes(env: object) -> None:
     report = report_of(env)
     assert report.ok, failed(report)
     assert status(report, "determinism") == "passed"
     assert status(report, "clean-up") == "passed"
 
 
-def test_what_does_not_apply_is_skipped_with_its_reason() -> None:
+def test_inapplicable_check_is_skipped_with_its_reason() -> None:
     report = report_of(Plain())
     assert status(report, "gold answer") == "skipped"
     assert status(report_of(Sum()), "token prefix") == "skipped"
@@ -258,7 +258,7 @@ def test_a_reward_that_depends_on_more_than_the_reply_is_found(env: object) -> N
     assert "determinism" in failed(report_of(env))
 
 
-def test_a_reward_that_depends_on_wall_time_is_said_to() -> None:
+def test_reward_that_depends_on_wall_time_is_named_as_such() -> None:
     assert "clock" in failed(report_of(Afternoon()))["determinism"].detail
 
 
@@ -266,7 +266,7 @@ class Dice(Lucky):
     stochastic = True
 
 
-def test_chance_that_belongs_to_the_task_is_not_a_fault() -> None:
+def test_randomness_of_the_task_is_not_a_fault() -> None:
     assert status(report_of(Dice()), "determinism") == "skipped"
 
 
@@ -343,10 +343,10 @@ def test_an_environment_that_does_not_end_is_found(env: object, message: str, mo
 class Historian(Sum):
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[list[str]] = [[]]
+        self.replies: list[list[str]] = [[]]
 
     def grade(self, reply: Reply) -> Outcome | float:
-        self.seen[0].append(reply.text)
+        self.replies[0].append(reply.text)
         return self.right(reply)
 
 
@@ -388,7 +388,7 @@ class Memo(Sum):
 @pytest.mark.parametrize(
     ("env", "where"),
     [
-        (Historian(), "seen[0]"),
+        (Historian(), "replies[0]"),
         (Flagged(), "done"),
         (Shared(), "Shared.best"),
         (Shuffler(), "chance"),
@@ -480,7 +480,7 @@ def test_a_gold_answer_without_the_full_reward_is_found() -> None:
     assert "0.5, not 1" in failed(report_of(Contradictory()))["gold answer"].detail
 
 
-def test_a_reward_above_the_most_that_there_is_is_found() -> None:
+def test_reward_above_the_maximum_is_found() -> None:
     assert set(failed(report_of(Overpaid()))) == {"reward range"}
 
 
@@ -611,11 +611,11 @@ KEPT: list[object] = []
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Env) else value,
 )
-def test_what_a_rollout_leaves_behind_is_found(env: object, name: str, message: str) -> None:
+def test_leftovers_of_a_rollout_are_found(env: object, name: str, message: str) -> None:
     assert message in failed(report_of(env))[name].detail
 
 
-def test_an_environment_that_cannot_be_pickled_is_found_and_played_all_the_same() -> None:
+def test_unpicklable_environment_is_found_and_still_played() -> None:
     env = Sum()
     env.lock = threading.Lock()  # type: ignore[attr-defined]
     assert set(failed(report_of(env))) == {"pickling"}
@@ -642,7 +642,7 @@ class Counter(rlkit.TaskSource):
             self.at = int(json.dumps(state["at"]))
 
 
-def test_a_source_gives_the_same_tasks_again_and_is_left_as_it_was() -> None:
+def test_source_repeats_its_tasks_and_is_not_changed() -> None:
     source = Counter()
     report = report_of(source, tasks=3)
     assert report.ok, failed(report)
@@ -663,7 +663,7 @@ def test_nothing_to_check_is_a_usage_error(nothing: object) -> None:
 # --- the checker itself
 
 
-def test_the_caller_s_process_stays_as_it_was() -> None:
+def test_process_of_the_caller_is_not_changed() -> None:
     random.seed(5)
     chance, clock, moment, threads = random.getstate(), time.time, datetime.datetime, threading.active_count()
     report_of(Historian())
@@ -681,14 +681,14 @@ def child_processes() -> set[str]:
 
 
 def test_cancelling_the_check_ends_its_process() -> None:
-    before = child_processes()  # other tests of this process may have left a server running
+    processes_before = child_processes()  # other tests of this process may have left a server running
 
-    async def cancelled() -> None:
+    async def cancel_check() -> None:
         task = asyncio.create_task(check(Blocker(), timeout_s=3600))
-        await asyncio.to_thread(wait_until, lambda: child_processes() - before)
+        await asyncio.to_thread(wait_until, lambda: child_processes() - processes_before)
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
 
-    asyncio.run(cancelled())
-    assert child_processes() <= before
+    asyncio.run(cancel_check())
+    assert child_processes() <= processes_before

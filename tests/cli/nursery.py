@@ -30,7 +30,7 @@ HEAVY = (
 )
 
 
-def born(arguments: list[str], folder: str, environ: dict[str, str]) -> int:
+def fork_command(arguments: list[str], folder: str, environ: dict[str, str]) -> int:
     """The id of a process that runs a command."""
     child = os.fork()
     if child:
@@ -60,11 +60,11 @@ def main() -> None:
     child = 0
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked == "wait":
+        request = json.loads(line)
+        if request == "wait":
             print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), flush=True)
         else:
-            child = born(asked["arguments"], asked["folder"], asked["environ"])
+            child = fork_command(request["arguments"], request["folder"], request["environ"])
             print(json.dumps(child), flush=True)
 
 

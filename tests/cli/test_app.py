@@ -51,26 +51,26 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["config", "show", "-h"]])
 def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-c", LOOK, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert done.stderr == "loaded:\n"
-    assert done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert completed.stderr == "loaded:\n"
+    assert completed.stdout
 
 
 def test_help_takes_less_than_a_third_of_a_second_of_cpu() -> None:
     def cpu_s() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run("--help").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
 
     assert any(cpu_s() < HELP_CPU_S for _ in range(5))
 
 
 def test_help_names_every_command_and_exit_code(rlkit: Callable[..., Any]) -> None:
-    shown = rlkit("--help").stdout
-    assert all(f"\n  {command} " in shown for command in COMMANDS)
-    assert "130" in shown
-    assert "..." not in shown.split("Commands:")[1].split("Exit codes")[0], "a command's help is cut off"
+    help_text = rlkit("--help").stdout
+    assert all(f"\n  {command} " in help_text for command in COMMANDS)
+    assert "130" in help_text
+    assert "..." not in help_text.split("Commands:")[1].split("Exit codes")[0], "a command's help is cut off"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[.
         ["doctor", "one", "two"],
     ],
 )
-def test_bad_usage_is_2_and_never_a_traceback(arguments: list[str], rlkit: Callable[..., Any]) -> None:
+def test_bad_usage_is_exit_code_2_without_a_traceback(arguments: list[str], rlkit: Callable[..., Any]) -> None:
     result = rlkit(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -113,24 +113,26 @@ def test_bad_usage_is_2_and_never_a_traceback(arguments: list[str], rlkit: Calla
     assert "Traceback" not in result.stderr
 
 
-def test_the_module_and_the_version() -> None:
-    done = run("--version")
-    assert (done.returncode, done.stdout.split()[0]) == (0, "rlkit")
+def test_module_prints_the_version() -> None:
+    completed = run("--version")
+    assert (completed.returncode, completed.stdout.split()[0]) == (0, "rlkit")
 
 
 def test_shell_completion_offers_the_commands() -> None:
-    done = run(_RLKIT_COMPLETE="complete_bash", COMP_WORDS="rlkit d", COMP_CWORD="1")
-    assert done.stdout.split() == ["doctor"]
+    completed = run(_RLKIT_COMPLETE="complete_bash", COMP_WORDS="rlkit d", COMP_CWORD="1")
+    assert completed.stdout.split() == ["doctor"]
 
 
-def test_a_reader_that_goes_away_sees_no_traceback() -> None:
-    read, write = os.pipe()
-    os.close(read)
+def test_closed_pipe_prints_no_traceback() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     command = [sys.executable, "-m", "rlkit", "config", "schema"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANG_S, check=False)
-    os.close(write)
-    assert done.stderr == ""
-    assert done.returncode == 0
+    completed = subprocess.run(
+        command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=HANG_S, check=False
+    )
+    os.close(write_end)
+    assert completed.stderr == ""
+    assert completed.returncode == 0
 
 
 def test_debug_shows_where_an_error_comes_from(rlkit: Callable[..., Any]) -> None:

@@ -18,15 +18,15 @@ def run(tmp_path: Path) -> Path:
     return simulation.directory
 
 
-def test_a_run_that_trains_on_what_was_sampled_is_0(rlkit: Callable[..., Any], run: Path) -> None:
+def test_consistent_run_is_exit_code_0(rlkit: Callable[..., Any], run: Path) -> None:
     result = rlkit("audit", "first")
     assert result.exit_code == 0
     assert "in 72 turns of 18 episodes are trained on, each where it was sampled" in result.stdout
-    found = json.loads(rlkit("audit", run, "--json").stdout)
-    assert (found["ok"], found["envs"]["words"]["groups"], found["envs"]["words"]["cut_tokens"]) == (True, 6, 0)
+    report = json.loads(rlkit("audit", run, "--json").stdout)
+    assert (report["ok"], report["envs"]["words"]["groups"], report["envs"]["words"]["cut_tokens"]) == (True, 6, 0)
 
 
-def test_the_first_token_that_was_not_sampled_where_it_is_trained_on_is_named(
+def test_first_inconsistent_token_is_named(
     rlkit: Callable[..., Any], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datums, "_path", lambda episode, last: [last])  # forgets what was said before
@@ -38,5 +38,5 @@ def test_the_first_token_that_was_not_sampled_where_it_is_trained_on_is_named(
     assert json.loads(rlkit("audit", "first", "--json").stdout)["ok"] is False
 
 
-def test_what_is_no_run_is_2(rlkit: Callable[..., Any]) -> None:
+def test_missing_run_is_exit_code_2(rlkit: Callable[..., Any]) -> None:
     assert rlkit("audit", "nothing").exit_code == 2

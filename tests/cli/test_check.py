@@ -36,28 +36,28 @@ def _files(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(BAD)
 
 
-def test_a_good_environment_of_a_file_passes(rlkit: Callable[..., Any]) -> None:
+def test_good_environment_of_a_file_passes(rlkit: Callable[..., Any]) -> None:
     result = rlkit("check", "good.py:Echo")
     assert result.exit_code == 0, result.stdout
     assert "passed" in result.stdout
     assert "failed" not in result.stdout
 
 
-def test_a_fault_is_1_and_comes_with_its_fix(rlkit: Callable[..., Any]) -> None:
+def test_fault_is_exit_code_1_with_a_fix(rlkit: Callable[..., Any]) -> None:
     result = rlkit("check", "bad.py:Generous")
     assert result.exit_code == 1
     assert "fix: " in result.stdout.split("failed", 1)[1]
 
 
-def test_json_has_every_finding_and_nothing_that_the_environment_prints(rlkit: Callable[..., Any]) -> None:
+def test_json_has_every_finding_and_no_output_of_the_environment(rlkit: Callable[..., Any]) -> None:
     result = rlkit("check", "bad.py:Generous", "--json")
     record = json.loads(result.stdout)
     assert record["ok"] is False
-    found = record["envs"]["bad.py:Generous"]["findings"]
-    assert any(finding["status"] == "failed" and finding["fix"] for finding in found)
+    findings = record["envs"]["bad.py:Generous"]["findings"]
+    assert any(finding["status"] == "failed" and finding["fix"] for finding in findings)
 
 
-def test_a_secret_that_is_written_out_is_a_warning_that_names_the_field_and_the_fix(
+def test_literal_secret_is_a_warning_with_its_field_and_a_fix(
     rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORD", "s3cret-canary")
@@ -66,18 +66,18 @@ def test_a_secret_that_is_written_out_is_a_warning_that_names_the_field_and_the_
     assert "warning" not in rlkit("check", "clean.yaml", "--tasks", "1").stderr
     (tmp_path / "login.py").write_text(GOOD.replace("word: str", "db_pass: str = '', word: str"))
     (tmp_path / "written.yaml").write_text("envs: {a: {env: 'login.py:Echo', args: {db_pass: canary}}}")
-    written = rlkit("check", "written.yaml", "--tasks", "1")
-    assert written.exit_code == 0, written.stderr
-    (line,) = [line for line in written.stderr.splitlines() if "warning" in line]
+    result = rlkit("check", "written.yaml", "--tasks", "1")
+    assert result.exit_code == 0, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "warning" in line]
     assert "envs.a.args.db_pass looks like a literal secret" in line
     assert "write ${NAME} instead" in line
-    assert "canary" not in written.stderr
-    told = rlkit("check", "login.py:Echo", "--args", "db_pass=canary", "--tasks", "1").stderr
-    assert "--args.db_pass looks like a literal secret" in told
+    assert "canary" not in result.stderr
+    stderr = rlkit("check", "login.py:Echo", "--args", "db_pass=canary", "--tasks", "1").stderr
+    assert "--args.db_pass looks like a literal secret" in stderr
 
 
 @pytest.mark.parametrize("secret", ["sk-proj-abcdefghijklmnop1234", "hf_abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE"])
-def test_a_credential_of_a_known_shape_is_refused_whatever_the_field_is_called(
+def test_credential_of_a_known_shape_is_an_error_in_any_field(
     rlkit: Callable[..., Any], tmp_path: Path, secret: str
 ) -> None:
     (tmp_path / "a.yaml").write_text(f"envs: {{a: {{env: 'good.py:Echo', args: {{word: {secret}}}}}}}")
@@ -115,7 +115,7 @@ def test_all_environments_of_a_configuration_are_checked(rlkit: Callable[..., An
         [""],
     ],
 )
-def test_a_target_that_cannot_be_made_is_2_and_one_clear_line(rlkit: Callable[..., Any], arguments: list[str]) -> None:
+def test_invalid_target_is_exit_code_2_with_one_line(rlkit: Callable[..., Any], arguments: list[str]) -> None:
     result = rlkit("check", *arguments)
     assert result.exit_code == 2, result.stderr
     errors = [line for line in result.stderr.splitlines() if line != "an environment that prints"]
@@ -123,7 +123,7 @@ def test_a_target_that_cannot_be_made_is_2_and_one_clear_line(rlkit: Callable[..
     assert errors[0].startswith("error: ")
 
 
-def test_the_red_team_names_the_cheats_that_earn_and_ends_with_1(rlkit: Callable[..., Any]) -> None:
+def test_redteam_lists_earning_cheats_with_exit_code_1(rlkit: Callable[..., Any]) -> None:
     assert rlkit("check", "good.py:Echo", "--redteam", "--tasks", "1", "word=qwertz").exit_code == 0
     result = rlkit("check", "bad.py:Generous", "--redteam")
     assert result.exit_code == 0, "what is paid for anything is paid for the honest empty attempt, too"
@@ -140,7 +140,7 @@ def test_the_red_team_names_the_cheats_that_earn_and_ends_with_1(rlkit: Callable
     assert cheats["hostile-program"]["result"] == "not tried"
 
 
-def test_tasks_of_harbors_are_given_to_the_cheats_against_tasks(
+def test_harbor_tasks_are_attacked_with_task_attacks(
     rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacked: dict[str, Path] = {}

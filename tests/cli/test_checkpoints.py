@@ -79,45 +79,45 @@ def _service(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", trained.server.api_key)
 
 
-def last(trained: Trained) -> toolkit.Checkpoint:
+def last_checkpoint(trained: Trained) -> toolkit.Checkpoint:
     assert trained.result.checkpoint is not None
     return trained.result.checkpoint
 
 
-def logprobs(trained: Trained, checkpoint: toolkit.Checkpoint) -> np.ndarray:
-    """What the engine gives for the text."""
+def score_text(trained: Trained, checkpoint: toolkit.Checkpoint) -> np.ndarray:
+    """Log-probabilities of the text from the engine."""
 
-    async def asked() -> np.ndarray:
+    async def request_logprobs() -> np.ndarray:
         async with TinkerService(base_url=trained.server.url, api_key=trained.server.api_key) as service:
             scorer = await service.scorer(model=str(trained.model), checkpoint=checkpoint.sampler)
             return await scorer.logprobs(Prompt(TEXT), last=len(TEXT) - 1)
 
-    return asyncio.run(asked())
+    return asyncio.run(request_logprobs())
 
 
-def test_the_checkpoints_of_a_run_are_listed_newest_first(trained: Trained, rlkit: Callable[..., Any]) -> None:
+def test_checkpoints_of_a_run_are_listed_newest_first(trained: Trained, rlkit: Callable[..., Any]) -> None:
     result = rlkit("checkpoints", "list", "first", "--json")
     rows = json.loads(result.stdout)
     assert [row["step"] for row in rows] == [3, 2, 1]
-    assert rows[0]["path"] == last(trained).state
+    assert rows[0]["path"] == last_checkpoint(trained).state
     assert all(row["exists"] and row["kind"] == "training" and row["size_bytes"] > 1000 for row in rows)
     assert trained.result.best_checkpoint is not None
     assert [row["step"] for row in rows if row["best"]] == [trained.result.best_checkpoint.step]
-    shown = rlkit("checkpoints", "list", "first").stdout.splitlines()
-    assert shown[0].startswith("step 3 ")
-    assert "expires 20" in shown[0]
-    assert len([line for line in shown if line.endswith("best")]) == 1
+    lines = rlkit("checkpoints", "list", "first").stdout.splitlines()
+    assert lines[0].startswith("step 3 ")
+    assert "expires 20" in lines[0]
+    assert len([line for line in lines if line.endswith("best")]) == 1
 
 
 def test_all_checkpoints_of_the_service_are_listed(trained: Trained, rlkit: Callable[..., Any]) -> None:
     rows = json.loads(rlkit("checkpoints", "list", "--json").stdout)
     paths = {row["path"]: row["kind"] for row in rows}
-    assert paths[last(trained).state] == "training"
-    assert paths[last(trained).sampler] == "sampler"
-    assert last(trained).state in rlkit("checkpoints", "list").stdout
+    assert paths[last_checkpoint(trained).state] == "training"
+    assert paths[last_checkpoint(trained).sampler] == "sampler"
+    assert last_checkpoint(trained).state in rlkit("checkpoints", "list").stdout
 
 
-def test_a_merged_model_gives_the_log_probabilities_of_the_trained_one(
+def test_merged_model_has_the_logprobs_of_the_trained_one(
     trained: Trained, rlkit: Callable[..., Any], tmp_path: Path
 ) -> None:
     result = rlkit("checkpoints", "export", "first", tmp_path / "deep" / "merged", "--merged")
@@ -126,22 +126,22 @@ def test_a_merged_model_gives_the_log_probabilities_of_the_trained_one(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "merged", dtype=torch.float32)
     with torch.no_grad():
         scores = model(torch.from_numpy(TEXT).long()[None]).logits[0].log_softmax(-1).numpy()
-    found = scores[np.arange(len(TEXT) - 1), TEXT[1:]]
-    assert np.abs(found - logprobs(trained, last(trained))).max() < 1e-4
+    merged_logprobs = scores[np.arange(len(TEXT) - 1), TEXT[1:]]
+    assert np.abs(merged_logprobs - score_text(trained, last_checkpoint(trained))).max() < 1e-4
     base = AutoModelForCausalLM.from_pretrained(trained.model, dtype=torch.float32)
     with torch.no_grad():
         untrained = base(torch.from_numpy(TEXT).long()[None]).logits[0].log_softmax(-1).numpy()
-    assert np.abs(found - untrained[np.arange(len(TEXT) - 1), TEXT[1:]]).max() > 0.01
+    assert np.abs(merged_logprobs - untrained[np.arange(len(TEXT) - 1), TEXT[1:]]).max() > 0.01
     assert (tmp_path / "deep" / "merged" / "tokenizer.json").exists()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["merged"]
 
 
-def test_an_adapter_that_peft_loads_gives_the_log_probabilities_of_the_trained_model(
+def test_adapter_loaded_by_peft_has_the_logprobs_of_the_trained_model(
     trained: Trained, rlkit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    result = rlkit("checkpoints", "export", last(trained).state, tmp_path / "adapter", "--json")
+    result = rlkit("checkpoints", "export", last_checkpoint(trained).state, tmp_path / "adapter", "--json")
     assert json.loads(result.stdout) == {
-        "checkpoint": last(trained).state,
+        "checkpoint": last_checkpoint(trained).state,
         "form": "adapter",
         "directory": str(tmp_path / "adapter"),
     }
@@ -156,13 +156,13 @@ def test_an_adapter_that_peft_loads_gives_the_log_probabilities_of_the_trained_m
     )
     with torch.no_grad():
         scores = model(torch.from_numpy(TEXT).long()[None]).logits[0].log_softmax(-1).numpy()
-    found = scores[np.arange(len(TEXT) - 1), TEXT[1:]]
-    assert np.abs(found - logprobs(trained, last(trained))).max() < 1e-4
+    adapter_logprobs = scores[np.arange(len(TEXT) - 1), TEXT[1:]]
+    assert np.abs(adapter_logprobs - score_text(trained, last_checkpoint(trained))).max() < 1e-4
     assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1
 
 
 @pytest.mark.parametrize("place", ["cache/models/tiny--bytes", "hub/models--tiny--bytes/snapshots/main"])
-def test_an_adapter_names_its_base_model_as_the_hub_does(
+def test_adapter_names_its_base_model_as_on_the_hub(
     place: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TINKER_BASE_URL", "TINKER_API_KEY"):
@@ -193,7 +193,7 @@ def test_an_adapter_names_its_base_model_as_the_hub_does(
     assert adapter.peft_config["default"].base_model_name_or_path == "tiny/bytes"
 
 
-def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_checkpoint_is_selected_by_step_or_as_best(trained: Trained, rlkit: Callable[..., Any], tmp_path: Path) -> None:
     assert trained.result.best_checkpoint is not None
     for arguments, step in ((["--step", "1"], 1), (["--best"], trained.result.best_checkpoint.step)):
         result = rlkit("checkpoints", "export", "first", tmp_path / arguments[0], *arguments, "--json")
@@ -201,7 +201,7 @@ def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["first", "--step", "7"], "--step: first has no checkpoint of step 7; it has 1, 2, 3"),
         (["first", "--step", "1", "--best"], "--step and --best exclude each other"),
@@ -211,17 +211,17 @@ def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[...
         (["tinker://x:train:0/weights/a"], "tinker://x:train:0/weights/a"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(
-    arguments: list[str], told: str, rlkit: Callable[..., Any], tmp_path: Path
+def test_invalid_export_is_an_error_of_one_line(
+    arguments: list[str], message: str, rlkit: Callable[..., Any], tmp_path: Path
 ) -> None:
     result = rlkit("checkpoints", "export", arguments[0], tmp_path / "out", *arguments[1:])
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_there_is_left_alone(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     result = rlkit("checkpoints", "export", "first", tmp_path / "out")
     assert result.exit_code == 2
@@ -230,7 +230,7 @@ def test_a_folder_that_is_there_is_left_alone(rlkit: Callable[..., Any], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ("file", "file exists: choose another name"),
         ("full", "full exists: choose another name"),
@@ -244,8 +244,8 @@ def test_a_folder_that_is_there_is_left_alone(rlkit: Callable[..., Any], tmp_pat
         ("circle/inside", "circle/inside cannot be written: "),
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line_before_anything_is_fetched(
-    target: str, told: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unwritable_target_is_an_error_before_the_download(
+    target: str, message: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
     (tmp_path / "file").write_text("mine")
@@ -253,17 +253,17 @@ def test_a_place_that_cannot_be_written_is_one_line_before_anything_is_fetched(
     (tmp_path / "full" / "mine").touch()
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "circle").symlink_to("circle")
-    before = sorted(path.name for path in tmp_path.rglob("*"))
+    files_before = sorted(path.name for path in tmp_path.rglob("*"))
     result = rlkit("checkpoints", "export", "first", target)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith("error: ")
-    assert told in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
-    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    assert sorted(path.name for path in tmp_path.rglob("*")) == files_before
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_export_that_fails_leaves_nothing(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_export_leaves_no_file(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import WeightsDownloadError
 
@@ -273,11 +273,11 @@ def test_an_export_that_fails_leaves_nothing(trained: Trained, monkeypatch: pyte
     monkeypatch.setattr(weights, "download", broken)
     for place in (tmp_path / "out", tmp_path / "deep" / "deeper" / "out"):
         with pytest.raises(ServiceError, match="the connection broke"):
-            asyncio.run(export(last(trained).state, place))
+            asyncio.run(export(last_checkpoint(trained).state, place))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_that_the_service_has_lost_is_said_to_be_gone(
+def test_checkpoint_missing_on_the_service_is_listed_as_gone(
     trained: Trained, rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with EngineServer(threads=1, device="cpu", root=tmp_path / "empty") as other:
@@ -287,4 +287,4 @@ def test_a_checkpoint_that_the_service_has_lost_is_said_to_be_gone(
         assert rlkit("checkpoints", "list").stdout == "there are no checkpoints\n"
         result = rlkit("checkpoints", "export", "first", tmp_path / "out")
     assert result.exit_code == 2
-    assert last(trained).state in result.stderr
+    assert last_checkpoint(trained).state in result.stderr

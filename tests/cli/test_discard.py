@@ -52,13 +52,18 @@ def train(model: Path, *, steps: int, resume: bool = False) -> toolkit.RunResult
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRun:
     server: EngineServer
     directory: Path
-    saved: Sequence[toolkit.Checkpoint]
+    checkpoints: Sequence[toolkit.Checkpoint]
 
     def paths(self, *steps: int) -> set[str]:
-        return {path for one in self.saved if one.step in steps for path in (one.state, one.sampler)}
+        return {
+            path
+            for checkpoint in self.checkpoints
+            if checkpoint.step in steps
+            for path in (checkpoint.state, checkpoint.sampler)
+        }
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Saved]:
+def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SavedRun]:
     """Three checkpoints of a run named first."""
     with EngineServer(threads=1, device="cpu", root=tmp_path / "engine") as server:
         monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
@@ -75,99 +80,105 @@ def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv("TINKER_API_KEY", server.api_key)
         train(model, steps=3)
         directory = tmp_path / "runs" / "first"
-        yield Saved(server, directory, checkpoints(directory))
+        yield SavedRun(server, directory, checkpoints(directory))
 
 
-def kept(rlkit: Command) -> set[str]:
+def list_paths(rlkit: Command) -> set[str]:
     return {row["path"] for row in json.loads(rlkit("checkpoints", "list", "--json").stdout)}
 
 
-def test_checkpoints_are_deleted_with_what_belongs_to_them_and_only_after_a_yes(run: Saved, rlkit: Command) -> None:
-    everything = run.paths(1, 2, 3)
-    assert kept(rlkit) == everything
+def test_checkpoints_are_deleted_only_after_confirmation(run: SavedRun, rlkit: Command) -> None:
+    all_paths = run.paths(1, 2, 3)
+    assert list_paths(rlkit) == all_paths
 
-    shown = rlkit("checkpoints", "delete", "first", "--dry-run")
-    assert shown.exit_code == 0
-    assert "6 checkpoints of " in shown.stdout
-    assert shown.stdout.rstrip().endswith("MiB would be deleted")
+    preview = rlkit("checkpoints", "delete", "first", "--dry-run")
+    assert preview.exit_code == 0
+    assert "6 checkpoints of " in preview.stdout
+    assert preview.stdout.rstrip().endswith("MiB would be deleted")
     refused = rlkit("checkpoints", "delete", "first")
     assert refused.exit_code == 2
     assert "Cannot ask without a terminal: give --yes" in refused.stderr
-    assert all(path in refused.stderr for path in everything)
+    assert all(path in refused.stderr for path in all_paths)
     assert rlkit("checkpoints", "delete").exit_code == 2
-    assert kept(rlkit) == everything
+    assert list_paths(rlkit) == all_paths
 
-    one = run.saved[0]
-    assert rlkit("checkpoints", "delete", one.sampler, "--yes").exit_code == 0
-    result = json.loads(rlkit("checkpoints", "delete", one.state, "--yes", "--json").stdout)
-    assert (result["changed_count"], [row["path"] for row in result["checkpoints"]]) == (1, [one.state])
-    assert kept(rlkit) == run.paths(2, 3)
-    assert [saved.step for saved in checkpoints(run.directory)] == [2, 3]
-    assert rlkit("checkpoints", "delete", one.state, "--yes").exit_code == 2  # it is gone
+    checkpoint = run.checkpoints[0]
+    assert rlkit("checkpoints", "delete", checkpoint.sampler, "--yes").exit_code == 0
+    result = json.loads(rlkit("checkpoints", "delete", checkpoint.state, "--yes", "--json").stdout)
+    assert (result["changed_count"], [row["path"] for row in result["checkpoints"]]) == (1, [checkpoint.state])
+    assert list_paths(rlkit) == run.paths(2, 3)
+    assert [checkpoint.step for checkpoint in checkpoints(run.directory)] == [2, 3]
+    assert rlkit("checkpoints", "delete", checkpoint.state, "--yes").exit_code == 2  # it is gone
 
     assert rlkit("checkpoints", "delete", "first", "--kind", "sampler", "--yes").exit_code == 0
-    assert kept(rlkit) == {saved.state for saved in run.saved[1:]}
+    assert list_paths(rlkit) == {checkpoint.state for checkpoint in run.checkpoints[1:]}
     assert "there is no such" in rlkit("checkpoints", "delete", "--all", "--older-than", "1h", "--yes").stdout
-    done = rlkit("checkpoints", "delete", "--all", "--yes")
-    assert "2 checkpoints of " in done.stdout
-    assert kept(rlkit) == set()
+    deletion = rlkit("checkpoints", "delete", "--all", "--yes")
+    assert "2 checkpoints of " in deletion.stdout
+    assert list_paths(rlkit) == set()
     assert checkpoints(run.directory) == []
 
 
-@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("yes\n", 0), ("\n", 6), ("n\n", 6), ("", 6)])
-def test_a_person_is_asked(answer: str, left: int, run: Saved, rlkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("answer", "remaining"), [("y\n", 0), ("yes\n", 0), ("\n", 6), ("n\n", 6), ("", 6)])
+def test_delete_asks_for_confirmation(
+    answer: str, remaining: int, run: SavedRun, rlkit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed = StringIO(answer)
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("rlkit.cli.checkpoints.sys", SimpleNamespace(stdin=typed))
     result = rlkit("checkpoints", "delete", "--all")
     assert result.exit_code == 0
     assert "permanently? [y/N]" in result.stderr
-    assert len(kept(rlkit)) == left
+    assert len(list_paths(rlkit)) == remaining
 
 
-def test_what_is_neither_new_nor_good_is_pruned_and_the_run_goes_on_from_what_is_left(
-    run: Saved, rlkit: Command, model: Path
+def test_prune_keeps_recent_and_best_checkpoints_and_the_run_resumes(
+    run: SavedRun, rlkit: Command, model: Path
 ) -> None:
     metrics = (json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines())
     fastest = min(metrics, key=lambda line: line["time/step_s"])["step"]
     assert rlkit("checkpoints", "prune", "first", "--keep-last", "3", "--yes").stdout == "there is no such checkpoint\n"
     assert rlkit("checkpoints", "prune", "first", "--keep-best", "1", "--yes").exit_code == 0
-    assert kept(rlkit) == run.paths(3, fastest)
+    assert list_paths(rlkit) == run.paths(3, fastest)
     assert rlkit("checkpoints", "prune", "first", "--keep-best", "0", "--yes").exit_code == 0
-    assert kept(rlkit) == run.paths(3)
+    assert list_paths(rlkit) == run.paths(3)
     assert train(model, steps=4, resume=True).steps == 4
 
 
-def test_a_checkpoint_gets_another_end_and_the_run_knows_it(run: Saved, rlkit: Command) -> None:
+def test_ttl_changes_the_expiry_on_the_service_and_in_the_run(run: SavedRun, rlkit: Command) -> None:
     assert rlkit("checkpoints", "ttl", "first").exit_code == 2
     assert "6 checkpoints" in rlkit("checkpoints", "ttl", "first", "--days", "90", "--dry-run").stdout
-    (changed,) = json.loads(rlkit("checkpoints", "ttl", run.saved[0].state, "--days", "90", "--json").stdout)[
+    (changed,) = json.loads(rlkit("checkpoints", "ttl", run.checkpoints[0].state, "--days", "90", "--json").stdout)[
         "checkpoints"
     ]
     assert changed["expires"] == pytest.approx(time.time() + 90 * 86400, abs=600)
     ends = {row["path"]: row["expires"] for row in json.loads(rlkit("checkpoints", "list", "--json").stdout)}
-    assert ends[run.saved[0].state] == pytest.approx(time.time() + 90 * 86400, abs=600)
-    assert ends[run.saved[1].state] == pytest.approx(time.time() + 30 * 86400, abs=600)
-    known = checkpoints(run.directory)
-    assert [saved.step for saved in known] == [1, 2, 3]
-    assert known[0].expires == pytest.approx(ends[run.saved[0].state], abs=60)
+    assert ends[run.checkpoints[0].state] == pytest.approx(time.time() + 90 * 86400, abs=600)
+    assert ends[run.checkpoints[1].state] == pytest.approx(time.time() + 30 * 86400, abs=600)
+    recorded = checkpoints(run.directory)
+    assert [checkpoint.step for checkpoint in recorded] == [1, 2, 3]
+    assert recorded[0].expires == pytest.approx(ends[run.checkpoints[0].state], abs=60)
     assert rlkit("checkpoints", "ttl", "--all", "--never").exit_code == 0
     assert {row["expires"] for row in json.loads(rlkit("checkpoints", "list", "--json").stdout)} == {None}
-    assert {saved.expires for saved in checkpoints(run.directory)} == {None}
+    assert {checkpoint.expires for checkpoint in checkpoints(run.directory)} == {None}
 
 
-def test_all_that_is_known_of_a_checkpoint_is_shown(run: Saved, rlkit: Command, model: Path) -> None:
-    shown = json.loads(rlkit("checkpoints", "show", "first", "--step", "2", "--json").stdout)
-    assert (shown["run"], shown["step"], shown["path"]) == ("first", 2, run.saved[1].state)
-    assert (shown["sampler"], shown["kind"], shown["model"]) == (run.saved[1].sampler, "training", str(model))
-    assert shown["size_bytes"] > 1000
-    text = rlkit("checkpoints", "show", run.saved[1].sampler).stdout
+def test_show_prints_all_details_of_a_checkpoint(run: SavedRun, rlkit: Command, model: Path) -> None:
+    details = json.loads(rlkit("checkpoints", "show", "first", "--step", "2", "--json").stdout)
+    assert (details["run"], details["step"], details["path"]) == ("first", 2, run.checkpoints[1].state)
+    assert (details["sampler"], details["kind"], details["model"]) == (
+        run.checkpoints[1].sampler,
+        "training",
+        str(model),
+    )
+    assert details["size_bytes"] > 1000
+    text = rlkit("checkpoints", "show", run.checkpoints[1].sampler).stdout
     assert "kind     sampler" in text
     assert "expires  20" in text
     assert rlkit("checkpoints", "show", "tinker://x:train:0/weights/a").exit_code == 2
 
 
-def test_the_files_are_downloaded_as_the_service_has_them(run: Saved, rlkit: Command, tmp_path: Path) -> None:
+def test_downloaded_files_equal_those_of_the_service(run: SavedRun, rlkit: Command, tmp_path: Path) -> None:
     result = rlkit("checkpoints", "download", "first", tmp_path / "files", "--json")
     assert json.loads(result.stdout)["form"] == "raw"
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {
@@ -176,30 +187,30 @@ def test_the_files_are_downloaded_as_the_service_has_them(run: Saved, rlkit: Com
     assert rlkit("checkpoints", "download", "first", tmp_path / "files").exit_code == 2
 
 
-@pytest.mark.parametrize("given", [1, 2, 4, 6, 7])
-def test_every_page_of_checkpoints_is_read_whatever_a_service_gives_at_once(
-    given: int, run: Saved, rlkit: Command, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("page_size", [1, 2, 4, 6, 7])
+def test_list_reads_every_page_of_checkpoints(
+    page_size: int, run: SavedRun, rlkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tinker
 
-    whole = tinker.RestClient.list_user_checkpoints
+    list_checkpoints = tinker.RestClient.list_user_checkpoints
 
-    def less(self: tinker.RestClient, limit: int, offset: int) -> Any:
-        return whole(self, limit=min(limit, given), offset=offset)
+    def list_fewer(self: tinker.RestClient, limit: int, offset: int) -> Any:
+        return list_checkpoints(self, limit=min(limit, page_size), offset=offset)
 
-    monkeypatch.setattr(tinker.RestClient, "list_user_checkpoints", less)
-    assert kept(rlkit) == run.paths(1, 2, 3)
+    monkeypatch.setattr(tinker.RestClient, "list_user_checkpoints", list_fewer)
+    assert list_paths(rlkit) == run.paths(1, 2, 3)
 
 
-def test_what_cannot_be_deleted_is_told_and_the_rest_is_deleted(
-    run: Saved, rlkit: Command, monkeypatch: pytest.MonkeyPatch
+def test_failed_deletion_is_reported_and_the_rest_is_deleted(
+    run: SavedRun, rlkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rlkit.service.sdk import TinkerService
 
     delete = TinkerService.delete
 
     async def refuses_one(self: TinkerService, path: str) -> None:
-        if path == run.saved[1].state:
+        if path == run.checkpoints[1].state:
             raise ServiceError(f"deleting {path}: it is busy")
         await delete(self, path)
 
@@ -207,19 +218,19 @@ def test_what_cannot_be_deleted_is_told_and_the_rest_is_deleted(
     result = rlkit("checkpoints", "delete", "first", "--yes")
     assert result.exit_code == 1
     assert "it is busy" in result.stderr
-    assert kept(rlkit) == {run.saved[1].state}
-    assert [saved.step for saved in checkpoints(run.directory)] == [2]
+    assert list_paths(rlkit) == {run.checkpoints[1].state}
+    assert [checkpoint.step for checkpoint in checkpoints(run.directory)] == [2]
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90m", 5400.0), ("12h", 43200.0), ("7d", 604800.0), ("2 w", 1209600.0), ("0.5h", 1800.0)]
 )
-def test_an_age_is_read(text: str, seconds: float) -> None:
+def test_ages_are_parsed(text: str, seconds: float) -> None:
     assert parse_age(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["7", "d", "-1d", "1y", "seven days", ""])
-def test_what_is_no_age_is_one_line(text: str) -> None:
+def test_malformed_age_is_an_error_of_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="is not an age: write 90m, 12h, 7d or 2w"):
         parse_age(text)
 
@@ -230,15 +241,15 @@ def test_a_filter_takes_kinds_and_ages() -> None:
         StoredCheckpoint("b", "sampler", 100.0),
         StoredCheckpoint("c", "training", 900.0),
     ]
-    assert [one.path for one in CheckpointFilter(now=1000.0).select(every)] == ["a", "b", "c"]
-    assert [one.path for one in CheckpointFilter("training", now=1000.0).select(every)] == ["a", "c"]
-    assert [one.path for one in CheckpointFilter(min_age_s=500.0, now=1000.0).select(every)] == ["a", "b"]
+    assert [checkpoint.path for checkpoint in CheckpointFilter(now=1000.0).select(every)] == ["a", "b", "c"]
+    assert [checkpoint.path for checkpoint in CheckpointFilter("training", now=1000.0).select(every)] == ["a", "c"]
+    assert [checkpoint.path for checkpoint in CheckpointFilter(min_age_s=500.0, now=1000.0).select(every)] == ["a", "b"]
     with pytest.raises(UsageError, match="--kind: 'sampling' is not one of training, sampler, external"):
         CheckpointFilter.parse("sampling", None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["delete"], "name runs or tinker:// paths, or use --all"),
         (["delete", "nonsense", "--yes"], "there is no run 'nonsense'"),
@@ -248,7 +259,7 @@ def test_a_filter_takes_kinds_and_ages() -> None:
         (["list", "--older-than", "soon"], "'soon' is not an age"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(arguments: list[str], told: str, rlkit: Command) -> None:
+def test_contradictory_arguments_are_an_error(arguments: list[str], message: str, rlkit: Command) -> None:
     result = rlkit("checkpoints", *arguments)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr

@@ -21,7 +21,7 @@ RLKIT = [sys.executable, "-m", "rlkit"]
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_interrupted_run_saves_and_prints_how_to_resume(tmp_path: Path) -> None:
     scaffold(tmp_path / "project", name="largest")
     model = byte_model(tmp_path / "model")
     arguments = ["config.yaml", f"model={model}", "steps=100000", "batch.groups=2", "eval.every=0"]
@@ -48,26 +48,26 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["status"] == "interrupted"
 
 
-def test_serve_says_where_it_is_and_stops_when_told() -> None:
+def test_serve_prints_its_address_and_stops_on_sigterm() -> None:
     with subprocess.Popen([*RLKIT, "serve"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]
-        found = re.fullmatch(r"export TINKER_BASE_URL=(\S+)\nexport TINKER_API_KEY=(tml-\S+)\n", "".join(lines))
-        assert found is not None, lines
-        health = httpx.get(f"{found[1]}/api/v1/healthz", headers={"x-api-key": found[2]})
+        match = re.fullmatch(r"export TINKER_BASE_URL=(\S+)\nexport TINKER_API_KEY=(tml-\S+)\n", "".join(lines))
+        assert match is not None, lines
+        health = httpx.get(f"{match[1]}/api/v1/healthz", headers={"x-api-key": match[2]})
         assert health.is_success
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANG_S) == 0
 
 
 @pytest.mark.slow
-def test_doctor_finds_this_machine_fit_and_keeps_secrets(tmp_path: Path) -> None:
+def test_doctor_passes_on_this_machine_without_printing_secrets(tmp_path: Path) -> None:
     environ = {**os.environ, "WANDB_API_KEY": "canary-0123456789"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [*RLKIT, "doctor", "--json"], capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
     )
-    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
+    findings = {finding["subject"]: finding for finding in json.loads(completed.stdout)["findings"]}
     assert findings["engine"]["status"] == "ok", findings["engine"]
     assert "WANDB_API_KEY" in findings["keys"]["detail"]
-    assert "canary" not in done.stdout + done.stderr
-    assert done.returncode == (0 if json.loads(done.stdout)["ok"] else 3)
+    assert "canary" not in completed.stdout + completed.stderr
+    assert completed.returncode == (0 if json.loads(completed.stdout)["ok"] else 3)

@@ -38,24 +38,24 @@ def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(CONFIG)
 
 
-def test_a_row_is_the_mean_its_error_and_what_it_is_of() -> None:
+def test_row_has_mean_error_and_environment() -> None:
     assert summarize_env(METRICS, "eval/sums") == {"episodes": 102, "failed": 1, "reward": 0.83, "stderr": 0.04}
 
 
 @pytest.mark.parametrize(("episodes", "failed"), [(0.0, 0.0), (3.0, 3.0)])
-def test_where_nothing_is_valid_there_is_no_mean(episodes: float, failed: float) -> None:
+def test_row_without_valid_episodes_has_no_mean(episodes: float, failed: float) -> None:
     row = summarize_env({"eval/x/episodes": episodes, "eval/x/failed": failed}, "eval/x")
     assert row == {"episodes": episodes, "failed": failed}
     assert " - " in render_rewards({"x": row})
 
 
-def test_a_large_reward_does_not_tear_the_table() -> None:
+def test_large_reward_keeps_the_table_aligned() -> None:
     row = {"reward": -1e308, "stderr": 0.5, "episodes": 3, "failed": 0}
     cells = render_rewards({"x": row}).splitlines()[1].split()
     assert cells == ["x", "-1e+308", "±", "0.500", "3", "0"]
 
 
-def test_an_environment_of_which_every_rollout_failed_is_1(
+def test_environment_with_failed_rollouts_only_is_exit_code_1(
     rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def evaluate(resolved: object, **named: object) -> Mapping[str, float]:
@@ -67,7 +67,7 @@ def test_an_environment_of_which_every_rollout_failed_is_1(
     assert result.stdout.splitlines()[1].split() == ["sums", "-", "3", "3"]
 
 
-def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_from_time_to_time(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def evaluate(resolved: object, *, on_progress: Callable[..., None], **named: object) -> Mapping[str, float]:
         on_progress(lambda: Progress(finished=4, running=2, queued=3, tokens=1234))
         await asyncio.sleep(0.2)
@@ -79,7 +79,7 @@ def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypat
     assert rlkit("eval", "a.yaml", "--quiet").stderr == ""
 
 
-def test_the_table_is_the_result(rlkit: Callable[..., Any]) -> None:
+def test_result_is_a_table(rlkit: Callable[..., Any]) -> None:
     result = rlkit("eval", "a.yaml")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[1].split() == ["sums", "0.830", "±", "0.040", "102", "1"]
@@ -96,8 +96,8 @@ def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
         "eval/sums/level/3/avg_at_4/high": 0.5,
         "eval/sums/pass_at_2": 0.75,
     }
-    told = render_scores({"sums": read_scores(metrics, "eval/sums")})
-    assert told[1:] == [
+    lines = render_scores({"sums": read_scores(metrics, "eval/sums")})
+    assert lines[1:] == [
         "           avg@4",
         "sums       0.500 [0.40, 0.60]",
         "  level 3  0.250 [0.10, 0.50]",
@@ -115,9 +115,7 @@ def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
     assert record["checkpoint"] is None
 
 
-def test_what_was_played_is_told_by_environment_and_by_task(
-    rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endings_are_listed_by_environment_and_task(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def evaluate(
         resolved: object, *, on_groups: Callable[[object], None], **named: object
     ) -> Mapping[str, float]:
@@ -135,27 +133,29 @@ def test_what_was_played_is_told_by_environment_and_by_task(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--endpoint", "http://x/v1"], "give both"),
         (["--model", "big"], "give both"),
         (["--endpoint", "http://x/v1", "--model", "big", "--checkpoint", "tinker://a/b"], "--checkpoint has no effect"),
     ],
 )
-def test_an_endpoint_has_a_model_and_no_checkpoint(rlkit: Callable[..., Any], arguments: list[str], told: str) -> None:
+def test_an_endpoint_has_a_model_and_no_checkpoint(
+    rlkit: Callable[..., Any], arguments: list[str], message: str
+) -> None:
     result = rlkit("eval", "a.yaml", *arguments)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("checkpoint", ["", "step-3", "/no/such", "http://x"])
-def test_a_checkpoint_that_is_no_path_of_the_service_is_2(rlkit: Callable[..., Any], checkpoint: str) -> None:
+def test_malformed_checkpoint_path_is_exit_code_2(rlkit: Callable[..., Any], checkpoint: str) -> None:
     result = rlkit("eval", "a.yaml", "--checkpoint", checkpoint)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: --checkpoint: ")
 
 
-def test_a_service_that_fails_is_1_with_its_request(rlkit: Callable[..., Any]) -> None:
+def test_service_error_is_exit_code_1_with_its_request(rlkit: Callable[..., Any]) -> None:
     result = rlkit("eval", "a.yaml", "--checkpoint", "tinker://gone/sampler_weights/x")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "error: the checkpoint does not exist (request r-1)"

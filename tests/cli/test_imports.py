@@ -67,7 +67,7 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     assert (first.max_failing_rollouts, second.max_failing_rollouts) == (4, 0)
     assert (first.max_retries, second.max_retries) == (48, 24), "three times for each rollout"
     settings = make_env_settings(config, context=None)
-    assert {name: one.min_valid for name, one in settings.items()} == {
+    assert {name: env_settings.min_valid for name, env_settings in settings.items()} == {
         "generalreasoning-whodunit": 12,
         "other-whodunit": 8,
     }
@@ -86,7 +86,7 @@ def test_json_has_the_notes(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     assert (record["config"]["epochs"], "steps" in record["config"]) == (2, False)
 
 
-def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_defaults_of_the_cookbook_are_imported(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("model_name: Qwen/Qwen3-8B\nenvironments: {A/B: {num_rollouts: null}}\n")
     result = rlkit("import", "openreward-config", "old.yaml")
     (tmp_path / "new.yaml").write_text(result.stdout)
@@ -100,23 +100,23 @@ def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any
     assert "num_epochs: it trained without end, and this for 100 steps: say how long with `steps`" in result.stderr
 
 
-def test_a_model_that_is_not_named_is_told(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_missing_model_name_is_noted(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("environments: {A/B: {}}\n")
-    told = (
+    note = (
         "model_name: the cookbook needs it, and this trains HuggingFaceTB/SmolLM2-135M-Instruct: name one with `model`"
     )
-    assert told in rlkit("import", "openreward-config", "old.yaml").stderr.splitlines()
+    assert note in rlkit("import", "openreward-config", "old.yaml").stderr.splitlines()
 
 
-def test_a_model_thinks_if_it_was_told_to(rlkit: Callable[..., Any], tmp_path: Path) -> None:
-    for model, told in (("Qwen/Qwen3-8B", False), ("meta-llama/Llama-3.1-8B-Instruct", True), ("my/own", True)):
+def test_thinking_is_noted_if_it_cannot_be_imported(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    for model, is_noted in (("Qwen/Qwen3-8B", False), ("meta-llama/Llama-3.1-8B-Instruct", True), ("my/own", True)):
         (tmp_path / "old.yaml").write_text(f"model_name: {model}\nthinking: true\nenvironments: {{A/B: {{}}}}\n")
         record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
         assert "chat" not in record["config"]
-        assert any(note.startswith("thinking: not taken over") for note in record["notes"]) == told
+        assert any(note.startswith("thinking: not taken over") for note in record["notes"]) == is_noted
 
 
-def test_environments_that_are_named_alike_stay_apart(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_environments_of_the_same_name_stay_separate(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("environments: {A/Maths: {}, a/maths: {}, B/maths: {}, B/-x: {}, B/_: {}}\n")
     record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
     targets = {name: env["args"]["target"] for name, env in record["config"]["envs"].items()}
@@ -124,7 +124,7 @@ def test_environments_that_are_named_alike_stay_apart(rlkit: Callable[..., Any],
     assert any(note.startswith("environments: drawn equally often") for note in record["notes"])
 
 
-def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_unknown_setting_is_an_error_of_one_line(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     for text, message in [
         ("modle_name: x\n", "error: old.yaml: modle_name: the cookbook has no such field. Did you mean 'model_name'?"),
         ("model_name: x\n", "error: old.yaml: environments: there is none"),
@@ -172,7 +172,7 @@ def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], 
         assert len(result.stderr.splitlines()) < 4
 
 
-def test_what_comes_out_can_be_read_again(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_imported_configuration_loads(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(OLD)
     printed = yaml.safe_load(rlkit("import", "openreward-config", "old.yaml").stdout)
     assert printed == json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)["config"]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in whole commands on the real engine: what is left can be gone on with, and nothing else is."""
+"""Ctrl-C and SIGTERM in whole commands on the real engine leave a resumable run and nothing else."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ service: {engine_threads: 1, engine_device: cpu}
 
 @dataclass
 class Command:
-    """A command that runs."""
+    """A running command."""
 
     process: int
     folder: Path
     wait: Callable[[], int]
 
-    def said(self, stream: str) -> str:
-        """What it has written."""
+    def read_stream(self, stream: str) -> str:
+        """Return its output so far."""
         path = self.folder / stream
         return path.read_text() if path.exists() else ""
 
@@ -74,31 +74,31 @@ class Command:
         os.kill(self.process, number)
 
     def until(self, stream: str, count: int, text: str) -> None:
-        """Wait until it has written something so often."""
-        wait_until(lambda: self.said(stream).count(text) >= count, why=lambda: self.said("err"))
+        """Wait until the stream contains a text `count` times."""
+        wait_until(lambda: self.read_stream(stream).count(text) >= count, why=lambda: self.read_stream("err"))
 
     def ports(self) -> set[int]:
-        """Those that it listens on."""
-        own = set[str]()
+        """Return the ports on which the command listens."""
+        sockets = set[str]()
         for entry in Path(f"/proc/{self.process}/fd").iterdir():
             with suppress(FileNotFoundError):  # it has just been closed
-                own.add(str(entry.readlink()))
+                sockets.add(str(entry.readlink()))
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         listening = "0A"
         return {
-            int(row[1].partition(":")[2], 16) for row in rows if row[3] == listening and f"socket:[{row[9]}]" in own
+            int(row[1].partition(":")[2], 16) for row in rows if row[3] == listening and f"socket:[{row[9]}]" in sockets
         }
 
     def relatives(self) -> list[int]:
-        """Processes of its session, itself included, that still run."""
-        found = list[int]()
+        """Return the running processes of its session, itself included."""
+        processes = list[int]()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with suppress(OSError):  # it has just ended
                     after_name = (entry / "stat").read_text().rpartition(")")[2].split()
                     if after_name[3] == str(self.process) and after_name[0] != "Z":  # one that ended is init's to bury
-                        found.append(int(entry.name))
-        return found
+                        processes.append(int(entry.name))
+        return processes
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def nursery() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def rlkit_(nursery: subprocess.Popen[str], tmp_path: Path, byte_model_dir: Path) -> Iterator[Callable[..., Command]]:
-    """Starts a command in a project of its own."""
+    """Start a command in a new project."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "env.py").write_text(ENV)
     (tmp_path / "config.yaml").write_text(f"model: {byte_model_dir}\n{CONFIG}")
@@ -131,10 +131,10 @@ def rlkit_(nursery: subprocess.Popen[str], tmp_path: Path, byte_model_dir: Path)
         "TINKER_TELEMETRY": "0",
     }
 
-    def ask(asked: Any) -> Any:
+    def ask(request: Any) -> Any:
         assert nursery.stdin is not None
         assert nursery.stdout is not None
-        nursery.stdin.write(json.dumps(asked) + "\n")
+        nursery.stdin.write(json.dumps(request) + "\n")
         nursery.stdin.flush()
         return json.loads(nursery.stdout.readline())
 
@@ -151,11 +151,11 @@ def rlkit_(nursery: subprocess.Popen[str], tmp_path: Path, byte_model_dir: Path)
 
 
 def assert_nothing_left(command: Command, ports: set[int]) -> None:
-    """No process, no port and no temporary file."""
+    """Assert that no process, port and temporary file is left."""
     assert command.relatives() == []
     for port in ports:
-        with socket.socket() as own:
-            assert own.connect_ex(("127.0.0.1", port)) != 0
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", port)) != 0
     assert list((command.folder / "tmp").iterdir()) == []
     assert list(command.folder.rglob("*.tmp")) == []
 
@@ -171,7 +171,7 @@ def assert_nothing_left(command: Command, ports: set[int]) -> None:
     ],
     ids=["SIGINT", "SIGTERM-async", "SIGINT twice", "SIGINT and SIGTERM-async"],
 )
-def test_a_command_that_is_signalled_leaves_a_run_to_go_on_with_and_nothing_else(
+def test_signalled_command_leaves_only_a_resumable_run(
     signals: list[signal.Signals], mode: str, rlkit_: Callable[..., Command]
 ) -> None:
     train = rlkit_("train", "config.yaml", f"schedule.mode={mode}", "--name", "first", "--json")
@@ -181,24 +181,24 @@ def test_a_command_that_is_signalled_leaves_a_run_to_go_on_with_and_nothing_else
     for number in signals:
         train.send(number)
         train.until("err", 1, "finishing this step, then saving")
-    assert train.wait() == 130, train.said("err")
-    records = [json.loads(line) for line in train.said("out").splitlines()]
+    assert train.wait() == 130, train.read_stream("err")
+    records = [json.loads(line) for line in train.read_stream("out").splitlines()]
     assert_nothing_left(train, ports)
     run = train.folder / "runs" / "first"
-    about = json.loads((run / "run.json").read_text())
-    assert about["status"] == "interrupted"
-    saved = [json.loads(line) for line in (run / "checkpoints.jsonl").read_text().splitlines()]
+    metadata = json.loads((run / "run.json").read_text())
+    assert metadata["status"] == "interrupted"
+    checkpoints = [json.loads(line) for line in (run / "checkpoints.jsonl").read_text().splitlines()]
     steps = len((run / "metrics.jsonl").read_text().splitlines())
     if len(signals) == 1:
         assert (records[-1]["status"], records[-1]["steps"]) == ("interrupted", steps)
-        assert records[-1]["checkpoint"]["step"] == saved[-1]["step"] == steps
-        assert "to resume: rlkit resume first\n" in train.said("err")
+        assert records[-1]["checkpoint"]["step"] == checkpoints[-1]["step"] == steps
+        assert "to resume: rlkit resume first\n" in train.read_stream("err")
     else:
         assert records[-1] == {"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": 130}
-        assert saved[-1]["step"] >= steps - 1
+        assert checkpoints[-1]["step"] >= steps - 1
     resume = rlkit_("resume", "first", f"steps={steps + 1}", "--json")
-    assert resume.wait() == 0, resume.said("err")
-    result = json.loads(resume.said("out").splitlines()[-1])
+    assert resume.wait() == 0, resume.read_stream("err")
+    result = json.loads(resume.read_stream("out").splitlines()[-1])
     assert (result["status"], result["steps"]) == ("completed", steps + 1)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, steps + 2))
@@ -209,11 +209,11 @@ def test_a_signal_before_the_first_step_ends_the_command(rlkit_: Callable[..., C
     train = rlkit_("train", "config.yaml", "--name", "first")
     train.until("err", 1, "preparing the run")
     train.send(signal.SIGTERM)
-    assert train.wait() == 130, train.said("err")
-    assert train.said("err").splitlines() == ["preparing the run", "interrupted"]
+    assert train.wait() == 130, train.read_stream("err")
+    assert train.read_stream("err").splitlines() == ["preparing the run", "interrupted"]
     assert_nothing_left(train, set())
     resume = rlkit_("train", "config.yaml", "--name", "first", "steps=1", "--resume")
-    assert resume.wait() == 0, resume.said("err")
+    assert resume.wait() == 0, resume.read_stream("err")
 
 
 @contextmanager
@@ -246,17 +246,17 @@ def service_without_sessions() -> Iterator[str]:
 
 
 def configure(folder: Path, url: str, **service: float) -> None:
-    """Make the project use a service, for whose key it has a file."""
+    """Configure the project for a service, with its key in `.env`."""
     lines = (folder / "config.yaml").read_text().splitlines()
-    kept = [line for line in lines if not line.startswith("service:")]
+    other_lines = [line for line in lines if not line.startswith("service:")]
     fields = {"base_url": url, **service}
-    (folder / "config.yaml").write_text("\n".join([*kept, f"service: {json.dumps(fields)}"]))
+    (folder / "config.yaml").write_text("\n".join([*other_lines, f"service: {json.dumps(fields)}"]))
     (folder / ".env").write_text("TINKER_API_KEY=tml-no-such-key\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("arguments", ["train config.yaml --name first", "eval config.yaml"])
-def test_the_first_signal_ends_a_command_that_waits_for_its_service(
+def test_first_signal_ends_a_command_that_waits_for_its_service(
     arguments: str, number: signal.Signals, rlkit_: Callable[..., Command], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -265,9 +265,9 @@ def test_the_first_signal_ends_a_command_that_waits_for_its_service(
         command = rlkit_(*arguments.split())
         command.until("err", 1, f"waiting up to 60 s for the service at {url}")
         command.send(number)
-        assert command.wait() == 130, command.said("err")
-    assert command.said("err").splitlines()[-1] == "interrupted"
-    assert "finishing this step" not in command.said("err")
+        assert command.wait() == 130, command.read_stream("err")
+    assert command.read_stream("err").splitlines()[-1] == "interrupted"
+    assert "finishing this step" not in command.read_stream("err")
     assert_nothing_left(command, set())
 
 
@@ -280,7 +280,7 @@ def test_the_first_signal_ends_a_command_that_waits_for_its_service(
         "train --dry-run --pilot 1 config.yaml",
     ],
 )
-def test_a_command_whose_service_cannot_be_reached_says_so_and_ends(
+def test_command_reports_an_unreachable_service_and_ends(
     arguments: str, rlkit_: Callable[..., Command], tmp_path: Path
 ) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
@@ -291,29 +291,29 @@ def test_a_command_whose_service_cannot_be_reached_says_so_and_ends(
     (run / "config.yaml").write_text((tmp_path / "config.yaml").read_text())
     command = rlkit_(*arguments.split())
     code = command.wait()
-    said = command.said("err") + command.said("out")
-    assert code == 3, said
-    assert said.count(f"waiting up to 1 s for the service at {url}: connection refused") == 1
-    ended = f"the service at {url} (service.base_url is set) cannot be reached: connection refused; gave up after 1 s"
-    assert said.count(ended) == 1
-    assert "Traceback" not in said
+    output = command.read_stream("err") + command.read_stream("out")
+    assert code == 3, output
+    assert output.count(f"waiting up to 1 s for the service at {url}: connection refused") == 1
+    message = f"the service at {url} (service.base_url is set) cannot be reached: connection refused; gave up after 1 s"
+    assert output.count(message) == 1
+    assert "Traceback" not in output
     assert_nothing_left(command, set())
 
 
-def test_a_service_that_opens_no_session_is_given_up(rlkit_: Callable[..., Command], tmp_path: Path) -> None:
+def test_service_that_opens_no_session_is_abandoned(rlkit_: Callable[..., Command], tmp_path: Path) -> None:
     with service_without_sessions() as url:
         configure(tmp_path, url, connect_timeout_s=1)
         train = rlkit_("train", "config.yaml", "--name", "first")
-        assert train.wait() == 3, train.said("err")
-    said = train.said("err")
-    assert f"the service at {url} (service.base_url is set) opens no session: no answer; gave up after 1 s" in said
-    assert "Traceback" not in said
+        assert train.wait() == 3, train.read_stream("err")
+    output = train.read_stream("err")
+    assert f"the service at {url} (service.base_url is set) opens no session: no answer; gave up after 1 s" in output
+    assert "Traceback" not in output
     # The run has finished nothing, and its name can be used again.
     assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["status"] == "failed"
 
 
 def test_a_command_that_fails_leaves_nothing_running(rlkit_: Callable[..., Command]) -> None:
     train = rlkit_("train", "config.yaml", "--name", "first", "--json", "rollouts.timeout_s=0.02")
-    assert train.wait() == 1, train.said("err")
-    assert "longer than 0.02 s" in json.loads(train.said("out").splitlines()[-1])["error"]
+    assert train.wait() == 1, train.read_stream("err")
+    assert "longer than 0.02 s" in json.loads(train.read_stream("out").splitlines()[-1])["error"]
     assert_nothing_left(train, set())

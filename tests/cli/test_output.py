@@ -28,13 +28,13 @@ def test_the_value_of_a_secret_is_never_printed(name: str, monkeypatch: pytest.M
     assert json.loads(out.getvalue().splitlines()[1]) == {"key": ["***", {"***": "x***"}]}
 
 
-def test_a_secret_that_holds_another_is_taken_out_whole() -> None:
+def test_secret_that_contains_another_is_redacted_completely() -> None:
     environ = {"A_KEY": "abcdef", "B_KEY": "abcdef123456"}
     assert redact("abcdef123456 abcdef", environ) == "*** ***"
 
 
 @pytest.mark.parametrize("value", ["", "false", "1", "0"])
-def test_words_of_every_message_are_not_secrets(value: str) -> None:
+def test_short_and_common_values_are_not_redacted(value: str) -> None:
     assert redact(f"parallel {value} run", {"TOKENIZERS_PARALLELISM": value}) == f"parallel {value} run"
 
 
@@ -47,13 +47,13 @@ def test_a_variable_of_another_name_is_not_a_secret() -> None:
 
 
 @given(st.text())
-def test_nothing_printed_steers_the_terminal(text: str) -> None:
-    shown = sanitise(text)
-    assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
+def test_output_has_no_control_characters(text: str) -> None:
+    sanitised = sanitise(text)
+    assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in sanitised)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_json_has_null_for_numbers_that_it_does_not_know(value: float) -> None:
+def test_json_has_null_for_non_finite_numbers(value: float) -> None:
     assert to_json({"a": [value, 1.5]}) == '{"a": [null, 1.5]}'
 
 
@@ -61,7 +61,7 @@ def test_json_is_one_line() -> None:
     assert "\n" not in to_json({"text": "two\nlines\u2028"}).replace("\\n", "")
 
 
-def test_a_reader_that_has_gone_away_is_not_an_error() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stream:
@@ -79,7 +79,7 @@ class Terminal(io.StringIO):
     ("environ", "expected"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
 )
-def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], expected: bool) -> None:
+def test_colours_are_used_on_capable_terminals(environ: dict[str, str], expected: bool) -> None:
     assert has_colours(Terminal(), environ) is expected
     assert has_colours(io.StringIO(), environ) is False
     assert is_redrawable(Terminal(), environ) is (environ.get("TERM") != "dumb")

@@ -23,53 +23,57 @@ def run(tmp_path: Path) -> Path:
     simulation.train()
     directory = simulation.directory
     config = yaml.safe_load((directory / "config.yaml").read_text())
-    own = next(iter(config["envs"].values()))
+    env_settings = next(iter(config["envs"].values()))
     config["envs"] = {
-        "erdos": {**own, "env": "discovery"},
-        "packing": {**own, "env": "discovery", "args": {"problem": "circle_packing"}},
-        "empty": {**own, "env": "discovery"},
+        "erdos": {**env_settings, "env": "discovery"},
+        "packing": {**env_settings, "env": "discovery", "args": {"problem": "circle_packing"}},
+        "empty": {**env_settings, "env": "discovery"},
     }
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     for name in ("erdos_haugland_2016", "erdos_alphaevolve_2025", "erdos_haugland_2016", "erdos_ttt_discover_2026"):
-        kept(directory / "artefacts" / "erdos", Erdos(), name)
-    kept(directory / "artefacts" / "packing", CirclePacking(26), "circle_packing_26_alphaevolve_2025")
+        save_record(directory / "artefacts" / "erdos", Erdos(), name)
+    save_record(directory / "artefacts" / "packing", CirclePacking(26), "circle_packing_26_alphaevolve_2025")
     return directory
 
 
-def kept(folder: Path, problem: Problem, name: str) -> None:
-    found = problem.verify(load_published(name))
+def save_record(folder: Path, problem: Problem, name: str) -> None:
+    verified = problem.verify(load_published(name))
     save_if_better(
-        folder, State(found.construction, found.value, "parent", 0.5, "x"), problem, options={}, task=f"task/{name}"
+        folder,
+        State(verified.construction, verified.value, "parent", 0.5, "x"),
+        problem,
+        options={},
+        task=f"task/{name}",
     )
 
 
-def test_the_best_constructions_are_listed_with_what_is_proven_and_drawn(rlkit: Callable[..., Any], run: Path) -> None:
+def test_best_constructions_are_listed_with_bounds_and_pictures(rlkit: Callable[..., Any], run: Path) -> None:
     result = rlkit("records", "first", "--best", "2")
     assert result.exit_code == 0, result.stderr
-    lines = [one for one in result.stdout.splitlines() if not one.startswith("empty")]
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("empty")]
     assert lines[0].startswith("erdos 1: C5 = 0.380875323218, 600 values, of task/erdos_ttt_discover_2026")
     assert lines[1].strip().startswith("C5 <= 0.3808753233, proven exactly")
     assert lines[3].startswith("erdos 2: C5 = 0.380923035108, 95 values")
     assert "packing 1: the sum of the radii = 2.63586275641, 26x3 values" in result.stdout
     assert "empty: no records: no construction improves on the initial ones" in result.stdout
-    compared = next(one for one in result.stdout.splitlines() if one.startswith("erdos, for comparison"))
+    compared = next(line for line in result.stdout.splitlines() if line.startswith("erdos, for comparison"))
     assert "the best published 0.380856775; a scripted search without a model reaches" in compared
     pictures = sorted(run.glob("artefacts/*/*.png"))
     assert len(pictures) == 3
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
 
 
-def test_records_are_data_for_programs(rlkit: Callable[..., Any], run: Path) -> None:
-    told = json.loads(rlkit("records", "first", "--json", "--no-draw").stdout)
-    found = told["records"]
-    assert "a scripted search without a model reaches" in told["known_results"]["erdos"]
-    assert [one["value"] for one in found["erdos"]] == sorted(one["value"] for one in found["erdos"])
-    assert len(found["erdos"]) == 3  # what was no better than a record is none
-    assert found["erdos"][0]["certificate"]["bound"] == "0.3808753233"
+def test_records_are_available_as_json(rlkit: Callable[..., Any], run: Path) -> None:
+    output = json.loads(rlkit("records", "first", "--json", "--no-draw").stdout)
+    records = output["records"]
+    assert "a scripted search without a model reaches" in output["known_results"]["erdos"]
+    assert [record["value"] for record in records["erdos"]] == sorted(record["value"] for record in records["erdos"])
+    assert len(records["erdos"]) == 3  # what was no better than a record is none
+    assert records["erdos"][0]["certificate"]["bound"] == "0.3808753233"
     assert not list(run.glob("artefacts/*/*.png"))
-    held = read_records(run / "artefacts" / "packing")[0]
-    assert held.construction.shape == (26, 3)
-    assert held.construction[:, 2].sum() == pytest.approx(held.value)
+    record = read_records(run / "artefacts" / "packing")[0]
+    assert record.construction.shape == (26, 3)
+    assert record.construction[:, 2].sum() == pytest.approx(record.value)
 
 
 def test_a_run_without_a_search_has_no_records(rlkit: Callable[..., Any], tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def config(tmp_path: Path) -> str:
     return "a.yaml"
 
 
-def test_a_dry_run_says_what_works_and_what_the_run_takes(config: str, rlkit: Callable[..., Any]) -> None:
+def test_dry_run_prints_its_checks_and_an_estimate(config: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("train", config, "--dry-run", "--name", "mine")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -89,18 +89,18 @@ def test_a_dry_run_says_what_works_and_what_the_run_takes(config: str, rlkit: Ca
     assert rlkit("train", config, "--dry-run", "--quiet").stderr == ""
 
 
-def test_the_real_run_is_compared_with_its_dry_run(config: str, rlkit: Callable[..., Any]) -> None:
-    before = rlkit("train", config)
-    assert "used          " in before.stdout
-    assert "expected" not in before.stdout
-    dry = json.loads(rlkit("train", config, "--dry-run", "--pilot", "1", "--json").stdout)
-    assert dry["ok"]
-    service = next(part for part in dry["parts"] if part["name"] == "service")
+def test_result_of_a_run_has_the_estimate_of_its_dry_run(config: str, rlkit: Callable[..., Any]) -> None:
+    first_run = rlkit("train", config)
+    assert "used          " in first_run.stdout
+    assert "expected" not in first_run.stdout
+    report = json.loads(rlkit("train", config, "--dry-run", "--pilot", "1", "--json").stdout)
+    assert report["ok"]
+    service = next(part for part in report["parts"] if part["name"] == "service")
     assert service["status"] == "ok"
     assert "4 rollouts and an optimiser step" in service["detail"]
-    assert dry["estimate"]["seconds"]["low"] > 0
+    assert report["estimate"]["seconds"]["low"] > 0
     result = json.loads(rlkit("train", config, "--json").stdout.splitlines()[-1])
-    assert result["estimate"] == dry["estimate"]
+    assert result["estimate"] == report["estimate"]
     low, high = (result["estimate"]["tokens"][end] for end in ("low", "high"))
     assert low < result["spending"]["tokens"] < high
     assert "(the dry run expected " in rlkit("train", config).stdout
@@ -116,23 +116,23 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def dry(rlkit: Callable[..., Any], config: str, model: str, *more: str) -> dict[str, Any]:
-    result = rlkit("train", config, f"model={model}", *more, "--dry-run", "--json")
+def run_dry(rlkit: Callable[..., Any], config: str, model: str, *overrides: str) -> dict[str, Any]:
+    result = rlkit("train", config, f"model={model}", *overrides, "--dry-run", "--json")
     assert result.exit_code == 0, result.stderr
-    made = json.loads(result.stdout)
-    return made | {"parts": {part["name"]: (part["status"], part["detail"]) for part in made["parts"]}}
+    report = json.loads(result.stdout)
+    return report | {"parts": {part["name"]: (part["status"], part["detail"]) for part in report["parts"]}}
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_with_and_without_a_key_a_model_has_its_tokenizer_and_its_price(
+def test_tokenizer_and_price_of_a_model_do_not_need_a_key(
     config: str, rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without = dry(rlkit, config, "openai/gpt-oss-20b")
+    without = run_dry(rlkit, config, "openai/gpt-oss-20b")
     monkeypatch.setenv("TINKER_API_KEY", "tml-made-up")
-    hosted = dry(rlkit, config, "openai/gpt-oss-20b")
-    for made in (without, hosted):
-        assert made["parts"]["chat"] == ("ok", "a question of one letter is 7 tokens of openai/gpt-oss-20b")
-        status, price = made["parts"]["prices"]
+    hosted = run_dry(rlkit, config, "openai/gpt-oss-20b")
+    for report in (without, hosted):
+        assert report["parts"]["chat"] == ("ok", "a question of one letter is 7 tokens of openai/gpt-oss-20b")
+        status, price = report["parts"]["prices"]
         assert (status, price.partition(",")[0]) == ("ok", "of the hosted service on 2026-01-05")
         assert "$0.12 prefill, $0.12 cached, $0.3 sample, $0.36 train" in price
     assert without["estimate"]["tokens"] == hosted["estimate"]["tokens"] == without["hosted_estimate"]["tokens"]
@@ -147,9 +147,7 @@ def test_with_and_without_a_key_a_model_has_its_tokenizer_and_its_price(
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_without_a_key_the_table_of_a_dry_run_has_the_price_on_the_hosted_service(
-    config: str, rlkit: Callable[..., Any]
-) -> None:
+def test_dry_run_without_a_key_prints_the_price_of_the_hosted_service(config: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("train", config, "model=openai/gpt-oss-20b", "--dry-run", "--quiet")
     assert "was not found" not in result.output
     assert " tokens\n" in result.stdout, "nothing is said of a price where the engine has no weights"
@@ -159,16 +157,16 @@ def test_without_a_key_the_table_of_a_dry_run_has_the_price_on_the_hosted_servic
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("key", ["", "tml-made-up"])
 @pytest.mark.parametrize(("model", "hint"), [("nobody/no-such-model", ""), ("openai/gpt-oss-20c", "gpt-oss-20b")])
-def test_a_model_that_nobody_knows_has_no_price_and_the_nearest_is_named(
+def test_unknown_model_has_no_price_and_gets_a_suggestion(
     model: str, hint: str, key: str, config: str, rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", key)
     result = rlkit("train", config, f"model={model}", "chat.renderer=role_colon", "--dry-run", "--json")
     assert result.exit_code == 0, result.stderr
-    made = json.loads(result.stdout)
-    parts = {part["name"]: (part["status"], part["detail"]) for part in made["parts"]}
-    assert made["estimate"]["usd"] is None
-    assert made["hosted_estimate"] is None
+    report = json.loads(result.stdout)
+    parts = {part["name"]: (part["status"], part["detail"]) for part in report["parts"]}
+    assert report["estimate"]["usd"] is None
+    assert report["hosted_estimate"] is None
     status, detail = parts["prices"]
     assert status == "not tried"
     assert model in detail
@@ -180,38 +178,38 @@ def test_a_model_that_nobody_knows_has_no_price_and_the_nearest_is_named(
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_a_pilot_without_weights_ends_before_anything_is_played(config: str, rlkit: Callable[..., Any]) -> None:
+def test_pilot_without_weights_fails_before_any_rollout(config: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("train", config, "model=openai/gpt-oss-20b", "--dry-run", "--pilot", "1")
     assert result.exit_code == 3
     assert "Without TINKER_API_KEY the embedded engine runs the model" in result.stderr
     assert "playing" not in result.stderr
 
 
-def test_a_model_of_this_machine_is_free_and_its_price_elsewhere_is_told(
+def test_local_model_is_free_and_its_hosted_price_is_reported(
     config: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
     byte_model(tmp_path / "cache" / "models" / "Qwen--Qwen3-8B")
-    made = dry(rlkit, config, "Qwen/Qwen3-8B", "chat.renderer=chat_template")
-    assert "model" not in made["parts"]
-    assert made["estimate"]["usd"] == {"low": 0.0, "high": 0.0}
-    assert made["hosted_estimate"]["usd"]["low"] > 0
+    report = run_dry(rlkit, config, "Qwen/Qwen3-8B", "chat.renderer=chat_template")
+    assert "model" not in report["parts"]
+    assert report["estimate"]["usd"] == {"low": 0.0, "high": 0.0}
+    assert report["hosted_estimate"]["usd"]["low"] > 0
 
 
-def test_what_does_not_work_is_exit_code_1(config: str, rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_failing_environment_is_exit_code_1(config: str, rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     result = rlkit("train", config, "envs=null", "envs.broken.env=broken.py:Broken", "--dry-run", "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert not found["ok"]
-    assert found["estimate"] is None
-    failed = [part for part in found["parts"] if part["status"] == "failed"]
+    report = json.loads(result.stdout)
+    assert not report["ok"]
+    assert report["estimate"] is None
+    failed = [part for part in report["parts"] if part["status"] == "failed"]
     assert [part["name"] for part in failed] == ["envs.broken"]
     assert "Broken returned NoneType" in failed[0]["detail"]
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
-def test_what_environments_print_does_not_come_between_the_lines_of_the_result(
+def test_output_of_environments_does_not_mix_with_the_result(
     config: str, rlkit: Callable[..., Any], tmp_path: Path, json_too: list[str]
 ) -> None:
     (tmp_path / "loud.py").write_text(LOUD)
@@ -225,9 +223,9 @@ def test_what_environments_print_does_not_come_between_the_lines_of_the_result(
         assert first == ["ok", "ok", "ok", "not", "the", "time:"]
 
 
-def process(*arguments: str, folder: Path) -> tuple[int, str, str]:
+def run_process(*arguments: str, folder: Path) -> tuple[int, str, str]:
     """The exit code, stdout and stderr of a command in a process of its own."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "rlkit", *arguments],
         cwd=folder,
         capture_output=True,
@@ -235,14 +233,14 @@ def process(*arguments: str, folder: Path) -> tuple[int, str, str]:
         timeout=HANG_S,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 @pytest.mark.slow
-def test_a_grader_that_never_returns_ends_the_dry_run_by_name(config: str, tmp_path: Path) -> None:
+def test_blocking_grader_ends_the_dry_run_and_is_named(config: str, tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(HELD)
-    own = ("envs=null", "envs.held.env=held.py:Held", "envs.held.timeout_s=0.5")
-    code, out, err = process("train", config, *own, "--dry-run", "--json", folder=tmp_path)
+    overrides = ("envs=null", "envs.held.env=held.py:Held", "envs.held.timeout_s=0.5")
+    code, out, err = run_process("train", config, *overrides, "--dry-run", "--json", folder=tmp_path)
     assert code == 1
     error = json.loads(out)["error"]
     assert error.startswith("playing envs.held: a rollout blocked the event loop for more than 0.5 s (timeout_s), at ")
@@ -250,7 +248,7 @@ def test_a_grader_that_never_returns_ends_the_dry_run_by_name(config: str, tmp_p
     assert err.splitlines()[-1] == f"error: {error}"
 
 
-def test_no_rollout_is_ended_before_the_longest_may_end() -> None:
+def test_blocked_loop_limit_is_the_longest_rollout_timeout() -> None:
     def longest(**settings: object) -> float:
         return longest_timeout_s(load_config([], settings=settings).config)
 
@@ -261,7 +259,7 @@ def test_no_rollout_is_ended_before_the_longest_may_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--pilot", "1"], "--pilot has no effect without --dry-run: add --dry-run"),
         (["--dry-run", "--pilot", "0"], "'--pilot': Input should be greater than or equal to 1"),
@@ -274,8 +272,8 @@ def test_no_rollout_is_ended_before_the_longest_may_end() -> None:
         (["--dry-run", "envs.vowels.env=nonsense"], "nonsense"),
     ],
 )
-def test_bad_usage_is_one_line(config: str, arguments: list[str], told: str, rlkit: Callable[..., Any]) -> None:
+def test_bad_usage_is_one_line(config: str, arguments: list[str], message: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("train", config, *arguments)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr

@@ -53,7 +53,7 @@ sys.exit(4)
 """
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
+def start_process(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -61,45 +61,45 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-def said(process: subprocess.Popen[str], lines: int) -> set[str]:
+def read_lines(process: subprocess.Popen[str], lines: int) -> set[str]:
     assert process.stdout is not None
     return {process.stdout.readline().strip() for _ in range(lines)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_stops(number: signal.Signals) -> None:
-    with started() as process:
+def test_first_signal_requests_a_stop_and_the_second_stops(number: signal.Signals) -> None:
+    with start_process() as process:
         process.send_signal(number)
-        assert said(process, 2) == {"requested", "finishing"}
+        assert read_lines(process, 2) == {"requested", "finishing"}
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(HANG_S) == 130
-        assert said(process, 1) == {"stopped"}
+        assert read_lines(process, 1) == {"stopped"}
 
 
-def test_what_holds_up_the_end_is_not_waited_for() -> None:
-    with started("stubborn") as process:
+def test_blocked_cleanup_is_not_awaited() -> None:
+    with start_process("stubborn") as process:
         for _ in range(2):
             process.send_signal(signal.SIGINT)
-            said(process, 1)
+            read_lines(process, 1)
             time.sleep(0.1)
         assert process.wait(HANG_S) == 130
         assert process.stderr is not None
         assert process.stderr.read().startswith("stopped: cleaning up took longer")
 
 
-def test_the_handlers_of_the_caller_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    asked = threading.Event()
-    with graceful_shutdown(asked.set, lambda _: None, message=""):
-        assert signal.getsignal(signal.SIGINT) != before[0]
+def test_signal_handlers_of_the_caller_are_restored() -> None:
+    handlers_before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    stop_requested = threading.Event()
+    with graceful_shutdown(stop_requested.set, lambda _: None, message=""):
+        assert signal.getsignal(signal.SIGINT) != handlers_before[0]
         signal.raise_signal(signal.SIGTERM)
-        assert asked.is_set()
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+        assert stop_requested.is_set()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers_before
 
 
-def test_the_second_signal_cancels_a_coroutine_which_cleans_up() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+def test_second_signal_cancels_a_coroutine_that_cleans_up() -> None:
+    handlers_before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     cleaned = False
 
     async def main() -> None:
@@ -120,12 +120,12 @@ def test_the_second_signal_cancels_a_coroutine_which_cleans_up() -> None:
             interruptible.run(main())
         assert cleaned
     finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers_before, strict=True):
             signal.signal(number, handler)
 
 
-def test_an_order_to_end_is_an_interruption_after_which_all_is_cleaned_up() -> None:
-    before, cleaned = signal.getsignal(signal.SIGTERM), False
+def test_sigterm_interrupts_a_coroutine_that_cleans_up() -> None:
+    handler_before, cleaned = signal.getsignal(signal.SIGTERM), False
 
     async def main() -> None:
         nonlocal cleaned
@@ -139,10 +139,10 @@ def test_an_order_to_end_is_an_interruption_after_which_all_is_cleaned_up() -> N
     with pytest.raises(KeyboardInterrupt):
         run_terminable(main())
     assert cleaned
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == handler_before
 
 
-def test_a_coroutine_that_is_not_interrupted_is_run_to_its_end() -> None:
+def test_coroutine_without_an_interrupt_completes() -> None:
     async def main(*, cancelled: bool) -> str:
         if cancelled:
             raise asyncio.CancelledError

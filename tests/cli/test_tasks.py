@@ -21,29 +21,29 @@ def _tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tasks: dict[str, Path], *, on_check: Callable[[TaskCheck], None], **_: object
     ) -> Sequence[TaskCheck]:
         full, nothing = {"reward": 1.0}, {"tests": 0.0, "style": 0.5}
-        found = [
+        checks = [
             TaskCheck(name, "broken", full, nothing, "why", 0.5, ("one", "two \x1b[2J"))
             if name == "bad"
             else TaskCheck(name, "sound", full, nothing, "", 0.5)
             for name in tasks
         ]
-        for one in found:
-            on_check(one)
-        return found
+        for check in checks:
+            on_check(check)
+        return checks
 
     monkeypatch.setattr("rlkit.envs.harbor.checking.check_tasks", check_tasks)
     for name in ("good", "bad"):
         write_task(tmp_path / "tasks" / name)
 
 
-def test_tasks_that_are_sound_are_a_table_and_0(rlkit: Callable[..., Any]) -> None:
+def test_sound_tasks_are_listed_with_exit_code_0(rlkit: Callable[..., Any]) -> None:
     result = rlkit("tasks", "check", "tasks", "--task-id", "good")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[1].split() == ["good", "sound", "1", "0/0.5", "0.5"]
     assert result.stderr == "good: sound\n"
 
 
-def test_a_task_that_is_not_is_1_and_says_why(rlkit: Callable[..., Any]) -> None:
+def test_broken_task_is_listed_with_a_reason_and_exit_code_1(rlkit: Callable[..., Any]) -> None:
     result = rlkit("tasks", "check", "tasks", "--json")
     assert result.exit_code == 1
     record = json.loads(result.stdout)
@@ -58,7 +58,7 @@ def test_a_task_that_is_not_is_1_and_says_why(rlkit: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["none"], "DIR: there is no folder"),
         (["tasks", "--task-id", "goood"], "task_ids: no task matches 'goood'. Similar: good"),
@@ -66,10 +66,10 @@ def test_a_task_that_is_not_is_1_and_says_why(rlkit: Callable[..., Any]) -> None
         (["tasks", "--environment-kwargs", "memory=1"], "Did you mean 'memory_mb'?"),
     ],
 )
-def test_what_cannot_be_checked_is_2(arguments: list[str], told: str, rlkit: Callable[..., Any]) -> None:
+def test_invalid_check_is_exit_code_2(arguments: list[str], message: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("tasks", "check", *arguments)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_old_tasks_are_converted_and_listed(rlkit: Callable[..., Any], tmp_path: Path) -> None:
@@ -81,16 +81,16 @@ def test_old_tasks_are_converted_and_listed(rlkit: Callable[..., Any], tmp_path:
     assert "already exists" in json.loads(again.stdout)["failed"]["answer"]
 
 
-def test_what_of_an_old_task_is_not_as_it_was_is_below_it(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_differences_of_a_converted_task_are_listed_below_it(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (old_task(tmp_path / "old" / "answer") / "solution.yaml").write_text("- command: echo\n")
-    made, difference = rlkit("tasks", "convert", "old", "--to", "new").stdout.splitlines()
-    assert made == f"made    {tmp_path / 'new' / 'answer'}"
+    created_line, difference = rlkit("tasks", "convert", "old", "--to", "new").stdout.splitlines()
+    assert created_line == f"made    {tmp_path / 'new' / 'answer'}"
     assert difference.strip().startswith("its solution (solution.yaml) is keystrokes, which cannot be replayed")
-    told = json.loads(rlkit("tasks", "convert", "old", "--to", "newer", "--json").stdout)
-    assert told["differences"] == {"answer": [difference.strip()]}
+    record = json.loads(rlkit("tasks", "convert", "old", "--to", "newer", "--json").stdout)
+    assert record["differences"] == {"answer": [difference.strip()]}
 
 
-def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
+def test_redteam_lists_cheats_with_exit_code_1_if_one_earns(
     rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trials are run in the tests of the red team; here they are said to have been."""
@@ -123,7 +123,7 @@ def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
     assert rlkit("tasks", "check", "tasks", "--redteam").exit_code == 0
 
 
-def test_small_tasks_are_generated_into_a_folder_of_their_own(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_small_tasks_are_generated_into_a_new_folder(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     result = rlkit("tasks", "generate", "--to", "new", "--variants", "2", "--held-out", "1")
     assert (result.exit_code, result.stdout) == (0, "wrote 39 tasks to new\n")
     assert (tmp_path / "new" / "held-out" / "1-make-folder-00" / "task.toml").is_file()

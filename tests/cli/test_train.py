@@ -23,13 +23,13 @@ class FakeTrainer:
     """Tells its trackers what a run would, and ends as `outcome` says."""
 
     outcome: RunResult | Exception
-    seen: Any
+    last_resolved: Any
     resumed: Path | None
 
     def __init__(
         self, resolved: Any, *, trackers: Sequence[Tracker], stop: Any, directory: Path | None, resume: bool
     ) -> None:
-        FakeTrainer.seen = resolved
+        FakeTrainer.last_resolved = resolved
         FakeTrainer.resumed = directory if resume else None
         self._trackers = trackers
 
@@ -83,14 +83,14 @@ def test_quiet_prints_only_the_result(rlkit: Callable[..., Any]) -> None:
 def test_overrides_and_the_name_win_over_the_files(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("seed: 4\n")
     assert rlkit("train", "a.yaml", "b.yaml", "steps=7", "name=x", "--name", "2024").exit_code == 0
-    config = FakeTrainer.seen.config
+    config = FakeTrainer.last_resolved.config
     assert (config.steps, config.seed, config.name) == (7, 4, "2024")
 
 
 def test_a_file_may_have_an_equals_sign_in_its_name(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "lr=1.yaml").write_text(CONFIG)
     assert rlkit("train", "lr=1.yaml", "steps=9").exit_code == 0
-    assert FakeTrainer.seen.config.steps == 9
+    assert FakeTrainer.last_resolved.config.steps == 9
 
 
 def test_a_run_that_used_up_its_budget_is_4_and_says_how_to_go_on(rlkit: Callable[..., Any]) -> None:
@@ -120,8 +120,8 @@ def test_a_run_is_resumed_by_name_or_folder_with_what_is_to_be_different(
     (folder / "config.yaml").write_text(CONFIG)
     for named in ("first", str(folder)):
         assert rlkit("resume", named, "steps=9").exit_code == 0
-        assert (FakeTrainer.resumed, FakeTrainer.seen.config.steps) == (folder, 9)
-        assert FakeTrainer.seen.config.name == "first"
+        assert (FakeTrainer.resumed, FakeTrainer.last_resolved.config.steps) == (folder, 9)
+        assert FakeTrainer.last_resolved.config.name == "first"
 
 
 def test_a_run_that_is_not_there_is_2(rlkit: Callable[..., Any]) -> None:
@@ -230,7 +230,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_terminal")
 def test_no_color_keeps_the_panel_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = run_on_terminal(out=io.StringIO())
-    assert "rollouts" in shown
-    assert "\x1b[36m" not in shown
-    assert "\x1b[32m" not in shown
+    output = run_on_terminal(out=io.StringIO())
+    assert "rollouts" in output
+    assert "\x1b[36m" not in output
+    assert "\x1b[32m" not in output

@@ -1,4 +1,4 @@
-"""What hypothesis draws for the tests of configurations."""
+"""Hypothesis strategies for the tests of configurations."""
 
 from __future__ import annotations
 

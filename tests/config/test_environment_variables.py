@@ -42,7 +42,7 @@ FIELDS = [
 ]
 
 
-def everything_shown(resolved: ResolvedConfig) -> str:
+def show_everything(resolved: ResolvedConfig) -> str:
     return "\n".join([json.dumps([resolved.tree, resolved.origins]), *show_lines(resolved), repr(resolved)])
 
 
@@ -51,22 +51,22 @@ def everything_shown(resolved: ResolvedConfig) -> str:
     st.sampled_from(["${K}", "x${K}y", "${K:-other}", "a.py:${K}", "${K}.py:Name", "${K}/a.py:Name", "tinker://${K}"]),
     st.sampled_from([CANARY, f"{CANARY}\n'quoted'", f"sk-{CANARY}-0123456789abcdef"]),
 )
-def test_a_value_of_the_environment_is_never_shown(field: str, text: str, value: str) -> None:
+def test_value_of_a_variable_is_never_shown(field: str, text: str, value: str) -> None:
     try:
-        shown = everything_shown(load_config([], ["envs.arithmetic={}", f"{field}='{text}'"], environ={"K": value}))
+        output = show_everything(load_config([], ["envs.arithmetic={}", f"{field}='{text}'"], environ={"K": value}))
     except ConfigError as error:
-        shown = str(error)
-    assert CANARY not in shown
+        output = str(error)
+    assert CANARY not in output
 
 
-def test_a_value_of_the_environment_reaches_the_run_and_its_name_the_record(load: Load) -> None:
+def test_variable_value_reaches_the_run_and_its_name_the_record(load: Load) -> None:
     text = "envs: {arithmetic: {args: {api_key: 'Bearer ${KEY}'}}}"
     resolved = load(text, environ={"KEY": "tml-0123456789"})
     assert resolved.config.envs["arithmetic"].args == {"api_key": "Bearer tml-0123456789"}
     assert resolved.tree["envs"]["arithmetic"]["args"] == {"api_key": "Bearer ${KEY}"}  # type: ignore[index,call-overload]
 
 
-def test_a_number_from_the_environment_is_a_number(load: Load, refused: Refused) -> None:
+def test_number_in_a_variable_is_a_number(load: Load, refused: Refused) -> None:
     text = f"{ENVS}steps: ${{N}}\nlora: {{train_mlp: '${{B}}'}}\ncheckpoint: {{ttl_days: '${{E:-}}'}}"
     resolved = load(text, environ={"N": "12", "B": "false"})
     assert (resolved.config.steps, resolved.config.lora.train_mlp, resolved.config.checkpoint.ttl_days) == (
@@ -99,7 +99,7 @@ def test_references_are_replaced_once(text: str, environ: dict[str, str], value:
 
 
 @given(st.text(alphabet="${}aB_:- ", max_size=20))
-def test_escaped_text_comes_back_as_it_was(text: str) -> None:
+def test_escaped_text_is_restored(text: str) -> None:
     assert interpolate(Node(escape(text), Origin("")), {}).value == text
 
 
@@ -112,12 +112,12 @@ def test_an_unset_variable_is_an_error_that_names_the_field(refused: Refused) ->
     assert "cannot contain another reference" in refused(f"{ENVS}name: ${{A:-${{B}}}}")
 
 
-def test_keys_are_left_alone() -> None:
+def test_keys_are_not_replaced() -> None:
     root = interpolate(Node({"${A}": Node("x", Origin(""))}, Origin("")), {})
     assert find(root, ("${A}",)) is not None
 
 
-def test_dotenv_is_read_and_the_real_environment_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_dotenv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / ".env").write_text("RLKIT_TEST_A=from_file\nRLKIT_TEST_B=from_file\n")
     monkeypatch.setenv("RLKIT_TEST_A", "real")
     (folder / "a.yaml").write_text(f"{ENVS}sampling: {{stop: ['${{RLKIT_TEST_A}}', '${{RLKIT_TEST_B}}']}}")
@@ -127,7 +127,7 @@ def test_dotenv_is_read_and_the_real_environment_wins(folder: Path, monkeypatch:
     assert environ == {"RLKIT_TEST_A": "real", "RLKIT_TEST_B": "from_file"}
 
 
-def test_dotenv_knows_quotes_comments_and_export(folder: Path) -> None:
+def test_dotenv_supports_quotes_comments_and_export(folder: Path) -> None:
     text = """# a comment
 export A=plain value  # a comment
 B = "two\\nlines # not a comment"
@@ -152,14 +152,14 @@ G=x=y
 
 
 @pytest.mark.parametrize("line", ["no equals", "A='open", 'A="x" y', "1A=x", f"{CANARY}"])
-def test_a_faulty_line_of_dotenv_is_named_but_not_shown(folder: Path, line: str) -> None:
+def test_malformed_line_of_dotenv_is_named_but_not_shown(folder: Path, line: str) -> None:
     (folder / ".env").write_text(f"A=1\n\n{line}\n")
     with pytest.raises(ConfigError, match=r"\.env:3: ") as caught:
         read_dotenv()
     assert CANARY not in str(caught.value)
 
 
-def test_no_dotenv_or_a_folder_of_that_name_is_no_settings(folder: Path) -> None:
+def test_missing_dotenv_or_a_folder_of_that_name_is_ignored(folder: Path) -> None:
     assert read_dotenv() == {}
     (folder / ".env").mkdir()
     assert read_dotenv() == {}

@@ -37,30 +37,30 @@ TREES = st.fixed_dictionaries(
 )
 
 
-def nodes(value: object, source: str) -> Node:
+def make_nodes(value: object, source: str) -> Node:
     origin = Origin(source)
     if isinstance(value, dict):
-        return Node({key: nodes(child, source) for key, child in value.items()}, origin)
+        return Node({key: make_nodes(child, source) for key, child in value.items()}, origin)
     if isinstance(value, list):
-        return Node([nodes(child, source) for child in value], origin)
+        return Node([make_nodes(child, source) for child in value], origin)
     return Node(value, origin)
 
 
 @given(TREES, TREES, TREES)
 def test_merging_is_associative_idempotent_and_keeps_origins(a: object, b: object, c: object) -> None:
-    first, second, third = nodes(a, "a"), nodes(b, "b"), nodes(c, "c")
+    first, second, third = make_nodes(a, "a"), make_nodes(b, "b"), make_nodes(c, "c")
     left, right = merge(merge(first, second), third), merge(first, merge(second, third))
     assert left == right
     assert merge(left, left) == left
-    assert plain(merge(first, nodes({}, "b"))) == plain(first)
+    assert plain(merge(first, make_nodes({}, "b"))) == plain(first)
 
 
 @given(TREES, st.sampled_from(["a", "b", "e"]), st.sampled_from([None, {}]))
-def test_an_empty_mapping_and_a_null_replace_what_stands_under_their_key(tree: dict, key: str, over: object) -> None:
-    assert plain(merge(nodes(tree, "a"), nodes({key: over}, "b"))) == {**tree, key: over}
+def test_empty_mapping_and_null_replace_the_value_of_their_key(tree: dict, key: str, over: object) -> None:
+    assert plain(merge(make_nodes(tree, "a"), make_nodes({key: over}, "b"))) == {**tree, key: over}
 
 
-def test_environments_of_python_keep_what_the_configuration_says_of_them(folder: Path) -> None:
+def test_environments_of_python_keep_their_configured_settings(folder: Path) -> None:
     (folder / "a.yaml").write_text("envs: {words: {group_size: 4}, other: {}}")
     config = load_config([Path("a.yaml")], envs=["words", "new"], environ={}).config
     assert {name: env.group_size for name, env in config.envs.items()} == {"words": 4, "other": None, "new": None}
@@ -68,17 +68,17 @@ def test_environments_of_python_keep_what_the_configuration_says_of_them(folder:
     assert list(load_config([], envs=["new"], environ={}).config.envs) == ["new"]
 
 
-def test_later_files_win_and_the_command_line_wins_over_all(folder: Path) -> None:
+def test_later_files_override_earlier_ones_and_the_command_line_overrides_all(folder: Path) -> None:
     (folder / "base.yaml").write_text(f"{ENVS}steps: 1\nsampling:\n  max_tokens: 5\n  stop: [a, b]\n")
     (folder / "mine.yaml").write_text("steps: 2\nsampling:\n  stop: [c]\n")
     resolved = load_config([Path("base.yaml"), Path("mine.yaml")], ["steps=3"], environ={})
     assert (resolved.config.steps, resolved.config.sampling.max_tokens, resolved.config.sampling.stop) == (3, 5, ["c"])
-    wanted = {"steps": "command line", "sampling.max_tokens": "base.yaml:4", "sampling.stop.0": "mine.yaml:3"}
-    assert resolved.origins.items() >= wanted.items()
+    expected = {"steps": "command line", "sampling.max_tokens": "base.yaml:4", "sampling.stop.0": "mine.yaml:3"}
+    assert resolved.origins.items() >= expected.items()
     assert resolved.origins["sampling.top_p"] == "default"
 
 
-def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
+def test_empty_section_has_its_defaults(load: Load) -> None:
     resolved = load("envs:\n  arithmetic:\nsampling:\nloss: null\neval: {envs: null}\nservice: ~\n")
     assert resolved.config == Config(envs={"arithmetic": EnvConfig()})
 
@@ -114,7 +114,7 @@ def test_an_error_for_a_renamed_key_names_the_new_one(old: str, new: str, load: 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("batch:\n  group_sizee: 3", "a.yaml:3: batch.group_sizee: unknown field. Did you mean 'group_size'?"),
         ("group_size: 4", "a.yaml:2: group_size: unknown field. Did you mean 'batch.group_size'?"),
@@ -204,9 +204,9 @@ def test_an_error_for_a_renamed_key_names_the_new_one(old: str, new: str, load: 
         ('"a\\nb": 1', 'a.yaml:2: "a\\nb": unknown field'),
     ],
 )
-def test_a_mistake_is_told_in_one_line_with_its_place_and_the_way_out(refused: Refused, text: str, told: str) -> None:
+def test_mistake_is_one_line_with_its_place_and_a_fix(refused: Refused, text: str, expected: str) -> None:
     message = refused(ENVS + text)
-    assert message.startswith(told) or told in message
+    assert message.startswith(expected) or expected in message
     assert "\n" not in message
     assert "Value error" not in message
 
@@ -218,7 +218,7 @@ def test_a_group_cannot_need_more_episodes_than_it_has(load: Load, refused: Refu
     load("envs: {arithmetic: {group_size: 12}}\nrollouts: {min_valid: 12}")
 
 
-def test_a_name_is_short_for_the_section_of_an_estimator(load: Load) -> None:
+def test_bare_name_selects_an_estimator_with_defaults(load: Load) -> None:
     short, long = load(f"{ENVS}advantage: entropic"), load(f"{ENVS}advantage: {{name: entropic}}")
     assert short.config == long.config
     assert short.config.advantage == Entropic(beta=2, clip=16)
@@ -240,20 +240,20 @@ def test_a_later_estimator_replaces_an_earlier_name_but_not_its_settings(load: L
     )
 
 
-def test_an_environment_has_an_estimator_of_its_own_or_that_of_the_run(load: Load, refused: Refused) -> None:
+def test_environment_uses_its_own_estimator_or_that_of_the_run(load: Load, refused: Refused) -> None:
     envs = "envs:\n  a: {env: arithmetic, advantage: {name: pkpo, k: 2}}\n  b: {env: arithmetic, advantage: null}\n"
     config = load(f"{envs}advantage: grpo").config
     assert config.envs["a"].advantage == PKPO(k=2)
     assert (config.envs["b"].advantage, config.advantage.name) == (None, "grpo")
     assert "envs.a.advantage.name: expected group_mean" in refused("envs: {a: {env: arithmetic, advantage: grop}}")
-    own = "envs: {arithmetic: {advantage: rloo}}\n"
-    assert refused(f"{own}advantage: grpo") == (
+    envs_text = "envs: {arithmetic: {advantage: rloo}}\n"
+    assert refused(f"{envs_text}advantage: grpo") == (
         "a.yaml:2: advantage: has no effect, because every environment sets its own advantage"
     )
-    load(own)
+    load(envs_text)
 
 
-def test_a_group_of_one_needs_an_estimator_of_ones_own(load: Load, refused: Refused, folder: Path) -> None:
+def test_group_of_one_needs_a_custom_estimator(load: Load, refused: Refused, folder: Path) -> None:
     (folder / "mine.py").touch()
     alone = "envs: {arithmetic: {group_size: 1, advantage: %s}}"
     assert "a group of 1 has no baseline, so rank would train nothing" in refused(alone % "rank")
@@ -261,7 +261,7 @@ def test_a_group_of_one_needs_an_estimator_of_ones_own(load: Load, refused: Refu
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("steps: 3", "a.yaml: envs: is missing: name the environments"),
         ("envs:", "a.yaml: envs: is missing: name the environments"),
@@ -270,11 +270,11 @@ def test_a_group_of_one_needs_an_estimator_of_ones_own(load: Load, refused: Refu
         ("envs: {'bad name': {}}", 'a.yaml:1: envs."bad name": the name may contain only letters'),
     ],
 )
-def test_a_run_needs_an_environment(refused: Refused, text: str, told: str) -> None:
-    assert told in refused(text)
+def test_a_run_needs_an_environment(refused: Refused, text: str, message: str) -> None:
+    assert message in refused(text)
 
 
-def test_several_mistakes_are_one_line_each(refused: Refused) -> None:
+def test_each_mistake_is_one_line(refused: Refused) -> None:
     lines = refused(f"{ENVS}steps: 0\nbatch: {{group: 1}}\nseed: x").splitlines()
     assert sorted(line.split(": ")[1] for line in lines) == ["batch.group", "seed", "steps"]
 
@@ -300,7 +300,7 @@ def test_the_record_of_a_run_is_a_configuration(load: Load, folder: Path) -> Non
     assert again.origins["steps"].startswith("config.yaml:")
 
 
-def test_what_is_shown_is_the_record_with_the_origin_of_every_value(load: Load) -> None:
+def test_shown_configuration_has_the_origin_of_every_value(load: Load) -> None:
     args = "envs.arithmetic.args={l: [], m: {}, n: [1, [2.5e-7, null]], 'a b': 'x: y', y: no, t: \"1\", e: ''}"
     resolved = load(f"{ENVS}optimizer: {{eps: 1e-7}}\nsampling: {{stop: [yes, '#x', \"\\n\", é]}}", args)
     text = "\n".join(show_lines(resolved))
@@ -312,7 +312,7 @@ def test_what_is_shown_is_the_record_with_the_origin_of_every_value(load: Load) 
     assert next(line for line in show_lines(resolved) if "  eps:" in line).endswith("  # a.yaml:2")
 
 
-def test_a_configuration_made_in_python_knows_what_was_given() -> None:
+def test_configuration_made_in_python_records_explicit_values() -> None:
     config = Config(envs={"a": EnvConfig(env="arithmetic", args={"x": "${HOME}"})}, loss=PPO(clip_low=0.5))
     resolved = ResolvedConfig.from_python(config)
     assert resolved.config is config
@@ -326,7 +326,7 @@ def test_a_configuration_made_in_python_knows_what_was_given() -> None:
     assert args == {"x": "${HOME}"}
 
 
-def test_a_file_of_the_users_is_found_beside_the_configuration_that_names_it(folder: Path) -> None:
+def test_user_file_is_found_beside_the_configuration_that_names_it(folder: Path) -> None:
     examples = folder / "examples"
     examples.mkdir()
     (examples / "my_env.py").touch()
@@ -353,7 +353,7 @@ loss: {name: custom, function: my_env.py:loss}
         load_config([Path("examples/a.yaml")], ["envs.a.env=my_env.py:Reverse"], environ={})
 
 
-def test_a_missing_file_of_the_users_is_answered_with_the_nearest_one(refused: Refused, folder: Path) -> None:
+def test_missing_user_file_suggests_the_nearest_one(refused: Refused, folder: Path) -> None:
     (folder / "my_env.py").touch()
     message = refused("envs: {a: {env: my_evn.py:X}}")
     assert message == "a.yaml:1: envs.a.env: there is no file 'my_evn.py'. Did you mean 'my_env.py'?"

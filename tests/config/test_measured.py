@@ -1,4 +1,4 @@
-"""Which numbers a run may have though a run in small has none."""
+"""Metrics that a run may have even if its dry run has none."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CONFIG = Config.model_validate(
 )
 
 
-def test_groups_of_a_size_have_the_powers_of_two_up_to_it() -> None:
-    def found(env: str) -> list[int]:
+def test_pass_at_k_exists_for_powers_of_two_up_to_the_group_size() -> None:
+    def list_k(env: str) -> list[int]:
         return [k for k in range(20) if has_by_chance(f"env/{env}/pass_at_{k}", CONFIG)]
 
-    assert found("few") == [2, 4]
-    assert found("many") == found("all") == [2, 4, 8]
+    assert list_k("few") == [2, 4]
+    assert list_k("many") == list_k("all") == [2, 4, 8]
     assert not has_by_chance("env/few/pass_at_", CONFIG)
 
 
-def test_only_an_estimator_that_searches_is_saturated() -> None:
+def test_saturation_is_a_metric_of_searching_estimators_only() -> None:
     assert [has_by_chance(f"env/{env}/advantage/saturated", CONFIG) for env in ("few", "many", "all")] == [
         False, True, True
     ]  # fmt: skip

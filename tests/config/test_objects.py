@@ -136,56 +136,56 @@ def my_env(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "my_env.py"
 
 
-def envs(name: str, **args: object) -> Sequence[Env]:
+def load_all(name: str, **args: object) -> Sequence[Env]:
     spec = EnvConfig.model_validate({"env": f"my_env.py:{name}", "args": args})
     return cast("Sequence[Env]", load_envs("x", spec, field="envs.x", seed=7))
 
 
-def refused(env: str | None, args: Mapping[str, object] | None = None, *, name: str = "x") -> str:
+def rejection_message(env: str | None, args: Mapping[str, object] | None = None, *, name: str = "x") -> str:
     with pytest.raises(ConfigError) as caught:
         load_envs(name, EnvConfig.model_validate({"env": env, "args": args or {}}), field=f"envs.{name}", seed=7)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def word(task: Env) -> str:
+def word_of(task: Env) -> str:
     return cast("str", getattr(task, "word"))  # noqa: B009  the class is known only to the file
 
 
 def test_a_class_a_function_a_list_and_an_object_all_give_tasks() -> None:
-    assert [word(task) for task in envs("Reverse", word="abc")] == ["abc"]
-    assert [word(task) for task in envs("Spell", word="abc")] == ["abc"]
-    assert [word(task) for task in envs("many", n=3)] == ["0", "1", "2"]
-    assert [word(task) for task in envs("keywords", a=1)] == ["{'a': 1}"]
-    assert [word(task) for task in envs("TASKS")] == ["a", "b"]
-    assert [word(task) for task in envs("TASK")] == ["x"]
-    assert [word(task) for task in envs("Nested.Inner", word="in")] == ["in"]
-    assert len(envs("Bare")) == 1
+    assert [word_of(task) for task in load_all("Reverse", word="abc")] == ["abc"]
+    assert [word_of(task) for task in load_all("Spell", word="abc")] == ["abc"]
+    assert [word_of(task) for task in load_all("many", n=3)] == ["0", "1", "2"]
+    assert [word_of(task) for task in load_all("keywords", a=1)] == ["{'a': 1}"]
+    assert [word_of(task) for task in load_all("TASKS")] == ["a", "b"]
+    assert [word_of(task) for task in load_all("TASK")] == ["x"]
+    assert [word_of(task) for task in load_all("Nested.Inner", word="in")] == ["in"]
+    assert len(load_all("Bare")) == 1
 
 
-def test_a_task_source_is_kept_as_it_is_and_gets_the_seed() -> None:
-    assert getattr(envs("Source"), "seed") == 7  # noqa: B009
-    assert getattr(envs("Source", seed=3), "seed") == 3  # noqa: B009
+def test_task_source_is_used_unchanged_and_gets_the_seed() -> None:
+    assert getattr(load_all("Source"), "seed") == 7  # noqa: B009
+    assert getattr(load_all("Source", seed=3), "seed") == 3  # noqa: B009
 
 
-def test_a_function_can_tell_what_a_person_should_know() -> None:
-    told = list[str]()
+def test_environment_function_can_note_messages() -> None:
+    notes = list[str]()
     for name in ("tells", "annotates"):
         spec = EnvConfig.model_validate({"env": f"my_env.py:{name}"})
-        (task,) = load_envs("x", spec, field="envs.x", seed=7, note=told.append)
-    assert told == ["envs.x: 1 tasks"]
-    assert word(task) == "mine"  # an argument of the same name that is no function is the user's own
+        (task,) = load_envs("x", spec, field="envs.x", seed=7, note=notes.append)
+    assert notes == ["envs.x: 1 tasks"]
+    assert word_of(task) == "mine"  # an argument of the same name that is no function is the user's own
 
 
 def test_arguments_take_the_types_of_their_annotations(folder: Path) -> None:
-    envs("many", n=1, mode="test", path="a/b", grader="my_env.py:grade", unknown_type=[1])
+    load_all("many", n=1, mode="test", path="a/b", grader="my_env.py:grade", unknown_type=[1])
     many, grade = load_object("my_env.py:many", field="f"), load_object("my_env.py:grade", field="f")
     assert getattr(many, "last") == (1, "test", Path("a/b"), grade, 7)  # noqa: B009
-    assert len(envs("many", n="2", seed=5)) == 2  # text is what an environment variable gives
+    assert len(load_all("many", n="2", seed=5)) == 2  # text is what an environment variable gives
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "told"),
+    ("name", "args", "message"),
     [
         ("many", {"n": 1, "moode": 1}, "envs.x.args.moode: unknown argument. Did you mean 'mode'?"),
         ("Bare", {"word": 1}, "envs.x.args.word: unknown argument. Known: none"),
@@ -206,12 +206,12 @@ def test_arguments_take_the_types_of_their_annotations(folder: Path) -> None:
         ("TASK", {"word": "a"}, "envs.x.args: my_env.py:TASK is not a function or class"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_named(name: str, args: Mapping[str, object], told: str) -> None:
-    assert refused(f"my_env.py:{name}", args).startswith(told)
+def test_invalid_argument_is_named(name: str, args: Mapping[str, object], message: str) -> None:
+    assert rejection_message(f"my_env.py:{name}", args).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("empty", "returned no tasks"),
         ("none", "returned None: it must return an Env, a collection of Envs or a TaskSource"),
@@ -229,17 +229,17 @@ def test_an_argument_that_does_not_fit_is_named(name: str, args: Mapping[str, ob
         ("Revers", "envs.x.env: my_env.py has no 'Revers'. Did you mean 'Reverse'?"),
     ],
 )
-def test_what_gives_no_tasks_is_told_with_its_place(name: str, told: str) -> None:
-    assert told in refused(f"my_env.py:{name}")
+def test_object_without_tasks_is_an_error_with_its_place(name: str, message: str) -> None:
+    assert message in rejection_message(f"my_env.py:{name}")
 
 
-def test_what_is_missing_on_the_machine_stays_a_missing_error() -> None:
+def test_missing_error_of_user_code_is_not_changed() -> None:
     with pytest.raises(MissingError, match="install it"):
-        envs("lacks")
+        load_all("lacks")
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("broken.py:x", "envs.x.env: broken.py:2: NameError: name 'nope' is not defined"),
         ("syntax.py:x", "envs.x.env: syntax.py:1: SyntaxError: '(' was never closed"),
@@ -255,32 +255,33 @@ def test_what_is_missing_on_the_machine_stays_a_missing_error() -> None:
         ("arithmatic", "there is no environment 'arithmatic'. Did you mean 'arithmetic'? Built in: arithmetic"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_with_the_users_own_line(folder: Path, path: str, told: str) -> None:
+def test_load_failure_names_the_line_of_user_code(folder: Path, path: str, message: str) -> None:
     (folder / "broken.py").write_text("x = 1\ny = nope\n")
     (folder / "syntax.py").write_text("x = (\n")
     (folder / "leaves.py").write_text("import sys; sys.exit(3)\n")
     (folder / "needs.py").write_text("import not_installed\n")
-    assert told in refused(path)
+    assert message in rejection_message(path)
     assert not [name for name in sys.modules if name.startswith(("rlkit_user_broken", "rlkit_user_leaves"))]
 
 
-def test_a_name_that_is_not_built_in_is_answered_with_those_that_are() -> None:
-    told = refused(None, name="arithmetc")
-    assert told.startswith("envs.arithmetc: there is no environment 'arithmetc'. Did you mean 'arithmetic'?")
-    assert "set envs.arithmetc.env to package.module:name or file.py:name" in told
+def test_unknown_environment_name_suggests_built_in_ones() -> None:
+    message = rejection_message(None, name="arithmetc")
+    assert message.startswith("envs.arithmetc: there is no environment 'arithmetc'. Did you mean 'arithmetic'?")
+    assert "set envs.arithmetc.env to package.module:name or file.py:name" in message
 
 
-def test_the_built_in_environment_is_checked_like_any_other() -> None:
+def test_built_in_environment_is_checked_like_others() -> None:
     tasks = load_envs("arithmetic", EvalEnvConfig(args={"count": 5}), field="eval.envs.arithmetic", seed=1)
     assert len(cast("Sequence[Env]", tasks)) == 5
     assert (
-        refused(None, {"max_operand": 0}, name="arithmetic") == "envs.arithmetic.args.max_operand: expected at least 1"
+        rejection_message(None, {"max_operand": 0}, name="arithmetic")
+        == "envs.arithmetic.args.max_operand: expected at least 1"
     )
 
 
 def test_a_task_from_a_file_can_be_pickled_and_the_file_is_loaded_once(my_env: Path) -> None:
-    task = envs("Reverse", word="abc")[0]
-    assert word(pickle.loads(pickle.dumps(task))) == "abc"
+    task = load_all("Reverse", word="abc")[0]
+    assert word_of(pickle.loads(pickle.dumps(task))) == "abc"
     assert load_object("my_env.py:Reverse", field="f") is load_object(f"{my_env}:Reverse", field="f")
 
 
@@ -291,7 +292,7 @@ def test_a_changed_file_is_loaded_again(my_env: Path) -> None:
     assert load_object("my_env.py:FIVE", field="f") == 55555
 
 
-def test_files_of_the_same_name_in_two_folders_do_not_meet(folder: Path) -> None:
+def test_files_of_the_same_name_in_two_folders_are_separate_modules(folder: Path) -> None:
     for number in (1, 2):
         (folder / str(number)).mkdir()
         (folder / str(number) / "same.py").write_text(f"N = {number}")
@@ -299,7 +300,7 @@ def test_files_of_the_same_name_in_two_folders_do_not_meet(folder: Path) -> None
 
 
 def test_modules_beside_the_file_can_be_imported_also_later() -> None:
-    assert word(envs("late")[0]) == "late"
+    assert word_of(load_all("late")[0]) == "late"
 
 
 def test_a_module_of_the_working_directory_is_found(folder: Path) -> None:
@@ -308,7 +309,7 @@ def test_a_module_of_the_working_directory_is_found(folder: Path) -> None:
     assert load_object("extra_pkg:X", field="f") == 1
 
 
-def test_a_credential_among_the_arguments_is_not_repeated() -> None:
-    told = refused("my_env.py:fails", {"x": "sk-abcdefghijklmnop1234", "api_key": "abcd1234abcd1234"})
-    assert "abcd" not in told
-    assert "no [redacted] [redacted]" in told
+def test_credential_among_the_arguments_is_redacted() -> None:
+    message = rejection_message("my_env.py:fails", {"x": "sk-abcdefghijklmnop1234", "api_key": "abcd1234abcd1234"})
+    assert "abcd" not in message
+    assert "no [redacted] [redacted]" in message

@@ -1,4 +1,4 @@
-"""Where each option acts: the table in the documentation, against what runs read."""
+"""The table of options in the documentation equals the options that runs read."""
 
 from __future__ import annotations
 
@@ -88,22 +88,22 @@ BASE: dict[str, object] = {
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Mapping[tuple[str, str], set[str]]:
-    """By class and field of each section that is read: the modules that do so, other than to check it."""
-    found = defaultdict[tuple[str, str], set[str]](set)
+def fields_read(monkeypatch: pytest.MonkeyPatch) -> Mapping[tuple[str, str], set[str]]:
+    """Map the class and field of each section that is read to the modules that read it, validation excluded."""
+    modules_by_field = defaultdict[tuple[str, str], set[str]](set)
     plain = Section.__getattribute__
 
     def watched(self: Section, name: str) -> object:
         if name in type(self).model_fields and (module := _reader(sys._getframe(1))) is not None:
-            found[type(self).__name__, name].add(module)
+            modules_by_field[type(self).__name__, name].add(module)
         return plain(self, name)
 
     monkeypatch.setattr(Section, "__getattribute__", watched)
-    return found
+    return modules_by_field
 
 
 def _reader(frame: FrameType | None) -> str | None:
-    """The module that reads; None for a check: a private function of the schema, or one that refuses."""
+    """Return the reading module; None for validation, which is a private function of the schema or raises errors."""
     modules = list[tuple[str, str]]()
     while frame is not None and len(modules) < 4:
         modules.append((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
@@ -115,9 +115,9 @@ def _reader(frame: FrameType | None) -> str | None:
     return modules[0][0] if modules[0][0].startswith("rlkit.") else None
 
 
-def options() -> Mapping[str, set[tuple[str, str]]]:
-    """For each option, the classes and fields that stand for it; sections that exclude each other may share a name."""
-    found = defaultdict[str, set[tuple[str, str]]](set)
+def list_options() -> Mapping[str, set[tuple[str, str]]]:
+    """Map each option to its classes and fields; mutually exclusive sections may share a name."""
+    fields_by_option = defaultdict[str, set[tuple[str, str]]](set)
 
     def add(section: type[Section], prefix: str, *, tagged: bool) -> None:
         for name, field in section.model_fields.items():
@@ -125,13 +125,13 @@ def options() -> Mapping[str, set[tuple[str, str]]]:
                 continue
             inner = [type(track_config())] if name == "track" else list(_sections_in(field.annotation))
             path = f"{prefix}{name}.<name>" if inner and "dict" in str(field.annotation) else f"{prefix}{name}"
-            for one in inner:
-                add(one, f"{path}.", tagged=len(inner) > 1)
+            for inner_section in inner:
+                add(inner_section, f"{path}.", tagged=len(inner) > 1)
             if not inner:
-                found[path].add((section.__name__, name))
+                fields_by_option[path].add((section.__name__, name))
 
     add(Config, "", tagged=False)
-    return found
+    return fields_by_option
 
 
 def _sections_in(annotation: object) -> Iterator[type[Section]]:
@@ -145,8 +145,11 @@ def _sections_in(annotation: object) -> Iterator[type[Section]]:
         yield from _sections_in(inner)
 
 
-def test_every_option_acts_where_the_table_says(
-    read: Mapping[tuple[str, str], set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_model_dir: Path
+def test_every_option_is_read_where_the_table_says(
+    fields_read: Mapping[tuple[str, str], set[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    byte_model_dir: Path,
 ) -> None:
     for number, settings in enumerate(RUNS):
         for resume in (False, True):
@@ -177,11 +180,11 @@ def test_every_option_acts_where_the_table_says(
         asyncio.run(connect(quick, choice=elsewhere).__aenter__())
 
     acts = {
-        option: ", ".join(sorted(f"`{module}`" for module in set.union(*(read[place] for place in places))))
-        for option, places in options().items()
+        option: ", ".join(sorted(f"`{module}`" for module in set.union(*(fields_read[place] for place in places))))
+        for option, places in list_options().items()
     }
-    for option, places in options().items():
-        assert all(read[place] for place in places), f"nothing reads {option}"
+    for option, places in list_options().items():
+        assert all(fields_read[place] for place in places), f"nothing reads {option}"
     rows = [f"| `{option}` | {modules} |" for option, modules in acts.items()]
     assert [line for line in TABLE.read_text().splitlines() if line.startswith("| `")] == rows
 

@@ -19,7 +19,7 @@ ENVS = "envs: {arithmetic: {}}\n"
 
 
 @given(st.lists(KEYS, min_size=1, max_size=4), json_values())
-def test_any_json_value_set_at_any_path_is_read_back(keys: list[str], value: object) -> None:
+def test_json_value_set_at_any_path_is_restored(keys: list[str], value: object) -> None:
     override = f"{dotted(tuple(keys))}={json.dumps(value)}"
     assert split(override)[0] == tuple(keys)
     node = find(apply(EMPTY, override), tuple(keys))
@@ -27,7 +27,7 @@ def test_any_json_value_set_at_any_path_is_read_back(keys: list[str], value: obj
     assert plain(node) == value
 
 
-def test_a_value_means_what_it_means_in_a_file(load: Load) -> None:
+def test_value_is_parsed_as_in_a_file(load: Load) -> None:
     resolved = load(
         ENVS, "sampling.stop=[a, b]", "checkpoint.ttl_days=null", "optimizer.learning_rate=1e-5", "name='7'"
     )
@@ -51,7 +51,7 @@ def test_one_item_of_a_list_is_replaced_or_appended(load: Load) -> None:
     assert load(text, "sampling.stop.0=x").origins["sampling.stop.1"] == "a.yaml:2"
 
 
-def test_a_key_with_a_dot_stands_in_quotes(load: Load) -> None:
+def test_quoted_key_may_contain_a_dot(load: Load) -> None:
     resolved = load(ENVS, 'envs."my.env".env=arithmetic', "envs.'my.env'.weight=2")
     assert resolved.config.envs["my.env"].weight == 2
     assert resolved.origins['envs."my.env".weight'] == "command line"
@@ -63,7 +63,7 @@ def test_an_equals_sign_may_be_part_of_the_value_and_of_a_quoted_key(load: Load)
     assert args == {"a=b": "c"}
 
 
-def test_a_mapping_is_merged_and_null_forgets(load: Load) -> None:
+def test_mapping_is_merged_and_null_resets(load: Load) -> None:
     text = "envs: {a: {env: arithmetic}, b: {env: arithmetic}}\nsampling: {max_tokens: 5}"
     assert load(text, "sampling={top_k: 3}").config.sampling.max_tokens == 5
     assert load(text, "sampling=null").config.sampling.max_tokens == 256
@@ -91,7 +91,7 @@ track: {wandb: {project: mine}}
         ("eval={envs: {small: {tasks: 3}}}", {"small": 3, "arithmetic": 7}),
     ],
 )
-def test_null_and_an_empty_mapping_take_out_what_is_evaluated(load: Load, override: str, evaluated: object) -> None:
+def test_null_and_an_empty_mapping_remove_evaluations(load: Load, override: str, evaluated: object) -> None:
     def counts(resolved: ResolvedConfig) -> dict[str, int]:
         return {name: env.tasks for name, env in resolved.config.eval.envs.items()}
 
@@ -107,7 +107,7 @@ def test_null_and_an_empty_mapping_take_out_what_is_evaluated(load: Load, overri
     assert counts(load_config([Path("a.yaml")], settings=nested, environ={})) == evaluated, "in Python"
 
 
-def test_null_and_an_empty_mapping_mean_the_same_of_what_is_trained_on(load: Load) -> None:
+def test_null_and_an_empty_mapping_are_equal_for_training_environments(load: Load) -> None:
     assert list(load(EVALUATED, "envs.words=null").config.envs) == ["arithmetic"]
     assert load(EVALUATED, "envs.words={}", "envs.words.env=arithmetic").config.envs["words"].weight == 1
     emptied = load(EVALUATED, "track.wandb={}").config.track.wandb
@@ -116,14 +116,14 @@ def test_null_and_an_empty_mapping_mean_the_same_of_what_is_trained_on(load: Loa
     assert load(EVALUATED, "track.wandb=null").config.track.wandb is None
 
 
-def test_an_environment_with_nothing_after_its_name_has_its_defaults(load: Load) -> None:
+def test_environment_with_an_empty_value_has_its_defaults(load: Load) -> None:
     config = load("envs:\n  arithmetic:\neval:\n  envs:\n    arithmetic:\n").config
     assert (list(config.envs), list(config.eval.envs)) == (["arithmetic"], ["arithmetic"])
     assert list(load("envs:\n  arithmetic:\n  b: {env: arithmetic}\n", "envs.arithmetic=null").config.envs) == ["b"]
 
 
 @pytest.mark.parametrize(
-    ("text", "override", "told"),
+    ("text", "override", "expected"),
     [
         (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is no such section to remove. Did you mean 'small'?"),
         (ENVS, "eval.envs.arithmetic=null", "eval.envs.arithmetic={} to add it with default settings"),
@@ -131,16 +131,14 @@ def test_an_environment_with_nothing_after_its_name_has_its_defaults(load: Load)
         (f"{ENVS}eval: {{every: 5, envs: {{arithmetic: {{}}}}}}", "eval.envs.arithmetic=null", "(eval=null)"),
     ],
 )
-def test_what_cannot_be_taken_out_is_refused_with_one_line(
-    refused: Refused, text: str, override: str, told: str
-) -> None:
+def test_invalid_removal_is_an_error_of_one_line(refused: Refused, text: str, override: str, expected: str) -> None:
     message = refused(text, override)
-    assert told in message
+    assert expected in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("steps", "'steps' is not of the form path=value"),
         ("=3", "'=3' is not of the form path=value"),
@@ -157,8 +155,8 @@ def test_what_cannot_be_taken_out_is_refused_with_one_line(
         ("name=\ud800", "name: "),
     ],
 )
-def test_a_faulty_override_is_refused_with_one_line(refused: Refused, override: str, told: str) -> None:
+def test_malformed_override_is_an_error_of_one_line(refused: Refused, override: str, expected: str) -> None:
     message = refused(f"{ENVS}model: m\nsampling: {{stop: [a]}}", override)
     assert message.startswith("command line: ")
-    assert told in message
+    assert expected in message
     assert "\n" not in message

@@ -14,7 +14,7 @@ from tests.config.conftest import Refused
 from tests.config.strategies import json_values
 
 
-def read(text: str) -> Node:
+def parse_text(text: str) -> Node:
     node = parse(text, source="a.yaml")
     assert node is not None
     return node
@@ -45,37 +45,37 @@ def read(text: str) -> Node:
         ('"\\ud83d\\ude00"', "😀"),
     ],
 )
-def test_a_scalar_means_what_yaml_1_2_says(text: str, value: object) -> None:
-    found = plain(read(f"key: {text}"))["key"]  # type: ignore[index]
-    assert found == value
-    assert type(found) is type(value)
+def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    parsed = plain(parse_text(f"key: {text}"))["key"]  # type: ignore[index]
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
-def test_keys_are_strings_whatever_they_look_like() -> None:
-    assert plain(read("1: a\nnull: b\ntrue: c")) == {"1": "a", "null": "b", "true": "c"}
+def test_keys_are_always_strings() -> None:
+    assert plain(parse_text("1: a\nnull: b\ntrue: c")) == {"1": "a", "null": "b", "true": "c"}
 
 
 @given(json_values())
-def test_json_is_read_as_it_is(value: object) -> None:
-    assert plain(read(json.dumps(value))) == value
+def test_json_is_parsed_unchanged(value: object) -> None:
+    assert plain(parse_text(json.dumps(value))) == value
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_read_or_refused_with_one_line(text: str) -> None:
+def test_any_text_is_parsed_or_rejected_with_one_line(text: str) -> None:
     try:
         parse(text, source="a.yaml")
     except ConfigError as error:
         assert "\n" not in str(error)
 
 
-def test_a_value_knows_the_line_of_its_key_and_an_item_its_own() -> None:
-    root = read("a:\n  b:\n    1\n  c:\n    - x\n    - y\n")
+def test_values_have_the_lines_of_their_keys_and_items_their_own() -> None:
+    root = parse_text("a:\n  b:\n    1\n  c:\n    - x\n    - y\n")
     lines = {path: find(root, path) for path in [("a",), ("a", "b"), ("a", "c"), ("a", "c", 1)]}
     assert [node and node.origin.line for node in lines.values()] == [1, 2, 4, 6]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a: 1\na: 2", "a.yaml:2: 'a' is a duplicate key, first at a.yaml:1"),
         ("x:\n  a: 1\n  'a': 2", "a.yaml:3: 'a' is a duplicate key, first at a.yaml:2"),
@@ -101,14 +101,14 @@ def test_a_value_knows_the_line_of_its_key_and_an_item_its_own() -> None:
         ("a\n\0", "a.yaml:2: not a text file: it contains the character U+0000"),
     ],
 )
-def test_what_is_not_plain_yaml_is_refused_with_its_line(text: str, told: str) -> None:
+def test_unsupported_yaml_is_an_error_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, source="a.yaml")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_aliases_that_expand_without_end_are_refused() -> None:
+def test_exploding_aliases_are_an_error() -> None:
     levels = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     with pytest.raises(ConfigError, match="too many values"):
@@ -116,7 +116,7 @@ def test_aliases_that_expand_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "a.yaml: is empty"),
         (b"# nothing\n", "a.yaml: is empty"),
@@ -128,8 +128,8 @@ def test_aliases_that_expand_without_end_are_refused() -> None:
         (b"a: " + b"x" * 200_001, "a.yaml: is larger than 200 kB"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused(refused: Refused, content: bytes, told: str) -> None:
-    assert told in refused(content)
+def test_file_without_a_configuration_is_an_error(refused: Refused, content: bytes, message: str) -> None:
+    assert message in refused(content)
 
 
 def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
     assert plain(read_file(Path("a.yaml"))) == {"a": 1}
 
 
-def test_a_missing_file_is_answered_with_the_nearest_one(folder: Path) -> None:
+def test_missing_file_suggests_the_nearest_one(folder: Path) -> None:
     (folder / "train.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match=r"trian\.yaml: no such file\. Did you mean 'train\.yaml'"):
         read_file(Path("trian.yaml"))

@@ -1,4 +1,4 @@
-"""A run uses no more than it may, and goes on when it may use more."""
+"""A run stays within its budget and resumes with a larger one."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ HELD_OUT_TASKS = [Word(number) for number in range(100, 103)]
 SCHEDULES = {"sync": {}, "stream": {"mode": "stream"}, "async": {"mode": "async", "max_staleness": 2}}
 
 
-def spent(run: Simulation) -> dict[str, float]:
+def read_usage(run: Simulation) -> dict[str, float]:
     return json.loads((run.directory / "usage.json").read_text())
 
 
-def tokens(run: Simulation) -> float:
-    return sum(value for name, value in spent(run).items() if name.endswith("_tokens"))
+def count_tokens(run: Simulation) -> float:
+    return sum(value for name, value in read_usage(run).items() if name.endswith("_tokens"))
 
 
-def rollout(run: Simulation) -> int:
-    """Tokens of the longest rollout: of its prompts, sampled and trained on."""
+def count_rollout_tokens(run: Simulation) -> int:
+    """Count the tokens of the longest rollout: prompt, sampled and trained tokens."""
     return max(
         sum(2 * len(turn["prompt"]) + 2 * len(turn["completion"]) for turn in turns)
         + sum(
@@ -46,16 +46,16 @@ def rollout(run: Simulation) -> int:
     )
 
 
-def overshoot(run: Simulation, limit: int) -> float:
-    """What was used beyond the limit; nothing may be left over that would have been enough for more."""
-    assert tokens(run) > 0.8 * limit
-    return tokens(run) - limit
+def measure_overshoot(run: Simulation, limit: int) -> float:
+    """Measure the tokens used beyond the limit; the run must have used its whole budget."""
+    assert count_tokens(run) > 0.8 * limit
+    return count_tokens(run) - limit
 
 
-def test_what_a_step_used_does_not_depend_on_how_slow_the_disk_is(
+def test_usage_of_a_step_does_not_depend_on_the_speed_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def used(directory: Path) -> list[dict[str, float]]:
+    def read_step_usage(directory: Path) -> list[dict[str, float]]:
         run = Simulation(directory)
         run.train()
         return [{name: value for name, value in line.items() if name.startswith("usage/")} for line in run.lines()]
@@ -64,13 +64,13 @@ def test_what_a_step_used_does_not_depend_on_how_slow_the_disk_is(
         await asyncio.sleep(5)  # threads take no virtual time
         return await in_thread(function, *args)
 
-    expected = used(tmp_path / "fast")
+    expected = read_step_usage(tmp_path / "fast")
     monkeypatch.setattr("rlkit.training.run.in_thread", slowly)
-    assert used(tmp_path / "slow") == expected
+    assert read_step_usage(tmp_path / "slow") == expected
 
 
 @pytest.mark.parametrize("staleness", [1, 8])
-def test_the_training_of_what_waits_for_a_slow_service_is_counted(staleness: int, tmp_path: Path) -> None:
+def test_usage_counts_training_of_groups_that_wait_for_the_service(staleness: int, tmp_path: Path) -> None:
     settings = {
         "steps": 40,
         "schedule": {"mode": "async", "max_staleness": staleness},
@@ -80,7 +80,7 @@ def test_the_training_of_what_waits_for_a_slow_service_is_counted(staleness: int
     }
     run = Simulation(tmp_path, World(), Latency(gradient_s=60.0), settings=settings)
     assert run.train().status == "budget"
-    assert overshoot(run, 4000) <= 4 * rollout(run)
+    assert measure_overshoot(run, 4000) <= 4 * count_rollout_tokens(run)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -88,7 +88,7 @@ def test_the_training_of_what_waits_for_a_slow_service_is_counted(staleness: int
     ("evaluated", "substeps"),
     [(False, 1), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 2, marks=pytest.mark.slow)],
 )
-def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
+def test_run_ends_at_its_budget_and_resumes_with_a_larger_one(
     schedule: str, evaluated: bool, substeps: int, tmp_path: Path
 ) -> None:
     settings = {
@@ -100,16 +100,16 @@ def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
     tasks = [Talk(number) for number in range(60)]
     expected = Simulation(tmp_path / "whole", World(), settings=settings, tasks=tasks)
     expected.train()
-    whole = tokens(expected)
+    total_tokens = count_tokens(expected)
     for share in (0.2, 0.7):
-        limit = int(whole * share)
+        limit = int(total_tokens * share)
         run = Simulation(tmp_path / f"{share}", World(), settings=settings | {"budget_tokens": limit}, tasks=tasks)
         result = run.train()
         assert result.status == "budget"
         assert result.reason.startswith("budget_tokens: ")
         assert result.steps < 8
         assert result.checkpoint is None or result.checkpoint.step == result.steps
-        assert overshoot(run, limit) <= 5 * rollout(expected)
+        assert measure_overshoot(run, limit) <= 5 * count_rollout_tokens(expected)
         run.settings = settings
         assert run.train(resume=True).status == "completed"
         # Elsewhere, which weights a rollout sees, or which substep gets a group, depends on when it is done.
@@ -120,7 +120,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
 
 
 @pytest.mark.parametrize("schedule", ["sync", "async"])
-def test_what_the_reference_of_a_penalty_will_be_asked_is_counted(schedule: str, tmp_path: Path) -> None:
+def test_budget_counts_future_requests_to_the_reference(schedule: str, tmp_path: Path) -> None:
     settings = {
         "steps": 30,
         "schedule": SCHEDULES[schedule],
@@ -131,10 +131,10 @@ def test_what_the_reference_of_a_penalty_will_be_asked_is_counted(schedule: str,
     }
     run = Simulation(tmp_path, World(), settings=settings)
     assert run.train().status == "budget"
-    assert tokens(run) - 3300 <= 1.5 * rollout(run)  # the reference is asked for it, too
+    assert count_tokens(run) - 3300 <= 1.5 * count_rollout_tokens(run)  # the reference is asked for it, too
 
 
-def test_a_run_that_goes_on_counts_what_training_on_earlier_episodes_takes(tmp_path: Path) -> None:
+def test_resumed_run_counts_training_on_earlier_episodes(tmp_path: Path) -> None:
     settings = {
         "steps": 30,
         "schedule": {"mode": "stream"},
@@ -146,26 +146,30 @@ def test_a_run_that_goes_on_counts_what_training_on_earlier_episodes_takes(tmp_p
     for limit in (3020, 3050):
         run.settings = settings | {"budget_tokens": limit}
         assert run.train(resume=True).status == "budget"
-        assert tokens(run) - limit <= rollout(run)
+        assert count_tokens(run) - limit <= count_rollout_tokens(run)
 
 
-def test_what_was_played_when_the_budget_ended_is_not_played_again(tmp_path: Path) -> None:
+def test_episodes_finished_before_the_budget_ended_are_not_repeated(tmp_path: Path) -> None:
     settings = {"steps": 4, "rollouts": {"max_concurrent": 2}, "batch": {"groups": 2, "group_size": 4}}
-    whole = Simulation(tmp_path / "whole", World(), settings=settings)
-    whole.train()
-    run = Simulation(tmp_path / "run", World(), settings=settings | {"budget_tokens": int(tokens(whole) / 2)})
+    uninterrupted = Simulation(tmp_path / "whole", World(), settings=settings)
+    uninterrupted.train()
+    run = Simulation(
+        tmp_path / "run", World(), settings=settings | {"budget_tokens": int(count_tokens(uninterrupted) / 2)}
+    )
     run.train()
     run.settings = settings
     run.train(resume=True)
-    assert run.world.calls["samples"] == whole.world.calls["samples"]
-    assert tokens(run) == pytest.approx(tokens(whole), rel=0.1)  # both count; only steps can be taken again
+    assert run.world.calls["samples"] == uninterrupted.world.calls["samples"]
+    assert count_tokens(run) == pytest.approx(
+        count_tokens(uninterrupted), rel=0.1
+    )  # both count; only steps can be taken again
 
 
-def test_a_step_whose_groups_are_played_when_the_budget_ends_is_trained_on(tmp_path: Path) -> None:
+def test_complete_step_is_trained_on_when_the_budget_ends(tmp_path: Path) -> None:
     settings = {"steps": 3, "batch": {"groups": 2, "group_size": 2}, "rollouts": {"max_concurrent": 3}}
-    whole = Simulation(tmp_path / "whole", World(), settings=settings)
-    whole.train()
-    for limit in range(200, int(tokens(whole)), 97):
+    uninterrupted = Simulation(tmp_path / "whole", World(), settings=settings)
+    uninterrupted.train()
+    for limit in range(200, int(count_tokens(uninterrupted)), 97):
         run = Simulation(tmp_path / f"{limit}", World(), settings=settings | {"budget_tokens": limit})
         run.train()
         attempts = load_resume_history(run.directory).attempts
@@ -173,7 +177,7 @@ def test_a_step_whose_groups_are_played_when_the_budget_ends_is_trained_on(tmp_p
         assert len(played) < 2, f"a step was dropped at a budget of {limit} tokens"
 
 
-def test_a_budget_that_is_used_up_stays_so(tmp_path: Path) -> None:
+def test_exhausted_budget_stays_exhausted_on_resume(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"steps": 9, "budget_tokens": 1000})
     first = run.train()
     samples = run.world.calls["samples"]
@@ -182,7 +186,7 @@ def test_a_budget_that_is_used_up_stays_so(tmp_path: Path) -> None:
     assert run.world.calls["samples"] == samples
 
 
-def test_a_run_whose_count_is_damaged_goes_on_and_counts_anew(tmp_path: Path) -> None:
+def test_run_with_a_damaged_usage_file_restarts_its_count(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"steps": 1})
     run.train()
     (run.directory / "usage.json").write_bytes(b'{"requests": \xff')
@@ -193,7 +197,7 @@ def test_a_run_whose_count_is_damaged_goes_on_and_counts_anew(tmp_path: Path) ->
     assert sum("not counted" in note for note in run.ears.notes) == 1
 
 
-def test_hours_count_over_all_processes(tmp_path: Path) -> None:
+def test_max_hours_counts_over_all_processes(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"steps": 500, "max_hours": 0.02})
     result = run.train()
     assert result.reason.startswith("max_hours: the run has taken 0.02 of 0.02 hours")
@@ -205,9 +209,11 @@ def test_hours_count_over_all_processes(tmp_path: Path) -> None:
 
 def test_a_budget_that_ends_in_the_last_evaluation_leaves_a_completed_run(tmp_path: Path) -> None:
     settings = {"steps": 2, "eval": {**HELD_OUT, "every": 0}}
-    whole = Simulation(tmp_path / "whole", World(), settings=settings)
-    whole.train()
-    trained = sum(value for name, value in whole.lines()[-1].items() if name.startswith("usage/") and "_tokens" in name)
+    uninterrupted = Simulation(tmp_path / "whole", World(), settings=settings)
+    uninterrupted.train()
+    trained = sum(
+        value for name, value in uninterrupted.lines()[-1].items() if name.startswith("usage/") and "_tokens" in name
+    )
     run = Simulation(tmp_path / "run", World(), settings=settings | {"budget_tokens": int(trained) + 1})
     run.settings = {**run.settings, "rollouts": {"max_concurrent": 1}}
     result = run.train()
@@ -220,10 +226,10 @@ def test_dollars_are_tokens_times_prices(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"steps": 50, "prices": prices, "budget_usd": 100.0})
     result = run.train()
     assert result.status == "budget"
-    used = spent(run)
+    usage = read_usage(run)
     usd = (
         sum(
-            used[f"{kind}_tokens"] * price
+            usage[f"{kind}_tokens"] * price
             for kind, price in zip(("prefill", "cached", "sampled", "trained"), prices.values(), strict=True)
         )
         / 1e6
@@ -233,7 +239,7 @@ def test_dollars_are_tokens_times_prices(tmp_path: Path) -> None:
     assert f"budget_usd: about ${usd:,.2f} of $100.00" in result.reason or "budget_usd" in result.reason
 
 
-def test_a_request_counts_as_the_service_bills_it() -> None:
+def test_request_counts_as_billed_by_the_service() -> None:
     async def run() -> Usage:
         async with SimulatedTinker(latency=Latency(mean_tokens=1e9)) as service:
             sampler = await service.sampler(model="m")
@@ -244,16 +250,16 @@ def test_a_request_counts_as_the_service_bills_it() -> None:
     assert run_virtual(run()) == Usage(requests=1, prefill_tokens=5, cached_tokens=10, sampled_tokens=21)
 
 
-def test_what_a_run_used_is_what_its_episodes_hold(tmp_path: Path) -> None:
+def test_usage_of_a_run_equals_the_tokens_of_its_episodes(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"rollouts": {"coalesce": "never"}})
     run.train()
     turns = [turn for turns in pd.read_parquet(run.directory / "episodes").turns for turn in turns]
-    used = spent(run)
-    assert used["sampled_tokens"] == sum(len(turn["completion"]) for turn in turns)
-    assert used["prefill_tokens"] == sum(len(turn["prompt"]) for turn in turns)  # of one turn each
+    usage = read_usage(run)
+    assert usage["sampled_tokens"] == sum(len(turn["completion"]) for turn in turns)
+    assert usage["prefill_tokens"] == sum(len(turn["prompt"]) for turn in turns)  # of one turn each
     last = run.lines()[-1]
-    assert last["usage/sampled_tokens"] == used["sampled_tokens"]
-    assert last["usage/trained_tokens"] == used["trained_tokens"] > 0
+    assert last["usage/sampled_tokens"] == usage["sampled_tokens"]
+    assert last["usage/trained_tokens"] == usage["trained_tokens"] > 0
 
 
 def test_the_usage_of_processes_adds_up() -> None:
@@ -279,16 +285,16 @@ def config(**settings: object) -> object:
 
 
 def test_prices_are_those_of_the_service_that_is_used() -> None:
-    known = price_of(config(model="Qwen/Qwen3-8B"), "hosted")  # type: ignore[arg-type]  a Config
-    assert known == Price(0.195, 0.039, 0.60, 0.44, "2026-10-07")
+    hosted_price = price_of(config(model="Qwen/Qwen3-8B"), "hosted")  # type: ignore[arg-type]  a Config
+    assert hosted_price == Price(0.195, 0.039, 0.60, 0.44, "2026-10-07")
     assert price_of(config(model="Qwen/Qwen3-8B"), "url") is None  # type: ignore[arg-type]  a Config
     assert price_of(config(), "engine") == FREE  # type: ignore[arg-type]  a Config
-    given = config(prices={"prefill": 1, "sample": 2, "train": 3})
-    assert price_of(given, "url") == Price(1, 1, 2, 3)  # type: ignore[arg-type]  a Config
+    configured = config(prices={"prefill": 1, "sample": 2, "train": 3})
+    assert price_of(configured, "url") == Price(1, 1, 2, 3)  # type: ignore[arg-type]  a Config
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "said"),
+    ("settings", "kind", "message"),
     [
         ({"budget_usd": 5}, "engine", "budget_usd has no effect: the embedded engine costs nothing"),
         ({"prices": {"prefill": 1, "sample": 2, "train": 3}}, "engine", "prices has no effect"),
@@ -296,12 +302,12 @@ def test_prices_are_those_of_the_service_that_is_used() -> None:
         ({"budget_usd": 5, "model": "Qwen/Qwen3-8B"}, "url", "the price of Qwen/Qwen3-8B is unknown"),
     ],
 )
-def test_a_limit_that_cannot_be_kept_is_refused(settings: dict[str, object], kind: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_budget_that_cannot_be_enforced_is_an_error(settings: dict[str, object], kind: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         price_of(config(**settings), kind)  # type: ignore[arg-type]  a Config, and a kind
 
 
-def test_a_refused_limit_leaves_no_folder_behind(tmp_path: Path) -> None:
+def test_rejected_budget_leaves_no_folder(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"budget_usd": 5})
     with pytest.raises(rlkit.ConfigError, match="the price of simulated is unknown"):
         run.train()

@@ -18,7 +18,7 @@ from tests.simulation import Word
 SERVICE = ServiceChoice("url", "http://127.0.0.1:9", "it is simulated")
 
 
-def speed(
+def make_speed(
     *, sampled: int = 100, waited_s: float = 10.0, played_s: float = 5.0, trained: int = 200, trained_s: float = 2.0,
     scored: int = 0, is_local: bool = False,
 ) -> Speed | None:  # fmt: skip
@@ -32,30 +32,30 @@ def speed(
     )
 
 
-def test_a_speed_is_what_was_done_in_its_time() -> None:
-    found = speed(scored=400, is_local=True)
-    assert found is not None
-    assert found.stream == Band(10 / 1.5, 10 * 1.5)
-    assert found.total == Band(20 / 1.5, 20 * 3)
-    assert found.trained == Band(100 / 1.5, 100 * 1.5)
-    assert found.reference == Band(100 / 1.5, 100 * 1.5)
-    assert found.source == "measured: 20 tokens a second sampled, 100 trained on, 100 by the reference"
-    other = speed()
+def test_speed_is_tokens_per_second() -> None:
+    measured = make_speed(scored=400, is_local=True)
+    assert measured is not None
+    assert measured.stream == Band(10 / 1.5, 10 * 1.5)
+    assert measured.total == Band(20 / 1.5, 20 * 3)
+    assert measured.trained == Band(100 / 1.5, 100 * 1.5)
+    assert measured.reference == Band(100 / 1.5, 100 * 1.5)
+    assert measured.source == "measured: 20 tokens a second sampled, 100 trained on, 100 by the reference"
+    other = make_speed()
     assert other is not None
     assert (other.total, other.reference) == (None, None)
 
 
 @pytest.mark.parametrize("nothing", ["sampled", "trained"])
-def test_where_nothing_was_sampled_or_trained_there_is_no_speed(nothing: str) -> None:
-    assert (speed(sampled=0) if nothing == "sampled" else speed(trained=0)) is None
+def test_pilot_without_samples_or_training_has_no_speed(nothing: str) -> None:
+    assert (make_speed(sampled=0) if nothing == "sampled" else make_speed(trained=0)) is None
 
 
 @pytest.mark.parametrize("instant", ["waited_s", "played_s", "trained_s"])
-def test_what_took_no_time_says_nothing_of_a_speed(instant: str) -> None:
-    assert speed(**{instant: 0.0}) is None
+def test_instant_operation_gives_no_speed(instant: str) -> None:
+    assert make_speed(**{instant: 0.0}) is None
 
 
-def piloted(monkeypatch: pytest.MonkeyPatch, **more: object) -> Pilot:
+def run_word_pilot(monkeypatch: pytest.MonkeyPatch, **more: object) -> Pilot:
     service = SimulatedTinker(latency=Latency())
 
     def connect(*_: object, **__: object) -> AbstractAsyncContextManager[Service]:
@@ -68,22 +68,22 @@ def piloted(monkeypatch: pytest.MonkeyPatch, **more: object) -> Pilot:
 
 
 def test_the_reference_of_a_penalty_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = piloted(monkeypatch)
-    found = piloted(monkeypatch, kl_penalty={"coefficient": 0.1})
+    plain = run_word_pilot(monkeypatch)
+    penalized = run_word_pilot(monkeypatch, kl_penalty={"coefficient": 0.1})
     assert plain.speed is not None
     assert plain.speed.reference is None
-    assert found.speed is not None
-    assert found.speed.reference is not None
-    assert found.speed.reference.low > 0
-    assert "by the reference" in found.speed.source
-    assert found.usage.prefill_tokens > plain.usage.prefill_tokens
+    assert penalized.speed is not None
+    assert penalized.speed.reference is not None
+    assert penalized.speed.reference.low > 0
+    assert "by the reference" in penalized.speed.source
+    assert penalized.usage.prefill_tokens > plain.usage.prefill_tokens
 
 
-def test_a_pilot_with_nothing_to_train_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = piloted(monkeypatch, batch={"max_tokens": 2, "overlong": "drop"})
-    assert (found.speed, found.rollout_count) == (None, 16)
-    assert found.usage.trained_tokens == 0
+def test_pilot_without_data_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pilot = run_word_pilot(monkeypatch, batch={"max_tokens": 2, "overlong": "drop"})
+    assert (pilot.speed, pilot.rollout_count) == (None, 16)
+    assert pilot.usage.trained_tokens == 0
 
 
-def test_an_estimator_of_whole_steps_sees_the_groups_of_a_pilot_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert piloted(monkeypatch, advantage="batch_std").speed is not None
+def test_step_estimator_gets_all_groups_of_a_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_word_pilot(monkeypatch, advantage="batch_std").speed is not None

@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> Config:
     return Config(model="simulated", envs={"letters": spec}, service={"timeout_s": 600.0, "base_url": "http://x"})  # type: ignore[arg-type]  pydantic makes sections of them
 
 
-def measured(
+def run_evaluation(
     config: Config, service: SimulatedTinker, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Mapping[str, float], list[str]]:
     notes = list[str]()
@@ -68,52 +68,51 @@ def tasks(): return [Slow()]
 """
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_the_time_limit_of_an_environment_holds_when_it_is_evaluated(
-    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_own_limit", [True, False])
+def test_time_limit_of_an_environment_applies_to_its_evaluation(
+    tmp_path: Path, has_own_limit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     spec, quick = {"env": f"{tmp_path}/slow.py:tasks"}, {"timeout_s": 7.0}
-    given = {"envs": {"slow": spec | ({} if own else quick)}, "eval": {"envs": {"slow": spec | quick} if own else {}}}
-    config = Config(model="simulated", service={"base_url": "http://x"}, **given)  # type: ignore[arg-type]  likewise
-    metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
+    sections = {
+        "envs": {"slow": spec | ({} if has_own_limit else quick)},
+        "eval": {"envs": {"slow": spec | quick} if has_own_limit else {}},
+    }
+    config = Config(model="simulated", service={"base_url": "http://x"}, **sections)  # type: ignore[arg-type]  likewise
+    metrics, notes = run_evaluation(config, SimulatedTinker(), monkeypatch)
     assert metrics["eval/slow/failed"] == 1
     late = "the rollout took longer than 7 s (timeout_s)"
     assert notes == [f"the first failed rollout of slow, task slow: {late}", f"slow: 3 of 3 rollouts failed: {late}"]
 
 
 @pytest.mark.parametrize("kind", ["500", "429", "hang"])
-def test_a_request_that_fails_is_made_again_and_the_user_is_told(
-    config: Config, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, _ = measured(config, SimulatedTinker(), monkeypatch)
+def test_failed_request_is_retried_and_noted(config: Config, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = run_evaluation(config, SimulatedTinker(), monkeypatch)
     world = World(faults=[Fault(kind, call="sample", call_number=2)])  # type: ignore[arg-type]  one of the kinds
-    metrics, notes = measured(config, SimulatedTinker(world=world), monkeypatch)
+    metrics, notes = run_evaluation(config, SimulatedTinker(world=world), monkeypatch)
     assert metrics == expected
     assert metrics["eval/letters/episodes"] == 5
     assert notes
 
 
-def test_a_service_that_is_gone_is_named(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_service_is_an_error(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     service = SimulatedTinker(world=World(faults=[Fault("500", call="sample")]))
     with pytest.raises(ServiceError, match="InternalServerError"):
-        measured(config, service, monkeypatch)
+        run_evaluation(config, service, monkeypatch)
     assert service.world.calls["sample"] > 50
 
 
-def test_what_is_asked_for_before_the_first_rollout_is_asked_again_too(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_for_the_context_size_is_retried(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(SimulatedTinker):
-        asked = 0
+        attempts = 0
 
         async def context_tokens(self, model: str) -> int | None:
-            self.asked += 1
-            if self.asked == 1:
+            self.attempts += 1
+            if self.attempts == 1:
                 raise ServiceError("busy")
             return await super().context_tokens(model)
 
-    _, notes = measured(config, Forgetful(), monkeypatch)
+    _, notes = run_evaluation(config, Forgetful(), monkeypatch)
     assert notes == ["busy; retrying"]
 
 
@@ -131,27 +130,29 @@ def tasks(): return [Broken(number) for number in range(2)]
 """
 
 
-def test_why_rollouts_of_an_evaluation_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_evaluation_rollouts_is_noted_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     spec = {"env": f"{tmp_path}/broken.py:tasks"}
     config = Config(model="simulated", envs={"broken": spec}, service={"base_url": "http://x"})  # type: ignore[arg-type]  as above
-    metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
+    metrics, notes = run_evaluation(config, SimulatedTinker(), monkeypatch)
     assert (metrics["eval/broken/failed"], metrics["eval/broken/reward/mean"]) == (1, 1)
     first, summary = notes
     assert first.startswith("the first failed rollout of broken, task ")
     assert summary.startswith("broken: 3 of 4 rollouts failed: KeyError: 'answer' at ")  # two are played again
 
 
-def test_what_outcomes_report_replaces_no_score() -> None:
+def test_reported_metrics_do_not_replace_scores() -> None:
     reported = {"avg_at_2": 7.0, "pass_at_2": 7.0, "reward/mean": 7.0, "reward/stderr": 7.0, "spoken": 7.0}
-    episodes = tuple(replace(one, metrics=reported) for one in group([1.0, 0.0]).episodes)
-    tried = [EvaluatedTask(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
-    metrics = asyncio.run(compute_eval_metrics(tried))
+    episodes = tuple(replace(episode, metrics=reported) for episode in group([1.0, 0.0]).episodes)
+    evaluated_tasks = [EvaluatedTask(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
+    metrics = asyncio.run(compute_eval_metrics(evaluated_tasks))
     assert [name for name, value in metrics.items() if value == 7.0] == ["eval/env/spoken", "eval/all/spoken"]
     assert metrics["eval/env/avg_at_2"] == 0.5
 
 
-def test_rewards_at_the_ends_of_the_float_range_break_no_standard_error() -> None:
+def test_standard_error_of_extreme_rewards_does_not_overflow() -> None:
     ends = [
         Group("e", f"{draw}", draw, (Episode(0, 0, (), "completed", reward, {}, {}, 1.0),))
         for draw, reward in enumerate([1.7e308, -1.7e308, 1.7e308])
@@ -160,7 +161,7 @@ def test_rewards_at_the_ends_of_the_float_range_break_no_standard_error() -> Non
 
 
 @given(st.lists(st.lists(st.floats(-5, 5) | st.none(), min_size=1, max_size=4), min_size=1, max_size=6))
-def test_the_standard_error_takes_tasks_and_not_attempts_for_independent(rewards: list[list[float | None]]) -> None:
+def test_standard_error_is_clustered_by_task(rewards: list[list[float | None]]) -> None:
     groups = [
         Group(
             "e",
@@ -173,19 +174,21 @@ def test_the_standard_error_takes_tasks_and_not_attempts_for_independent(rewards
         )
         for draw, row in enumerate(rewards)
     ]
-    found = _standard_errors(groups)
+    standard_errors = _standard_errors(groups)
     valid = [[reward for reward in row if reward is not None] for row in rewards]
     valid = [row for row in valid if row]
     if len(valid) < 2:
-        assert found == {}
+        assert standard_errors == {}
         return
     every = [reward for row in valid for reward in row]
     mean = sum(every) / len(every)
     squares = sum(sum(reward - mean for reward in row) ** 2 for row in valid)
     expected = math.sqrt(squares * len(valid) / (len(valid) - 1)) / len(every)
-    assert found == {
+    assert standard_errors == {
         "eval/e/reward/stderr": pytest.approx(expected, abs=1e-9),
-        "eval/all/reward/stderr": found["eval/e/reward/stderr"],
+        "eval/all/reward/stderr": standard_errors["eval/e/reward/stderr"],
     }
     if all(len(row) == 1 for row in valid):
-        assert found["eval/e/reward/stderr"] == pytest.approx(np.std(every, ddof=1) / math.sqrt(len(every)), abs=1e-9)
+        assert standard_errors["eval/e/reward/stderr"] == pytest.approx(
+            np.std(every, ddof=1) / math.sqrt(len(every)), abs=1e-9
+        )

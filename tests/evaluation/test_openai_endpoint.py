@@ -22,9 +22,9 @@ from rlkit.types import Group, Message, Sampling
 ASKED: list[Message] = [{"role": "user", "content": "2 + 3 ="}]
 
 
-def said(text: str = "5", **choice: object) -> dict[str, object]:
-    whole = {"message": {"role": "assistant", "content": text}, "text": text, "finish_reason": "stop", **choice}
-    return {"id": "r-1", "choices": [whole], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+def make_answer(text: str = "5", **choice: object) -> dict[str, object]:
+    full_choice = {"message": {"role": "assistant", "content": text}, "text": text, "finish_reason": "stop", **choice}
+    return {"id": "r-1", "choices": [full_choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
 
 
 class Model(BaseHTTPRequestHandler):
@@ -33,11 +33,11 @@ class Model(BaseHTTPRequestHandler):
     slow: ClassVar[bool] = False
     request_id: ClassVar[str | None] = None
     answers: ClassVar[list[tuple[int, Mapping[str, object]]]] = []
-    asked: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
+    requests: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, self.headers.get("Authorization"), body))
+        self.requests.append((self.path, self.headers.get("Authorization"), body))
         status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         data = json.dumps(answer).encode()
         self.send_response(status)
@@ -56,7 +56,7 @@ class Model(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Model.answers[:], Model.asked[:] = [(200, said())], []
+    Model.answers[:], Model.requests[:] = [(200, make_answer())], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -74,7 +74,7 @@ def ask[T](
     return asyncio.run(main())
 
 
-def test_a_conversation_is_asked_for_and_counted(url: str) -> None:
+def test_conversation_is_requested_and_its_tokens_are_counted(url: str) -> None:
     async def use(policy: EndpointPolicy) -> None:
         reply = await policy.chat(ASKED, max_tokens=100)
         assert (reply.text, reply.truncated, reply.turn.request_id) == ("5", False, "r-1")
@@ -83,36 +83,36 @@ def test_a_conversation_is_asked_for_and_counted(url: str) -> None:
         assert len(policy.turns) == 2
 
     ask(url, use)
-    path, key, body = Model.asked[0]
+    path, key, body = Model.requests[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer k-1")
     assert body == {"model": "big", "max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "messages": ASKED}
-    assert [message["role"] for message in Model.asked[1][2]["messages"]] == ["user", "assistant", "user"]
+    assert [message["role"] for message in Model.requests[1][2]["messages"]] == ["user", "assistant", "user"]
 
 
-def test_thinking_calls_and_cut_replies_are_read(url: str) -> None:
+def test_thinking_calls_and_truncated_replies_are_parsed(url: str) -> None:
     calls = [
         {"id": "c1", "function": {"name": "add", "arguments": '{"a": 2}'}},
         {"id": "c2", "function": {"name": "add", "arguments": "{"}},
     ]
     message = {"content": None, "reasoning_content": "hm", "tool_calls": calls}
-    Model.answers[:] = [(200, said(message=message, finish_reason="length"))]
+    Model.answers[:] = [(200, make_answer(message=message, finish_reason="length"))]
     tool: rlkit.Tool = {"name": "add", "description": "", "parameters": {"type": "object"}}
     reply = ask(url, lambda policy: policy.chat(ASKED, tools=[tool]))
     assert (reply.thinking, reply.truncated, reply.malformed_tool_calls) == ("hm", True, ("add({)",))
     assert reply.tool_calls == [{"id": "c1", "name": "add", "arguments": {"a": 2}}]
-    assert Model.asked[0][2]["tools"] == [{"type": "function", "function": tool}]
+    assert Model.requests[0][2]["tools"] == [{"type": "function", "function": tool}]
 
 
 def test_a_text_is_completed(url: str) -> None:
     reply = ask(url, lambda policy: policy.sample("2 + 3 =", forced=" ", stop="\n"))
     assert reply.text == " 5"
-    assert Model.asked[0][2]["prompt"] == "2 + 3 = "
-    assert Model.asked[0][2]["stop"] == ["\n"]
+    assert Model.requests[0][2]["prompt"] == "2 + 3 = "
+    assert Model.requests[0][2]["stop"] == ["\n"]
 
 
-def test_trouble_is_asked_again_and_then_the_services(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_failures_are_a_service_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", 0.01)
-    Model.answers[:] = [(503, {}), (429, {}), (200, said())]
+    Model.answers[:] = [(503, {}), (429, {}), (200, make_answer())]
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(500, {"error": "broken"})]
     with pytest.raises(ServiceError, match=r"does not answer: 500: .*broken"):
@@ -129,7 +129,7 @@ def test_trouble_is_asked_again_and_then_the_services(url: str, monkeypatch: pyt
         (401, "who are you?", ServiceError),
     ],
 )
-def test_a_refusal_is_told_for_what_it_is(url: str, status: int, error: str, raised: type[Exception]) -> None:
+def test_rejected_request_raises_the_matching_error(url: str, status: int, error: str, raised: type[Exception]) -> None:
     Model.answers[:] = [(status, {"error": error})]
     with pytest.raises(raised, match=error.rstrip("?")):
         ask(url, lambda policy: policy.chat(ASKED))
@@ -148,11 +148,11 @@ def test_a_refusal_is_told_for_what_it_is(url: str, status: int, error: str, rai
         None,
     ],
 )
-def test_an_answer_that_is_none_is_asked_for_again_and_then_the_services(
+def test_repeated_malformed_answers_are_a_service_error(
     url: str, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", 0.01)
-    Model.answers[:] = [(200, answer), (200, said())]  # type: ignore[list-item]  what no endpoint should say
+    Model.answers[:] = [(200, answer), (200, make_answer())]  # type: ignore[list-item]  what no endpoint should say
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(200, answer)]  # type: ignore[list-item]
     monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", 99)
@@ -160,38 +160,38 @@ def test_an_answer_that_is_none_is_asked_for_again_and_then_the_services(
         ask(url, lambda policy: policy.chat(ASKED))
 
 
-def test_an_answer_that_comes_in_drops_is_not_waited_for_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_answer_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "slow", True)
     with pytest.raises(ServiceError, match=r"does not answer: no complete response within 0\.3 s$"):
         ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.3)
 
 
-def test_counts_that_cannot_be_are_not_believed(url: str) -> None:
-    Model.answers[:] = [(200, {**said(), "usage": {"prompt_tokens": -3, "completion_tokens": 10**15}})]
+def test_impossible_token_counts_are_ignored(url: str) -> None:
+    Model.answers[:] = [(200, {**make_answer(), "usage": {"prompt_tokens": -3, "completion_tokens": 10**15}})]
     reply = ask(url, lambda policy: policy.chat(ASKED))
     assert (len(reply.turn.prompt), len(reply.turn.completion)) == (1, openai_endpoint._MAX_TOKENS)
 
 
-def test_a_reply_in_parts_is_their_text(url: str) -> None:
+def test_parts_of_a_reply_are_joined(url: str) -> None:
     parts = [{"type": "text", "text": "5"}, {"type": "refusal"}, {"type": "text", "text": "!"}]
-    Model.answers[:] = [(200, said(message={"content": parts}))]
+    Model.answers[:] = [(200, make_answer(message={"content": parts}))]
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5!"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://host/v1", "https://", "http://host:port/v1", ""])
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+def test_malformed_address_is_an_error(url: str) -> None:
     with pytest.raises(UsageError, match=r"is not an address of the form https://HOST/v1$"):
         Endpoint(url, "big")
 
 
 @pytest.mark.parametrize("key", ["sk-1\n2", "sk-é"])
-def test_a_key_that_no_header_holds_is_refused_without_showing_it(key: str) -> None:
+def test_key_that_no_header_can_hold_is_an_error_without_the_key(key: str) -> None:
     with pytest.raises(UsageError, match=r"^OPENAI_API_KEY: the key has a line break") as refused:
         Endpoint("https://host/v1", "big", key)
     assert "sk-" not in str(refused.value)
 
 
-def test_an_endpoint_without_a_key_gets_none_of_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_without_a_key_gets_no_key_of_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-other")
     monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin")
 
@@ -200,10 +200,10 @@ def test_an_endpoint_without_a_key_gets_none_of_the_environment(url: str, monkey
             await make(Sampling(max_tokens=9), Limits()).chat(ASKED)
 
     asyncio.run(main())
-    assert [key for _, key, _ in Model.asked] == [None]
+    assert [key for _, key, _ in Model.requests] == [None]
 
 
-def test_a_refusal_names_the_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "request_id", "req_7")
     Model.answers[:] = [(401, {"error": "who are you?"})]
     with pytest.raises(ServiceError, match=r"\(request req_7\)$"):
@@ -231,4 +231,4 @@ def test_an_endpoint_is_evaluated_without_a_tinker_service(url: str) -> None:
     assert right > 0
     assert metrics["eval/arithmetic/reward/mean"] == pytest.approx(right / 30)
     assert metrics["eval/arithmetic/tokens/mean"] == 2
-    assert all(key is None for _, key, _ in Model.asked)
+    assert all(key is None for _, key, _ in Model.requests)

@@ -1,4 +1,4 @@
-"""What several attempts at each task say of a model, and how sure it is."""
+"""Scores from several attempts at each task, with their intervals."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def group(
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_pass_at_k_is_the_mean_over_all_choices_of_k(rewards: list[list[float | None]]) -> None:
-    found = compute_scores([group(row) for row in rewards])
+    scores = compute_scores([group(row) for row in rewards])
     valid = [[reward for reward in row if reward is not None] for row in rewards]
-    for name, value in found.items():
+    for name, value in scores.items():
         kind, _, k = name.partition("_at_")
         if kind == "pass":
             tasks = [row for row in valid if len(row) >= int(k)]
-            expected = np.mean([np.mean([max(some) for some in combinations(row, int(k))]) for row in tasks])
+            expected = np.mean([np.mean([max(subset) for subset in combinations(row, int(k))]) for row in tasks])
             assert value.mean == pytest.approx(expected)
             assert value.tasks == len(tasks)
         if kind == "avg":
@@ -54,11 +54,11 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k(rewards: list[list[float | 
         ([0, 0], [None, None], 0.0),
     ],
 )
-def test_the_answer_that_most_attempts_give_counts(
+def test_majority_score_uses_the_most_frequent_answer(
     rewards: list[float], answers: list[str | None], expected: float
 ) -> None:
-    found = compute_scores([group(rewards, answers=answers)])
-    assert found[f"maj_at_{len(rewards)}"].mean == expected
+    scores = compute_scores([group(rewards, answers=answers)])
+    assert scores[f"maj_at_{len(rewards)}"].mean == expected
 
 
 def test_without_answers_or_with_one_attempt_there_is_no_majority() -> None:
@@ -66,40 +66,40 @@ def test_without_answers_or_with_one_attempt_there_is_no_majority() -> None:
     assert not any("maj" in name for name in compute_scores([group([1], answers=["4"])]))
 
 
-def test_where_everything_failed_there_is_no_score() -> None:
+def test_failed_attempts_alone_give_no_score() -> None:
     assert compute_scores([group([None, None])]) == {}
     assert compute_score_metrics([group([None, None])], prefix="eval") == {}
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_an_interval_holds_the_mean_and_stays_between_0_and_1(values: list[float]) -> None:
-    found = estimate_mean(values)
-    assert 0 <= found.low <= found.mean <= found.high <= 1
+def test_interval_contains_the_mean_and_stays_between_0_and_1(values: list[float]) -> None:
+    estimate = estimate_mean(values)
+    assert 0 <= estimate.low <= estimate.mean <= estimate.high <= 1
     if len(values) > 1:
-        assert found.high > found.low
+        assert estimate.high > estimate.low
 
 
-def test_with_one_attempt_each_it_is_the_interval_of_wilson() -> None:
+def test_interval_of_single_attempts_is_wilsons() -> None:
     # 30 of 101 tasks; the variance that is estimated from them is that of 100
-    found = estimate_mean([1.0] * 30 + [0.0] * 71)
+    estimate = estimate_mean([1.0] * 30 + [0.0] * 71)
     p, n, z = 30 / 101, 100, 1.959963984540054
     half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    assert (found.low, found.high) == (pytest.approx(middle - half), pytest.approx(middle + half))
+    assert (estimate.low, estimate.high) == (pytest.approx(middle - half), pytest.approx(middle + half))
 
 
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
-def test_nineteen_intervals_of_twenty_hold_the_true_value(p: float) -> None:
+def test_95_percent_of_intervals_contain_the_true_value(p: float) -> None:
     rng = np.random.default_rng(0)
-    held = 0
+    covered = 0
     for _ in range(500):
         chances = rng.beta(p * 4, (1 - p) * 4, size=60)  # tasks differ, and each is tried four times
-        found = estimate_mean((rng.binomial(4, chances) / 4).tolist())
-        held += found.low <= p <= found.high
-    assert 0.92 <= held / 500 <= 0.99
+        estimate = estimate_mean((rng.binomial(4, chances) / 4).tolist())
+        covered += estimate.low <= p <= estimate.high
+    assert 0.92 <= covered / 500 <= 0.99
 
 
-def test_each_value_of_a_label_has_scores_of_its_own() -> None:
+def test_each_value_of_a_label_has_its_own_scores() -> None:
     groups = [
         group([1, 1], labels={"level": "Level 1", "subject": "A/B"}),
         group([0, 1], labels={"level": "Level 2", "subject": "A/B"}),
@@ -114,6 +114,6 @@ def test_each_value_of_a_label_has_scores_of_its_own() -> None:
     assert not any(key.startswith("eval/all/level") for key in metrics)
 
 
-def test_a_label_of_very_many_values_divides_nothing() -> None:
+def test_label_with_too_many_values_is_not_split() -> None:
     groups = [group([1], labels={"number": str(number)}) for number in range(21)]
     assert not any("number" in key for key in compute_score_metrics(groups, prefix="eval"))

@@ -1,4 +1,4 @@
-"""How episodes ended, and what single tasks say."""
+"""Endings of episodes, and scores of single tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.builders import episode, group
 rewards = st.lists(st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=5), max_size=8)
 
 
-def test_an_episode_ends_solved_or_as_its_environment_says_or_failed() -> None:
+def test_ending_is_solved_or_reported_or_failed() -> None:
     assert describe_ending(episode(1.0)) == "solved"
     assert describe_ending(episode(0.5)) == "completed"
     assert describe_ending(replace(episode(0.0), info={"ended": "timeout"})) == "timeout"
@@ -36,7 +36,7 @@ def test_a_task_is_scored_over_its_attempts() -> None:
 
 
 @given(rewards)
-def test_every_episode_ends_somewhere(played: list[list[float | None]]) -> None:
-    groups: list[Group] = [group(one, draw=draw) for draw, one in enumerate(played)]
+def test_every_episode_is_counted_under_one_ending(rewards_by_task: list[list[float | None]]) -> None:
+    groups: list[Group] = [group(group_rewards, draw=draw) for draw, group_rewards in enumerate(rewards_by_task)]
     scores = score_tasks(groups)
-    assert sum(count_endings(scores).values()) == sum(map(len, played))
+    assert sum(count_endings(scores).values()) == sum(map(len, rewards_by_task))

@@ -17,6 +17,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBeaker
     monkeypatch.setattr(grpc, "secure_channel", lambda address, credentials, options: grpc.insecure_channel(address))
     monkeypatch.setattr("rlkit.launch.beaker._POLL_S", 0.01)
     monkeypatch.delenv("BEAKER_TOKEN", raising=False)
-    with fake_beaker(FakeBeaker()) as found:
-        monkeypatch.setenv("BEAKER_CONFIG", str(found.config(tmp_path / "beaker.yml")))
-        yield found
+    with fake_beaker(FakeBeaker()) as server:
+        monkeypatch.setenv("BEAKER_CONFIG", str(server.config(tmp_path / "beaker.yml")))
+        yield server

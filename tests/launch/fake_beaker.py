@@ -56,7 +56,7 @@ class FakeBeaker:
 
     @property
     def over(self) -> bool:
-        """Whether there is a job that has ended."""
+        """True if a job has ended."""
         if self._running is not None:
             return self._running.done()
         return self.process is not None and self.process.poll() is not None
@@ -76,7 +76,7 @@ class FakeBeaker:
 
     def _run(self, task: dict[str, Any]) -> None:
         """Run a job as a process of this machine."""
-        variables = {one["name"]: one["value"] for one in task.get("envVars", [])}
+        variables = {variable["name"]: variable["value"] for variable in task.get("envVars", [])}
         self.process = subprocess.Popen(
             [*task["command"], *task["arguments"]],
             env={"PATH": os.environ["PATH"], **variables},
@@ -93,12 +93,12 @@ class FakeBeaker:
         self._sandbox = await Sandbox.start(Spec(trees=image.trees(image.base("host")), network=True))
         self.jobs = [[]]
 
-        async def heard(data: bytes, stream: str) -> None:
+        async def record_output(data: bytes, stream: str) -> None:
             self.jobs[0] += data.decode().splitlines()
 
-        variables = {one["name"]: one["value"] for one in task.get("envVars", [])}
+        variables = {variable["name"]: variable["value"] for variable in task.get("envVars", [])}
         command = [*task["command"], *task["arguments"]]
-        self._running = asyncio.create_task(self._sandbox.run(command, env=variables, on_output=heard))
+        self._running = asyncio.create_task(self._sandbox.run(command, env=variables, on_output=record_output))
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -107,7 +107,7 @@ class FakeBeaker:
                 self.jobs[0].append(line.decode().rstrip("\n"))
 
     def kill(self) -> None:
-        """What Beaker does with a job that is cancelled."""
+        """End the job, as Beaker does on cancellation."""
         self.cancelled += 1
         if self.process is not None:
             with suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ SUBMIT = ["launch", "beaker", "--code", "image", "--workspace", "me/mine", "--se
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
-def test_a_job_is_submitted_as_it_was_described(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+def test_job_is_submitted_with_its_settings(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
     words = ["rlkit", "train", "a.yaml", "x=[a, b]", "</answer>"]
     result = rlkit(*SUBMIT, "--experiment", "first", "--retries", "2", "--", *words)
     assert result.exit_code == 0, result.stderr
@@ -31,17 +31,17 @@ def test_a_job_is_submitted_as_it_was_described(fake: FakeBeaker, rlkit: Callabl
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
-def test_a_job_that_was_preempted_is_followed_to_its_end(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+def test_preempted_job_is_followed_to_its_end(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
     fake.jobs = [["step 1", "step 2"], ["resuming after step 2", "step 3"]]
     result = rlkit(*SUBMIT, "--follow", "--", "rlkit", "train", "a.yaml", "--name", "mine")
     assert result.exit_code == 0, result.stderr
-    said = result.stderr.splitlines()
-    assert said[-4:] == ["step 1", "step 2", "resuming after step 2", "step 3"]
+    lines = result.stderr.splitlines()
+    assert lines[-4:] == ["step 1", "step 2", "resuming after step 2", "step 3"]
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("ends", ["failed", "canceled"])
-def test_a_job_that_fails_is_a_run_that_failed(ends: str, fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+def test_failed_job_is_a_failed_run(ends: str, fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
     fake.ends = ends
     result = rlkit(*SUBMIT, "--follow", "--", "false")
     assert result.exit_code == 1
@@ -49,7 +49,7 @@ def test_a_job_that_fails_is_a_run_that_failed(ends: str, fake: FakeBeaker, rlki
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
-def test_what_beaker_refuses_is_one_line(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+def test_rejection_by_beaker_is_one_line(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
     fake.token = "another"
     result = rlkit(*SUBMIT, "--", "true")
     assert result.exit_code in (1, 3)

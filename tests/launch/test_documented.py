@@ -29,7 +29,11 @@ PAGES = ["launching", "migrating/tinking", "migrating/terminal-bench-trainer", "
 def _launches() -> dict[str, list[str]]:
     """The documented launches by the name of the run that each trains."""
     words = [words for page in PAGES for words in fenced_commands(ROOT / "docs" / f"{page}.md")]
-    return {one[one.index("--name", one.index("--")) + 1]: one[1:] for one in words if one[1] == "launch"}
+    return {
+        command[command.index("--name", command.index("--")) + 1]: command[1:]
+        for command in words
+        if command[1] == "launch"
+    }
 
 
 LAUNCHES = _launches()
@@ -42,7 +46,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("git")
     remote, here = place / "remote", place / "here"
     when = "2026-01-01T00:00:00Z"
-    identity = {f"GIT_{who}_{what}": "a@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    identity = {f"GIT_{who}_{field}": "a@example.com" for who in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
     environ = os.environ | identity | {"GIT_AUTHOR_DATE": when, "GIT_COMMITTER_DATE": when}
     for command in (
         ["git", "init", "--quiet", "--bare", "--object-format=sha1", str(remote)],
@@ -65,7 +69,7 @@ def _in_the_checkout(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def test_every_documented_launch_is_a_dry_run_without_anything_left_out() -> None:
+def test_every_documented_launch_is_a_complete_dry_run() -> None:
     assert list(LAUNCHES) == ["sums", *TINKING, "train-terminal-bench", "tinker-rl-test-openreward"]
     for words in LAUNCHES.values():
         assert "--dry-run" in words
@@ -74,7 +78,7 @@ def test_every_documented_launch_is_a_dry_run_without_anything_left_out() -> Non
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_a_documented_launch_prints_the_whole_specification(name: str, rlkit: Callable[..., Any]) -> None:
+def test_documented_launch_prints_the_recorded_specification(name: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit(*LAUNCHES[name])
     assert result.exit_code == 0, result.stderr
     assert result.stderr == "", "nothing is wrong with a documented launch"
@@ -85,15 +89,15 @@ def test_a_documented_launch_prints_the_whole_specification(name: str, rlkit: Ca
     printed = yaml.safe_load(result.stdout)
     (task,) = printed["tasks"]
     assert task["command"] == ["/bin/sh", "-euc", SCRIPT, "rlkit-launch"]
-    assert all(set(one) in ({"name", "value"}, {"name", "secret"}) for one in task["envVars"])
+    assert all(set(variable) in ({"name", "value"}, {"name", "secret"}) for variable in task["envVars"])
     words = LAUNCHES[name]
-    at = words.index("--")
-    assert json.loads(rlkit(*words[:at], "--json", *words[at:]).stdout)["spec"] == printed
+    separator = words.index("--")
+    assert json.loads(rlkit(*words[:separator], "--json", *words[separator:]).stdout)["spec"] == printed
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_beaker_gets_what_the_dry_run_printed(name: str, rlkit: Callable[..., Any], fake: FakeBeaker) -> None:
+def test_beaker_gets_the_specification_of_the_dry_run(name: str, rlkit: Callable[..., Any], fake: FakeBeaker) -> None:
     printed = yaml.safe_load((RECORDED / f"{name}.yaml").read_text())
     result = rlkit(*(word for word in LAUNCHES[name] if word not in ("--dry-run", "--follow")))
     assert result.exit_code == 0, result.stderr
@@ -114,9 +118,7 @@ def _written_alike(spec: Mapping[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_the_command_of_a_documented_job_is_of_environments_that_exist_and_take_its_arguments(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_jobs_use_existing_environments_and_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (task,) = yaml.safe_load((RECORDED / f"{name}.yaml").read_text())["tasks"]
     monkeypatch.chdir(ROOT)
     words = task["arguments"]
@@ -126,7 +128,7 @@ def test_the_command_of_a_documented_job_is_of_environments_that_exist_and_take_
 
 
 @pytest.mark.parametrize("name", TINKING)
-def test_a_launch_of_tinkings_has_the_fields_that_its_launcher_gave(name: str) -> None:
+def test_tinking_launch_has_the_fields_of_its_previous_launcher(name: str) -> None:
     spec = yaml.safe_load((RECORDED / f"{name}.yaml").read_text())
     (task,) = spec["tasks"]
     assert {
@@ -136,7 +138,7 @@ def test_a_launch_of_tinkings_has_the_fields_that_its_launcher_gave(name: str) -
         "resources": task["resources"],
         "hostNetworking": task["hostNetworking"],
         "cluster": task["constraints"]["cluster"],
-        "mounts": {one["source"]["weka"]: one["mountPath"] for one in task["datasets"]},
+        "mounts": {dataset["source"]["weka"]: dataset["mountPath"] for dataset in task["datasets"]},
         "result": task["result"],
     } == {
         "budget": "ai2/oe-base",
@@ -145,7 +147,7 @@ def test_a_launch_of_tinkings_has_the_fields_that_its_launcher_gave(name: str) -
         "resources": {"gpuCount": 0},
         "hostNetworking": True,
         "cluster": ["ai2/jupiter", "ai2/saturn", "ai2/neptune", "ai2/ceres", "ai2/titan"],
-        "mounts": {f"oe-{of}-default": f"/oe-{of}-default" for of in ("adapt", "training", "eval")},
+        "mounts": {f"oe-{purpose}-default": f"/oe-{purpose}-default" for purpose in ("adapt", "training", "eval")},
         "result": {"path": "/results"},
     }
     assert "retry" not in spec

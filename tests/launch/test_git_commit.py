@@ -11,8 +11,8 @@ from rlkit.launch.git_commit import make_public_url, read_git_commit
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    completed = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return completed.stdout.strip()
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_commit_that_is_checked_out_is_found(checkout: Path, tmp_path: Path) -> None:
-    found = read_git_commit(checkout, allow_dirty=False)
-    assert (found.repository, found.commit) == (str(tmp_path / "remote"), git(checkout, "rev-parse", "HEAD"))
+    code = read_git_commit(checkout, allow_dirty=False)
+    assert (code.repository, code.commit) == (str(tmp_path / "remote"), git(checkout, "rev-parse", "HEAD"))
 
 
-def test_what_the_job_would_not_have_is_refused_unless_it_is_allowed(checkout: Path) -> None:
+def test_uncommitted_changes_are_an_error_unless_allowed(checkout: Path) -> None:
     (checkout / "new").touch()
     with pytest.raises(UsageError, match="uncommitted changes"):
         read_git_commit(checkout, allow_dirty=False)
@@ -55,7 +55,7 @@ def test_the_repository_is_a_remote_with_the_commit(checkout: Path, tmp_path: Pa
     assert read_git_commit(checkout, allow_dirty=False).repository == str(tmp_path / "fork")
 
 
-def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
+def test_folder_without_code_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a git repository: run the command in one, or use --code image"):
         read_git_commit(tmp_path, allow_dirty=True)
     git(tmp_path, "init", "-q")
@@ -66,7 +66,7 @@ def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
         read_git_commit(tmp_path, allow_dirty=True)
 
 
-def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_path: Path) -> None:
+def test_remote_with_an_ambiguous_credential_is_an_error(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
     git(tmp_path, "remote", "add", "origin", "https://user:can/ary@github.com/a/b")
@@ -77,7 +77,7 @@ def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "public_url"),
     [
         ("https://github.com/a/b", "https://github.com/a/b"),
         ("https://user:canary@github.com/a/b", "https://github.com/a/b"),
@@ -87,5 +87,5 @@ def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_p
         ("ssh://git@github.com/a/b.git", "https://github.com/a/b.git"),
     ],
 )
-def test_a_url_is_one_that_a_job_can_use_and_holds_no_credential(url: str, shown: str) -> None:
-    assert make_public_url(url) == shown
+def test_public_url_works_in_a_job_and_has_no_credential(url: str, public_url: str) -> None:
+    assert make_public_url(url) == public_url

@@ -18,25 +18,25 @@ from rlkit.launch.job import SCRIPT, Job, Mount, is_persistent, make_spec
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12), min_size=1, max_size=5)
 
 
-def task(job: Job) -> Mapping[str, Any]:
+def make_task(job: Job) -> Mapping[str, Any]:
     (only,) = cast("list[Mapping[str, Any]]", make_spec(job)["tasks"])
     return only
 
 
-def executed(described: Mapping[str, Any], **environ: str) -> str:
-    """What the command of a task prints, run as Beaker runs it."""
-    done = subprocess.run(
-        [*described["command"], *described["arguments"]],
+def run_task(task: Mapping[str, Any], **environ: str) -> str:
+    """Run the command of a task as Beaker does, and return its output."""
+    completed = subprocess.run(
+        [*task["command"], *task["arguments"]],
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environ},
         capture_output=True,
         check=True,
     )
-    return done.stdout.decode()
+    return completed.stdout.decode()
 
 
 @given(words=WORDS)
-def test_the_command_is_what_was_given_word_for_word(words: list[str]) -> None:
-    assert task(Job(command=words))["arguments"] == words
+def test_command_is_passed_word_for_word(words: list[str]) -> None:
+    assert make_task(Job(command=words))["arguments"] == words
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ def test_the_command_is_what_was_given_word_for_word(words: list[str]) -> None:
         ["$HOME", "`id`", "$(id)", "'", '"', "\\", "a\nb", "*", "", "--", "</answer>", '{"a": 1}', "x=[a, b]", "ä"],
     ],
 )
-def test_no_shell_reads_the_command(words: list[str]) -> None:
+def test_command_is_not_interpreted_by_a_shell(words: list[str]) -> None:
     show = ["python3", "-c", "import json, sys; print(json.dumps(sys.argv[1:]))"]
-    assert json.loads(executed(task(Job(command=[*show, *words])))) == words
+    assert json.loads(run_task(make_task(Job(command=[*show, *words])))) == words
 
 
-def test_the_job_becomes_the_command_so_that_signals_reach_it() -> None:
-    described = task(Job(command=["sh", "-c", "echo $$"]))
+def test_job_process_is_replaced_by_the_command() -> None:
+    described = make_task(Job(command=["sh", "-c", "echo $$"]))
     process = subprocess.Popen([*described["command"], *described["arguments"]], stdout=subprocess.PIPE)
-    said, _ = process.communicate()
-    assert int(said) == process.pid
+    output, _ = process.communicate()
+    assert int(output) == process.pid
 
 
 def test_the_commit_is_fetched_before_the_command_runs(tmp_path: Path) -> None:
@@ -66,22 +66,22 @@ def test_the_commit_is_fetched_before_the_command_runs(tmp_path: Path) -> None:
         subprocess.run([*git, *arguments], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
-    described = task(
+    described = make_task(
         Job(command=["git", "rev-parse", "HEAD"], code=GitCommit(str(source), commit), install="echo installed")
     )
-    variables = {one["name"]: one["value"] for one in described["envVars"]}
+    variables = {variable["name"]: variable["value"] for variable in described["envVars"]}
     assert variables["RLKIT_COMMIT"] == commit
-    said = executed(described, **variables, TMPDIR=str(tmp_path))
-    assert said.split() == ["installed", commit]
+    output = run_task(described, **variables, TMPDIR=str(tmp_path))
+    assert output.split() == ["installed", commit]
 
 
-def test_a_limit_that_is_set_before_the_command_holds_for_it() -> None:
-    described = task(Job(command=["sh", "-c", "ulimit -n"], install="ulimit -n 321"))
-    variables = {one["name"]: one["value"] for one in described["envVars"]}
-    assert executed(described, **variables).strip() == "321"
+def test_limits_set_by_install_apply_to_the_command() -> None:
+    described = make_task(Job(command=["sh", "-c", "ulimit -n"], install="ulimit -n 321"))
+    variables = {variable["name"]: variable["value"] for variable in described["envVars"]}
+    assert run_task(described, **variables).strip() == "321"
 
 
-def test_a_specification_has_everything_that_was_said() -> None:
+def test_specification_has_every_setting() -> None:
     described = make_spec(
         Job(
             command=["rlkit", "train", "a.yaml"],
@@ -134,7 +134,7 @@ def test_a_specification_has_everything_that_was_said() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
-def test_beakers_own_types_read_the_specification() -> None:
+def test_specification_is_valid_for_beaker() -> None:
     types = pytest.importorskip("beaker.types")
     job = Job(command=["a b"], clusters=["c"], mounts=[Mount.parse("weka:w:/w")], retries=1, timeout="1h")
     read = types.BeakerExperimentSpec.from_json(make_spec(job))
@@ -150,7 +150,7 @@ def test_beakers_own_types_read_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"command": []}, "there is no command"),
         ({"env": {"A B": "1"}}, "'A B' is not a valid variable name"),
@@ -161,19 +161,19 @@ def test_beakers_own_types_read_the_specification() -> None:
         ({"preemptible": True, "min_runtime": "2h"}, "--preemptible exclude each other"),
     ],
 )
-def test_what_cannot_be_a_job_is_one_line(settings: Mapping[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told) as raised:
+def test_invalid_job_is_an_error_of_one_line(settings: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
         Job(**{"command": ["a"], **settings})
     assert "0123456789abcdef" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["/data", "weka:/data", "wekka:a:/b", "weka:a:b", "weka::/b"])
-def test_what_is_no_mount_is_one_line(text: str) -> None:
+def test_invalid_mount_is_an_error_of_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="is not KIND:SOURCE:/PATH"):
         Mount.parse(text)
 
 
-def test_what_a_mount_keeps_is_known() -> None:
+def test_mount_knows_whether_it_persists() -> None:
     job = Job(command=["a"], mounts=[Mount.parse("weka:w:/w"), Mount.parse("dataset:d:/d")])
     assert is_persistent(job, "/w/runs")
     assert not is_persistent(job, "/d/runs")

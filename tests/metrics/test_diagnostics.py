@@ -42,27 +42,27 @@ HEALTHY = {
 OPTIM = {"optim/kl_sample_train_v1": 0.0004, "optim/kl_sample_train_v2": 0.0005, "optim/entropy": 0.6}
 
 
-def line(step: int, **changed: float) -> Line:
+def make_line(step: int, **changed: float) -> Line:
     """A healthy step; a name with __ for / changes a number of the environment `sums`, or the one of that name."""
-    given = {name.replace("__", "/"): value for name, value in changed.items()}
-    of_env = HEALTHY | {name: value for name, value in given.items() if name in HEALTHY}
-    metrics = {f"env/{env}/{name}": value for env in ("sums", "all") for name, value in of_env.items()}
-    metrics |= OPTIM | {name: value for name, value in given.items() if name not in HEALTHY}
+    overrides = {name.replace("__", "/"): value for name, value in changed.items()}
+    env_metrics = HEALTHY | {name: value for name, value in overrides.items() if name in HEALTHY}
+    metrics = {f"env/{env}/{name}": value for env in ("sums", "all") for name, value in env_metrics.items()}
+    metrics |= OPTIM | {name: value for name, value in overrides.items() if name not in HEALTHY}
     return step, metrics
 
 
-def run(count: int, changed: Callable[[int], Mapping[str, float]] = lambda step: {}) -> list[Line]:
-    return [line(step, **changed(step)) for step in range(1, count + 1)]
+def make_lines(count: int, changed: Callable[[int], Mapping[str, float]] = lambda step: {}) -> list[Line]:
+    return [make_line(step, **changed(step)) for step in range(1, count + 1)]
 
 
-def only(found: list[Finding], name: str, env: str = "sums") -> Finding:
-    (one,) = found
-    assert (one.name, one.env) == (name, env)
-    assert one.action
-    return one
+def assert_single_finding(findings: list[Finding], name: str, env: str = "sums") -> Finding:
+    (finding,) = findings
+    assert (finding.name, finding.env) == (name, env)
+    assert finding.action
+    return finding
 
 
-def evaluated(step: int, reward: float) -> dict[str, float]:
+def make_evaluation(step: int, reward: float) -> dict[str, float]:
     return {"eval__all__reward__mean": reward, "eval__all__reward__std": 0.4, "eval__all__groups": 400.0}
 
 
@@ -93,14 +93,12 @@ def evaluated(step: int, reward: float) -> dict[str, float]:
         ("retry_bias", {"retried__gap": -0.5}, "got 0.5 less reward than the others", "side effects"),
     ],
 )
-def test_what_is_wrong_with_an_environment_is_found(
-    name: str, changed: dict[str, float], evidence: str, action: str
-) -> None:
-    found = only(find_problems(run(25, lambda step: changed)), name)
-    assert evidence in found.evidence
-    assert action in found.action
-    assert found.last == 25
-    assert str(found).startswith(f"{name} in sums: ")
+def test_problem_of_an_environment_is_found(name: str, changed: dict[str, float], evidence: str, action: str) -> None:
+    finding = assert_single_finding(find_problems(make_lines(25, lambda step: changed)), name)
+    assert evidence in finding.evidence
+    assert action in finding.action
+    assert finding.last == 25
+    assert str(finding).startswith(f"{name} in sums: ")
 
 
 @pytest.mark.parametrize(
@@ -122,8 +120,8 @@ def test_what_is_wrong_with_an_environment_is_found(
         {"eval__all__reward__mean": 0.1, "eval__all__reward__std": 0.4, "eval__all__groups": 400.0},
     ],
 )
-def test_what_is_within_its_bounds_is_not_found(changed: dict[str, float]) -> None:
-    assert find_problems(run(25, lambda step: changed)) == []
+def test_metrics_within_bounds_are_no_finding(changed: dict[str, float]) -> None:
+    assert find_problems(make_lines(25, lambda step: changed)) == []
 
 
 def test_every_finding_is_on_the_page() -> None:
@@ -135,18 +133,23 @@ def test_every_finding_is_on_the_page() -> None:
 
 def test_one_odd_step_is_no_finding() -> None:
     odd = {"groups__mixed": 0.0, "stop__length": 1.0, "retries": 50.0, "optim__entropy": 0.0}
-    assert find_problems(run(30, lambda step: odd | {"optim__kl_sample_train_v2": 0.09} if step == 20 else {})) == []
+    assert (
+        find_problems(make_lines(30, lambda step: odd | {"optim__kl_sample_train_v2": 0.09} if step == 20 else {}))
+        == []
+    )
 
 
-def test_a_finding_keeps_the_steps_at_which_it_held() -> None:
-    found = only(find_problems(run(60, lambda step: {"stop__length": 0.9} if 20 < step <= 30 else {})), "truncation")
-    assert (found.first, found.last) == (22, 38)
+def test_finding_records_its_first_and_last_step() -> None:
+    finding = assert_single_finding(
+        find_problems(make_lines(60, lambda step: {"stop__length": 0.9} if 20 < step <= 30 else {})), "truncation"
+    )
+    assert (finding.first, finding.last) == (22, 38)
 
 
-def test_a_model_that_is_certain_because_it_is_right_has_not_collapsed() -> None:
+def test_low_entropy_of_a_solved_task_is_no_finding() -> None:
     solved = {"groups__mixed": 0.3, "groups__all_good": 0.7, "groups__all_bad": 0.0}
-    assert find_problems(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step, **solved})) == []
-    assert find_problems(run(40, lambda step: {"optim__entropy": 0.04 * 0.93**step})) == []
+    assert find_problems(make_lines(40, lambda step: {"optim__entropy": 0.6 * 0.93**step, **solved})) == []
+    assert find_problems(make_lines(40, lambda step: {"optim__entropy": 0.04 * 0.93**step})) == []
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -156,52 +159,57 @@ def test_an_evaluation_that_is_only_noisy_does_not_diverge(every: int) -> None:
         rng = np.random.default_rng(seed)
 
         def rising(step: int, rng: np.random.Generator = rng) -> dict[str, float]:
-            measured = evaluated(step, 0.5 + rng.normal(0, 0.02)) if step % every == 0 else {}
+            measured = make_evaluation(step, 0.5 + rng.normal(0, 0.02)) if step % every == 0 else {}
             return {"reward__mean": 0.2 + step / 150, **measured}
 
-        false += bool(find_problems(run(100, rising)))
+        false += bool(find_problems(make_lines(100, rising)))
     assert false <= 3
 
 
 def test_entropy_that_collapses_is_found() -> None:
-    found = only(find_problems(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step})), "entropy_collapse", "all")
-    assert "after 0.483 in steps 1 to 5" in found.evidence
-    assert find_problems(run(40, lambda step: {"optim__entropy": 0.6 * 0.97**step})) == []
+    finding = assert_single_finding(
+        find_problems(make_lines(40, lambda step: {"optim__entropy": 0.6 * 0.93**step})), "entropy_collapse", "all"
+    )
+    assert "after 0.483 in steps 1 to 5" in finding.evidence
+    assert find_problems(make_lines(40, lambda step: {"optim__entropy": 0.6 * 0.97**step})) == []
 
 
 def test_a_kl_that_grows_is_found_and_one_that_is_rounding_is_not() -> None:
-    grown = find_problems(run(30, lambda step: {"optim__kl_sample_train_v2": 0.001 * 1.07**step}))
-    assert "after 0.0012 in steps 1 to 5" in only(grown, "sampler_trainer_kl", "all").evidence
+    grown = find_problems(make_lines(30, lambda step: {"optim__kl_sample_train_v2": 0.001 * 1.07**step}))
+    assert "after 0.0012 in steps 1 to 5" in assert_single_finding(grown, "sampler_trainer_kl", "all").evidence
     assert "learning rate" in grown[0].action
     tiny = {"optim__kl_sample_train_v1": 1e-7}
-    assert find_problems(run(30, lambda step: tiny | {"optim__kl_sample_train_v2": 1e-6 * step})) == []
+    assert find_problems(make_lines(30, lambda step: tiny | {"optim__kl_sample_train_v2": 1e-6 * step})) == []
 
 
-def test_a_kl_that_is_too_large_from_the_beginning_is_found_and_stale_weights_are_blamed() -> None:
-    stale = {"optim__kl_sample_train_v1": -0.05, "batch__staleness__mean": 1.5}
-    found = only(find_problems(run(5, lambda step: stale)), "sampler_trainer_kl", "all")
-    assert "0.05 nats a token; healthy runs stay below 0.01" in found.evidence
-    assert found.action == "reduce schedule.max_staleness"
+def test_large_kl_with_stale_weights_recommends_less_staleness() -> None:
+    metrics = {"optim__kl_sample_train_v1": -0.05, "batch__staleness__mean": 1.5}
+    finding = assert_single_finding(find_problems(make_lines(5, lambda step: metrics)), "sampler_trainer_kl", "all")
+    assert "0.05 nats a token; healthy runs stay below 0.01" in finding.evidence
+    assert finding.action == "reduce schedule.max_staleness"
 
 
 def test_an_evaluation_that_falls_while_the_reward_rises_is_found() -> None:
     def diverging(step: int) -> dict[str, float]:
-        own = {"reward__mean": 0.3 + step / 100}
-        return own | evaluated(step, 0.5 - abs(step - 10) / 50) if step % 5 == 0 else own
+        rewards = {"reward__mean": 0.3 + step / 100}
+        return rewards | make_evaluation(step, 0.5 - abs(step - 10) / 50) if step % 5 == 0 else rewards
 
-    found = only(find_problems(run(30, diverging)), "evaluation_diverges", "all")
-    assert found.evidence.startswith("the evaluation fell from 0.5 in step 10 to 0.1 in step 30, while the reward")
-    assert "step 10" in found.action
-    rising = run(30, lambda step: {"reward__mean": 0.3 + step / 100} | evaluated(step, 0.5 + step / 100))
+    finding = assert_single_finding(find_problems(make_lines(30, diverging)), "evaluation_diverges", "all")
+    assert finding.evidence.startswith("the evaluation fell from 0.5 in step 10 to 0.1 in step 30, while the reward")
+    assert "step 10" in finding.action
+    rising = make_lines(30, lambda step: {"reward__mean": 0.3 + step / 100} | make_evaluation(step, 0.5 + step / 100))
     assert find_problems(rising) == []
-    both = run(30, lambda step: {"reward__mean": 0.6 - step / 100} | evaluated(step, 0.5 - step / 100))
+    both = make_lines(30, lambda step: {"reward__mean": 0.6 - step / 100} | make_evaluation(step, 0.5 - step / 100))
     assert find_problems(both) == []
 
 
 def test_an_evaluation_that_falls_from_the_beginning_is_found() -> None:
     before = {f"eval/all/{name}": value for name, value in (("reward/mean", 0.5), ("reward/std", 0.4), ("groups", 400))}
-    after = run(30, lambda step: {"reward__mean": 0.3 + step / 100} | evaluated(step, 0.35))
-    assert "in step 0" in only(find_problems([(0, before), *after]), "evaluation_diverges", "all").evidence
+    after = make_lines(30, lambda step: {"reward__mean": 0.3 + step / 100} | make_evaluation(step, 0.35))
+    assert (
+        "in step 0"
+        in assert_single_finding(find_problems([(0, before), *after]), "evaluation_diverges", "all").evidence
+    )
 
 
 SHARE = st.floats(0, 0.19)
@@ -227,49 +235,50 @@ SHARE = st.floats(0, 0.19)
         }
     ),
 )
-def test_a_run_that_stays_as_it_is_and_is_healthy_has_no_findings(count: int, metrics: dict[str, float]) -> None:
-    assert find_problems(run(count, lambda step: metrics)) == []
+def test_constant_healthy_run_has_no_findings(count: int, metrics: dict[str, float]) -> None:
+    assert find_problems(make_lines(count, lambda step: metrics)) == []
 
 
-KEYS = [*line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/groups", "batch/staleness/mean"]
+KEYS = [*make_line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/groups", "batch/staleness/mean"]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), st.floats()), max_size=30))
-def test_whatever_the_metrics_are_nothing_breaks_and_each_is_told_once(metrics: list[dict[str, float]]) -> None:
+def test_any_metrics_give_each_finding_once(metrics: list[dict[str, float]]) -> None:
     monitor = FindingMonitor()
-    told = [finding for step, one in enumerate(metrics) for finding in monitor.add(step, one)]
-    assert len({(finding.name, finding.env) for finding in told}) == len(told)
+    findings = [finding for step, line in enumerate(metrics) for finding in monitor.add(step, line)]
+    assert len({(finding.name, finding.env) for finding in findings}) == len(findings)
     every = find_problems(enumerate(metrics))
-    assert [(one.name, one.env, one.first) for one in told] == [(one.name, one.env, one.first) for one in every]
-    assert all(one.first <= one.last and one.evidence and one.action for one in every)
+    expected = [(finding.name, finding.env, finding.first) for finding in every]
+    assert [(finding.name, finding.env, finding.first) for finding in findings] == expected
+    assert all(finding.first <= finding.last and finding.evidence and finding.action for finding in every)
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf, None])
-def test_a_single_kl_that_is_no_finite_number_is_found(kl: float | None) -> None:
+def test_single_non_finite_kl_is_found(kl: float | None) -> None:
     trained = {"optim__tokens": 100.0}
-    broken = run(6, lambda step: trained)
+    broken = make_lines(6, lambda step: trained)
     step, metrics = broken[3]
-    others = {key: value for key, value in metrics.items() if key != "optim/kl_sample_train_v1"}
-    broken[3] = (step, others if kl is None else {**others, "optim/kl_sample_train_v1": kl})
-    found = only(find_problems(broken), "no_kl", "all")
-    assert (found.first, found.last) == (4, 4)
-    assert found.evidence.startswith("in step 4, KL(sampler‖trainer) was not finite")
-    assert find_problems(run(6, lambda step: trained)) == []
+    without_kl = {key: value for key, value in metrics.items() if key != "optim/kl_sample_train_v1"}
+    broken[3] = (step, without_kl if kl is None else {**without_kl, "optim/kl_sample_train_v1": kl})
+    finding = assert_single_finding(find_problems(broken), "no_kl", "all")
+    assert (finding.first, finding.last) == (4, 4)
+    assert finding.evidence.startswith("in step 4, KL(sampler‖trainer) was not finite")
+    assert find_problems(make_lines(6, lambda step: trained)) == []
 
 
 @pytest.mark.parametrize(
     "trained", [[-math.inf, -1.0], [math.nan, -1.0], [-math.inf, -math.inf], [math.inf, -math.inf]]
 )
-def test_a_trainer_without_a_probability_for_a_token_is_found_and_breaks_nothing(trained: list[float]) -> None:
+def test_non_finite_trainer_logprob_is_found(trained: list[float]) -> None:
     played = group([1.0, 0.0])
     data = asyncio.run(Preparation({"env": GroupMean()}).prepare(played)).data
     rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
     update = UpdateResult(data, rows, {}, PPO(), 1e-4)
-    assert [one.name for one in find_problems([(1, update_metrics(update))])] == ["no_kl"]
+    assert [finding.name for finding in find_problems([(1, update_metrics(update))])] == ["no_kl"]
 
 
 class Same(Word):
-    """Every reply is worth nothing, and some break it."""
+    """Give every reply the reward 0, and fail on some."""
 
     def grade(self, reply: rlkit.Reply) -> float:
         if sum(map(ord, reply.text)) % 4 == 0:
@@ -277,30 +286,32 @@ class Same(Word):
         return 0.0
 
 
-def test_a_run_tells_each_finding_once_and_its_folder_tells_the_same(tmp_path: Path) -> None:
+def test_run_notes_each_finding_once_and_its_metrics_give_the_same(tmp_path: Path) -> None:
     settings = {"steps": 8, "sampling": {"max_tokens": 10}, "batch": {"groups": 2, "group_size": 3}}
-    ill = Simulation(tmp_path / "ill", settings=settings, tasks=[Same(number) for number in range(80)])
-    ill.train()
-    found = find_problems(jsonl.read_metrics(ill.directory / "metrics.jsonl"))
-    assert {one.name for one in found} == {"dead_groups", "truncation", "infrastructure_failures"}
-    told = [note for note in ill.ears.notes if " in words: " in note]
-    assert [note.split(" in ")[0] for note in told] == [f"step {one.first}: {one.name}" for one in found]
-    ill.settings = {**settings, "steps": 12}
-    ill.train(resume=True)
-    assert [note for note in ill.ears.notes if " in words: " in note] == told
+    run = Simulation(tmp_path / "ill", settings=settings, tasks=[Same(number) for number in range(80)])
+    run.train()
+    findings = find_problems(jsonl.read_metrics(run.directory / "metrics.jsonl"))
+    assert {finding.name for finding in findings} == {"dead_groups", "truncation", "infrastructure_failures"}
+    notes = [note for note in run.ears.notes if " in words: " in note]
+    assert [note.split(" in ")[0] for note in notes] == [
+        f"step {finding.first}: {finding.name}" for finding in findings
+    ]
+    run.settings = {**settings, "steps": 12}
+    run.train(resume=True)
+    assert [note for note in run.ears.notes if " in words: " in note] == notes
 
 
-def test_a_run_that_goes_well_tells_nothing_of_its_environment(tmp_path: Path) -> None:
-    well = Simulation(tmp_path / "well", settings={"steps": 8}, tasks=[Word(number) for number in range(80)])
-    well.train()
+def test_healthy_run_has_no_finding_about_its_environment(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "well", settings={"steps": 8}, tasks=[Word(number) for number in range(80)])
+    run.train()
     # The simulated service makes up its log-probabilities, so sampler and trainer are far apart.
-    assert {one.name for one in find_problems(jsonl.read_metrics(well.directory / "metrics.jsonl"))} == {
+    assert {finding.name for finding in find_problems(jsonl.read_metrics(run.directory / "metrics.jsonl"))} == {
         "sampler_trainer_kl"
     }
-    assert len([note for note in well.ears.notes if "sampler_trainer_kl" in note]) == 1
+    assert len([note for note in run.ears.notes if "sampler_trainer_kl" in note]) == 1
 
 
-def test_lines_that_are_being_written_are_left_out(tmp_path: Path) -> None:
+def test_incomplete_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert jsonl.read_metrics(path) == []
     path.write_text('{"step": 1, "a": 0.5, "b": null}\n{"step": 2, "a"')
@@ -310,5 +321,8 @@ def test_lines_that_are_being_written_are_left_out(tmp_path: Path) -> None:
         jsonl.read_metrics(path)
 
 
-def test_numbers_that_are_not_finite_are_no_evidence() -> None:
-    assert find_problems(run(30, lambda step: {"stop__length": math.nan, "optim__kl_sample_train_v2": math.inf})) == []
+def test_non_finite_numbers_are_no_evidence() -> None:
+    assert (
+        find_problems(make_lines(30, lambda step: {"stop__length": math.nan, "optim__kl_sample_train_v2": math.inf}))
+        == []
+    )

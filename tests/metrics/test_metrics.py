@@ -1,4 +1,4 @@
-"""Every number of a step about its episodes is counted again here, by other code, from the episodes on the disk."""
+"""Metrics of a step equal a recount by independent code from the recorded episodes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MIN_VALID = 3
 
 
 class Coin(rlkit.SingleTurnEnv):
-    """Right or wrong by chance, in some tasks nearly always, and broken at times."""
+    """Random rewards: nearly always right in some tasks, failing at times."""
 
     def __init__(self, number: int) -> None:
         self.right = (1, 4, 11)[number % 3]
@@ -66,33 +66,35 @@ class Coin(rlkit.SingleTurnEnv):
 
 
 class Chat(rlkit.Env):
-    """Some turns, with words put into the model's mouth and two conversations, at times cut short or broken."""
+    """Several turns with forced tokens and two conversations, sometimes truncated or failing."""
 
     def __init__(self, number: int) -> None:
         self.task_id = f"chat-{number}"
 
     async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome:
-        said: list[rlkit.Message] = [{"role": "user", "content": self.task_id}]
+        messages: list[rlkit.Message] = [{"role": "user", "content": self.task_id}]
         text = ""
         for number in range(3):
-            reply = await policy.chat(said, forced="ab" if number == 1 else ())
+            reply = await policy.chat(messages, forced="ab" if number == 1 else ())
             text += reply.text
             chance = crc32(text.encode())
             if chance % 9 == 0:
                 raise ValueError("broken")
             if chance % 2:
                 break
-            said = [*said, reply.message, {"role": "user", "content": "more"}]
+            messages = [*messages, reply.message, {"role": "user", "content": "more"}]
             if chance % 5 == 0:  # another conversation
-                said = [{"role": "user", "content": text[:3]}]
-        own = {"spoken": float(len(text))} if len(text) % 2 else {}
-        return rlkit.Outcome(text.count("e") / 2, metrics=own, truncated=len(text) % 5 == 0, masked=len(text) % 3 == 0)
+                messages = [{"role": "user", "content": text[:3]}]
+        metrics = {"spoken": float(len(text))} if len(text) % 2 else {}
+        return rlkit.Outcome(
+            text.count("e") / 2, metrics=metrics, truncated=len(text) % 5 == 0, masked=len(text) % 3 == 0
+        )
 
 
 CHATS = [Chat(number) for number in range(200)]
 
 
-def simulated(directory: Path, schedule: str, seed: int, **settings: object) -> Simulation:
+def run_simulation(directory: Path, schedule: str, seed: int, **settings: object) -> Simulation:
     chosen: dict[str, object] = {
         "steps": 4,
         "envs": {"words": {}, "chats": {"env": f"{__name__}:CHATS"}},
@@ -107,7 +109,7 @@ def simulated(directory: Path, schedule: str, seed: int, **settings: object) -> 
     return run
 
 
-def rows_of(run: Simulation, step: int) -> list[dict[str, Any]]:
+def read_step_rows(run: Simulation, step: int) -> list[dict[str, Any]]:
     episodes = pd.read_parquet(run.directory / "episodes")
     rows = episodes[episodes.step == step].to_dict("records")
     return [{str(key): value for key, value in row.items()} for row in rows]
@@ -119,18 +121,18 @@ def mean(values: Iterable[float]) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """The least value that at least so many percent do not exceed."""
+    """Nearest-rank percentiles: the smallest value that p % of the values do not exceed."""
     return {
         f"p{p}": min(v for v in values if 100 * sum(other <= v for other in values) >= p * len(values))
         for p in (10, 50, 90)
     }
 
 
-def drawn(turn: Mapping[str, Any]) -> int:
+def count_sampled_tokens(turn: Mapping[str, Any]) -> int:
     return int(sum(turn["sampled"]))
 
 
-def by_draw(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def group_by_draw(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     draws = sorted({(row["env"], row["draw"]) for row in rows})  # evaluations count those of each environment
     return [[row for row in rows if (row["env"], row["draw"]) == draw] for draw in draws]
 
@@ -144,24 +146,24 @@ def bigrams(row: Mapping[str, Any]) -> list[tuple[int, int]]:
     ]
 
 
-def env_recount(every: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """All that `env/<name>/…` says, of the rows of that environment in a step."""
-    rows = [row for row in every if row["final"]]
+def recount_env(attempts: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Recount `env/<name>/…` from the rows of the environment in a step."""
+    rows = [row for row in attempts if row["final"]]
     valid = [row for row in rows if row["status"] != "failed"]
-    groups = by_draw(rows)
-    found: dict[str, float] = {
+    groups = group_by_draw(rows)
+    metrics: dict[str, float] = {
         "groups": len(groups),
         "episodes": len(rows),
         "failed": len(rows) - len(valid),
-        "retries": len(every) - len(rows),
+        "retries": len(attempts) - len(rows),
     }
     if not valid:
-        return found
+        return metrics
     rewards = [row["reward"] for row in valid]
     turns = [turn for row in valid for turn in row["turns"]]
-    tokens = [sum(map(drawn, row["turns"])) for row in valid]
-    spoken = [json.loads(row["metrics"]) for row in valid]
-    found |= {
+    tokens = [sum(map(count_sampled_tokens, row["turns"])) for row in valid]
+    env_metrics = [json.loads(row["metrics"]) for row in valid]
+    metrics |= {
         "reward/mean": mean(rewards),
         "reward/std": mean((reward - mean(rewards)) ** 2 for reward in rewards) ** 0.5,
         "reward/min": min(rewards),
@@ -175,88 +177,101 @@ def env_recount(every: Sequence[dict[str, Any]]) -> dict[str, float]:
         "stop/length": mean(turn["stop"] == "length" for turn in turns),
         "stop/stop": mean(turn["stop"] == "stop" for turn in turns),
     }
-    for name, lengths in (("tokens", tokens), ("turn_tokens", list(map(drawn, turns)))):
-        found |= {f"{name}/mean": mean(lengths), f"{name}/max": max(lengths)}
-        found |= {f"{name}/{p}": value for p, value in percentiles(lengths).items()}
+    for name, lengths in (("tokens", tokens), ("turn_tokens", list(map(count_sampled_tokens, turns)))):
+        metrics |= {f"{name}/mean": mean(lengths), f"{name}/max": max(lengths)}
+        metrics |= {f"{name}/{p}": value for p, value in percentiles(lengths).items()}
     if any(map(bigrams, valid)):
-        found["unique_bigrams"] = mean(len({*bigrams(row)}) / len(bigrams(row)) for row in valid if bigrams(row))
-    for name in {name for one in spoken for name in one}:
-        found[name] = mean(one[name] for one in spoken if name in one)
-    return found | by_group([[row for row in rows if row["status"] != "failed"] for rows in groups])
+        metrics["unique_bigrams"] = mean(len({*bigrams(row)}) / len(bigrams(row)) for row in valid if bigrams(row))
+    for name in {name for episode_metrics in env_metrics for name in episode_metrics}:
+        metrics[name] = mean(episode_metrics[name] for episode_metrics in env_metrics if name in episode_metrics)
+    return metrics | recount_groups([[row for row in rows if row["status"] != "failed"] for rows in groups])
 
 
-def by_group(groups: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
-    kept = [rows for rows in groups if rows]
-    distinct = [{row["reward"] for row in rows} for rows in kept]
-    found = {
+def recount_groups(groups: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
+    valid_groups = [rows for rows in groups if rows]
+    distinct = [{row["reward"] for row in rows} for rows in valid_groups]
+    metrics = {
         "groups/mixed": mean(len(rewards) > 1 for rewards in distinct),
         "groups/all_good": mean(len(rewards) == 1 and min(rewards) >= 1 for rewards in distinct),
         "groups/all_bad": mean(len(rewards) == 1 and max(rewards) < 1 for rewards in distinct),
     }
     for k in (2, 4):
-        enough = [rows for rows in kept if len(rows) >= k]
-        if enough:
-            chances = [mean(any(r["reward"] >= 1 for r in some) for some in combinations(rows, k)) for rows in enough]
-            found[f"pass_at_{k}"] = mean(chances)
+        large_groups = [rows for rows in valid_groups if len(rows) >= k]
+        if large_groups:
+            chances = [
+                mean(any(r["reward"] >= 1 for r in subset) for subset in combinations(rows, k)) for rows in large_groups
+            ]
+            metrics[f"pass_at_{k}"] = mean(chances)
     gaps = [
         mean(row["reward"] for row in rows if row["attempt"])
         - mean(row["reward"] for row in rows if not row["attempt"])
-        for rows in kept
+        for rows in valid_groups
         if 0 < sum(row["attempt"] > 0 for row in rows) < len(rows)
     ]
-    return {**found, "retried/groups": len(gaps), **({"retried/gap": mean(gaps)} if gaps else {})}
+    return {**metrics, "retried/groups": len(gaps), **({"retried/gap": mean(gaps)} if gaps else {})}
 
 
-def batch_recount(rows: Sequence[dict[str, Any]], step: int, *, shaped: bool) -> dict[str, float]:
-    """All that `batch/…` says."""
+def recount_batch(rows: Sequence[dict[str, Any]], step: int, *, shaped: bool) -> dict[str, float]:
+    """Recount `batch/…`."""
     final = [row for row in rows if row["final"]]
-    others = by_draw([row for row in final if not row["counts"]])
-    enough = [sum(row["status"] != "failed" for row in group) >= MIN_VALID for group in others]
-    own = by_draw([row for row in final if row["counts"]])
-    ages = [step - 1 - t["version"] for rows in own for row in rows if row["status"] != "failed" for t in row["turns"]]
-    found: dict[str, float] = {
-        "groups": len(own),
-        "replaced": sum(enough),
-        "dropped": len(others) - sum(enough),
-        "sampled_tokens": sum(drawn(turn) for row in final for turn in row["turns"]),
+    untrained_groups = group_by_draw([row for row in final if not row["counts"]])
+    replaced = [sum(row["status"] != "failed" for row in group) >= MIN_VALID for group in untrained_groups]
+    trained_groups = group_by_draw([row for row in final if row["counts"]])
+    ages = [
+        step - 1 - t["version"]
+        for rows in trained_groups
+        for row in rows
+        if row["status"] != "failed"
+        for t in row["turns"]
+    ]
+    metrics: dict[str, float] = {
+        "groups": len(trained_groups),
+        "replaced": sum(replaced),
+        "dropped": len(untrained_groups) - sum(replaced),
+        "sampled_tokens": sum(count_sampled_tokens(turn) for row in final for turn in row["turns"]),
         "staleness/mean": mean(ages),
         "staleness/max": max(ages),
         "excess": 0,
     }
-    return found | (shaped_recount(own) if shaped else {})
+    return metrics | (recount_shaping(trained_groups) if shaped else {})
 
 
-def shaped_recount(own: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
+def recount_shaping(groups: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
     penalties, shares, excess = list[float](), list[float](), 0
-    for rows in own:
+    for rows in groups:
         valid = [row for row in rows if row["status"] != "failed"]
-        lost = [0.5 * min(max((sum(map(drawn, row["turns"])) - 10) / 10, 0), 1) for row in valid]
-        left = [row["reward"] - penalty for row, penalty in zip(valid, lost, strict=True)]
-        advantages = [0 if row["masked"] else reward - mean(left) for row, reward in zip(valid, left, strict=True)]
-        beyond = sum(len(row["turns"]) for row, a in zip(valid, advantages, strict=True) if abs(a) > 0.3)
-        penalties.append(mean(lost))
-        shares.append(beyond / sum(len(row["turns"]) for row in rows))
+        penalty_values = [
+            0.5 * min(max((sum(map(count_sampled_tokens, row["turns"])) - 10) / 10, 0), 1) for row in valid
+        ]
+        shaped_rewards = [row["reward"] - penalty for row, penalty in zip(valid, penalty_values, strict=True)]
+        advantages = [
+            0 if row["masked"] else reward - mean(shaped_rewards)
+            for row, reward in zip(valid, shaped_rewards, strict=True)
+        ]
+        clipped_turns = sum(len(row["turns"]) for row, a in zip(valid, advantages, strict=True) if abs(a) > 0.3)
+        penalties.append(mean(penalty_values))
+        shares.append(clipped_turns / sum(len(row["turns"]) for row in rows))
         taught = [row for row, a in zip(valid, advantages, strict=True) if abs(a) > 1e-9]
         excess += sum(tokens > 40 for row in taught for tokens in segment_tokens(row["turns"]))
     return {"length_penalty": mean(penalties), "clipped": mean(shares), "excess": excess}
 
 
 def segment_tokens(turns: Sequence[Mapping[str, Any]]) -> list[int]:
-    """All tokens of each segment; in these environments no turn is continued twice."""
-    found = list[int]()
-    for one in turns:
-        if one["parent"] is None or np.isnan(one["parent"]):
-            found.append(0)
-        found[-1] += len(one["prompt"]) + len(one["completion"])
-    return found
+    """Count the tokens of each segment; no turn is continued twice here."""
+    lengths = list[int]()
+    for record in turns:
+        if record["parent"] is None or np.isnan(record["parent"]):
+            lengths.append(0)
+        lengths[-1] += len(record["prompt"]) + len(record["completion"])
+    return lengths
 
 
 def recount(rows: Sequence[dict[str, Any]], step: int, *, shaped: bool) -> dict[str, float]:
-    found = {f"env/all/{key}": value for key, value in env_recount(rows).items()}
+    metrics = {f"env/all/{key}": value for key, value in recount_env(rows).items()}
     for env in {row["env"] for row in rows}:
-        of_env = env_recount([row for row in rows if row["env"] == env])
-        found |= {f"env/{env}/{key}": value for key, value in of_env.items()}
-    return found | {f"batch/{key}": value for key, value in batch_recount(rows, step, shaped=shaped).items()}
+        of_env = recount_env([row for row in rows if row["env"] == env])
+        metrics |= {f"env/{env}/{key}": value for key, value in of_env.items()}
+    return metrics | {f"batch/{key}": value for key, value in recount_batch(rows, step, shaped=shaped).items()}
 
 
 OPTIONAL = {
@@ -280,29 +295,29 @@ OF_A_SEARCH = {
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 
-def listed_keys(*sections: str) -> set[str]:
-    """The keys in the first column of the page's tables."""
-    found = set[str]()
+def read_documented_keys(*sections: str) -> set[str]:
+    """Read the keys in the first column of the tables of the page."""
+    keys = set[str]()
     for section in sections:
         text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
         cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-        found |= {key for cell in cells for key in re.findall(r"`([a-z_]+/[^`]+)`", cell)}
-    return found
+        keys |= {key for cell in cells for key in re.findall(r"`([a-z_]+/[^`]+)`", cell)}
+    return keys
 
 
-def general(key: str) -> str:
-    """A key as the page has it, with its placeholders."""
+def to_documented_key(key: str) -> str:
+    """Replace the variable parts of a key by the placeholders of the page."""
     key = re.sub(r"pass_at_\d+", "pass_at_<k>", re.sub("^env/(all|words|chats)/", "env/<name>/", key))
     return re.sub("^service/.*", "service/<name>", key).replace("/spoken", "/<metric>")
 
 
-def test_every_number_of_a_step_is_on_the_page_and_every_number_of_the_page_in_a_step(tmp_path: Path) -> None:
-    listed = listed_keys("Episodes", "Batch", "Update", "Time and cost")
+def test_documented_metrics_are_exactly_the_metrics_of_a_step(tmp_path: Path) -> None:
+    listed = read_documented_keys("Episodes", "Batch", "Update", "Time and cost")
     assert len(listed) > 70
     keys = set[str]()
     for number, settings in enumerate((PLAIN, SHAPED, OPTIONAL)):
-        keys |= set().union(*simulated(tmp_path / str(number), "sync", 0, **settings).lines()) - {"step"}
-    assert {general(key) for key in keys} == listed - OF_A_SEARCH
+        keys |= set().union(*run_simulation(tmp_path / str(number), "sync", 0, **settings).lines()) - {"step"}
+    assert {to_documented_key(key) for key in keys} == listed - OF_A_SEARCH
     (row,) = [line for line in PAGE.splitlines() if all(f"`{key}`" in line for key in OF_A_SEARCH)]
     assert "of a search for constructions" in row
 
@@ -310,28 +325,28 @@ def test_every_number_of_a_step_is_on_the_page_and_every_number_of_the_page_in_a
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("settings", [PLAIN, SHAPED], ids=["filtered", "shaped"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_number_of_the_episodes_equals_a_recount(
+def test_metrics_of_episodes_equal_a_recount(
     schedule: str, settings: dict[str, object], seed: int, tmp_path: Path
 ) -> None:
-    run = simulated(tmp_path / "run", schedule, seed, **settings)
+    run = run_simulation(tmp_path / "run", schedule, seed, **settings)
     assert len(run.lines()) == 4
     for line in run.lines():
         step = int(line["step"])
-        expected = recount(rows_of(run, step), step, shaped=settings is SHAPED)
-        told = {key: value for key, value in line.items() if key.startswith(("env/", "batch/"))}
+        expected = recount(read_step_rows(run, step), step, shaped=settings is SHAPED)
+        metrics = {key: value for key, value in line.items() if key.startswith(("env/", "batch/"))}
         # A number that is new to a step's line must be counted here too.
-        assert sorted(told) == sorted(expected)
-        assert told == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert sorted(metrics) == sorted(expected)
+        assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_what_was_trained_on_equals_a_recount(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", "sync", 0, **PLAIN)
+def test_trained_sequences_and_tokens_equal_a_recount(tmp_path: Path) -> None:
+    run = run_simulation(tmp_path / "run", "sync", 0, **PLAIN)
     for line, trained in zip(run.lines(), run.world.step_digests, strict=True):
-        valid = [row for row in rows_of(run, int(line["step"])) if row["counts"] and row["status"] != "failed"]
-        means = {row["draw"]: mean(other["reward"] for other in valid if other["draw"] == row["draw"]) for row in valid}
+        valid = [row for row in read_step_rows(run, int(line["step"])) if row["counts"] and row["status"] != "failed"]
+        means = {row["draw"]: mean(peer["reward"] for peer in valid if peer["draw"] == row["draw"]) for row in valid}
         taught = [row for row in valid if abs(row["reward"] - means[row["draw"]]) > 1e-9 and not row["masked"]]
         assert line["optim/sequences"] == len(trained) == sum(len(segment_tokens(row["turns"])) for row in taught)
-        assert line["optim/tokens"] == sum(drawn(turn) for row in taught for turn in row["turns"])
+        assert line["optim/tokens"] == sum(count_sampled_tokens(turn) for row in taught for turn in row["turns"])
 
 
 @pytest.mark.parametrize(
@@ -342,7 +357,7 @@ def test_what_was_trained_on_equals_a_recount(tmp_path: Path) -> None:
         ("paced", [(2, 15, 17), (0, 15, 15), (0, 15, 15)]),
     ],
 )
-def test_the_times_of_a_step_are_those_of_the_service(
+def test_step_times_are_the_latencies_of_the_service(
     schedule: str, expected: list[tuple[float, float, float]], tmp_path: Path
 ) -> None:
     latency = Latency(first_s=2, token_s=0, gradient_s=3, trained_tokens_per_s=1e12, step_s=5, save_s=7, load_s=11)
@@ -350,47 +365,52 @@ def test_the_times_of_a_step_are_those_of_the_service(
     run = Simulation(tmp_path / "run", latency=latency, settings=settings)
     run.train()
     keys = ("time/sample_s", "time/train_s", "time/step_s")
-    assert [tuple(line[key] for key in keys) for line in run.lines()] == [pytest.approx(one) for one in expected]
+    assert [tuple(line[key] for key in keys) for line in run.lines()] == [pytest.approx(times) for times in expected]
 
 
 TOLD = [Coin(number) for number in range(300, 306)]
 
 
 @pytest.mark.parametrize("schedule", ["sync", "paced"])
-def test_every_number_of_an_evaluation_equals_a_recount(schedule: str, tmp_path: Path) -> None:
+def test_metrics_of_an_evaluation_equal_a_recount(schedule: str, tmp_path: Path) -> None:
     specs = {
         "coins": {"env": f"{__name__}:TOLD", "tasks": 6, "attempts": 3, "temperature": 1.0},
         "chats": {"env": f"{__name__}:CHATS", "tasks": 4},
     }
-    run = simulated(tmp_path / "run", schedule, 0, eval={"envs": specs, "every": 2})
-    saved = pd.read_parquet(run.directory / "evaluations")
-    assert sorted(set(saved.step)) == [0, 2, 4]
+    run = run_simulation(tmp_path / "run", schedule, 0, eval={"envs": specs, "every": 2})
+    evaluations = pd.read_parquet(run.directory / "evaluations")
+    assert sorted(set(evaluations.step)) == [0, 2, 4]
     for line in run.lines():
-        told = {key: value for key, value in line.items() if key.startswith("eval/")}
-        rows = [{str(k): v for k, v in row.items()} for row in saved[saved.step == line["step"]].to_dict("records")]
+        metrics = {key: value for key, value in line.items() if key.startswith("eval/")}
+        rows = [
+            {str(k): v for k, v in row.items()}
+            for row in evaluations[evaluations.step == line["step"]].to_dict("records")
+        ]
         expected = dict[str, float]()
         for name in [*specs, "all"] if rows else []:
-            own = [row for row in rows if name in (row["env"], "all")]
-            counted = env_recount(own) | {"reward/stderr": standard_error(own)} | score_recount(own)
-            expected |= {f"eval/{name}/{key}": value for key, value in counted.items()}
-        assert sorted(told) == sorted(expected)
-        assert told == pytest.approx(expected, rel=1e-9, abs=1e-12)
+            env_rows = [row for row in rows if name in (row["env"], "all")]
+            env_metrics = recount_env(env_rows) | {"reward/stderr": standard_error(env_rows)} | recount_scores(env_rows)
+            expected |= {f"eval/{name}/{key}": value for key, value in env_metrics.items()}
+        assert sorted(metrics) == sorted(expected)
+        assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert any(line.get("eval/all/retries") for line in run.lines())
 
 
-def score_recount(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """avg@k and pass@k, with the ends of their intervals; the largest k is the most attempts that a task has left."""
-    solved = [[row["reward"] >= 1 for row in group if row["status"] != "failed"] for group in by_draw(rows)]
+def recount_scores(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Recount avg@k and pass@k with their intervals; k goes up to the most valid attempts of a task."""
+    solved = [[row["reward"] >= 1 for row in group if row["status"] != "failed"] for group in group_by_draw(rows)]
     solved = [attempts for attempts in solved if attempts]
-    most = max(map(len, solved))
-    values = {"pass_at_1" if most == 1 else f"avg_at_{most}": [mean(attempts) for attempts in solved]}
-    for k in {k for k in (2, most) if 1 < k <= most}:
-        values[f"pass_at_{k}"] = [mean(map(any, combinations(one, k))) for one in solved if len(one) >= k]
-    found = dict[str, float]()
-    for name, of_tasks in values.items():
-        low, high = interval(of_tasks)
-        found |= {name: mean(of_tasks), f"{name}/low": low, f"{name}/high": high}
-    return found
+    max_attempts = max(map(len, solved))
+    values = {"pass_at_1" if max_attempts == 1 else f"avg_at_{max_attempts}": [mean(attempts) for attempts in solved]}
+    for k in {k for k in (2, max_attempts) if 1 < k <= max_attempts}:
+        values[f"pass_at_{k}"] = [
+            mean(map(any, combinations(attempts, k))) for attempts in solved if len(attempts) >= k
+        ]
+    metrics = dict[str, float]()
+    for name, task_values in values.items():
+        low, high = interval(task_values)
+        metrics |= {name: mean(task_values), f"{name}/low": low, f"{name}/high": high}
+    return metrics
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -404,26 +424,26 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def standard_error(rows: Sequence[dict[str, Any]]) -> float:
-    """Of the mean reward, where the attempts of a task go together."""
-    tasks = [[row["reward"] for row in group if row["status"] != "failed"] for group in by_draw(rows)]
+    """Standard error of the mean reward, clustered by task."""
+    tasks = [[row["reward"] for row in group if row["status"] != "failed"] for group in group_by_draw(rows)]
     tasks = [rewards for rewards in tasks if rewards]
     centre, count = mean(reward for rewards in tasks for reward in rewards), sum(map(len, tasks))
     spread = sum(sum(reward - centre for reward in rewards) ** 2 for rewards in tasks)
     return float((len(tasks) / (len(tasks) - 1) * spread) ** 0.5 / count)
 
 
-def test_what_is_used_is_what_the_episodes_hold(tmp_path: Path) -> None:
+def test_usage_counts_the_tokens_sampled_in_all_episodes(tmp_path: Path) -> None:
     specs = {"chats": {"env": f"{__name__}:CHATS", "tasks": 4}}
-    run = simulated(tmp_path / "run", "sync", 0, eval={"envs": specs, "every": 4})
-    played = [pd.read_parquet(run.directory / folder) for folder in ("episodes", "evaluations")]
-    sampled = sum(drawn(turn) for table in played for turns in table.turns for turn in turns)
-    used = json.loads((run.directory / "usage.json").read_text())
-    assert used["sampled_tokens"] == run.world.calls["sampled_tokens"] == sampled
+    run = run_simulation(tmp_path / "run", "sync", 0, eval={"envs": specs, "every": 4})
+    tables = [pd.read_parquet(run.directory / folder) for folder in ("episodes", "evaluations")]
+    sampled = sum(count_sampled_tokens(turn) for table in tables for turns in table.turns for turn in turns)
+    usage = json.loads((run.directory / "usage.json").read_text())
+    assert usage["sampled_tokens"] == run.world.calls["sampled_tokens"] == sampled
 
 
-def test_the_runs_that_are_recounted_have_all_that_can_happen(tmp_path: Path) -> None:
-    plain = simulated(tmp_path / "plain", "paced", 0, **PLAIN)
-    shaped = simulated(tmp_path / "shaped", "sync", 0, **SHAPED)
+def test_recounted_runs_cover_every_kind_of_episode(tmp_path: Path) -> None:
+    plain = run_simulation(tmp_path / "plain", "paced", 0, **PLAIN)
+    shaped = run_simulation(tmp_path / "shaped", "sync", 0, **SHAPED)
     for run, keys in (
         (plain, ("batch/replaced", "batch/dropped", "batch/staleness/mean", "env/words/groups/all_good")),
         (shaped, ("batch/excess", "batch/clipped", "batch/length_penalty")),
@@ -434,10 +454,10 @@ def test_the_runs_that_are_recounted_have_all_that_can_happen(tmp_path: Path) ->
     assert any(line["env/chats/segments"] > 1 for line in plain.lines())
 
 
-def test_slots_are_busy_as_long_as_episodes_play(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", "sync", 0, **PLAIN)
+def test_slots_are_busy_while_episodes_play(tmp_path: Path) -> None:
+    run = run_simulation(tmp_path / "run", "sync", 0, **PLAIN)
     for line in run.lines():
-        rows = [row for row in rows_of(run, int(line["step"])) if row["final"]]
+        rows = [row for row in read_step_rows(run, int(line["step"])) if row["final"]]
         assert line["time/tokens_per_s"] * line["time/step_s"] == pytest.approx(line["batch/sampled_tokens"])
         assert line["time/episodes_per_s"] * line["time/step_s"] == pytest.approx(len(rows))
         assert 0 < line["time/utilisation"] <= 1
@@ -451,10 +471,10 @@ def test_no_time_gives_no_throughput() -> None:
 
 
 def test_rewards_that_differ_only_by_rounding_are_equal() -> None:
-    found = group_metrics([group([0.1 + 0.2, 0.3]), group([1.0, 1.0 - 1e-12])], prefix="env")
-    shares = [found[f"env/all/groups/{kind}"] for kind in ("mixed", "all_good", "all_bad")]
+    metrics = group_metrics([group([0.1 + 0.2, 0.3]), group([1.0, 1.0 - 1e-12])], prefix="env")
+    shares = [metrics[f"env/all/groups/{kind}"] for kind in ("mixed", "all_good", "all_bad")]
     assert shares == [0.0, 0.5, 0.5]
-    assert found["env/all/solved"] == 0.5
+    assert metrics["env/all/solved"] == 0.5
 
 
 @given(
@@ -462,24 +482,24 @@ def test_rewards_that_differ_only_by_rounding_are_equal() -> None:
 )
 @example([[-9e307, 9e307, *6 * [0.0], -9e307, 9e307, *6 * [0.0]]])  # partial sums are infinite, with both signs
 @example([[1.7e308, 1.7e308, -1.7e308, 1.7e308]])
-def test_whatever_the_rewards_shares_are_shares(rewards: list[list[float | None]]) -> None:
-    found = group_metrics([group(one) for one in rewards], prefix="env")
-    if any(reward is not None for one in rewards for reward in one):
-        assert math.isfinite(found["env/all/reward/mean"])
-        assert math.isfinite(found["env/all/reward/std"])
-        shares = [found[f"env/all/groups/{kind}"] for kind in ("mixed", "all_good", "all_bad")]
+def test_group_shares_of_any_rewards_sum_to_one(rewards: list[list[float | None]]) -> None:
+    metrics = group_metrics([group(group_rewards) for group_rewards in rewards], prefix="env")
+    if any(reward is not None for group_rewards in rewards for reward in group_rewards):
+        assert math.isfinite(metrics["env/all/reward/mean"])
+        assert math.isfinite(metrics["env/all/reward/std"])
+        shares = [metrics[f"env/all/groups/{kind}"] for kind in ("mixed", "all_good", "all_bad")]
         assert sum(shares) == pytest.approx(1)
-        quantiles = [found[f"env/all/reward/{name}"] for name in ("min", "p10", "p50", "p90", "max")]
+        quantiles = [metrics[f"env/all/reward/{name}"] for name in ("min", "p10", "p50", "p90", "max")]
         assert quantiles == sorted(quantiles)
-        passed = [value for key, value in found.items() if "pass_at_" in key]
-        assert all(0 <= value <= 1 for value in passed)
+        pass_rates = [value for key, value in metrics.items() if "pass_at_" in key]
+        assert all(0 <= value <= 1 for value in pass_rates)
 
 
 def test_a_model_that_repeats_itself_has_few_bigrams() -> None:
-    said = [turn([1], [7, 7, 7, 7, 7]), turn([1], [1, 2, 3, 4, 5], forced=2)]
-    assert bigrams_of(said[:1]) == 1 / 4
-    assert bigrams_of(said[1:]) == 1  # of the two pairs that were sampled
-    assert bigrams_of(said) == 3 / 6  # no pair spans two turns, and what was forced is not in one
+    turns = [turn([1], [7, 7, 7, 7, 7]), turn([1], [1, 2, 3, 4, 5], forced=2)]
+    assert bigrams_of(turns[:1]) == 1 / 4
+    assert bigrams_of(turns[1:]) == 1  # of the two pairs that were sampled
+    assert bigrams_of(turns) == 3 / 6  # no pair spans two turns, and what was forced is not in one
     assert "env/all/unique_bigrams" not in group_metrics([group_of([turn([1], [7])])], prefix="env")
 
 
@@ -491,7 +511,7 @@ def bigrams_of(turns: Sequence[Any]) -> float:
     return group_metrics([group_of(turns)], prefix="env")["env/all/unique_bigrams"]
 
 
-def test_a_million_tokens_are_not_looked_at_one_by_one() -> None:
+def test_group_metrics_do_not_loop_over_tokens_in_python() -> None:
     tokens = np.random.default_rng(0).integers(0, 150_000, 4096).tolist()
     groups = [group_of([turn([1], tokens)] * 16) for _ in range(16)]
     lines = 0
@@ -501,12 +521,12 @@ def test_a_million_tokens_are_not_looked_at_one_by_one() -> None:
         lines += 1
         return count
 
-    before = sys.gettrace()
+    previous_trace = sys.gettrace()
     sys.settrace(count)
     try:
         group_metrics(groups, prefix="env")
     finally:
-        sys.settrace(before)
+        sys.settrace(previous_trace)
     assert 0 < lines < 200_000
 
 
@@ -527,7 +547,7 @@ def reporter_of(store: RunStore, ears: Ears) -> Reporter:
     return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
 
 
-def test_leaving_the_healthy_range_is_told_once_each_time(tmp_path: Path) -> None:
+def test_kl_finding_is_noted_each_time_kl_leaves_the_healthy_range(tmp_path: Path) -> None:
     ears = Ears()
     resolved = rlkit.load_config([], settings={"model": "simulated", "envs": {"words": {}}})
     with RunStore(tmp_path / "run", resolved=resolved) as store:
@@ -535,6 +555,6 @@ def test_leaving_the_healthy_range_is_told_once_each_time(tmp_path: Path) -> Non
         for step, kl in enumerate([0.001, 0.02, 0.03, None, 0.03, 0.009, 0.011], 1):
             reporter.add(step, {"x": 0.0} if kl is None else {"optim/kl_sample_train_v2": kl})
         reporter_of(store, ears).add(8, {"optim/kl_sample_train_v2": 0.02})  # after a resumption
-    told = [note.partition(":")[0] for note in ears.notes if ": KL(" in note]
-    assert told == ["step 2", "step 7"]
+    noted_steps = [note.partition(":")[0] for note in ears.notes if ": KL(" in note]
+    assert noted_steps == ["step 2", "step 7"]
     assert "KL(sampler‖trainer) is 0.02 nats per token" in ears.notes[0]

@@ -60,14 +60,14 @@ MOMENTS: tuple[Moment, ...] = ("asked for", "half made", "made", "half recorded"
 
 @dataclass(frozen=True, slots=True)
 class Doom:
-    """When a run dies: at a time, while it writes to the journal, or around a checkpoint.
+    """Moment at which a run dies: a time, a write to the journal, or a checkpoint.
 
     Args:
-        share: of the time that the whole run took.
-        record: a kind of record, and which of that kind is only written up to `cut`, a share of its bytes.
-        cut: see `record`.
-        checkpoint: a moment in the life of a checkpoint, and of which one.
-        torn: the last record of the journal loses its end as well.
+        share: share of the duration of the uninterrupted run.
+        record: kind and number of the journal record that is written incompletely.
+        cut: share of the bytes of `record` that is written.
+        checkpoint: stage of saving a checkpoint, and the number of the checkpoint.
+        torn: truncate the last record of the journal as well.
     """
 
     share: float | None = None
@@ -77,7 +77,7 @@ class Doom:
     torn: bool = False
 
     def arm(self, die: Callable[[], NoReturn]) -> None:
-        """Make this process call `die` then."""
+        """Make this process call `die` at that moment."""
         if self.record is not None:
             _die_in_a_record(RecordKind[self.record[0]], self.record[1], self.cut, die)
         if self.checkpoint is not None:
@@ -86,27 +86,27 @@ class Doom:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Runs to be killed.
+    """Request to run, kill and resume.
 
     Args:
-        root: of their folders.
-        what: a schedule, or "engine".
-        kills: at so many seeded moments.
-        dooms: and in these ways.
+        root: parent of the folders of the runs.
+        schedule: settings of the schedule, or "engine" for a run on the embedded engine.
+        kills: number of runs killed at seeded random moments.
+        dooms: additional moments, one run for each.
     """
 
     root: str
-    what: dict[str, object] | Literal["engine"]
+    schedule: dict[str, object] | Literal["engine"]
     kills: int = 0
     dooms: Sequence[Doom] = field(default_factory=list[Doom])
 
 
 def _die_in_a_record(kind: RecordKind, number: int, cut: float, die: Callable[[], NoReturn]) -> None:
-    append, seen = Journal.append, Counter[RecordKind]()
+    append, counts = Journal.append, Counter[RecordKind]()
 
     def doomed(self: Journal, kind_: RecordKind, content: bytes) -> None:
-        seen[kind_] += 1
-        if kind_ is kind and seen[kind] == number:
+        counts[kind_] += 1
+        if kind_ is kind and counts[kind] == number:
             framed = journals._frame(kind, content)  # pyright: ignore[reportPrivateUsage]
             files.append(self._file, framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
             die()
@@ -116,34 +116,34 @@ def _die_in_a_record(kind: RecordKind, number: int, cut: float, die: Callable[[]
 
 
 def _die_at_a_checkpoint(moment: Moment, number: int, die: Callable[[], NoReturn]) -> None:
-    save, saved, add = sdk.TinkerLearner.save, sdk._await_save, RunStore.add_checkpoint  # pyright: ignore[reportPrivateUsage]
-    seen = Counter[str]()
+    save, await_save, add = sdk.TinkerLearner.save, sdk._await_save, RunStore.add_checkpoint  # pyright: ignore[reportPrivateUsage]
+    counts = Counter[str]()
 
-    def now(at: Moment) -> bool:
-        seen[at] += 1
-        return at == moment and seen[at] == number
+    def is_due(at: Moment) -> bool:
+        counts[at] += 1
+        return at == moment and counts[at] == number
 
     def doomed_save(self: sdk.TinkerLearner, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:
         answer = save(self, name, ttl_s=ttl_s)
-        if now("asked for"):
+        if is_due("asked for"):
             asyncio.get_running_loop().call_later(0.01, die)  # the request is on its way then
         return answer
 
     async def doomed_saved(state: Awaitable[Any], sampler: Awaitable[Any], what: str) -> tuple[str, str]:
-        if now("half made"):
+        if is_due("half made"):
             await state
             die()
-        return await saved(state, sampler, what)
+        return await await_save(state, sampler, what)
 
     def doomed_add(self: RunStore, checkpoint: Checkpoint) -> None:
-        if now("made"):
+        if is_due("made"):
             die()
-        if now("half recorded"):
+        if is_due("half recorded"):
             with (self.directory / "checkpoints.jsonl").open("a") as file:
                 file.write('{"step": 2, "state": "tinker:')
             die()
         add(self, checkpoint)
-        if now("recorded"):
+        if is_due("recorded"):
             die()
 
     sdk.TinkerLearner.save = doomed_save
@@ -152,7 +152,7 @@ def _die_at_a_checkpoint(moment: Moment, number: int, die: Callable[[], NoReturn
 
 
 class Words(rlkit.StepEnv[int]):
-    """Two turns, with a tool that takes time; the reward follows from what was said."""
+    """Two turns with a slow tool; the reward depends on the replies."""
 
     max_turns = 2
 
@@ -170,7 +170,7 @@ class Words(rlkit.StepEnv[int]):
 
 
 class Digits(rlkit.SingleTurnEnv):
-    """For the embedded engine: the share of the reply that is digits."""
+    """Reward the share of digits in the reply; for the embedded engine."""
 
     def __init__(self, start: str) -> None:
         self.start = self.task_id = start
@@ -205,7 +205,7 @@ def train_on_engine(folder: Path, *, doom: Doom | None, resume: bool) -> None:
     if doom is not None:
         doom.arm(_die)
     asyncio.run(trainer.train())
-    (folder / "record.json").write_text(json.dumps(record(folder, None)))
+    (folder / "record.json").write_text(json.dumps(collect_record(folder, None)))
 
 
 def train(folder: Path, schedule: dict[str, object], *, doom: Doom | None, at_s: float | None, resume: bool) -> None:
@@ -247,7 +247,7 @@ def train(folder: Path, schedule: dict[str, object], *, doom: Doom | None, at_s:
         if doom is not None:
             doom.arm(die)
         runner.run(trainer.train())
-        (folder / "record.json").write_text(json.dumps(record(folder, world) | {"makespan": loop.time()}))
+        (folder / "record.json").write_text(json.dumps(collect_record(folder, world) | {"makespan": loop.time()}))
 
 
 def _die() -> NoReturn:
@@ -255,8 +255,8 @@ def _die() -> NoReturn:
     raise AssertionError("a killed process goes on")
 
 
-def forked(work: Callable[[], object], *, kill_after_s: float | None = None) -> int:
-    """Run in a child; its exit code, 9 if it was killed."""
+def run_in_fork(work: Callable[[], object], *, kill_after_s: float | None = None) -> int:
+    """Run `work` in a child process and return its exit code, 9 if it was killed."""
     assert threading.active_count() == 1  # a child would have only the one that forks
     child = os.fork()
     if child == 0:
@@ -267,28 +267,28 @@ def forked(work: Callable[[], object], *, kill_after_s: float | None = None) -> 
             os._exit(1)
         os._exit(0)
     until_s = math.inf if kill_after_s is None else time.monotonic() + kill_after_s
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+    while (status := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > until_s:
             os.kill(child, signal.SIGKILL)
             until_s = math.inf
         time.sleep(0.002)
-    return abs(os.waitstatus_to_exitcode(ended[1]))
+    return abs(os.waitstatus_to_exitcode(status[1]))
 
 
 def tear(run: Path) -> None:
-    """Leave the last record of the journal unfinished."""
-    written = [path for _, path in list_segments(run / "journal") if path.stat().st_size > 8]
-    if written:
-        os.truncate(written[-1], written[-1].stat().st_size - 3)
+    """Truncate the last record of the journal."""
+    paths = [path for _, path in list_segments(run / "journal") if path.stat().st_size > 8]
+    if paths:
+        os.truncate(paths[-1], paths[-1].stat().st_size - 3)
 
 
-def record(folder: Path, world: World | None) -> dict[str, Any]:
-    """What a run trained on, step by step."""
+def collect_record(folder: Path, world: World | None) -> dict[str, Any]:
+    """Collect the training data and metrics of each step of a run."""
     run = folder / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # Weights are compared by themselves; what was used counts what a kill made do again.
-    own = {"time/", "usage/", "service/weights"}
-    trained, seen = [], Counter[tuple[int, int, int]]()
+    variable_metrics = {"time/", "usage/", "service/weights"}
+    trained, attempt_counts = [], Counter[tuple[int, int, int]]()
     for step in range(1, STEPS + 1):
         groups = table.read_table(table_path(run, step))
         trained.append(
@@ -298,32 +298,32 @@ def record(folder: Path, world: World | None) -> dict[str, Any]:
                 for episode in group.group.episodes
             )
         )
-        seen.update((g.group.draw, e.member, e.attempt) for g in groups for e in g.attempts)
+        attempt_counts.update((g.group.draw, e.member, e.attempt) for g in groups for e in g.attempts)
     history = load_resume_history(run)
     for draw in history.outstanding:
-        seen.update((draw, e.member, e.attempt) for e in history.attempts.get(draw, []))
+        attempt_counts.update((draw, e.member, e.attempt) for e in history.attempts.get(draw, []))
     return {
-        "metrics": [{k: v for k, v in line.items() if not k.startswith(tuple(own))} for line in lines],
+        "metrics": [{k: v for k, v in line.items() if not k.startswith(tuple(variable_metrics))} for line in lines],
         "weights": [line.get("service/weights") for line in lines],
         "trained": trained,
-        "played twice": [list(place) for place, count in seen.items() if count > 1],
+        "played twice": [list(place) for place, count in attempt_counts.items() if count > 1],
         "samples": world and world.calls["samples"],
         "checkpoints": [json.loads(line)["step"] for line in (run / "checkpoints.jsonl").read_text().splitlines()],
         "left": sorted(path.name for path in run.rglob("*.tmp")),
     }
 
 
-def recorded(folder: Path) -> dict[str, Any]:
-    """What a run recorded in its own process: what reads tables starts threads."""
+def collect_record_in_fork(folder: Path) -> dict[str, Any]:
+    """Call `collect_record` in a fork, because reading tables starts threads."""
     return json.loads((folder / "record.json").read_text())
 
 
-def whole_simulated(root: Path, schedule: dict[str, object]) -> dict[str, Any]:
-    """A run on virtual time that nobody kills."""
+def run_simulated(root: Path, schedule: dict[str, object]) -> dict[str, Any]:
+    """Run on virtual time without a kill."""
     folder = root / "whole"
     folder.mkdir(parents=True)
-    assert forked(lambda: train(folder, schedule, doom=None, at_s=None, resume=False)) == 0
-    return recorded(folder)
+    assert run_in_fork(lambda: train(folder, schedule, doom=None, at_s=None, resume=False)) == 0
+    return collect_record_in_fork(folder)
 
 
 def kill_simulated(
@@ -342,7 +342,9 @@ def kill_simulated(
                 share = chance.random()
             at_s = None if share is None else share * makespan_s
             armed = None if deaths else doom
-            code = forked(lambda f=folder, d=armed, a=at_s, n=deaths: train(f, schedule, doom=d, at_s=a, resume=n > 0))
+            code = run_in_fork(
+                lambda f=folder, d=armed, a=at_s, n=deaths: train(f, schedule, doom=d, at_s=a, resume=n > 0)
+            )
             if code == 0:
                 break
             assert code == 9, code
@@ -354,21 +356,21 @@ def kill_simulated(
             lost += 2 * 10 + (doom.torn or doom.record is not None)
             world._live = 0  # pyright: ignore[reportPrivateUsage] nobody is drawing any more
             (folder / "world.pickle").write_bytes(pickle.dumps(world))
-        records.append({**recorded(folder), "deaths": deaths, "lost": lost})
+        records.append({**collect_record_in_fork(folder), "deaths": deaths, "lost": lost})
         shutil.rmtree(folder)
     return records
 
 
-def whole_engine(root: Path) -> dict[str, Any]:
-    """A run on the embedded engine that nobody kills."""
+def run_engine(root: Path) -> dict[str, Any]:
+    """Run on the embedded engine without a kill."""
     for name in HEAVY_ENGINE:
         importlib.import_module(name)
     gc.freeze()
     (root / "whole").mkdir(parents=True)
-    forked(lambda: byte_model(root / "model"))
+    run_in_fork(lambda: byte_model(root / "model"))
     started = time.monotonic()
-    assert forked(lambda: train_on_engine(root / "whole", doom=None, resume=False)) == 0
-    return {**recorded(root / "whole"), "makespan": time.monotonic() - started}
+    assert run_in_fork(lambda: train_on_engine(root / "whole", doom=None, resume=False)) == 0
+    return {**collect_record_in_fork(root / "whole"), "makespan": time.monotonic() - started}
 
 
 def kill_engine(root: Path, request: Request, makespan_s: float) -> list[dict[str, Any]]:
@@ -378,47 +380,50 @@ def kill_engine(root: Path, request: Request, makespan_s: float) -> list[dict[st
         folder = root / f"killed-{number}"
         folder.mkdir()
         after_s = None if doom.share is None else doom.share * makespan_s
-        code = forked(lambda f=folder, d=doom: train_on_engine(f, doom=d, resume=False), kill_after_s=after_s)
+        code = run_in_fork(lambda f=folder, d=doom: train_on_engine(f, doom=d, resume=False), kill_after_s=after_s)
         deaths = int(code == 9)
         if code == 9:
             if doom.torn:
                 tear(folder / "run")
-            code = forked(lambda f=folder: train_on_engine(f, doom=None, resume=True))
+            code = run_in_fork(lambda f=folder: train_on_engine(f, doom=None, resume=True))
         assert code == 0, code
-        records.append({**recorded(folder), "deaths": deaths})
+        records.append({**collect_record_in_fork(folder), "deaths": deaths})
         shutil.rmtree(folder)
     return records
 
 
 def _dooms(request: Request, chance: random.Random) -> Sequence[Doom]:
-    """The last record of every third journal is torn as well."""
-    drawn = [Doom(share=chance.random(), torn=number % 3 == 0) for number in range(request.kills)]
-    return [*drawn, *request.dooms]
+    """Return the seeded and the requested dooms; every third seeded one also truncates the last record."""
+    seeded = [Doom(share=chance.random(), torn=number % 3 == 0) for number in range(request.kills)]
+    return [*seeded, *request.dooms]
 
 
-def answer(request: Request, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Run once in peace, unless it is known what comes of that, and then not."""
-    root, name = Path(request.root), json.dumps(request.what)
-    if isinstance(request.what, str):
-        whole = known[name] = whole_engine(root)
-        return {"whole": whole, "killed": kill_engine(root, request, whole["makespan"])}
-    if name not in known:
-        known[name] = whole_simulated(root, request.what)
-    whole = known[name]
-    return {"whole": whole, "killed": kill_simulated(root, request, request.what, whole["makespan"])}
+def answer(request: Request, uninterrupted_by_schedule: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Run the schedule uninterrupted, unless a result is cached, then run and kill it."""
+    root, name = Path(request.root), json.dumps(request.schedule)
+    if isinstance(request.schedule, str):
+        uninterrupted = uninterrupted_by_schedule[name] = run_engine(root)
+        return {"whole": uninterrupted, "killed": kill_engine(root, request, uninterrupted["makespan"])}
+    if name not in uninterrupted_by_schedule:
+        uninterrupted_by_schedule[name] = run_simulated(root, request.schedule)
+    uninterrupted = uninterrupted_by_schedule[name]
+    return {
+        "whole": uninterrupted,
+        "killed": kill_simulated(root, request, request.schedule, uninterrupted["makespan"]),
+    }
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     for name in HEAVY:
         importlib.import_module(name)
     gc.freeze()  # collections in the children would copy what they share
     print(json.dumps("ready"), flush=True)
-    known = dict[str, dict[str, Any]]()
+    uninterrupted_by_schedule = dict[str, dict[str, Any]]()
     for line in sys.stdin:
-        asked = json.loads(line)
-        asked["dooms"] = [Doom(**doom) for doom in asked["dooms"]]
-        print(json.dumps(answer(Request(**asked), known)), flush=True)
+        arguments = json.loads(line)
+        arguments["dooms"] = [Doom(**doom) for doom in arguments["dooms"]]
+        print(json.dumps(answer(Request(**arguments), uninterrupted_by_schedule)), flush=True)
 
 
 if __name__ == "__main__":

@@ -51,54 +51,58 @@ def simulation(directory: Path, mode: str) -> Simulation:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, Simulation]:
     """A run that was stopped in the middle, and the same that was not."""
     folder = tmp_path_factory.mktemp("runs")
-    stopped, whole = simulation(folder / "stopped", request.param), simulation(folder / "whole", request.param)
-    whole.train()
+    stopped, uninterrupted = simulation(folder / "stopped", request.param), simulation(folder / "whole", request.param)
+    uninterrupted.train()
     stopped.train_until(STOPPED_S[request.param])
     assert [line["step"] for line in stopped.lines()] == [1, 2, 3]
     assert sorted(path.name for path in stopped.directory.iterdir()) == sorted(WHOLE)
     assert json.loads((stopped.directory / "checkpoints.jsonl").read_text().splitlines()[-1])["step"] == 2
-    return stopped, whole
+    return stopped, uninterrupted
 
 
-def content(directory: Path) -> dict[str, bytes]:
+def read_files(directory: Path) -> dict[str, bytes]:
     """All files but the lock, which holds the number of the last process that took it."""
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
 
 
-def groups(directory: Path) -> list[tuple[int, int, str]]:
+def read_trained_groups(directory: Path) -> list[tuple[int, int, str]]:
     """Step, draw and task of all groups of which there is a table that can be read."""
-    found = list[tuple[int, int, str]]()
+    groups = list[tuple[int, int, str]]()
     for step in range(1, STEPS + 1):
         with suppress(OSError, ValueError):
-            found += [(step, one.group.draw, one.group.task) for one in table.read_table(table_path(directory, step))]
-    return found
+            groups += [
+                (step, record.group.draw, record.group.task) for record in table.read_table(table_path(directory, step))
+            ]
+    return groups
 
 
-def check(stopped: Simulation, whole: Simulation, folder: Path, harm: Callable[[Path], None]) -> str | None:
+def resume_harmed(
+    stopped: Simulation, uninterrupted: Simulation, folder: Path, harm: Callable[[Path], None]
+) -> str | None:
     """Harm a copy of a run and resume it; what it says if it refuses."""
     run = simulation(folder / "run", "sync")
     run.settings, run.world = stopped.settings, deepcopy(stopped.world)
     shutil.copytree(stopped.directory, run.directory)
     harm(run.directory)
-    before = content(run.directory)
+    files_before = read_files(run.directory)
     try:
         result = run.train(resume=True)
     except rlkit.UsageError as error:
         assert "\n" not in str(error)
-        assert content(run.directory) == before
+        assert read_files(run.directory) == files_before
         return str(error)
     assert (result.status, result.steps) == ("completed", STEPS)
-    taken = groups(run.directory)
-    assert len({draw for _, draw, _ in taken}) == len(taken)
-    assert {step for step, *_ in taken} >= {4, 5}
+    trained = read_trained_groups(run.directory)
+    assert len({draw for _, draw, _ in trained}) == len(trained)
+    assert {step for step, *_ in trained} >= {4, 5}
     if stopped.settings["schedule"] == MODES["sync"]:
-        assert set(taken) <= set(groups(whole.directory))
-        assert run.weights() == whole.weights()
+        assert set(trained) <= set(read_trained_groups(uninterrupted.directory))
+        assert run.weights() == uninterrupted.weights()
     return None
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_run_without_one_of_its_files_goes_on_exactly_or_refuses(
+def test_run_without_one_file_resumes_exactly_or_is_rejected(
     name: str, runs: tuple[Simulation, Simulation], tmp_path: Path
 ) -> None:
     def remove(directory: Path) -> None:
@@ -108,16 +112,16 @@ def test_a_run_without_one_of_its_files_goes_on_exactly_or_refuses(
         else:
             path.unlink()
 
-    said = check(*runs, tmp_path, remove)
-    assert (said is not None) == (name in REFUSED), said
-    assert said is None or name in said
+    message = resume_harmed(*runs, tmp_path, remove)
+    assert (message is not None) == (name in REFUSED), message
+    assert message is None or name in message
 
 
 @pytest.mark.parametrize("journal", [True, False])
-def test_a_run_that_has_lost_all_that_it_finished_is_not_begun_again(
+def test_run_without_its_finished_work_is_not_restarted(
     runs: tuple[Simulation, Simulation], tmp_path: Path, journal: bool
 ) -> None:
-    stopped, whole = runs
+    stopped, uninterrupted = runs
 
     def harm(directory: Path) -> None:
         for name in ("state", "episodes", *(["journal"] if journal else [])):
@@ -125,41 +129,41 @@ def test_a_run_that_has_lost_all_that_it_finished_is_not_begun_again(
         for name in ("metrics.jsonl", "checkpoints.jsonl"):
             (directory / name).unlink()
 
-    assert check(stopped, whole, tmp_path, harm) is not None
+    assert resume_harmed(stopped, uninterrupted, tmp_path, harm) is not None
 
 
-@pytest.mark.parametrize("kept", [None, 0.0, 0.5, 0.9])
-def test_a_run_with_a_file_that_is_gone_or_cut_off_goes_on_exactly_or_refuses(
-    kept: float | None, runs: tuple[Simulation, Simulation], tmp_path: Path
+@pytest.mark.parametrize("share", [None, 0.0, 0.5, 0.9])
+def test_run_with_a_missing_or_truncated_file_resumes_exactly_or_is_rejected(
+    share: float | None, runs: tuple[Simulation, Simulation], tmp_path: Path
 ) -> None:
-    stopped, whole = runs
+    stopped, uninterrupted = runs
     files = [path.relative_to(stopped.directory) for path in stopped.directory.rglob("*") if path.is_file()]
     assert len(files) >= len(WHOLE)
     for number, file in enumerate(files):
 
         def cut(directory: Path, path: Path = file) -> None:
-            if kept is None:
+            if share is None:
                 return (directory / path).unlink()
             data = (directory / path).read_bytes()
-            (directory / path).write_bytes(data[: int(kept * len(data))])
+            (directory / path).write_bytes(data[: int(share * len(data))])
             return None
 
-        said = check(stopped, whole, tmp_path / str(number), cut)
-        assert said is None or file.name in said, (file, said)
+        message = resume_harmed(stopped, uninterrupted, tmp_path / str(number), cut)
+        assert message is None or file.name in message, (file, message)
 
 
-def test_a_run_that_is_done_and_has_lost_its_state_does_not_train_on_its_tasks_again(tmp_path: Path) -> None:
+def test_completed_run_without_state_cannot_be_extended(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
     run.train()
     shutil.rmtree(run.directory / "state")
     run.settings = {"steps": 6}
-    before = content(run.directory)
+    files_before = read_files(run.directory)
     with pytest.raises(rlkit.UsageError, match=r"state/step=000003.json, .* is missing; the run cannot be resumed"):
         run.train(resume=True)
-    assert content(run.directory) == before
+    assert read_files(run.directory) == files_before
 
 
-def test_a_run_that_was_killed_before_its_first_draw_begins(tmp_path: Path) -> None:
+def test_run_killed_before_its_first_draw_starts(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
     run.train()
     expected = run.weights()
@@ -198,37 +202,37 @@ def trained_twice(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Simulatio
     return run
 
 
-def test_an_audit_names_the_draws_that_a_run_was_trained_on_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_names_draws_trained_on_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained_twice(tmp_path / "run", monkeypatch)
-    (found,) = asyncio.run(audit(run.directory)).values()
-    assert found.groups == 12
-    assert (found.mismatch or "").startswith("words: draws 0–5 were trained on in steps 1–3 and again in steps 4–6: ")
+    (report,) = asyncio.run(audit(run.directory)).values()
+    assert report.groups == 12
+    assert (report.mismatch or "").startswith("words: draws 0–5 were trained on in steps 1–3 and again in steps 4–6: ")
 
 
 def test_an_audit_needs_no_state(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
     run.train()
     shutil.rmtree(run.directory / "state")
-    (found,) = asyncio.run(audit(run.directory)).values()
-    assert (found.groups, found.mismatch) == (6, None)
+    (report,) = asyncio.run(audit(run.directory)).values()
+    assert (report.groups, report.mismatch) == (6, None)
 
 
-def test_a_state_that_the_tasks_cannot_take_up_changes_nothing(tmp_path: Path) -> None:
+def test_state_rejected_by_the_task_source_changes_no_file(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
     run.train()
     (run.directory / "state" / "step=000003.json").write_text("{}")
     run.settings = {"steps": 6}
-    before = content(run.directory)
+    files_before = read_files(run.directory)
     with pytest.raises(rlkit.UsageError, match="the task sources cannot load it"):
         run.train(resume=True)
-    assert content(run.directory) == before
+    assert read_files(run.directory) == files_before
 
 
-@pytest.mark.parametrize(("left", "said"), [(None, "is missing"), ("", "is damaged"), ("steps: 9\n", "is damaged")])
-def test_a_recorded_configuration_that_is_gone_or_cut_off_is_refused(
-    left: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("remainder", "message"), [(None, "is missing"), ("", "is damaged"), ("steps: 9\n", "is damaged")]
+)
+def test_missing_or_damaged_configuration_is_an_error(
+    remainder: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from typer.testing import CliRunner
 
@@ -238,21 +242,19 @@ def test_a_recorded_configuration_that_is_gone_or_cut_off_is_refused(
     run = Simulation(tmp_path / "run")
     run.train()
     path = run.directory / "config.yaml"
-    if left is None:
+    if remainder is None:
         path.unlink()
     else:
-        path.write_text(left)
-    before = content(run.directory)
+        path.write_text(remainder)
+    files_before = read_files(run.directory)
     result: Any = CliRunner().invoke(app, ["resume", str(run.directory)], prog_name="rlkit")
     assert result.exit_code == 2
-    assert f"config.yaml {said}" in result.stderr
+    assert f"config.yaml {message}" in result.stderr
     assert "rlkit train FILE --name NAME --resume" in result.stderr
-    assert content(run.directory) == before
+    assert read_files(run.directory) == files_before
 
 
-def test_a_run_whose_run_json_is_gone_is_neither_resumed_nor_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_run_json_is_neither_resumed_nor_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
     from rlkit.cli.app import app
@@ -260,15 +262,15 @@ def test_a_run_whose_run_json_is_gone_is_neither_resumed_nor_begun_anew(
     run = Simulation(tmp_path / "run")
     run.train()
     (run.directory / "run.json").unlink()
-    before = content(run.directory)
+    files_before = read_files(run.directory)
     result: Any = CliRunner().invoke(app, ["resume", str(run.directory)], prog_name="rlkit")
     assert (result.exit_code, "run.json is missing" in result.stderr) == (2, True)
     with pytest.raises(rlkit.UsageError, match=r"run\.json is missing"):
         run.train()
-    assert content(run.directory) == before
+    assert read_files(run.directory) == files_before
 
 
-def test_a_store_that_refuses_lets_go_of_its_lock(tmp_path: Path) -> None:
+def test_store_that_fails_to_open_releases_its_lock(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
     run.train()
     (run.directory / "checkpoints.jsonl").write_text("nonsense\n")

@@ -1,4 +1,4 @@
-"""Going on with a run, and what a run does beside training, on virtual time."""
+"""Resuming runs, and their side effects, on virtual time."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from rlkit.training.step import StepUpdate
 from tests.simulation import Ears, Simulation, Talk, Word
 
 
-def whole(directory: Path, **settings: object) -> Simulation:
+def train_whole(directory: Path, **settings: object) -> Simulation:
     run = Simulation(directory, World(), settings=settings)
     run.train()
     return run
 
 
 def test_a_run_can_be_trained_for_longer(tmp_path: Path) -> None:
-    expected = whole(tmp_path / "whole", steps=5)
-    run = whole(tmp_path / "run", steps=3)
+    expected = train_whole(tmp_path / "whole", steps=5)
+    run = train_whole(tmp_path / "run", steps=3)
     run.settings = {"steps": 5}
     assert run.train(resume=True).steps == 5
     assert run.weights() == expected.weights()
     assert json.loads((run.directory / "run.json").read_text())["status"] == "completed"
 
 
-def test_a_run_that_is_done_has_nothing_to_do(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run")
+def test_completed_run_has_nothing_to_do(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run")
     samples = run.world.calls["samples"]
     assert run.train(resume=True).steps == 3
     assert run.world.calls["samples"] == samples
@@ -58,11 +58,11 @@ SHAPED = {
 
 
 @pytest.mark.parametrize("mode", ["sync", "stream", "async"])
-def test_steps_that_are_taken_again_have_the_same_penalties_and_learning_rates(mode: str, tmp_path: Path) -> None:
+def test_replayed_steps_have_the_same_penalties_and_learning_rates(mode: str, tmp_path: Path) -> None:
     schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {"mode": mode}
     settings = {**SHAPED, "steps": 5, "schedule": schedule, "checkpoint": {"every": 0}}
-    expected = whole(tmp_path / "whole", **settings)
-    again = stopped(tmp_path / "run", at_s=expected.virtual_s * 0.6, tasks=expected.tasks, **settings)
+    expected = train_whole(tmp_path / "whole", **settings)
+    again = make_stopped_run(tmp_path / "run", at_s=expected.virtual_s * 0.6, tasks=expected.tasks, **settings)
     assert 0 < len(again.lines()) < 5
     again.train(resume=True)
     assert any("replaying step 1 from its recorded groups" in note for note in again.ears.notes)
@@ -71,18 +71,18 @@ def test_steps_that_are_taken_again_have_the_same_penalties_and_learning_rates(m
         assert [line[name] for line in again.lines()] == [line[name] for line in expected.lines()]
 
 
-def test_a_reference_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
+def test_failing_reference_is_retried(tmp_path: Path) -> None:
     settings = {**SHAPED, "steps": 4}
-    expected = whole(tmp_path / "whole", **settings)
+    expected = train_whole(tmp_path / "whole", **settings)
     troubled = Simulation(tmp_path / "run", World(faults=[Fault("500", call="score", share=0.3)]), settings=settings)
     troubled.train()
     assert troubled.weights() == expected.weights()
     assert any("asking for log-probabilities" in note for note in troubled.ears.notes)
 
 
-def test_a_checkpoint_that_has_expired_or_is_gone_is_passed_over(tmp_path: Path) -> None:
-    expected = whole(tmp_path / "whole", steps=6, checkpoint={"every": 2})
-    run = whole(tmp_path / "run", steps=5, checkpoint={"every": 2})
+def test_expired_or_missing_checkpoint_is_skipped(tmp_path: Path) -> None:
+    expected = train_whole(tmp_path / "whole", steps=6, checkpoint={"every": 2})
+    run = train_whole(tmp_path / "run", steps=5, checkpoint={"every": 2})
     path = run.directory / "checkpoints.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 5]
@@ -99,8 +99,8 @@ def test_a_checkpoint_that_has_expired_or_is_gone_is_passed_over(tmp_path: Path)
     assert run.weights() == expected.weights()
 
 
-def test_a_run_that_is_done_gets_a_new_checkpoint_for_one_that_has_expired(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=3)
+def test_completed_run_replaces_an_expired_checkpoint(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=3)
     path = run.directory / "checkpoints.jsonl"
     lines = [{**json.loads(line), "expires": 0.0} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -122,15 +122,15 @@ def test_a_run_that_is_done_gets_a_new_checkpoint_for_one_that_has_expired(tmp_p
         ("state/step=000003.json", "{"),
     ],
 )
-def test_a_file_that_is_damaged_is_named(name: str, content: str, tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=3)
+def test_damaged_file_is_reported_by_name(name: str, content: str, tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=3)
     (run.directory / name).write_text(content)
     with pytest.raises(rlkit.UsageError, match=r"damaged|was started with None"):
         run.train(resume=True)
 
 
-def test_a_table_that_is_damaged_is_named_if_it_is_needed(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=3)
+def test_damaged_table_is_reported_if_it_is_needed(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=3)
     (run.directory / "checkpoints.jsonl").unlink()
     table_path(run.directory, 2).write_bytes(b"PAR1nonsense")
     with pytest.raises(rlkit.UsageError, match="is damaged"):
@@ -138,7 +138,7 @@ def test_a_table_that_is_damaged_is_named_if_it_is_needed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", ["sync", "stream", "async"])
-def test_a_run_that_takes_steps_again_can_be_stopped_and_goes_on_from_there(mode: str, tmp_path: Path) -> None:
+def test_run_can_be_stopped_and_resumed_while_it_replays_steps(mode: str, tmp_path: Path) -> None:
     class Impatient(Ears):
         def on_note(self, message: str) -> None:
             super().on_note(message)
@@ -164,8 +164,8 @@ def test_a_run_that_takes_steps_again_can_be_stopped_and_goes_on_from_there(mode
     assert run.world.calls["samples"] == samples
 
 
-def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=2)
+def test_all_steps_are_replayed_without_a_checkpoint(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=2)
     samples = run.world.calls["samples"]
     run.world.checkpoints.clear()
     (run.directory / "metrics.jsonl").unlink()
@@ -175,8 +175,8 @@ def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_steps_that_are_taken_again_are_saved_on_the_way(listed: bool, tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
+def test_replayed_steps_are_saved_as_checkpoints(listed: bool, tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
     expected = run.weights()
     run.world.checkpoints.clear()
     if not listed:
@@ -195,8 +195,8 @@ def test_steps_that_are_taken_again_are_saved_on_the_way(listed: bool, tmp_path:
     assert run.weights() == expected
 
 
-def test_a_run_goes_on_from_its_last_step_whenever_that_was_saved(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
+def test_run_resumes_from_its_last_step_if_it_was_saved(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
     path = run.directory / "checkpoints.jsonl"
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     gradients = run.world.calls["gradient"]
@@ -204,8 +204,8 @@ def test_a_run_goes_on_from_its_last_step_whenever_that_was_saved(tmp_path: Path
     assert run.world.calls["gradient"] == gradients
 
 
-def test_what_is_gone_takes_no_place_among_the_checkpoints_that_are_kept(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
+def test_missing_checkpoints_do_not_count_towards_those_to_keep(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
     run.world.checkpoints.clear()
     run.settings = {"steps": 8, "checkpoint": {"every": 3, "keep_last": 2}}
     run.train(resume=True)
@@ -213,50 +213,50 @@ def test_what_is_gone_takes_no_place_among_the_checkpoints_that_are_kept(tmp_pat
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_line_of_metrics_that_is_gone_is_written_again(missing: int, tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=3)
-    path, before = run.directory / "metrics.jsonl", run.weights()
+def test_missing_line_of_metrics_is_rewritten(missing: int, tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=3)
+    path, expected = run.directory / "metrics.jsonl", run.weights()
     lines = path.read_text().splitlines(keepends=True)
     del lines[missing]
     path.write_text("".join(lines))
     run.train(resume=True)
-    after = {line["step"]: line.get("service/weights") for line in run.lines()}
-    assert [after[step] for step in (1, 2, 3)] == before
+    weights = {line["step"]: line.get("service/weights") for line in run.lines()}
+    assert [weights[step] for step in (1, 2, 3)] == expected
 
 
-def stopped(directory: Path, *, at_s: float, tasks: Sequence[rlkit.Env], **settings: object) -> Simulation:
-    """A run that was cancelled in the middle of things, at a time."""
+def make_stopped_run(directory: Path, *, at_s: float, tasks: Sequence[rlkit.Env], **settings: object) -> Simulation:
+    """Return a run that was cancelled at a given time."""
     run = Simulation(directory, World(), settings=settings, tasks=tasks)
     run.train_until(at_s)
     return run
 
 
-def finished(run: Simulation) -> dict[int, list[tuple[int, int]]]:
-    """By draw, the members and attempts of the tasks that no step has got."""
+def list_finished_attempts(run: Simulation) -> dict[int, list[tuple[int, int]]]:
+    """Map each outstanding draw to the members and attempts of its finished episodes."""
     history = load_resume_history(run.directory)
     return {draw: [(e.member, e.attempt) for e in history.attempts.get(draw, [])] for draw in history.outstanding}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("left", ["its table", "half its table"])
-def test_a_step_whose_record_was_torn_is_taken_from_its_table_or_anew(
-    left: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("remainder", ["its table", "half its table"])
+def test_step_with_an_incomplete_record_is_restored_or_played_again(
+    remainder: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The table is written beside the journal: a run may die with the one on the disk, and not the other.
     schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
-    expected = whole(tmp_path / "whole", steps=4, schedule=schedule)
+    expected = train_whole(tmp_path / "whole", steps=4, schedule=schedule)
     with monkeypatch.context() as dying:
         dying.setattr(
             "rlkit.store.list_state_steps", lambda directory: [0]
         )  # nothing old is deleted: that is not reached
-        run = whole(tmp_path / "run", steps=3, schedule=schedule)
+        run = train_whole(tmp_path / "run", steps=3, schedule=schedule)
     (path,) = [path for number, path in list_segments(run.directory / "journal") if number == 3]
     os.truncate(path, path.stat().st_size - 1)
     (run.directory / "state" / "step=000003.json").unlink()
     for name in ("metrics.jsonl", "checkpoints.jsonl"):
         lines = (run.directory / name).read_text().splitlines(keepends=True)
         (run.directory / name).write_text("".join(line for line in lines if json.loads(line)["step"] < 3))
-    if left == "half its table":
+    if remainder == "half its table":
         table_path(run.directory, 3).rename(table_path(run.directory, 3).with_name(".episodes.parquet.1.tmp"))
     run.settings = {"steps": 4, "schedule": schedule}
     run.train(resume=True)
@@ -265,8 +265,8 @@ def test_a_step_whose_record_was_torn_is_taken_from_its_table_or_anew(
     assert not list(run.directory.rglob("*.tmp"))
 
 
-def test_other_tasks_than_before_are_refused(tmp_path: Path) -> None:
-    run = stopped(tmp_path / "run", at_s=12, tasks=[Slow(number) for number in range(9)], steps=2)
+def test_resuming_with_other_tasks_is_an_error(tmp_path: Path) -> None:
+    run = make_stopped_run(tmp_path / "run", at_s=12, tasks=[Slow(number) for number in range(9)], steps=2)
     run.tasks = run.tasks[:0]
     with pytest.raises(rlkit.UsageError, match="there are no tasks"):
         run.train(resume=True)
@@ -303,20 +303,18 @@ class Down(Word):
         return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
 
 
-def test_a_run_that_rollouts_ended_plays_them_again_once_that_is_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_retries_the_rollouts_that_ended_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Simulation(tmp_path / "run", World(), tasks=[Down(number) for number in range(9)])
     for _ in range(2):  # the second time nothing is mended yet
         with pytest.raises(rlkit.RunFailed, match="the sandbox is down"):
-            run.train(resume=(run.directory / "run.json").exists() and bool(finished(run)))
+            run.train(resume=(run.directory / "run.json").exists() and bool(list_finished_attempts(run)))
     monkeypatch.setattr(Down, "down", False)
     assert run.train(resume=True).status == "completed"
     episodes = pd.read_parquet(run.directory / "episodes")
     assert not episodes.duplicated(["draw", "member", "attempt"]).any()
 
 
-def test_failed_rollouts_are_played_again_until_a_step_is_done_and_only_if_they_ended_the_run(
+def test_failed_rollouts_are_retried_only_after_they_ended_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def retries() -> bool:
@@ -345,12 +343,10 @@ def test_failed_rollouts_are_played_again_until_a_step_is_done_and_only_if_they_
 
 
 @pytest.mark.parametrize("size", [2, 6])
-def test_a_group_has_the_size_that_it_was_trained_with_however_often_its_step_is_taken(
-    size: int, tmp_path: Path
-) -> None:
+def test_replayed_step_keeps_the_group_size_it_was_trained_with(size: int, tmp_path: Path) -> None:
     tasks = [Uneven(number) for number in range(9)]
-    run = stopped(tmp_path / "run", at_s=90, tasks=tasks, batch={"groups": 2, "group_size": 4})
-    assert max(map(len, finished(run).values())) > 2
+    run = make_stopped_run(tmp_path / "run", at_s=90, tasks=tasks, batch={"groups": 2, "group_size": 4})
+    assert max(map(len, list_finished_attempts(run).values())) > 2
     run.settings = {"batch": {"groups": 2, "group_size": size}}
     run.train(resume=True)
     first = run.lines()
@@ -364,10 +360,10 @@ def test_a_group_has_the_size_that_it_was_trained_with_however_often_its_step_is
     ]
 
 
-def test_what_is_too_old_for_another_schedule_is_played_again_under_a_number_of_its_own(tmp_path: Path) -> None:
+def test_groups_too_stale_for_a_new_schedule_are_played_again_as_new_attempts(tmp_path: Path) -> None:
     tasks = [Broken(number) for number in range(9)]
     ahead = {"mode": "async", "max_staleness": 3}
-    run = stopped(
+    run = make_stopped_run(
         tmp_path / "run", at_s=190, tasks=tasks, schedule=ahead, steps=4, batch={"groups": 2, "group_size": 4}
     )
     run.tasks = [Uneven(number) for number in range(9)]
@@ -384,8 +380,8 @@ def test_what_is_too_old_for_another_schedule_is_played_again_under_a_number_of_
     assert run.weights() == first
 
 
-def test_an_evaluation_that_is_new_to_a_run_does_not_take_it_again_from_the_start(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=6)
+def test_new_evaluation_does_not_restart_the_run(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=6)
     gradients = run.world.calls["gradient"]
     run.settings = {"steps": 7, "eval": {"envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2}}}}
     run.train(resume=True)
@@ -393,10 +389,10 @@ def test_an_evaluation_that_is_new_to_a_run_does_not_take_it_again_from_the_star
     assert [line["step"] for line in run.lines()] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_damaged_record_is_told_and_what_it_held_is_played_again(tmp_path: Path) -> None:
+def test_episode_of_a_damaged_record_is_played_again(tmp_path: Path) -> None:
     tasks = [Uneven(number) for number in range(9)]
-    run = stopped(tmp_path / "run", at_s=90, tasks=tasks, batch={"groups": 2, "group_size": 8})
-    known, samples = sum(map(len, finished(run).values())), run.world.calls["samples"]
+    run = make_stopped_run(tmp_path / "run", at_s=90, tasks=tasks, batch={"groups": 2, "group_size": 8})
+    finished_count, samples = sum(map(len, list_finished_attempts(run).values())), run.world.calls["samples"]
     path = run.directory / "journal" / "000001.log"
     data = bytearray(path.read_bytes())
     starts = [0]
@@ -404,73 +400,73 @@ def test_a_damaged_record_is_told_and_what_it_held_is_played_again(tmp_path: Pat
         starts.append(starts[-1] + 8 + int.from_bytes(data[starts[-1] : starts[-1] + 4], "little"))
     data[starts[-4] + 20] ^= 1
     path.write_bytes(data)
-    assert sum(map(len, finished(run).values())) == known - 1
+    assert sum(map(len, list_finished_attempts(run).values())) == finished_count - 1
     run.settings = {"batch": {"groups": 2, "group_size": 8}, "steps": 1}
     run.train(resume=True)
     assert any("000001.log is damaged" in note for note in run.ears.notes)
-    assert run.world.calls["samples"] - samples == 2 * 8 - known + 1
+    assert run.world.calls["samples"] - samples == 2 * 8 - finished_count + 1
 
 
-def draw_records(directory: Path) -> list[tuple[Path, int]]:
-    """Where each draw that the journal holds is written down."""
-    found = list[tuple[Path, int]]()
+def find_draw_records(directory: Path) -> list[tuple[Path, int]]:
+    """Find the file and offset of each draw in the journal."""
+    records = list[tuple[Path, int]]()
     for _, path in list_segments(directory / "journal"):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 4], "little")
-            if data[at + 12] == RecordKind.DRAW:
-                found.append((path, at))
-            at += 8 + size
-    return found
+        data, offset = path.read_bytes(), 0
+        while offset < len(data):
+            size = int.from_bytes(data[offset : offset + 4], "little")
+            if data[offset + 12] == RecordKind.DRAW:
+                records.append((path, offset))
+            offset += 8 + size
+    return records
 
 
 @pytest.mark.parametrize("at_s", [5, 20])
-@pytest.mark.parametrize("which", [0, -2])
-def test_a_draw_whose_record_is_damaged_is_made_again(which: int, at_s: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("draw_index", [0, -2])
+def test_draw_with_a_damaged_record_is_repeated(draw_index: int, at_s: float, tmp_path: Path) -> None:
     settings = {"schedule": {"mode": "async", "max_staleness": 2}, "steps": 6}
     tasks = [Talk(number) for number in range(40)]
     expected = Simulation(tmp_path / "whole", tasks=tasks, settings=settings)
     expected.train()
-    run = stopped(tmp_path / "run", at_s=at_s, tasks=tasks, **settings)
-    samples, known = run.world.calls["samples"], sum(map(len, finished(run).values()))
-    path, at = draw_records(run.directory)[which]
+    run = make_stopped_run(tmp_path / "run", at_s=at_s, tasks=tasks, **settings)
+    samples, finished_count = run.world.calls["samples"], sum(map(len, list_finished_attempts(run).values()))
+    path, offset = find_draw_records(run.directory)[draw_index]
     data = bytearray(path.read_bytes())
-    data[at + 20] ^= 1
+    data[offset + 20] ^= 1
     path.write_bytes(data)
     run.settings = settings
     assert run.train(resume=True).steps == 6
     assert any(f"{path.name} is damaged" in note for note in run.ears.notes)
     columns = ["draw", "task", "member", "attempt"]
-    tables = [pd.read_parquet(one / "episodes")[columns] for one in (run.directory, expected.directory)]
+    tables = [pd.read_parquet(directory / "episodes")[columns] for directory in (run.directory, expected.directory)]
     assert sorted(map(tuple, tables[0].values)) == sorted(map(tuple, tables[1].values))
-    assert run.world.calls["samples"] - samples <= expected.world.calls["samples"] - 4 * known
+    assert run.world.calls["samples"] - samples <= expected.world.calls["samples"] - 4 * finished_count
 
 
 class Ever(rlkit.TaskSource):
-    """Its next task depends on what it has seen."""
+    """Source whose next task depends on the groups it has observed."""
 
     def __init__(self) -> None:
-        self.drawn = self.seen = 0
+        self.draw_count = self.observed_count = 0
 
     def next(self) -> rlkit.Env:
-        self.drawn += 1
-        return Talk(self.drawn * 100 + self.seen)
+        self.draw_count += 1
+        return Talk(self.draw_count * 100 + self.observed_count)
 
     def observe(self, group: rlkit.Group) -> None:
-        self.seen += 1
+        self.observed_count += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn, "seen": self.seen}
+        return {"drawn": self.draw_count, "seen": self.observed_count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.drawn, self.seen = state["drawn"], state["seen"]
+        self.draw_count, self.observed_count = state["drawn"], state["seen"]
 
 
-def test_what_was_played_of_a_lost_draw_is_not_taken_for_another_task(tmp_path: Path) -> None:
+def test_episodes_of_a_lost_draw_are_not_assigned_to_another_task(tmp_path: Path) -> None:
     settings = {"schedule": {"mode": "async", "max_staleness": 2}, "steps": 6}
     run = Simulation(tmp_path / "run", settings=settings, tasks=Ever())  # type: ignore[arg-type]  a source is one too
     run.train_until(29)
-    path, at = draw_records(run.directory)[-3]
+    path, at = find_draw_records(run.directory)[-3]
     data = bytearray(path.read_bytes())
     data[at + 20] ^= 1
     path.write_bytes(data)
@@ -481,7 +477,7 @@ def test_what_was_played_of_a_lost_draw_is_not_taken_for_another_task(tmp_path: 
 
 
 class EverWithFolder(Ever):
-    """Writes down each draw in its folder."""
+    """Record each draw in its folder."""
 
     folder: Path | None = None
 
@@ -490,11 +486,11 @@ class EverWithFolder(Ever):
 
     def next(self) -> rlkit.Env:
         task = super().next()
-        assert self.folder is not None, f"task {self.drawn} is drawn before the folder is known"
+        assert self.folder is not None, f"task {self.draw_count} is drawn before the folder is known"
         return task
 
 
-def test_a_source_knows_its_folder_when_tasks_in_play_are_drawn_again(tmp_path: Path) -> None:
+def test_source_has_its_folder_when_draws_are_repeated(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", settings={"steps": 6}, tasks=EverWithFolder())  # type: ignore[arg-type]  a source
     run.train_until(10)
     assert load_resume_history(run.directory).outstanding
@@ -504,13 +500,15 @@ def test_a_source_knows_its_folder_when_tasks_in_play_are_drawn_again(tmp_path: 
     assert source.folder == run.directory / "artefacts" / "words"
 
 
-@pytest.mark.parametrize("left", ["nothing", "no file"])
-def test_a_segment_that_is_emptied_or_gone_is_told(left: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("remainder", ["nothing", "no file"])
+def test_empty_or_missing_segment_is_reported(remainder: str, tmp_path: Path) -> None:
     ahead = {"mode": "async", "max_staleness": 3}
-    run = stopped(tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20)
+    run = make_stopped_run(
+        tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20
+    )
     (number, path), *later = list_segments(run.directory / "journal")
     assert later and table_path(run.directory, number).exists()
-    if left == "nothing":
+    if remainder == "nothing":
         path.write_bytes(b"")
     else:
         path.unlink()
@@ -519,17 +517,17 @@ def test_a_segment_that_is_emptied_or_gone_is_told(left: str, tmp_path: Path) ->
     assert any(f"{path.name} is damaged" in note for note in run.ears.notes)
 
 
-def test_a_run_that_is_whole_has_nothing_damaged(tmp_path: Path) -> None:
+def test_intact_run_reports_no_damage(tmp_path: Path) -> None:
     ahead = {"mode": "async", "max_staleness": 3}
     for at_s in (5, 15, 25, 35, 1e6):
         tasks = [Talk(number) for number in range(40)]
-        run = stopped(tmp_path / f"{at_s}", at_s=at_s, tasks=tasks, schedule=ahead, steps=4)
+        run = make_stopped_run(tmp_path / f"{at_s}", at_s=at_s, tasks=tasks, schedule=ahead, steps=4)
         assert not load_resume_history(run.directory).damaged
 
 
-def test_a_segment_that_outlived_the_end_of_the_one_before_is_left_out(tmp_path: Path) -> None:
-    expected = whole(tmp_path / "whole", steps=3)
-    run = stopped(tmp_path / "run", at_s=1e6, tasks=expected.tasks, steps=1)
+def test_segment_after_an_incomplete_one_is_ignored(tmp_path: Path) -> None:
+    expected = train_whole(tmp_path / "whole", steps=3)
+    run = make_stopped_run(tmp_path / "run", at_s=1e6, tasks=expected.tasks, steps=1)
     (end,) = [path for number, path in list_segments(run.directory / "journal") if number == 2]
     end.with_name("000003.log").write_bytes(b"")  # a power cut: the record that ends the second never got there
     run.settings = {"steps": 3}
@@ -538,7 +536,7 @@ def test_a_segment_that_outlived_the_end_of_the_one_before_is_left_out(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("settings", "message"),
     [
         ({"seed": 1}, "seed: .* was started with 0; it cannot be resumed with 1"),
         ({"lora": {"rank": 4}}, "lora: .* was started with"),
@@ -548,16 +546,18 @@ def test_a_segment_that_outlived_the_end_of_the_one_before_is_left_out(tmp_path:
         ),
     ],
 )
-def test_another_run_than_before_is_refused(changed: dict[str, object], said: str, tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=2)
-    run.settings = changed
-    with pytest.raises(rlkit.UsageError, match=said):
+def test_resuming_with_incompatible_settings_is_an_error(
+    settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    run = train_whole(tmp_path / "run", steps=2)
+    run.settings = settings
+    with pytest.raises(rlkit.UsageError, match=message):
         run.train(resume=True)
 
 
-def test_what_was_finished_in_flight_is_not_played_again(tmp_path: Path) -> None:
+def test_finished_rollouts_in_flight_are_not_played_again(tmp_path: Path) -> None:
     schedule = {"mode": "async", "max_staleness": 3, "staleness": "strict"}
-    expected = whole(tmp_path / "whole", steps=8, schedule=schedule)
+    expected = train_whole(tmp_path / "whole", steps=8, schedule=schedule)
     stop = rlkit.StopSignal()
     run = Simulation(tmp_path / "run", World(), settings={"steps": 8, "schedule": schedule})
     heard = run.ears.on_step
@@ -573,7 +573,7 @@ def test_what_was_finished_in_flight_is_not_played_again(tmp_path: Path) -> None
     assert run.world.calls["samples"] - expected.world.calls["samples"] <= 18  # at most what was in play
 
 
-def test_the_rollouts_of_the_next_step_wait_for_no_checkpoint_and_no_evaluation(tmp_path: Path) -> None:
+def test_next_rollouts_do_not_wait_for_a_checkpoint_or_evaluation(tmp_path: Path) -> None:
     slow = Latency(save_s=0.5)
     plain = Simulation(tmp_path / "plain", World(), latency=slow, settings={"checkpoint": {"every": 0}, "steps": 6})
     plain.train()
@@ -602,51 +602,51 @@ SLOW = [Slow(number) for number in range(1000, 1002)]
 
 
 def test_substeps_take_real_optimiser_steps(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", batch={"groups": 4, "group_size": 3, "substeps": 2})
+    run = train_whole(tmp_path / "run", batch={"groups": 4, "group_size": 3, "substeps": 2})
     assert (run.world.calls["gradient"], run.world.calls["step"]) == (6, 6)
-    together = whole(tmp_path / "one", batch={"groups": 4, "group_size": 3})
+    together = train_whole(tmp_path / "one", batch={"groups": 4, "group_size": 3})
     assert (together.world.calls["gradient"], together.world.calls["step"]) == (3, 3)
     first, second = run.world.step_digests[:2]
     assert (*first, *second) == together.world.step_digests[0]
 
 
-def test_a_stream_asks_for_a_gradient_a_group_and_one_step_a_batch(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", schedule={"mode": "stream"}, batch={"groups": 4, "group_size": 3})
-    sync = whole(tmp_path / "sync", batch={"groups": 4, "group_size": 3})
+def test_stream_requests_a_gradient_per_group_and_a_step_per_batch(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", schedule={"mode": "stream"}, batch={"groups": 4, "group_size": 3})
+    sync = train_whole(tmp_path / "sync", batch={"groups": 4, "group_size": 3})
     assert run.world.calls["step"] == 3
     assert run.world.calls["gradient"] > 3
     assert run.world.step_digests == sync.world.step_digests
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_no_more_rollouts_are_live_than_allowed_whatever_the_batch(mode: str, tmp_path: Path) -> None:
+def test_concurrent_rollouts_stay_below_the_limit(mode: str, tmp_path: Path) -> None:
     settings = {"schedule": {"mode": mode}, "rollouts": {"max_concurrent": 4}, "batch": {"groups": 4, "group_size": 4}}
     evaluation = {"every": 1, "envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2, "attempts": 4}}}
-    run = whole(tmp_path / "run", **settings, eval=evaluation)
+    run = train_whole(tmp_path / "run", **settings, eval=evaluation)
     assert run.world.max_concurrent_samples <= 4
 
 
-def test_the_tables_of_a_run_hold_its_numbers(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", batch={"groups": 3, "group_size": 4, "replace_uninformative": True})
+def test_tables_of_a_run_agree_with_its_metrics(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", batch={"groups": 3, "group_size": 4, "replace_uninformative": True})
     episodes = pd.read_parquet(run.directory / "episodes")
     for line in run.lines():
-        own = episodes[episodes.step == line["step"]]
-        assert own.reward.mean() == pytest.approx(line["env/all/reward/mean"])
-        assert own[own.counts].draw.nunique() == line["batch/groups"] == 3
-        assert own[~own.counts].draw.nunique() == line["batch/replaced"]
-        informative = own[own.counts].groupby("draw").reward.nunique()
+        rows = episodes[episodes.step == line["step"]]
+        assert rows.reward.mean() == pytest.approx(line["env/all/reward/mean"])
+        assert rows[rows.counts].draw.nunique() == line["batch/groups"] == 3
+        assert rows[~rows.counts].draw.nunique() == line["batch/replaced"]
+        informative = rows[rows.counts].groupby("draw").reward.nunique()
         assert (informative > 1).all()
 
 
-def test_old_segments_and_states_do_not_pile_up(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=12, schedule={"mode": "async", "max_staleness": 2})
+def test_old_segments_and_states_are_deleted(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run", steps=12, schedule={"mode": "async", "max_staleness": 2})
     assert len(list((run.directory / "journal").iterdir())) <= 4
     assert len(list((run.directory / "state").iterdir())) <= 4
     assert all(table_path(run.directory, step).exists() for step in range(1, 13))
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run")
+def test_unknown_format_is_an_error(tmp_path: Path) -> None:
+    run = train_whole(tmp_path / "run")
     about = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**about, "format": 1}))
     with pytest.raises(rlkit.UsageError, match="was written in format 1, but this rlkit reads format 2"):
@@ -664,7 +664,7 @@ def test_a_run_of_another_format_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_run_is_not_started_over(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run")
+    run = train_whole(tmp_path / "run")
     with pytest.raises(rlkit.UsageError, match="already holds a run: resume it"):
         replace(run).train()
 
@@ -700,9 +700,11 @@ def test_a_table_that_cannot_be_written_ends_the_run_early(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5])
-def test_a_step_of_which_neither_record_nor_table_is_left_is_named(cut: int, tmp_path: Path) -> None:
+def test_step_without_record_and_table_is_reported(cut: int, tmp_path: Path) -> None:
     ahead = {"mode": "async", "max_staleness": 3}
-    run = stopped(tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20)
+    run = make_stopped_run(
+        tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20
+    )
     (number, path), *later = list_segments(run.directory / "journal")
     assert later
     table_path(run.directory, number).unlink()
@@ -715,11 +717,11 @@ def test_a_step_of_which_neither_record_nor_table_is_left_is_named(cut: int, tmp
 
 @pytest.mark.parametrize("substeps", [1, 2])
 @pytest.mark.parametrize("schedule", [{"mode": "sync"}, {"mode": "stream"}, {"mode": "async", "max_staleness": 2}])
-def test_nothing_is_trained_on_that_is_not_on_the_disk(
+def test_gradients_are_requested_only_for_episodes_on_the_disk(
     schedule: Mapping[str, object], substeps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appended, on_disk = set[int](), set[int]()  # draws of which there are records, and those all of which are there
-    given, asked = dict[int, list[int]](), list[bool]()
+    draws_by_update, written_first = dict[int, list[int]](), list[bool]()
     append, add, request = Journal.append, StepUpdate.add, StepUpdate._request_gradient
 
     def appending(self: Journal, kind: RecordKind, content: bytes) -> None:
@@ -733,11 +735,11 @@ def test_nothing_is_trained_on_that_is_not_on_the_disk(
         on_disk.update(appended)
 
     def adding(self: StepUpdate, prepared: PreparedGroup, *, is_trained: bool) -> None:
-        given.setdefault(id(self), []).append(prepared.group.draw)
+        draws_by_update.setdefault(id(self), []).append(prepared.group.draw)
         add(self, prepared, is_trained=is_trained)
 
     def requesting(self: StepUpdate) -> None:
-        asked.append(on_disk.issuperset(given[id(self)]))
+        written_first.append(on_disk.issuperset(draws_by_update[id(self)]))
         request(self)
 
     monkeypatch.setattr(Journal, "append", appending)
@@ -746,5 +748,5 @@ def test_nothing_is_trained_on_that_is_not_on_the_disk(
     monkeypatch.setattr(StepUpdate, "_request_gradient", requesting)
     settings = {"schedule": schedule, "batch": {"groups": 4, "group_size": 3, "substeps": substeps}, "steps": 3}
     Simulation(tmp_path / "run", settings=settings).train()
-    assert len(asked) >= 3 * substeps
-    assert all(asked)
+    assert len(written_first) >= 3 * substeps
+    assert all(written_first)

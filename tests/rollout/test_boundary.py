@@ -92,14 +92,14 @@ async def in_task_without_context() -> float:
 @pytest.mark.parametrize(
     "rollout", [exits, in_task, in_task_of_task, at_once, in_group, while_cancelled, in_thread, in_task_without_context]
 )
-def test_a_task_that_asks_the_program_to_end_fails_its_rollout_alone(rollout: Rollout) -> None:
+def test_system_exit_in_a_task_fails_only_its_rollout(rollout: Rollout) -> None:
     failed, other = asyncio.run(play(rollout, fine))
     assert failed[0] is None
     assert (failed[1] or "").startswith("SystemExit: 3 at ")
     assert other == (Outcome(1.0), None)
 
 
-def test_an_interrupt_that_no_signal_sent_is_an_error_like_others() -> None:
+def test_keyboard_interrupt_without_a_signal_fails_only_its_rollout() -> None:
     async def interrupted() -> float:
         return await asyncio.create_task(exits(KeyboardInterrupt()))
 
@@ -109,18 +109,18 @@ def test_an_interrupt_that_no_signal_sent_is_an_error_like_others() -> None:
         assert other == (Outcome(1.0), None)
 
 
-def test_a_task_that_nobody_awaits_ends_nothing() -> None:
-    told = list[str]()
+def test_system_exit_in_an_unawaited_task_fails_nothing() -> None:
+    exceptions = list[str]()
 
     async def forgets() -> float:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, about: told.append(str(about["exception"])))
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: exceptions.append(str(about["exception"])))
         asyncio.create_task(exits())  # noqa: RUF006  on purpose
         await asyncio.sleep(0.01)
         gc.collect()
         return 1.0
 
     assert asyncio.run(play(forgets)) == [(Outcome(1.0), None)]
-    assert [text.partition(" at ")[0] for text in told] == ["SystemExit: 3"]
+    assert [text.partition(" at ")[0] for text in exceptions] == ["SystemExit: 3"]
 
 
 @pytest.mark.parametrize("inside", [exits, in_task], ids=["rollout", "task"])
@@ -157,14 +157,14 @@ def test_a_signal_during_a_rollout_ends_the_program(inside: object) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_tasks_are_what_they_would_be_without_that() -> None:
+def test_guarded_tasks_behave_like_plain_tasks() -> None:
     variable = contextvars.ContextVar("variable", default="")
-    seen = list[str]()
+    task_descriptions = list[str]()
 
     async def child() -> str:
         task = asyncio.current_task()
         assert task is not None
-        seen.append(f"{task.get_name()} {variable.get()} {'child' in repr(task)} {bool(task.get_stack())}")
+        task_descriptions.append(f"{task.get_name()} {variable.get()} {'child' in repr(task)} {bool(task.get_stack())}")
         await asyncio.sleep(0)
         return "done"
 
@@ -183,19 +183,19 @@ def test_tasks_are_what_they_would_be_without_that() -> None:
         return 1.0
 
     assert asyncio.run(play(makes)) == [(Outcome(1.0), None)]
-    assert seen == ["one inherited True True", "two given True True"]
+    assert task_descriptions == ["one inherited True True", "two given True True"]
     gc.collect()  # a coroutine that was never awaited would be a warning
 
 
-def test_the_task_factory_of_the_program_is_used_and_put_back() -> None:
-    begun = list[str]()
+def test_task_factory_of_the_program_is_used_and_restored() -> None:
+    started = list[str]()
 
     async def child() -> None:
-        begun.append("child")
+        started.append("child")
 
     async def makes() -> float:
         task = asyncio.create_task(child())
-        begun.append("rollout")
+        started.append("rollout")
         await task
         return await asyncio.create_task(exits())
 
@@ -210,10 +210,10 @@ def test_the_task_factory_of_the_program_is_used_and_put_back() -> None:
         assert loop.get_task_factory() is asyncio.eager_task_factory
 
     asyncio.run(run())
-    assert begun == ["child", "rollout"]
+    assert started == ["child", "rollout"]
 
 
-def test_a_task_factory_that_an_environment_sets_stays() -> None:
+def test_task_factory_set_by_an_environment_is_kept() -> None:
     async def sets() -> float:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
         return 1.0
@@ -229,7 +229,7 @@ def test_a_task_factory_that_an_environment_sets_stays() -> None:
 @pytest.mark.parametrize(
     "fault", [rlkit.ServiceError("gone"), rlkit.UsageError("no images"), rlkit.MissingError("no x")]
 )
-def test_what_is_not_the_environments_fault_is_raised_from_tasks_of_its_own_as_well(fault: rlkit.RlkitError) -> None:
+def test_error_outside_the_environment_is_raised_from_its_tasks_too(fault: rlkit.RlkitError) -> None:
     async def fails() -> float:
         raise fault
 

@@ -49,7 +49,7 @@ class Scripted(Env):
 
 
 class Aborted(BaseException):
-    """What some libraries raise so that nobody catches it."""
+    """Exception that is no `Exception`, as some libraries raise."""
 
 
 class Mute:
@@ -76,33 +76,33 @@ def play(
     return group, finished, player, sampler
 
 
-def statuses(group: Group) -> list[str]:
+def list_statuses(group: Group) -> list[str]:
     return [episode.status for episode in group.episodes]
 
 
 def test_a_group_is_one_task_played_many_times() -> None:
     group, _, player, _ = play(Scripted(1.0, 0.0, Outcome(0.5, {"right": 1.0}, truncated=True, masked=True), True))
     assert group.rewards.tolist() == [1.0, 0.0, 0.5, 1.0]
-    assert statuses(group) == ["completed", "completed", "truncated", "completed"]
+    assert list_statuses(group) == ["completed", "completed", "truncated", "completed"]
     assert [episode.member for episode in group.episodes] == [0, 1, 2, 3]
     assert group.episodes[2].metrics == {"right": 1.0}
     assert [episode.masked for episode in group.episodes] == [False, False, True, False]
     assert (player.counts.queued, player.counts.running, player.counts.finished) == (0, 0, 4)
 
 
-def test_what_an_environment_says_on_purpose_of_its_failure_is_its_error() -> None:
+def test_deliberate_failure_message_is_the_error() -> None:
     group, *_ = play(Scripted(EnvironmentFault("timeout: the agent's time was over")), retries=0)
     assert {episode.error for episode in group.episodes} == {"timeout: the agent's time was over"}
 
 
-def test_every_turn_of_the_group_has_a_seed_of_its_own() -> None:
+def test_each_turn_of_a_group_has_its_own_seed() -> None:
     *_, sampler = play(Scripted(1.0))
-    assert len({asked.seed for asked in sampler.requests}) == 4
+    assert len({request.seed for request in sampler.requests}) == 4
 
 
-def test_a_failure_is_played_again_and_never_becomes_a_reward() -> None:
+def test_failed_rollout_is_retried_and_gets_no_reward() -> None:
     group, finished, player, _ = play(Scripted(1.0, ValueError("sandbox died"), 1.0, 1.0, 0.0))
-    assert statuses(group) == ["completed"] * 4
+    assert list_statuses(group) == ["completed"] * 4
     assert sorted(episode.attempt for episode in group.episodes) == [0, 0, 0, 1]
     failed = [episode for episode in finished if episode.status == "failed"]
     assert len(failed) == player.counts.failed == 1
@@ -111,15 +111,15 @@ def test_a_failure_is_played_again_and_never_becomes_a_reward() -> None:
     assert "test_player.py:" in (failed[0].error or "")
 
 
-def test_past_the_budget_the_group_goes_on_with_those_that_are_valid() -> None:
+def test_group_without_retries_left_keeps_its_valid_episodes() -> None:
     group, finished, *_ = play(Scripted(1.0, *[ValueError("x")] * 10), retries=2)
-    assert statuses(group).count("failed") == 3
+    assert list_statuses(group).count("failed") == 3
     assert len(finished) == 4 + 2
     assert group.valid_mask.sum() == 1
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "message"),
     [
         (math.nan, "reward nan; rewards must be finite"),
         (math.inf, "must be finite"),
@@ -141,19 +141,19 @@ def test_past_the_budget_the_group_goes_on_with_those_that_are_valid() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_a_finite_number_is_a_failure(result: object, said: str) -> None:
+def test_invalid_outcome_fails_the_rollout(result: object, message: str) -> None:
     group, *_ = play(Scripted(result), retries=0)
-    assert set(statuses(group)) == {"failed"}
-    assert said in (group.episodes[0].error or "")
+    assert set(list_statuses(group)) == {"failed"}
+    assert message in (group.episodes[0].error or "")
 
 
 def test_an_environment_that_hangs_is_timed_out() -> None:
     group, *_ = play(Scripted(1.0, None), retries=0, timeout_s=0.05)
-    assert statuses(group)[1] == "failed"
+    assert list_statuses(group)[1] == "failed"
     assert "longer than 0.05 s" in (group.episodes[1].error or "")
 
 
-def test_an_environment_that_blocks_past_its_time_is_no_success() -> None:
+def test_environment_that_blocks_past_its_limit_fails() -> None:
     class Blocking(Env):
         async def rollout(self, policy: Policy) -> float:
             time.sleep(0.1)
@@ -163,7 +163,7 @@ def test_an_environment_that_blocks_past_its_time_is_no_success() -> None:
     assert "longer than 0.05 s" in (group.episodes[0].error or "")
 
 
-def test_an_ordinary_function_is_told_to_be_async() -> None:
+def test_synchronous_rollout_function_is_an_error() -> None:
     class Plain(Env):
         def rollout(self, policy: Policy) -> float:  # type: ignore[override]  the mistake that is tested
             return 1.0
@@ -173,7 +173,7 @@ def test_an_ordinary_function_is_told_to_be_async() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"temperature": -1.0}, {"max_tokens": 0}])
-def test_a_request_that_makes_no_sense_fails_its_own_episode_only(setting: dict[str, float]) -> None:
+def test_invalid_request_fails_only_its_episode(setting: dict[str, float]) -> None:
     class Odd(Env):
         async def rollout(self, policy: Policy) -> float:
             await policy.sample("hello", **setting)  # type: ignore[arg-type]  either of the two
@@ -183,13 +183,13 @@ def test_a_request_that_makes_no_sense_fails_its_own_episode_only(setting: dict[
     assert "it must be" in (group.episodes[0].error or "")
 
 
-def test_no_more_rollouts_are_live_than_allowed() -> None:
+def test_concurrent_rollouts_stay_below_the_limit() -> None:
     env = Scripted(1.0)
     play(env, group_size=20, max_concurrent=3)
     assert env.most_live == 3
 
 
-def test_a_limit_that_nobody_catches_says_what_to_do() -> None:
+def test_uncaught_limit_error_recommends_a_fix() -> None:
     class Talkative(Env):
         async def rollout(self, policy: Policy) -> float:
             while True:
@@ -202,14 +202,14 @@ def test_a_limit_that_nobody_catches_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("error", [ServiceError("gone", request_id="r1"), UsageError("no chat template")])
-def test_what_is_not_the_environments_fault_ends_the_run(error: Exception) -> None:
+def test_error_outside_the_environment_ends_the_run(error: Exception) -> None:
     env = Scripted(error)
     with pytest.raises(type(error), match=str(error).split(" ", maxsplit=1)[0]):
         play(env)
     assert env.live == 0
 
 
-def test_what_is_recorded_of_an_episode_is_plain_json() -> None:
+def test_recorded_info_of_an_episode_is_plain_json() -> None:
     info = {"text": "b\udcff", "score": np.float32(1.5), 3: [np.int64(1)]}
     group, *_ = play(Scripted(Outcome(1.0, {"m\udcff": 1.0}, info)), group_size=1)  # type: ignore[dict-item]  what is tested
     assert group.episodes[0].info == {"text": "b\\udcff", "score": 1.5, "3": [1]}
@@ -231,7 +231,7 @@ class Swallowing(Env):
         return 1.0
 
 
-def test_a_rollout_that_ignores_its_cancellation_is_given_up() -> None:
+def test_rollout_that_ignores_cancellation_is_abandoned() -> None:
     async def run() -> tuple[Group, float]:
         settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
         player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
@@ -246,12 +246,12 @@ def test_a_rollout_that_ignores_its_cancellation_is_given_up() -> None:
     assert taken_s == 20 + GRACE_S
 
 
-def test_a_rollout_that_is_slow_to_heed_its_cancellation_is_just_late() -> None:
+def test_rollout_may_finish_cancellation_late() -> None:
     group, *_ = play(Swallowing(1), group_size=1, retries=0, timeout_s=0.05)
     assert group.episodes[0].error == "the rollout took longer than 0.05 s (timeout_s)"
 
 
-def test_a_group_that_is_cancelled_ends_though_a_rollout_ignores_it() -> None:
+def test_cancelled_group_ends_even_if_a_rollout_ignores_it() -> None:
     async def run() -> float:
         settings = EnvSettings(2, Sampling(max_tokens=16), 1e6, 0, Limits())
         player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
@@ -271,7 +271,7 @@ def test_any_real_number_is_a_reward(number) -> None:
     assert as_outcome(number).reward == float(number)
 
 
-def test_a_list_is_no_reward() -> None:
+def test_list_is_not_a_reward() -> None:
     with pytest.raises(RewardError, match="list"):
         as_outcome([1.0])
 
@@ -282,10 +282,10 @@ class Ranked(Scripted):
     def __init__(self, *results: object, scores: object) -> None:
         super().__init__(*results)
         self.scores = scores
-        self.asked = list[list[float | None]]()
+        self.scored_rewards = list[list[float | None]]()
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
-        self.asked.append([episode.reward for episode in episodes])
+        self.scored_rewards.append([episode.reward for episode in episodes])
         if isinstance(self.scores, BaseException):
             raise self.scores
         if self.scores == "never":
@@ -293,18 +293,18 @@ class Ranked(Scripted):
         return self.scores  # type: ignore[return-value]  whatever the test says
 
 
-def test_the_episodes_of_a_group_that_did_not_fail_are_compared_once_all_are_over() -> None:
+def test_valid_episodes_are_scored_once_after_all_rollouts() -> None:
     env = Ranked(0.0, ValueError("no"), 0.0, scores=[3, 1.5])
     group, finished, *_ = play(env, group_size=3, retries=0)
     rewards = [episode.reward for episode in group.episodes]
     assert sorted(reward for reward in rewards if reward is not None) == [1.5, 3.0]
-    assert statuses(group).count("failed") == 1
-    assert env.asked == [[0.0, 0.0]]
+    assert list_statuses(group).count("failed") == 1
+    assert env.scored_rewards == [[0.0, 0.0]]
     assert [episode.reward for episode in finished if episode.reward is not None] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("reported", [0.0, 1.0])
-def test_an_environment_may_report_a_metric_of_any_name_and_is_compared(reported: float) -> None:
+def test_group_is_scored_whatever_metrics_are_reported(reported: float) -> None:
     metrics = {"group_scored": reported}
     group, *_ = play(Ranked(Outcome(0.0, metrics), Outcome(0.0, metrics), scores=[3.0, 1.5]), group_size=2)
     assert sorted(group.rewards.tolist()) == [1.5, 3.0]
@@ -312,27 +312,29 @@ def test_an_environment_may_report_a_metric_of_any_name_and_is_compared(reported
     assert [episode.metrics for episode in group.episodes] == [metrics, metrics]
 
 
-def test_a_comparison_that_was_made_is_not_made_again() -> None:
+def test_scored_group_is_not_scored_again() -> None:
     env = Ranked(scores=[7.0, 7.0])
-    before = [replace(builders.episode(reward, member=m), group_scored=True) for m, reward in enumerate([3.0, 1.5])]
+    earlier_episodes = [
+        replace(builders.episode(reward, member=m), group_scored=True) for m, reward in enumerate([3.0, 1.5])
+    ]
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
     player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
-    earlier = GroupProgress(episodes=dict(enumerate(before)))
+    earlier = GroupProgress(episodes=dict(enumerate(earlier_episodes)))
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, progress=earlier))
-    assert (group.rewards.tolist(), env.asked) == ([3.0, 1.5], [])
+    assert (group.rewards.tolist(), env.scored_rewards) == ([3.0, 1.5], [])
 
 
-def test_a_group_that_is_left_as_it_is_keeps_its_rewards() -> None:
+def test_group_scored_with_none_keeps_its_rewards() -> None:
     group, *_ = play(Ranked(0.25, scores=None), group_size=2)
     assert group.rewards.tolist() == [0.25, 0.25]
     env = Ranked(ValueError("no"), scores=[])
     play(env, group_size=2, retries=0)
-    assert env.asked == []
+    assert env.scored_rewards == []
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"),
+    ("scores", "message"),
     [
         ([1.0], r"Ranked scored 2 episodes as list \[1.0\]; return a list with a finite number for each"),
         ([1.0, math.nan], "a finite number for each"),
@@ -343,13 +345,13 @@ def test_a_group_that_is_left_as_it_is_keeps_its_rewards() -> None:
         ("never", r"scoring the group took longer than 1 s \(timeout_s\)"),
     ],
 )
-def test_a_comparison_that_fails_leaves_no_rewards(scores: object, said: str) -> None:
+def test_failed_group_scoring_leaves_no_rewards(scores: object, message: str) -> None:
     group, *_ = play(Ranked(0.0, scores=scores), group_size=2, timeout_s=1.0 if scores == "never" else HANG_S)
-    assert statuses(group) == ["failed", "failed"]
-    assert re.search(said, str(group.episodes[0].error))
+    assert list_statuses(group) == ["failed", "failed"]
+    assert re.search(message, str(group.episodes[0].error))
 
 
-def test_the_services_fault_in_a_comparison_ends_the_run() -> None:
+def test_service_error_in_group_scoring_ends_the_run() -> None:
     with pytest.raises(ServiceError):
         play(Ranked(0.0, scores=ServiceError("gone")))
 
@@ -370,47 +372,49 @@ def resume(
     return group, finished, player
 
 
-def test_what_was_played_before_an_interruption_is_not_played_again() -> None:
+def test_finished_episodes_are_not_played_again_after_an_interruption() -> None:
     done = replace(builders.episode(0.25), attempt=1)
     group, finished, _ = resume(Scripted(1.0), GroupProgress({0: done}, attempts={0: 2}))
     assert group.episodes[0] is done
     assert group.rewards.tolist() == [0.25, 1.0, 1.0]
-    assert [(one.member, one.attempt) for one in finished] == [(1, 0), (2, 0)]
+    assert [(episode.member, episode.attempt) for episode in finished] == [(1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(("failed", "played"), [(0, True), (1, True), (2, False)])
-def test_one_that_failed_before_an_interruption_is_played_again_within_the_same_budget(
-    failed: int, played: bool
-) -> None:
-    lost = builders.episode(None, member=1)
-    group, finished, player = resume(Scripted(1.0), GroupProgress({1: lost}, attempts={1: 1}, failed=failed))
-    assert statuses(group) == ["completed", "completed" if played else "failed", "completed"]
-    assert [(one.member, one.attempt) for one in finished] == [(0, 0), *([(1, 1)] if played else []), (2, 0)]
+def test_failures_before_an_interruption_count_towards_the_retries(failed: int, played: bool) -> None:
+    failed_episode = builders.episode(None, member=1)
+    group, finished, player = resume(Scripted(1.0), GroupProgress({1: failed_episode}, attempts={1: 1}, failed=failed))
+    assert list_statuses(group) == ["completed", "completed" if played else "failed", "completed"]
+    assert [(episode.member, episode.attempt) for episode in finished] == [
+        (0, 0),
+        *([(1, 1)] if played else []),
+        (2, 0),
+    ]
     assert player.counts.failed == 0  # it was counted when it failed
 
 
-def test_an_attempt_after_an_interruption_has_a_number_and_seeds_of_its_own() -> None:
+def test_attempt_after_an_interruption_has_its_own_number_and_seeds() -> None:
     group, finished, _ = resume(Scripted(1.0), GroupProgress(attempts={1: 3}))
-    assert [one.attempt for one in finished] == [one.attempt for one in group.episodes] == [0, 3, 0]
+    assert [episode.attempt for episode in finished] == [episode.attempt for episode in group.episodes] == [0, 3, 0]
 
 
-def test_tokens_and_failures_are_counted_for_people_to_watch() -> None:
+def test_progress_counts_tokens_and_failures() -> None:
     group, finished, player, _ = play(Scripted(1.0, ValueError("x"), 1.0), retries=1)
-    assert player.counts.tokens == sum(one.sampled_tokens for one in finished) > 0
+    assert player.counts.tokens == sum(episode.sampled_tokens for episode in finished) > 0
     assert player.counts.failed == 1
-    assert all(one.seconds >= 0 and one.info == {} for one in group.episodes)
+    assert all(episode.seconds >= 0 and episode.info == {} for episode in group.episodes)
 
 
 class Silent(Sampler):
     """Never answers, and counts who waits."""
 
     version = 0
-    asked = waiting = 0
+    request_count = waiting = 0
 
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        self.asked += 1
+        self.request_count += 1
         self.waiting += 1
         try:
             await asyncio.Event().wait()
@@ -420,14 +424,14 @@ class Silent(Sampler):
 
 
 @pytest.mark.parametrize("coalesce", ["always", "never"])
-def test_a_group_that_is_cancelled_takes_back_what_it_asked_for(coalesce: Literal["always", "never"]) -> None:
+def test_cancelled_group_cancels_its_requests(coalesce: Literal["always", "never"]) -> None:
     async def main() -> None:
         sampler = Silent()
         settings = EnvSettings(3, Sampling(max_tokens=16), 60, 0, Limits(), coalesce=coalesce)
         player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(9))
         playing = asyncio.create_task(player.play(Task(7, "e", Scripted(1.0)), lambda: sampler))
         await asyncio.sleep(1)
-        assert sampler.asked == sampler.waiting == (1 if coalesce == "always" else 3)
+        assert sampler.request_count == sampler.waiting == (1 if coalesce == "always" else 3)
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
         await asyncio.sleep(1)
@@ -439,9 +443,7 @@ def test_a_group_that_is_cancelled_takes_back_what_it_asked_for(coalesce: Litera
 @pytest.mark.parametrize(
     ("scores", "rewards"), [([3.0, 1.5], [3.0, 1.5]), (ValueError("ill"), [None, None]), (None, [])]
 )
-def test_what_comparing_a_group_changed_is_recorded_in_the_place_of_what_was_there(
-    scores: object, rewards: list[float | None]
-) -> None:
+def test_scores_of_a_group_replace_the_recorded_rewards(scores: object, rewards: list[float | None]) -> None:
     changed = list[Episode]()
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
@@ -449,7 +451,7 @@ def test_what_comparing_a_group_changed_is_recorded_in_the_place_of_what_was_the
         ByteChat(), {"e": settings}, seed=0, slots=Slots(1), record_score=lambda task, episode: changed.append(episode)
     )
     group = asyncio.run(player.play(Task(7, "e", Ranked(0.0, 0.0, scores=scores)), lambda: sampler))
-    assert [(one.member, one.attempt, one.reward) for one in changed] == [
+    assert [(episode.member, episode.attempt, episode.reward) for episode in changed] == [
         (member, 0, reward) for member, reward in enumerate(rewards)
     ]
     assert not changed or changed == list(group.episodes)

@@ -21,63 +21,65 @@ MORE: Message = {"role": "user", "content": "Go on."}
 TOOL: Tool = {"name": "add", "description": "adds", "parameters": {}}
 
 
-def whole(turns: Sequence[Turn], index: int) -> list[int]:
+def rebuild_prompt(turns: Sequence[Turn], index: int) -> list[int]:
     """The full prompt of a turn, rebuilt from the record."""
     turn = turns[index]
-    before = [] if turn.parent is None else [*whole(turns, turn.parent), *turns[turn.parent].completion.tolist()]
-    return [*before, *turn.prompt.tokens.tolist()]
+    prefix = (
+        [] if turn.parent is None else [*rebuild_prompt(turns, turn.parent), *turns[turn.parent].completion.tolist()]
+    )
+    return [*prefix, *turn.prompt.tokens.tolist()]
 
 
 @dataclass(frozen=True)
 class Move:
-    """One request of a made-up rollout.
+    """Request of a generated rollout.
 
     Args:
-        line: which conversation goes on; a new number begins one.
-        user: the message before the reply.
-        kept: whether the reply of the turn before is kept as it is.
+        conversation: number of the conversation to continue; a new number starts one.
+        user: user message before the reply.
+        keeps_reply: True if the history keeps this reply unchanged.
     """
 
-    line: int
+    conversation: int
     user: str
     reply: str
     max_tokens: int
     forced: str
-    kept: bool
+    keeps_reply: bool
     tools: bool
 
 
 moves = st.builds(
     Move,
-    line=st.integers(0, 2),
+    conversation=st.integers(0, 2),
     user=st.text(max_size=5),
     reply=st.text(max_size=8) | st.sampled_from(["<think>a</think>b", " b ", '<tool_call>{"name": "f"', "</think>"]),
     max_tokens=st.integers(1, 12),
     forced=st.sampled_from(["", "<think>", "é"]),
-    kept=st.booleans(),
+    keeps_reply=st.booleans(),
     tools=st.booleans(),
 )
 
 
 @given(st.lists(moves, max_size=8), st.booleans())
-def test_the_record_rebuilds_the_exact_prompts_that_the_sampler_saw(script: list[Move], keeps_thinking: bool) -> None:
+def test_turns_rebuild_the_exact_sampled_prompts(script: list[Move], keeps_thinking: bool) -> None:
     policy = ScriptedPolicy([move.reply for move in script], chat=ByteChat(keeps_thinking=keeps_thinking))
 
     async def play() -> None:
-        lines: dict[int, list[Message]] = {}
+        histories: dict[int, list[Message]] = {}
         for move in script:
-            messages = [*lines.get(move.line, []), Message(role="user", content=move.user)]
+            messages = [*histories.get(move.conversation, []), Message(role="user", content=move.user)]
             reply = await policy.chat(
                 messages, tools=[TOOL] if move.tools else [], forced=move.forced, max_tokens=move.max_tokens
             )
-            said = reply.message if move.kept else Message(role="assistant", content="I forgot.")
-            lines[move.line] = [*messages, said]
+            message = reply.message if move.keeps_reply else Message(role="assistant", content="I forgot.")
+            histories[move.conversation] = [*messages, message]
 
     asyncio.run(play())
-    turns, asked = policy.turns, policy.sampler.requests
+    turns, requests = policy.turns, policy.sampler.requests
     for index, move in enumerate(script):
         forced = list(move.forced.encode())
-        assert [*whole(turns, index), *forced] == asked[index].prompt.tokens.tolist()
+        assert [*rebuild_prompt(turns, index), *forced] == requests[index].prompt.tokens.tolist()
         assert turns[index].completion[: len(forced)].tolist() == forced
         assert turns[index].sampled_mask.tolist() == [n >= len(forced) for n in range(len(turns[index].completion))]
         parent = turns[index].parent
@@ -97,30 +99,30 @@ def test_a_conversation_is_one_segment() -> None:
 
 
 @pytest.mark.parametrize("change", ["text", "in place", "tools", "opening"])
-def test_a_conversation_that_was_changed_starts_a_new_segment(change: str) -> None:
+def test_changed_conversation_starts_a_new_segment(change: str) -> None:
     policy = ScriptedPolicy(["one", "two"])
 
     async def play() -> None:
         opening = [Message(role="user", content="Begin.")]
         reply = await policy.chat(opening)
-        said = reply.message
+        message = reply.message
         match change:
             case "text":
-                said = Message(role="assistant", content="uno")
+                message = Message(role="assistant", content="uno")
             case "in place":
-                said["content"] = "uno"
+                message["content"] = "uno"
             case "opening":
                 opening[0]["content"] = "Start."
             case _:
                 pass
-        await policy.chat([*opening, said, MORE], tools=[TOOL] if change == "tools" else [])
+        await policy.chat([*opening, message, MORE], tools=[TOOL] if change == "tools" else [])
 
     asyncio.run(play())
     assert [turn.parent for turn in policy.turns] == [None, None]
     assert ("uno" in policy.prompts[1]) == (change in ("text", "in place"))
 
 
-def test_conversations_at_once_extend_their_own_tokens() -> None:
+def test_concurrent_conversations_extend_their_own_tokens() -> None:
     policy = ScriptedPolicy(lambda prompt: f"reply {len(prompt)} to {prompt.split()[0]}")
 
     async def talk(name: str) -> None:
@@ -134,11 +136,11 @@ def test_conversations_at_once_extend_their_own_tokens() -> None:
     asyncio.run(play())
     turns = policy.turns
     assert sum(turn.parent is None for turn in turns) == 2
-    rebuilt = sorted(whole(turns, index) for index in range(len(turns)))
-    assert rebuilt == sorted(asked.prompt.tokens.tolist() for asked in policy.sampler.requests)
+    rebuilt = sorted(rebuild_prompt(turns, index) for index in range(len(turns)))
+    assert rebuilt == sorted(request.prompt.tokens.tolist() for request in policy.sampler.requests)
 
 
-def test_of_two_continuations_of_one_reply_one_is_its_extension() -> None:
+def test_only_one_of_two_continuations_extends_a_reply() -> None:
     policy = ScriptedPolicy(["one", "two", "three"])
 
     async def play() -> None:
@@ -148,10 +150,10 @@ def test_of_two_continuations_of_one_reply_one_is_its_extension() -> None:
 
     asyncio.run(play())
     assert [turn.parent for turn in policy.turns] == [None, 0, None]
-    assert whole(policy.turns, 1) == whole(policy.turns, 2)
+    assert rebuild_prompt(policy.turns, 1) == rebuild_prompt(policy.turns, 2)
 
 
-def test_tokens_that_go_on_from_a_turn_are_its_extension() -> None:
+def test_tokens_that_continue_a_turn_extend_it() -> None:
     policy = ScriptedPolicy(["one", "two", "three"])
 
     async def play() -> None:
@@ -199,14 +201,14 @@ def test_the_reward_of_a_turn_is_a_plain_number(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["1", None, np.zeros(1), float("nan")])
-def test_what_is_no_number_is_no_reward_of_a_turn(value: float) -> None:
+def test_invalid_turn_reward_is_an_error(value: float) -> None:
     policy = ScriptedPolicy(["one"])
     asyncio.run(policy.chat(OPENING))
     with pytest.raises(ValueError, match="the reward of a turn must be a finite number, not "):
         policy.reward(value)
 
 
-def test_each_turn_asks_with_its_own_seed_and_the_run_s_settings() -> None:
+def test_each_request_has_its_own_seed_and_the_settings_of_the_run() -> None:
     chat = ByteChat()
     sampler = ScriptedSampler(lambda prompt, seed: "yes", chat=chat, version=3)
     policy = RecordingPolicy(
@@ -219,8 +221,8 @@ def test_each_turn_asks_with_its_own_seed_and_the_run_s_settings() -> None:
         await policy.sample("Once", max_tokens=999, stop=["."])
 
     asyncio.run(play())
-    assert [asked.seed for asked in sampler.requests] == [100, 101, 102]
-    assert [asked.sampling for asked in sampler.requests] == [
+    assert [request.seed for request in sampler.requests] == [100, 101, 102]
+    assert [request.sampling for request in sampler.requests] == [
         Sampling(50, temperature=0.7, stop=(END,)),
         Sampling(9, temperature=0.0, stop=(END,)),
         Sampling(50, temperature=0.7, stop=(".",)),
@@ -228,7 +230,7 @@ def test_each_turn_asks_with_its_own_seed_and_the_run_s_settings() -> None:
     assert [turn.version for turn in policy.turns] == [3, 3, 3]
 
 
-def test_turns_are_limited_even_when_asked_for_at_once() -> None:
+def test_turn_limit_applies_to_concurrent_requests() -> None:
     policy = ScriptedPolicy(["one", "two", "three"], limits=Limits(max_turns=2))
 
     async def play() -> list[object]:
@@ -239,7 +241,7 @@ def test_turns_are_limited_even_when_asked_for_at_once() -> None:
     assert len(policy.turns) == 2
 
 
-def test_a_completion_gets_the_room_that_the_context_leaves() -> None:
+def test_completion_is_limited_to_the_remaining_context() -> None:
     policy = ScriptedPolicy(["a long reply", "?"], limits=Limits(context_tokens=20))
 
     async def play() -> None:
@@ -253,7 +255,7 @@ def test_a_completion_gets_the_room_that_the_context_leaves() -> None:
     assert len(policy.turns) == 1
 
 
-def test_a_reply_that_needs_more_room_than_the_context_leaves_is_not_asked_for() -> None:
+def test_reply_that_cannot_fit_the_context_is_not_requested() -> None:
     policy = ScriptedPolicy(["never"], limits=Limits(context_tokens=20))
 
     async def play() -> None:
@@ -277,7 +279,7 @@ def test_a_conversation_may_be_given_less_than_the_context() -> None:
     asyncio.run(play())
 
 
-def test_an_empty_conversation_is_refused() -> None:
+def test_empty_conversation_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one message"):
         asyncio.run(ScriptedPolicy(["?"]).chat([]))
 

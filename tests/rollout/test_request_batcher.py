@@ -1,4 +1,4 @@
-"""One request for the first turns of a group."""
+"""The first turns of a group are a single request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(directory: Path, coalesce: str, tasks: list[rlkit.Env]) -> Simulation:
     return run
 
 
-def test_the_first_turns_of_a_group_are_one_request_and_the_episodes_are_the_same(tmp_path: Path) -> None:
+def test_batching_first_turns_does_not_change_episodes(tmp_path: Path) -> None:
     together = train(tmp_path / "together", "always", [Talk(number) for number in range(9)])
     alone = train(tmp_path / "alone", "never", [Talk(number) for number in range(9)])
     groups, size, turns = 6, 3, 3
@@ -59,7 +59,7 @@ def test_conversations_do_not_wait_for_each_other_by_default(tmp_path: Path) -> 
 
 
 class Impatient(Word):
-    """One rollout of the group gives up its first turn while the others wait for theirs."""
+    """Cancel the first turn of a single rollout while the other rollouts of the group wait."""
 
     async def rollout(self, policy: rlkit.Policy) -> float:
         asking = asyncio.ensure_future(policy.chat([{"role": "user", "content": self.task_id}]))
@@ -70,12 +70,12 @@ class Impatient(Word):
         return float((await asking).text.count("e"))
 
 
-def test_one_that_gives_up_does_not_take_the_others_along(tmp_path: Path) -> None:
+def test_cancelled_rollout_does_not_cancel_the_batched_request(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "always", [Impatient(number) for number in range(40)])
     assert [line["env/all/failed"] for line in run.lines()] == [0.0] * 3
 
 
-def test_a_request_that_fails_fails_for_each_of_them(tmp_path: Path) -> None:
+def test_failed_batched_request_fails_each_rollout(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", World(), settings={"rollouts": {"coalesce": "always"}})
     run.settings = {**run.settings, "service": {"timeout_s": 10.0}}
     run.world.faults = [Fault("500", call="sample")]
@@ -84,7 +84,7 @@ def test_a_request_that_fails_fails_for_each_of_them(tmp_path: Path) -> None:
 
 
 class Miser(Sampler):
-    """Gives one sample, however many are asked for."""
+    """Return a single sample whatever the number requested."""
 
     version = 0
 
@@ -94,12 +94,12 @@ class Miser(Sampler):
         return [Completion(np.zeros(1, np.int32), np.zeros(1, np.float32), "stop")]
 
 
-def test_fewer_samples_than_requested_are_a_failure_for_each_of_them() -> None:
+def test_too_few_samples_fail_each_rollout() -> None:
     async def run() -> list[object]:
         batcher = RequestBatcher()
         prompt = Prompt(np.arange(3, dtype=np.int32))
-        asked = [batcher.sample(Miser(), prompt, Sampling(max_tokens=5), seed) for seed in range(3)]
-        return list(await asyncio.gather(*asked, return_exceptions=True))
+        requests = [batcher.sample(Miser(), prompt, Sampling(max_tokens=5), seed) for seed in range(3)]
+        return list(await asyncio.gather(*requests, return_exceptions=True))
 
     failures = run_virtual(run())
     assert [str(failure) for failure in failures] == ["sampling: requested 3 samples, got 1"] * 3

@@ -1,4 +1,4 @@
-"""What an environment says beside the reward: kept as JSON, the same in memory, in the journal and in the table."""
+"""The info of an outcome is recorded as JSON, equal in memory, in the journal and in the table."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ODD: dict[str, tuple[object, object]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_json_cannot_hold_becomes_text(name: str) -> None:
+def test_values_outside_json_become_text(name: str) -> None:
     value, expected = ODD[name]
     info = as_outcome(rlkit.Outcome(1.0, info={"it": value})).info  # type: ignore[dict-item]  on purpose
     assert info == {"it": expected}
@@ -69,13 +69,13 @@ def test_what_json_cannot_hold_becomes_text(name: str) -> None:
 @pytest.mark.parametrize(
     "info", [{"it": circle()}, {"it": {("a", 1): 2}}, {("a", 1): 2}], ids=["circle", "inner", "outer"]
 )
-def test_what_cannot_be_recorded_is_a_failure_of_its_rollout(info: Any) -> None:
+def test_info_that_cannot_be_recorded_fails_the_rollout(info: Any) -> None:
     with pytest.raises(RewardError, match="which cannot be recorded"):
         as_outcome(rlkit.Outcome(1.0, info=info))
 
 
 @pytest.mark.parametrize("info", [None, ["a"], "text", 3])
-def test_info_that_maps_nothing_is_a_failure_of_its_rollout(info: object) -> None:
+def test_info_that_is_no_mapping_fails_the_rollout(info: object) -> None:
     with pytest.raises(RewardError, match="info maps names to values"):
         as_outcome(rlkit.Outcome(1.0, info=info))  # type: ignore[arg-type]  on purpose
 
@@ -92,7 +92,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=3), values, max_size=3))
-def test_json_stays_as_it_is(info: Mapping[str, Any]) -> None:
+def test_json_is_kept_unchanged(info: Mapping[str, Any]) -> None:
     assert as_outcome(rlkit.Outcome(1.0, info=info)).info == info
 
 
@@ -109,21 +109,21 @@ class Talkative(Word):
         return rlkit.Outcome(float(reply.text.count("e")), info=odd)
 
 
-def test_a_run_keeps_what_its_environments_say_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_run_records_info_of_its_environments_and_resumes_with_it(tmp_path: Path) -> None:
     def run(name: str, steps: int) -> Simulation:
         return Simulation(tmp_path / name, settings={"steps": steps}, tasks=[Talkative(number) for number in range(40)])
 
-    whole, again = run("whole", 3), run("again", 2)
-    whole.train()
-    again.train()
-    again.world.checkpoints.clear()
-    again.settings = {"steps": 3}
-    again.train(resume=True)
-    assert again.weights() == whole.weights()
-    episodes = pd.read_parquet(whole.directory / "episodes")
-    kept = [json.loads(info) for info in episodes[episodes.status == "completed"]["info"]]
-    assert kept
-    for info in kept:
+    uninterrupted, resumed = run("whole", 3), run("again", 2)
+    uninterrupted.train()
+    resumed.train()
+    resumed.world.checkpoints.clear()
+    resumed.settings = {"steps": 3}
+    resumed.train(resume=True)
+    assert resumed.weights() == uninterrupted.weights()
+    episodes = pd.read_parquet(uninterrupted.directory / "episodes")
+    infos = [json.loads(info) for info in episodes[episodes.status == "completed"]["info"]]
+    assert infos
+    for info in infos:
         assert {name: info[name] for name in ODD} == {name: expected for name, (_, expected) in ODD.items()}
     errors = episodes.error.dropna().tolist()
     assert any("the answer \\ud800 cannot be read" in error for error in errors)

@@ -23,7 +23,7 @@ from tests.simulation import Word
 SECRET = "s3cret-canary"
 
 
-def refusal(url: str, *, connect_timeout_s: float = 3.0) -> tuple[str, list[str]]:
+def connection_error(url: str, *, connect_timeout_s: float = 3.0) -> tuple[str, list[str]]:
     """The error of a connection, and what the user was told while it was tried."""
     notes = list[str]()
 
@@ -46,44 +46,44 @@ def assert_one_line(error: str, notes: list[str], address: str, reason: str) -> 
     assert notes[0].startswith(f"waiting up to 3 s for the service at {address}: ")
 
 
-def test_a_connection_that_is_refused_is_one_line_without_the_password_of_the_address() -> None:
+def test_refused_connection_is_one_line_without_the_password() -> None:
     address = f"127.0.0.1:{closed_port()}/prefix"
-    error, notes = refusal(f"http://user:{SECRET}@{address}?token={SECRET}")
+    error, notes = connection_error(f"http://user:{SECRET}@{address}?token={SECRET}")
     assert_one_line(error, notes, f"http://{address}", "connection refused")
 
 
-def test_a_server_that_never_answers_is_one_line() -> None:
+def test_silent_server_is_an_error_of_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        error, notes = refusal(address)
+        error, notes = connection_error(address)
     assert f"{address} (service.base_url is set) cannot be reached: it accepts connections, but sent no answer" in error
     assert notes == [f"waiting up to 3 s for the service at {address}: no answer yet"]
 
 
-def test_a_fault_of_tls_is_one_line() -> None:
+def test_tls_failure_is_an_error_of_one_line() -> None:
     with status_server(200) as address:  # which speaks no TLS
-        error, notes = refusal(f"https://{address}")
+        error, notes = connection_error(f"https://{address}")
     assert_one_line(error, notes, f"https://{address}", "TLS: WRONG_VERSION_NUMBER")
 
 
-def test_a_name_that_cannot_be_resolved_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_name_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake_resolver(*_: object, **__: object) -> list[object]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", fake_resolver)
-    error, notes = refusal("http://service.invalid")
+    error, notes = connection_error("http://service.invalid")
     reason = "its name cannot be resolved (Temporary failure in name resolution)"
     assert_one_line(error, notes, "http://service.invalid", reason)
 
 
-def test_a_gateway_without_a_service_behind_it_is_one_line_with_the_id_of_the_request() -> None:
+def test_gateway_error_is_one_line_with_the_request_id() -> None:
     with status_server(503) as address:
-        error, notes = refusal(f"http://{address}")
+        error, notes = connection_error(f"http://{address}")
     assert_one_line(error, notes, f"http://{address}", "it answered 503 (request req-7)")
 
 
 @pytest.mark.parametrize("url", ["not a url", "ftp://127.0.0.1", "http://[::1"])
-def test_what_is_no_address_is_the_users_mistake_at_once(url: str) -> None:
+def test_malformed_address_is_a_usage_error(url: str) -> None:
     async def run() -> None:
         async with connect(ServiceConfig(base_url=url)):
             pass
@@ -93,7 +93,7 @@ def test_what_is_no_address_is_the_users_mistake_at_once(url: str) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 401, 404, 501])
-def test_a_service_that_comes_back_in_time_is_waited_for(status: int) -> None:
+def test_service_that_recovers_in_time_is_awaited(status: int) -> None:
     notes = list[str]()
     with status_server(502, 503, status) as address:
         connector = Connector(f"http://{address}", "it was given", 600, notes.append)
@@ -101,27 +101,27 @@ def test_a_service_that_comes_back_in_time_is_waited_for(status: int) -> None:
     assert len(notes) == 1
 
 
-def test_the_last_reason_is_given_where_the_last_attempt_never_ends() -> None:
-    tried = list[float]()
+def test_error_has_the_last_reason_if_the_last_attempt_hangs() -> None:
+    limits = list[float]()
 
     async def attempt(limit_s: float) -> None:
-        tried.append(limit_s)
-        if len(tried) > 1:
+        limits.append(limit_s)
+        if len(limits) > 1:
             await asyncio.sleep(3600)
         raise Unreachable("the machine starts")
 
     connector = Connector("http://x", "it was given", 1, lambda _: None)
     with pytest.raises(MissingError, match="fails: the machine starts; gave up after 1 s"):
         asyncio.run(connector.retry(attempt, "fails"))
-    assert len(tried) == 2
+    assert len(limits) == 2
 
 
-def test_an_address_is_shown_without_what_may_be_a_key() -> None:
+def test_address_is_shown_without_possible_keys() -> None:
     assert public_address(f"https://a:{SECRET}@h.example:8/p/?k={SECRET}#x") == "https://h.example:8/p/"
     assert public_address(f"http://a:{SECRET}@[::1") == "[::1"
 
 
-def test_a_script_gets_an_exception(byte_model_dir: Path) -> None:
+def test_script_without_a_service_gets_an_exception(byte_model_dir: Path) -> None:
     service = {"base_url": f"http://127.0.0.1:{closed_port()}", "connect_timeout_s": 1.0}
     with pytest.raises(MissingError, match="cannot be reached: connection refused"):
         rlkit.train(model=str(byte_model_dir), envs=[Word(1)], service=service, trackers=[])
@@ -151,7 +151,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.slow
-def test_the_first_interrupt_stops_a_script_that_is_still_preparing(byte_model_dir: Path) -> None:
+def test_first_interrupt_stops_a_preparing_script(byte_model_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         command = [sys.executable, "-c", SCRIPT, str(byte_model_dir), url]

@@ -26,7 +26,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield server
 
 
-def on(engine: EngineServer, coroutine):
+def run_with_service(engine: EngineServer, coroutine):
     """Run `coroutine(service)` on a connection to the engine."""
 
     async def run():
@@ -44,16 +44,16 @@ def test_a_sampler_draws_the_same_completion_for_the_same_seed(engine: EngineSer
             for seed in (1, 1, 2)
         ]
 
-    first, again, other = on(engine, draw)
+    first, again, other = run_with_service(engine, draw)
     assert first.tokens.tolist() == again.tokens.tolist() != other.tokens.tolist()
     np.testing.assert_array_equal(first.logprobs, again.logprobs)
     assert (first.tokens.dtype, first.logprobs.dtype, first.stop) == (np.int32, np.float32, "length")
 
 
-def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, byte_model_dir: Path) -> None:
+def test_updates_change_the_weights_and_count_versions(engine: EngineServer, byte_model_dir: Path) -> None:
     async def learn(service: TinkerService):
         learner = await service.learner(model=str(byte_model_dir), lora=LoraConfig(), seed=1)
-        before = await learner.sampler(0)
+        sampler_before = await learner.sampler(0)
         advantages = np.array([0, 1, 1], np.float32)
         datum = Datum(
             as_prompt([65, 66, 67]),
@@ -62,40 +62,42 @@ def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, b
             advantages,
             advantages > 0,
         )
-        gradients, after = [], None
+        gradients, sampler_after = [], None
         for version in (1, 2, 3):  # each step's requests stand in the queue together
             gradients.append(learner.gradient([datum], ImportanceSampling()))
             learner.step(OptimizerConfig(), learning_rate=1e-2)
-            after = learner.sampler(version)
-        assert after is not None
-        return before.version, (await after).version, [(await g).logprobs[0][1:].sum() for g in gradients]
+            sampler_after = learner.sampler(version)
+        assert sampler_after is not None
+        return (
+            sampler_before.version,
+            (await sampler_after).version,
+            [(await g).logprobs[0][1:].sum() for g in gradients],
+        )
 
-    before, after, likelihoods = on(engine, learn)
-    assert (before, after) == (0, 3)
+    sampler_before, sampler_after, likelihoods = run_with_service(engine, learn)
+    assert (sampler_before, sampler_after) == (0, 3)
     assert likelihoods[0] < likelihoods[1] < likelihoods[2]
 
 
-def test_a_scorer_gives_the_log_probabilities_of_the_last_tokens_as_they_were_sampled(
-    engine: EngineServer, byte_model_dir: Path
-) -> None:
+def test_scorer_returns_the_sampled_logprobs_of_the_last_tokens(engine: EngineServer, byte_model_dir: Path) -> None:
     async def ask(service: TinkerService):
         sampler = await service.sampler(model=str(byte_model_dir))
         scorer = await service.scorer(model=str(byte_model_dir))
         prompt = as_prompt([65, 66, 67])
-        (drawn,) = await sampler.sample(prompt, Sampling(max_tokens=6, stop=("\x00",)), seed=3)
-        whole = prompt + as_prompt(drawn.tokens)
-        return drawn, await scorer.logprobs(whole, last=6), await scorer.logprobs(whole, last=8)
+        (completion,) = await sampler.sample(prompt, Sampling(max_tokens=6, stop=("\x00",)), seed=3)
+        sequence = prompt + as_prompt(completion.tokens)
+        return completion, await scorer.logprobs(sequence, last=6), await scorer.logprobs(sequence, last=8)
 
-    drawn, scores, more = on(engine, ask)
+    completion, scores, more = run_with_service(engine, ask)
     assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, drawn.logprobs, atol=1e-5)
+    np.testing.assert_allclose(scores, completion.logprobs, atol=1e-5)
     np.testing.assert_allclose(more[-6:], scores, atol=1e-6)
     assert more.shape == (8,)
 
 
-def test_an_unknown_checkpoint_is_the_users_mistake(engine: EngineServer, byte_model_dir: Path) -> None:
+def test_unknown_checkpoint_is_a_usage_error(engine: EngineServer, byte_model_dir: Path) -> None:
     with pytest.raises(UsageError, match="tinker://nobody:train:0/weights/none"):
-        on(
+        run_with_service(
             engine,
             lambda s: s.learner(
                 model=str(byte_model_dir), lora=LoraConfig(), seed=0, checkpoint="tinker://nobody:train:0/weights/none"
@@ -104,21 +106,19 @@ def test_an_unknown_checkpoint_is_the_users_mistake(engine: EngineServer, byte_m
 
 
 @pytest.mark.slow
-def test_a_refused_key_names_the_variable_and_not_the_key(
-    engine: EngineServer, byte_model_dir: Path, tmp_path: Path
-) -> None:
+def test_rejected_key_is_reported_by_its_variable(engine: EngineServer, byte_model_dir: Path, tmp_path: Path) -> None:
     """In a process of its own, since the SDK never closes the connection of a session that was refused."""
     (tmp_path / "a.yaml").write_text(f"envs: {{arithmetic: {{}}}}\nmodel: {byte_model_dir}")
     environ = {**os.environ, "TINKER_BASE_URL": engine.url, "TINKER_API_KEY": "tml-wrong-key"}
     command = [sys.executable, "-m", "rlkit", "eval", str(tmp_path / "a.yaml")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "check TINKER_API_KEY" in done.stderr
-    assert "tml-wrong-key" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert completed.returncode == 3
+    assert "check TINKER_API_KEY" in completed.stderr
+    assert "tml-wrong-key" not in completed.stdout + completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
-def test_a_key_that_is_none_is_refused_before_anything_is_sent() -> None:
+def test_malformed_key_is_an_error_before_any_request() -> None:
     async def connect() -> None:
         async with TinkerService(base_url="http://127.0.0.1:9", api_key="not-a-key") as service:
             await service.sampler(model="any")
@@ -135,7 +135,7 @@ def test_images_become_chunks_between_runs_of_tokens() -> None:
     assert ServiceError("x", request_id="r").request_id == "r"
 
 
-def test_a_checkpoint_that_is_deleted_is_gone(engine: EngineServer, byte_model_dir: Path) -> None:
+def test_deleted_checkpoint_is_gone(engine: EngineServer, byte_model_dir: Path) -> None:
     async def run(service: TinkerService) -> None:
         learner = await service.learner(model=str(byte_model_dir), lora=LoraConfig(), seed=1)
         for path in await learner.save("short-lived", ttl_s=None):
@@ -145,9 +145,11 @@ def test_a_checkpoint_that_is_deleted_is_gone(engine: EngineServer, byte_model_d
         with pytest.raises(UsageError, match=path):
             await service.sampler(model=str(byte_model_dir), checkpoint=path)
 
-    on(engine, run)
+    run_with_service(engine, run)
 
 
-def test_a_process_can_connect_to_one_service_again_and_again(engine: EngineServer, byte_model_dir: Path) -> None:
-    found = [on(engine, lambda service: service.context_tokens(str(byte_model_dir))) for _ in range(3)]
-    assert found[0] == found[1] == found[2]
+def test_process_can_connect_to_one_service_repeatedly(engine: EngineServer, byte_model_dir: Path) -> None:
+    context_sizes = [
+        run_with_service(engine, lambda service: service.context_tokens(str(byte_model_dir))) for _ in range(3)
+    ]
+    assert context_sizes[0] == context_sizes[1] == context_sizes[2]

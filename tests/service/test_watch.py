@@ -13,28 +13,28 @@ from rlkit.service.watch import SILENCE_S, ServiceWatch
 from rlkit.testing import run_virtual
 
 
-def test_a_call_that_changes_nothing_is_made_again_until_it_is_answered() -> None:
-    asked, notes = list[float](), list[str]()
+def test_idempotent_call_is_retried_until_it_succeeds() -> None:
+    request_times, notes = list[float](), list[str]()
 
     async def run() -> str:
         watch = ServiceWatch(notes.append, timeout_s=100)
 
         async def make() -> str:
-            asked.append(asyncio.get_running_loop().time())
-            if len(asked) < 5:
+            request_times.append(asyncio.get_running_loop().time())
+            if len(request_times) < 5:
                 raise ServiceError("busy", request_id="r")
             return "done"
 
         return await watch.call(make, "sampling", retry=True)
 
     assert run_virtual(run()) == "done"
-    assert len(asked) == 5
-    assert sorted(asked) == asked
-    assert len(set(asked)) == 5  # not all at once
+    assert len(request_times) == 5
+    assert sorted(request_times) == request_times
+    assert len(set(request_times)) == 5  # not all at once
     assert notes == ["busy (request r); retrying"]
 
 
-def test_a_call_that_may_have_changed_something_is_not_made_again() -> None:
+def test_call_that_is_not_idempotent_is_not_retried() -> None:
     async def run() -> None:
         async def make() -> None:
             raise ServiceError("busy")
@@ -46,7 +46,7 @@ def test_a_call_that_may_have_changed_something_is_not_made_again() -> None:
 
 
 @pytest.mark.parametrize("retry", [True, False])
-def test_a_service_that_never_answers_is_given_up_after_the_timeout(retry: bool) -> None:
+def test_silent_service_fails_after_the_timeout(retry: bool) -> None:
     async def run() -> float:
         async def make() -> None:
             await asyncio.Event().wait()
@@ -58,7 +58,7 @@ def test_a_service_that_never_answers_is_given_up_after_the_timeout(retry: bool)
     assert run_virtual(run()) == 100
 
 
-def test_a_service_that_always_fails_is_given_up_after_the_timeout() -> None:
+def test_failing_service_fails_after_the_timeout() -> None:
     async def run() -> float:
         async def make() -> None:
             raise ServiceError("busy")
@@ -70,7 +70,7 @@ def test_a_service_that_always_fails_is_given_up_after_the_timeout() -> None:
     assert run_virtual(run()) == pytest.approx(100)
 
 
-def test_a_time_limit_of_somebody_elses_is_a_failure_like_another() -> None:
+def test_timeout_of_the_caller_is_an_ordinary_failure() -> None:
     async def run() -> None:
         async def make() -> None:
             raise ServiceError("sampling: TimeoutError") from TimeoutError()
@@ -82,7 +82,7 @@ def test_a_time_limit_of_somebody_elses_is_a_failure_like_another() -> None:
     run_virtual(run())
 
 
-def test_a_service_that_nobody_asked_is_not_gone() -> None:
+def test_unused_service_does_not_time_out() -> None:
     async def run() -> tuple[bool, bool]:
         async def refuse() -> None:
             raise ServiceError("busy")
@@ -103,7 +103,7 @@ def test_a_service_that_nobody_asked_is_not_gone() -> None:
     assert run_virtual(run()) == (False, True)
 
 
-def test_the_users_mistake_is_nobodys_to_retry() -> None:
+def test_usage_error_is_not_retried() -> None:
     async def run() -> None:
         async def make() -> None:
             raise UsageError("no such model")
@@ -114,7 +114,7 @@ def test_the_users_mistake_is_nobodys_to_retry() -> None:
     run_virtual(run())
 
 
-def test_silence_is_reported_with_what_is_waited_for_and_what_the_client_said_less_and_less_often() -> None:
+def test_silence_is_reported_with_growing_pauses() -> None:
     notes = list[tuple[float, str]]()
 
     async def run() -> None:
@@ -139,7 +139,7 @@ def test_silence_is_reported_with_what_is_waited_for_and_what_the_client_said_le
     assert 3 <= len(notes) <= 10
 
 
-def test_a_call_that_fails_is_told_of_less_and_less_often_though_others_are_answered() -> None:
+def test_failing_call_is_reported_with_growing_pauses_while_other_calls_succeed() -> None:
     notes = list[float]()
     broken = True
 
@@ -180,17 +180,17 @@ def test_a_call_that_fails_is_told_of_less_and_less_often_though_others_are_answ
     assert second[0] - first[-1] < 1200
 
 
-def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> None:
+def test_silence_is_reported_right_after_a_failure() -> None:
     notes = list[str]()
 
     async def run() -> None:
         watch = ServiceWatch(notes.append, timeout_s=7200)
-        asked = 0
+        attempts = 0
 
         async def make() -> None:
-            nonlocal asked
-            asked += 1
-            if asked == 1:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
                 raise ServiceError("busy")
             await asyncio.sleep(60)
 
@@ -201,7 +201,7 @@ def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> Non
     assert [note.split(";")[0] for note in notes] == ["busy", "no answer from the service for 45 s"]
 
 
-def test_a_service_that_is_seen_to_compute_is_not_called_silent() -> None:
+def test_computing_service_is_not_reported_as_silent() -> None:
     notes, computing = list[str](), [True]
 
     async def run() -> None:
@@ -220,7 +220,7 @@ def test_a_service_that_is_seen_to_compute_is_not_called_silent() -> None:
     assert 600 <= float(note.removeprefix("no answer from the service for ").partition(" ")[0]) < 660
 
 
-def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
+def test_slow_request_is_awaited_until_the_timeout() -> None:
     async def run() -> float:
         await ServiceWatch(lambda note: None, timeout_s=100).call(lambda: asyncio.sleep(99), "sampling", retry=True)
         return asyncio.get_running_loop().time()
@@ -228,14 +228,14 @@ def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
     assert run_virtual(run()) == 99
 
 
-def test_a_slow_request_is_waited_for_although_the_one_beside_it_fails() -> None:
+def test_slow_request_is_awaited_after_its_repeat_fails() -> None:
     async def run() -> tuple[str, float]:
-        asked = 0
+        attempts = 0
 
         async def make() -> str:
-            nonlocal asked
-            asked += 1
-            if asked == 2:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 2:
                 raise ServiceError("slow down")
             await asyncio.sleep(580)
             return "done"
@@ -246,14 +246,14 @@ def test_a_slow_request_is_waited_for_although_the_one_beside_it_fails() -> None
     assert run_virtual(run()) == ("done", 580)
 
 
-def test_a_request_that_was_lost_is_made_again_before_the_service_is_given_up() -> None:
+def test_lost_request_is_repeated_before_the_timeout() -> None:
     async def run() -> tuple[str, float]:
-        asked = 0
+        attempts = 0
 
         async def make() -> str:
-            nonlocal asked
-            asked += 1
-            if asked == 1:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
                 await asyncio.Event().wait()
             await asyncio.sleep(10)
             return "done"

@@ -75,39 +75,41 @@ def episodes(draw: st.DrawFn) -> Episode:
 
 
 @given(episodes())
-def test_an_episode_comes_back_as_it_was(episode: Episode) -> None:
+def test_decoded_episode_equals_the_original(episode: Episode) -> None:
     data = codec.encode(episode)
-    back = codec.decode(data)
-    assert codec.encode(back) == data
-    assert (back.reward, back.metrics, back.info, back.error, back.masked) == (
+    decoded = codec.decode(data)
+    assert codec.encode(decoded) == data
+    assert (decoded.reward, decoded.metrics, decoded.info, decoded.error, decoded.masked) == (
         episode.reward,
         episode.metrics,
         episode.info,
         episode.error,
         episode.masked,
     )
-    for one, other in zip(back.turns, episode.turns, strict=True):
-        np.testing.assert_array_equal(one.logprobs, other.logprobs)
-        np.testing.assert_array_equal(one.sampled_mask, other.sampled_mask)
-        assert one.prompt.images == other.prompt.images
+    for decoded_turn, turn in zip(decoded.turns, episode.turns, strict=True):
+        np.testing.assert_array_equal(decoded_turn.logprobs, turn.logprobs)
+        np.testing.assert_array_equal(decoded_turn.sampled_mask, turn.sampled_mask)
+        assert decoded_turn.prompt.images == turn.prompt.images
 
 
 @given(st.lists(st.lists(episodes(), min_size=1, max_size=3), max_size=3))
-def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactory, groups: list[list[Episode]]) -> None:
+def test_table_returns_its_episodes(tmp_path_factory: pytest.TempPathFactory, groups: list[list[Episode]]) -> None:
     path = tmp_path_factory.mktemp("table") / "step=000001" / "episodes.parquet"
     written = [
-        table.RecordedGroup(Group("env", f"task {draw}", draw, tuple(own)), is_trained=draw % 2 == 0, attempts=own)
-        for draw, own in enumerate(groups)
+        table.RecordedGroup(
+            Group("env", f"task {draw}", draw, tuple(members)), is_trained=draw % 2 == 0, attempts=members
+        )
+        for draw, members in enumerate(groups)
     ]
     table.write(path, written, decode=lambda tokens: str(len(tokens)))
-    back = table.read_table(path)
-    for one, other in zip(back, written, strict=True):
-        assert [codec.encode(episode) for episode in one.attempts] == [codec.encode(e) for e in other.attempts]
-        assert (one.group.env, one.group.task, one.group.draw, one.is_trained) == (
-            other.group.env,
-            other.group.task,
-            other.group.draw,
-            other.is_trained,
+    records = table.read_table(path)
+    for record, expected in zip(records, written, strict=True):
+        assert [codec.encode(episode) for episode in record.attempts] == [codec.encode(e) for e in expected.attempts]
+        assert (record.group.env, record.group.task, record.group.draw, record.is_trained) == (
+            expected.group.env,
+            expected.group.task,
+            expected.group.draw,
+            expected.is_trained,
         )
     assert len(pd.read_parquet(path.parent.parent)) == sum(map(len, groups))
 
@@ -117,18 +119,18 @@ def some_groups() -> list[table.RecordedGroup]:
         tokens = np.arange(count, dtype=np.int32)
         return Turn(Prompt(tokens[:2]), tokens, -tokens / np.float32(8), tokens > 1, "stop", 1, seconds=1.0)
 
-    own = [Episode(i, 0, (turn(4 + i), turn(3)), "completed", float(i), {"right": 1.0}, {}, 1.0) for i in range(4)]
-    return [table.RecordedGroup(Group("env", "task", 7, tuple(own)), is_trained=True, attempts=own)]
+    episodes = [Episode(i, 0, (turn(4 + i), turn(3)), "completed", float(i), {"right": 1.0}, {}, 1.0) for i in range(4)]
+    return [table.RecordedGroup(Group("env", "task", 7, tuple(episodes)), is_trained=True, attempts=episodes)]
 
 
-def test_a_bit_that_flips_in_a_table_is_noticed(tmp_path: Path) -> None:
+def test_flipped_bit_in_a_table_is_detected(tmp_path: Path) -> None:
     path, rng = tmp_path / "episodes.parquet", random.Random(0)
     table.write(path, some_groups(), decode=str)
-    good = path.read_bytes()
-    footer = int.from_bytes(good[-8:-4], "little") + 8
+    original = path.read_bytes()
+    footer = int.from_bytes(original[-8:-4], "little") + 8
     ends = [8 * byte + bit for byte in (*range(-16, 0), *range(-footer - 8, -footer)) for bit in range(8)]
-    for place in [*ends, *(rng.randrange(8 * len(good)) for _ in range(600))]:
-        data = bytearray(good)
+    for place in [*ends, *(rng.randrange(8 * len(original)) for _ in range(600))]:
+        data = bytearray(original)
         data[place // 8] ^= 1 << place % 8
         path.write_bytes(data)
         with pytest.raises(UsageError, match=r"episodes\.parquet is damaged"):
@@ -136,7 +138,7 @@ def test_a_bit_that_flips_in_a_table_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, 11, 12, 100, -1])
-def test_a_table_that_is_cut_short_is_noticed(size: int, tmp_path: Path) -> None:
+def test_truncated_table_is_detected(size: int, tmp_path: Path) -> None:
     path = tmp_path / "episodes.parquet"
     table.write(path, some_groups(), decode=str)
     table.check_checksum(path.read_bytes())
@@ -147,16 +149,16 @@ def test_a_table_that_is_cut_short_is_noticed(size: int, tmp_path: Path) -> None
         table.check_checksum(path.read_bytes())
 
 
-def test_a_table_carries_the_crc_of_all_its_other_bytes_before_its_footer(tmp_path: Path) -> None:
+def test_table_stores_a_crc_of_all_other_bytes_before_its_footer(tmp_path: Path) -> None:
     path = tmp_path / "episodes.parquet"
     table.write(path, some_groups(), decode=str)
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    others = data[: footer - 4] + data[footer:]
-    assert data[footer - 4 : footer] == zlib.crc32(others).to_bytes(4, "little")
+    other_bytes = data[: footer - 4] + data[footer:]
+    assert data[footer - 4 : footer] == zlib.crc32(other_bytes).to_bytes(4, "little")
 
 
-def test_a_reader_of_a_table_finds_rows_by_their_numbers_and_tokens_take_no_room_for_that(tmp_path: Path) -> None:
+def test_tables_have_statistics_of_numbers_but_not_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "episodes.parquet"
     table.write(path, some_groups(), decode=str)
     rows = pq.ParquetFile(path).metadata.row_group(0)
@@ -168,7 +170,7 @@ def test_a_reader_of_a_table_finds_rows_by_their_numbers_and_tokens_take_no_room
         assert "RLE_DICTIONARY" in columns[name].encodings, name
 
 
-def test_what_json_cannot_hold_comes_back_as_text() -> None:
+def test_values_outside_json_are_decoded_as_text() -> None:
     episode = Episode(0, 0, (), "completed", 1.0, {}, {"path": PurePosixPath("x")}, 0.0)  # type: ignore[dict-item]  on purpose
     assert codec.decode(codec.encode(episode)).info == {"path": "PurePosixPath('x')"}
 
@@ -189,35 +191,35 @@ def contents(folder: Path) -> list[bytes]:
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=6), st.data())
-def test_a_torn_end_loses_the_last_record_only_and_can_be_written_on(
+def test_torn_end_loses_only_the_last_record_and_can_be_appended_to(
     tmp_path_factory: pytest.TempPathFactory, written: list[bytes], data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")
     write(folder, written[:-1])
     (path,) = [path for _, path in list_segments(folder)]
-    before = path.stat().st_size
+    size_before = path.stat().st_size
     write(folder, written[-1:])
     assert contents(folder) == written
-    cut = data.draw(st.integers(before, path.stat().st_size - 1))
+    cut = data.draw(st.integers(size_before, path.stat().st_size - 1))
     os.truncate(path, cut)
     assert contents(folder) == written[:-1]
     write(folder, [b"more"])
     assert contents(folder) == [*written[:-1], b"more"]
 
 
-def test_a_torn_end_is_gone_once_the_journal_was_written_on(tmp_path: Path) -> None:
-    torn, whole = tmp_path / "torn", tmp_path / "whole"
-    write(whole, [b"first", b"last"])
+def test_appending_removes_a_torn_end(tmp_path: Path) -> None:
+    torn, intact = tmp_path / "torn", tmp_path / "whole"
+    write(intact, [b"first", b"last"])
     write(torn, [b"first", b"torn"])
     os.truncate(torn / "000001.log", (torn / "000001.log").stat().st_size - 1)
     write(torn, [b"last"])
     damaged = list[Path]()
     assert [record.content for record in read_records(torn, damaged=damaged.append)] == [b"first", b"last"]
     assert damaged == []  # a torn end is no damage, and does not become any
-    assert (torn / "000001.log").read_bytes() == (whole / "000001.log").read_bytes()
+    assert (torn / "000001.log").read_bytes() == (intact / "000001.log").read_bytes()
 
 
-def test_segments_behind_the_one_that_is_opened_are_deleted(tmp_path: Path) -> None:
+def test_segments_after_the_opened_one_are_deleted(tmp_path: Path) -> None:
     for segment in (1, 2, 3):
         write(tmp_path, [b"%d" % segment], segment=segment)
     write(tmp_path, [b"more"], segment=2)
@@ -229,26 +231,28 @@ def test_segments_behind_the_one_that_is_opened_are_deleted(tmp_path: Path) -> N
     assert [number for number, _ in list_segments(tmp_path)] == [1, 2]
 
 
-def test_a_bit_that_flips_loses_its_own_record_and_no_other(tmp_path: Path) -> None:
+def test_flipped_bit_loses_only_its_own_record(tmp_path: Path) -> None:
     written = [b"first", b"second" * 50, b"third", b"last"]
     ends = [0]
     for content in written:
         write(tmp_path, [content])
         ends.append((tmp_path / "000001.log").stat().st_size)
     path = tmp_path / "000001.log"
-    good = path.read_bytes()
-    for place in range(8 * len(good)):
-        data = bytearray(good)
+    original = path.read_bytes()
+    for place in range(8 * len(original)):
+        data = bytearray(original)
         data[place // 8] ^= 1 << place % 8
         path.write_bytes(data)
         damaged = list[Path]()
-        found = [record.content for record in read_records(tmp_path, damaged=damaged.append)]
-        own = next(number for number, end in enumerate(ends[1:]) if place // 8 < end)
-        assert found == written[:own] + written[own + 1 :], place
-        assert damaged == ([path] if own < len(written) - 1 else []), place  # the last one could be a torn end
+        records = [record.content for record in read_records(tmp_path, damaged=damaged.append)]
+        damaged_number = next(number for number, end in enumerate(ends[1:]) if place // 8 < end)
+        assert records == written[:damaged_number] + written[damaged_number + 1 :], place
+        assert damaged == ([path] if damaged_number < len(written) - 1 else []), (
+            place
+        )  # the last one could be a torn end
 
 
-def test_a_segment_that_was_damaged_anywhere_can_be_written_on(tmp_path: Path) -> None:
+def test_damaged_segment_can_be_appended_to(tmp_path: Path) -> None:
     write(tmp_path, [b"first", b"second", b"third"])
     path = tmp_path / "000001.log"
     data = bytearray(path.read_bytes())
@@ -258,7 +262,7 @@ def test_a_segment_that_was_damaged_anywhere_can_be_written_on(tmp_path: Path) -
     assert contents(tmp_path) == [b"second", b"third", b"fourth"]
 
 
-def test_a_damaged_record_does_not_take_those_behind_it_along(tmp_path: Path) -> None:
+def test_damaged_record_does_not_lose_later_records(tmp_path: Path) -> None:
     write(tmp_path, [b"first", b"second", b"third"])
     (path,) = [path for _, path in list_segments(tmp_path)]
     data = bytearray(path.read_bytes())
@@ -274,7 +278,7 @@ def test_a_damaged_record_does_not_take_those_behind_it_along(tmp_path: Path) ->
     assert damaged == [path]
 
 
-def test_a_segment_is_laid_out_as_the_runs_of_this_format_have_it(tmp_path: Path) -> None:
+def test_layout_of_a_segment_is_that_of_the_format(tmp_path: Path) -> None:
     """A run that an earlier rlkit wrote in the same format can be gone on with."""
 
     async def run() -> None:
@@ -292,7 +296,7 @@ def test_a_segment_is_laid_out_as_the_runs_of_this_format_have_it(tmp_path: Path
     assert (tmp_path / "000001.log").read_bytes() == b"".join(expected)
 
 
-def test_an_episode_is_laid_out_as_the_runs_of_this_format_have_it() -> None:
+def test_layout_of_an_episode_is_that_of_the_format() -> None:
     image = Image(1, 1, b"picture", "png")
     turns = [
         Turn(
@@ -325,14 +329,14 @@ def test_an_episode_is_laid_out_as_the_runs_of_this_format_have_it() -> None:
     assert data[4 + size :] == tokens + logprobs + bytes([0b10110000]) + b"picture"
 
 
-def test_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
+def test_zeros_at_the_end_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, [b"one"])
     (path,) = [path for _, path in list_segments(tmp_path)]
     path.write_bytes(path.read_bytes() + bytes(4096))
     assert contents(tmp_path) == [b"one"]
 
 
-def test_a_step_ends_its_segment_and_old_segments_can_go(tmp_path: Path) -> None:
+def test_step_ends_its_segment_and_old_segments_can_be_deleted(tmp_path: Path) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         for step in (b"1", b"2", b"3"):
@@ -351,7 +355,7 @@ def disk_full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_after_a_failed_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         journal.append(RecordKind.EPISODE, b"whole")
@@ -368,22 +372,21 @@ def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [
         (errno.EDQUOT, "Disk quota exceeded; make room, then resume the run"),
         (errno.EIO, "Input/output error"),
         (errno.EROFS, "Read-only file system"),
     ],
 )
-def test_room_is_asked_for_only_where_it_would_help(number: int, said: str, tmp_path: Path) -> None:
+def test_write_error_asks_for_room_only_if_it_would_help(number: int, message: str, tmp_path: Path) -> None:
     assert (
-        str(make_write_error(tmp_path, OSError(number, os.strerror(number)))) == f"cannot write to {tmp_path}: {said}"
+        str(make_write_error(tmp_path, OSError(number, os.strerror(number))))
+        == f"cannot write to {tmp_path}: {message}"
     )
 
 
-def test_what_did_not_reach_the_disk_is_told_to_all_who_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_sync_is_raised_to_all_waiting_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> list[BaseException | None]:
         journal = Journal(tmp_path, segment=1)
         journal.append(RecordKind.EPISODE, b"whole")
@@ -402,7 +405,7 @@ def test_what_did_not_reach_the_disk_is_told_to_all_who_wait_for_it(
     assert "make room, then resume the run" in str(failures[0])
 
 
-def test_a_record_that_nobody_asks_for_is_on_the_disk_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_synced_soon_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = list[float]()
 
     async def run() -> None:
@@ -429,9 +432,7 @@ def test_a_record_that_nobody_asks_for_is_on_the_disk_soon(tmp_path: Path, monke
     assert contents(tmp_path) == [b"one", b"two", b"three", b"four"]
 
 
-def test_a_record_that_comes_while_others_are_put_on_the_disk_is_there_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_appended_during_a_sync_is_synced_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = list[int]()
 
     async def run() -> None:
@@ -459,9 +460,7 @@ def test_a_record_that_comes_while_others_are_put_on_the_disk_is_there_soon(
     assert len(sizes) == 2
 
 
-def test_what_cannot_be_put_on_the_disk_later_is_told_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_background_sync_is_raised_to_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         journal.append(RecordKind.EPISODE, b"one")
@@ -475,7 +474,7 @@ def test_what_cannot_be_put_on_the_disk_later_is_told_to_the_next(
     run_virtual(run())
 
 
-def test_one_who_stops_waiting_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_cancelled_wait_does_not_cancel_other_waits(tmp_path: Path) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         journal.append(RecordKind.EPISODE, b"one")
@@ -489,9 +488,7 @@ def test_one_who_stops_waiting_does_not_stop_the_others(tmp_path: Path) -> None:
     assert contents(tmp_path) == [b"one"]
 
 
-def test_closing_waits_for_what_is_being_written_although_it_is_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_waits_for_writes_even_if_it_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, slow = os.fsync, threading.Event()
 
     def fsync(file: int) -> None:
@@ -518,7 +515,7 @@ def test_closing_waits_for_what_is_being_written_although_it_is_cancelled(
     assert contents(tmp_path) == [b"slow"]
 
 
-def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
+def test_token_takes_at_most_ten_bytes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     words = (Path(__file__).parents[2] / "docs" / "design.md").read_text().split()
     count, length = 32, 500
@@ -528,8 +525,8 @@ def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
         logprobs = -rng.exponential(0.5, length).astype(np.float32)
         return Turn(Prompt(tokens[:50]), tokens, logprobs, np.ones(length, np.bool_), "stop", 3, seconds=1.0)
 
-    own = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
+    episodes = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
     path = tmp_path / "episodes.parquet"
-    group = table.RecordedGroup(Group("env", "task", 0, tuple(own)), is_trained=True, attempts=own)
+    group = table.RecordedGroup(Group("env", "task", 0, tuple(episodes)), is_trained=True, attempts=episodes)
     table.write(path, [group], decode=lambda tokens: " ".join(words[token % len(words)][:4] for token in tokens))
     assert path.stat().st_size / (count * (length + 50)) <= 10

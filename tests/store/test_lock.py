@@ -38,7 +38,7 @@ def test_the_holder_is_named(tmp_path: Path) -> None:
     acquire_lock(tmp_path).close()
 
 
-def test_only_the_present_holder_is_named(tmp_path: Path) -> None:
+def test_only_the_current_holder_is_named(tmp_path: Path) -> None:
     imports = "import sys; from pathlib import Path; from rlkit.store.lock import acquire_lock"
     earlier = subprocess.Popen([sys.executable, "-c", f"{imports}; acquire_lock(Path(sys.argv[1]))", str(tmp_path)])
     assert earlier.wait(100) == 0
@@ -48,7 +48,7 @@ def test_only_the_present_holder_is_named(tmp_path: Path) -> None:
     assert str(refused.value) == f"another process is writing to {tmp_path}: process {os.getpid()}"
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file is a file, but a run needs a folder: choose another name"):
         acquire_lock(tmp_path / "file")
@@ -56,7 +56,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
         acquire_lock(tmp_path / "file" / "run")
 
 
-def test_who_holds_a_run_can_be_asked_without_taking_it(tmp_path: Path) -> None:
+def test_holder_can_be_found_without_taking_the_lock(tmp_path: Path) -> None:
     assert find_lock_holder(tmp_path / "none") is None
     with acquire_lock(tmp_path):
         assert find_lock_holder(tmp_path) == str(os.getpid())
@@ -66,17 +66,17 @@ def test_who_holds_a_run_can_be_asked_without_taking_it(tmp_path: Path) -> None:
     acquire_lock(tmp_path).close()  # asking took nothing
 
 
-def test_a_lock_that_is_closed_is_free_while_a_program_that_starts_has_a_copy_of_it(tmp_path: Path) -> None:
-    held = acquire_lock(tmp_path)
-    copy = os.dup(held.fileno())
+def test_closed_lock_is_free_while_a_process_has_a_copy_of_its_file(tmp_path: Path) -> None:
+    lock = acquire_lock(tmp_path)
+    copy = os.dup(lock.fileno())
     try:
-        held.close()
+        lock.close()
         acquire_lock(tmp_path).close()
     finally:
         os.close(copy)
 
 
-def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Path) -> None:
+def test_process_forked_by_an_environment_does_not_hold_the_lock(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKS_AND_DIES, str(tmp_path)], check=False, timeout=HANG_S)
     child = int((tmp_path / "child").read_text())
     try:
@@ -85,5 +85,5 @@ def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Pa
         acquire_lock(tmp_path).close()
     finally:
         os.kill(child, signal.SIGKILL)
-    process, _, told = (tmp_path / "told").read_text().partition(" ")
-    assert told.endswith(f": process {process}")  # the fork did not let go of its parent's lock
+    process, _, message = (tmp_path / "told").read_text().partition(" ")
+    assert message.endswith(f": process {process}")  # the fork did not let go of its parent's lock

@@ -52,9 +52,9 @@ def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
     ]
     (checkpoint,) = (tmp_path / "run" / "checkpoints.jsonl").read_text().splitlines()
     assert json.loads(checkpoint)["state"] == "tinker://a/weights/b"
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (about["status"], about["seed"], about["format"]) == ("completed", 5, 2)
-    assert about["versions"]["tinker"]
+    metadata = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (metadata["status"], metadata["seed"], metadata["format"]) == ("completed", 5, 2)
+    assert metadata["versions"]["tinker"]
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 5
 
 
@@ -72,7 +72,7 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
         RunStore(tmp_path / "run", resolved=RESOLVED)
 
 
-def test_a_run_that_never_began_is_replaced(tmp_path: Path) -> None:
+def test_run_without_draws_is_replaced(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
         store.metadata.set_status("failed", error="no such model")
     with RunStore(tmp_path / "run", resolved=RESOLVED):
@@ -87,25 +87,25 @@ def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
         RunStore(tmp_path / "run", resolved=RESOLVED)
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="RLKIT_RUNS_DIR"):
         RunStore(tmp_path / "file" / "run", resolved=RESOLVED)
 
 
-def test_the_error_of_a_run_is_kept_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_error_of_a_run_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_PASSWORD", "swordfish in the well")
     config = Config(
         envs={"arithmetic": EnvConfig(args={"api_key": "abcd1234abcd1234", "token": "abcd1234abcd1234xyz"})}
     )
     with RunStore(tmp_path / "run", resolved=ResolvedConfig.from_python(config)) as store:
-        said = "401 for abcd1234abcd1234, abcd1234abcd1234xyz, sk-live-abcdefghij123456 and swordfish in the well"
-        store.metadata.set_status("failed", error=said)
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert about["error"] == "401 for [redacted], [redacted], [redacted] and ***"
+        error = "401 for abcd1234abcd1234, abcd1234abcd1234xyz, sk-live-abcdefghij123456 and swordfish in the well"
+        store.metadata.set_status("failed", error=error)
+    metadata = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert metadata["error"] == "401 for [redacted], [redacted], [redacted] and ***"
 
 
-def test_an_episode_that_is_rewarded_once_its_group_is_complete_is_kept_with_that_reward_alone(tmp_path: Path) -> None:
+def test_later_record_of_an_attempt_replaces_its_reward(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({}, decode=lambda tokens: "")
@@ -119,10 +119,10 @@ def test_an_episode_that_is_rewarded_once_its_group_is_complete_is_kept_with_tha
             await store.close()
 
     asyncio.run(main())
-    (kept,) = read_groups(table_path(tmp_path / "run", 1))
-    assert [one.reward for one in kept.attempts] == [None, 2.0]
-    assert kept.group.rewards.tolist() == [2.0]
-    assert [one.reward for one in load_resume_history(tmp_path / "run").attempts[1]] == [None, 2.0]
+    (record,) = read_groups(table_path(tmp_path / "run", 1))
+    assert [attempt.reward for attempt in record.attempts] == [None, 2.0]
+    assert record.group.rewards.tolist() == [2.0]
+    assert [attempt.reward for attempt in load_resume_history(tmp_path / "run").attempts[1]] == [None, 2.0]
 
 
 def test_numbers_that_are_not_finite_are_written_as_null_and_left_out_when_read(tmp_path: Path) -> None:
@@ -154,13 +154,13 @@ def test_a_run_knows_up_to_which_step_no_line_of_its_metrics_is_missing(
             check(store)  # as it stands on the disk
 
 
-def test_a_directory_without_a_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
+def test_directory_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run holds no run to resume"):
         RunStore(tmp_path / "run", resolved=RESOLVED, resume=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_cannot_be_opened_is_not_held(tmp_path: Path) -> None:
+def test_run_that_cannot_be_opened_is_not_locked(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
         store.add_metrics(1, {})
     with pytest.raises(UsageError, match="already holds a run"):
@@ -169,8 +169,8 @@ def test_a_run_that_cannot_be_opened_is_not_held(tmp_path: Path) -> None:
         pass  # whoever was refused has let go of it
 
 
-def resumed(directory: Path, check: Callable[[RunStore], None]) -> None:
-    """Go on with a run, and close it again."""
+def resume_run(directory: Path, check: Callable[[RunStore], None]) -> None:
+    """Resume a run, check it, and close it."""
 
     async def main() -> None:
         with RunStore(directory, resolved=RESOLVED, resume=True) as store:
@@ -182,7 +182,7 @@ def resumed(directory: Path, check: Callable[[RunStore], None]) -> None:
 
 
 def train_steps(directory: Path, count: int, check: Callable[[RunStore], None]) -> None:
-    """Begin a run that takes so many steps."""
+    """Start a run and record `count` steps."""
 
     async def main() -> None:
         with RunStore(directory, resolved=RESOLVED) as store:
@@ -195,29 +195,33 @@ def train_steps(directory: Path, count: int, check: Callable[[RunStore], None]) 
     asyncio.run(main())
 
 
-def test_a_run_that_failed_says_so_no_more_once_it_goes_on(tmp_path: Path) -> None:
-    def about() -> dict[str, object]:
+def test_resumed_run_clears_its_error_but_keeps_the_retry(tmp_path: Path) -> None:
+    def read_metadata() -> dict[str, object]:
         return json.loads((tmp_path / "run" / "run.json").read_text())
 
     def fail(store: RunStore) -> None:
         store.metadata.set_failed(ValueError("no room"), retry=False)
-        told = (about()["status"], about()["error"], store.metadata.retry_failed)
-        assert told == ("failed", "ValueError: no room", False)
+        recorded = (read_metadata()["status"], read_metadata()["error"], store.metadata.retry_failed)
+        assert recorded == ("failed", "ValueError: no room", False)
         store.metadata.set_failed(ValueError("rollouts"), retry=True)
         store.metadata.set_failed(ValueError("no room"), retry=False)  # what is to be played again stays so
 
     def go_on(store: RunStore) -> None:
-        assert (about()["status"], about().get("error"), about()["started"]) == ("running", None, started)
+        assert (read_metadata()["status"], read_metadata().get("error"), read_metadata()["started"]) == (
+            "running",
+            None,
+            started,
+        )
         assert store.metadata.retry_failed is True
         store.metadata.set_failed(ValueError("rollouts"), retry=True)
-        assert about()["retry_failed_rollouts"] is True
+        assert read_metadata()["retry_failed_rollouts"] is True
 
     train_steps(tmp_path / "run", 1, fail)
-    started = about()["started"]
-    resumed(tmp_path / "run", go_on)
+    started = read_metadata()["started"]
+    resume_run(tmp_path / "run", go_on)
 
 
-def test_going_on_leaves_no_half_written_file_and_no_half_line(tmp_path: Path) -> None:
+def test_resuming_removes_incomplete_files_and_lines(tmp_path: Path) -> None:
     half = tmp_path / "run" / "state" / ".step=000001.json.abcd.tmp"
 
     def be_killed(store: RunStore) -> None:
@@ -231,13 +235,13 @@ def test_going_on_leaves_no_half_written_file_and_no_half_line(tmp_path: Path) -
         assert not half.exists()
         store.add_metrics(2, {"reward": 2.0})
         assert store.read_metrics() == [(1, {"reward": 1.0}), (2, {"reward": 2.0})]
-        assert [saved.step for saved in store.checkpoints()] == [1]
+        assert [checkpoint.step for checkpoint in store.checkpoints()] == [1]
 
     train_steps(tmp_path / "run", 1, be_killed)
-    resumed(tmp_path / "run", go_on)
+    resume_run(tmp_path / "run", go_on)
 
 
-def test_what_a_run_used_is_known_to_the_next_process_and_not_to_another_run(tmp_path: Path) -> None:
+def test_usage_is_read_by_the_next_process_of_the_same_run_only(tmp_path: Path) -> None:
     def sampled() -> Json:
         return read_usage(tmp_path / "run", note=lambda message: None).get("sampled_tokens")
 
@@ -250,7 +254,7 @@ def test_what_a_run_used_is_known_to_the_next_process_and_not_to_another_run(tmp
         assert sampled() is None
 
 
-def test_a_checkpoint_that_is_deleted_is_listed_no_more_and_one_that_is_written_again_has_its_last_line(
+def test_checkpoints_reflect_the_last_line_of_each(
     tmp_path: Path,
 ) -> None:
     first, second, third = (
@@ -258,28 +262,28 @@ def test_a_checkpoint_that_is_deleted_is_listed_no_more_and_one_that_is_written_
         for step in (1, 2, 3)
     )
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-        for saved in (first, second, third):
-            store.add_checkpoint(saved)
+        for checkpoint in (first, second, third):
+            store.add_checkpoint(checkpoint)
         store.remove_checkpoint(second)
         store.add_checkpoint(replace(first, expires=9.0))
         assert store.checkpoints() == [replace(first, expires=9.0), third]
 
 
 def usage_log(store: RunStore, sampled_tokens: int) -> UsageLog:
-    used = Usage(sampled_tokens=sampled_tokens)
-    return UsageLog(store.directory, Budget(Limits(), price=None, used=lambda: used, clock=lambda: 0.0, before={}))
+    usage = Usage(sampled_tokens=sampled_tokens)
+    return UsageLog(store.directory, Budget(Limits(), price=None, used=lambda: usage, clock=lambda: 0.0, before={}))
 
 
-def with_secrets(kept: Episode, secret: str) -> Episode:
+def with_secrets(episode: Episode, secret: str) -> Episode:
     nested = {"deep": [secret, {"deeper": f"a {secret}"}], "number": 5, "none": None}
-    return replace(kept, error=f"401 for {secret}", info=nested)
+    return replace(episode, error=f"401 for {secret}", info=nested)
 
 
 SAFE = {"deep": ["***", {"deeper": "a ***"}], "number": 5, "none": None}
 
 
 @pytest.mark.parametrize("info", [{}, {"number": 5}])
-def test_an_error_has_no_secrets_where_nothing_else_has_any(
+def test_error_is_redacted_if_nothing_else_has_secrets(
     info: dict[str, Json], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SITE_PASSWORD", "swordfish in the well")
@@ -293,14 +297,12 @@ def test_an_error_has_no_secrets_where_nothing_else_has_any(
             await store.close()
 
     asyncio.run(main())
-    (kept,) = load_resume_history(tmp_path / "run").attempts[0]
-    assert (kept.error, kept.info) == ("401 for ***", info)
+    (attempt,) = load_resume_history(tmp_path / "run").attempts[0]
+    assert (attempt.error, attempt.info) == ("401 for ***", info)
 
 
 @pytest.mark.parametrize("secret", ["swordfish in the well", "#swordfish in the well"])
-def test_what_is_recorded_of_an_episode_has_no_secrets(
-    secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_episodes_are_redacted(secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_PASSWORD", secret)
 
     async def main() -> None:
@@ -320,13 +322,13 @@ def test_what_is_recorded_of_an_episode_has_no_secrets(
     (trained,) = read_groups(table_path(tmp_path / "run", 1))
     (evaluated,) = read_groups(evaluation_path(tmp_path / "run", 4))
     waiting = load_resume_history(tmp_path / "run").attempts[1]
-    for kept in (*trained.attempts, *waiting, evaluated.attempts[1]):
-        assert (kept.error, kept.info) == ("401 for ***", SAFE)
+    for attempt in (*trained.attempts, *waiting, evaluated.attempts[1]):
+        assert (attempt.error, attempt.info) == ("401 for ***", SAFE)
     assert (evaluated.group.task, evaluated.group.rewards.tolist()) == ("task", [1.0])
-    assert [one.status for one in evaluated.attempts] == ["completed", "failed"]
+    assert [attempt.status for attempt in evaluated.attempts] == ["completed", "failed"]
 
 
-def test_a_run_goes_on_with_what_is_outstanding_and_the_state_before_it_was_drawn(tmp_path: Path) -> None:
+def test_resume_history_has_outstanding_draws_and_the_state_before_them(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({"drawn": 0}, decode=lambda tokens: "")
@@ -337,21 +339,21 @@ def test_a_run_goes_on_with_what_is_outstanding_and_the_state_before_it_was_draw
                     store.record_episode(task, episode(float(draw)))
             await store.record_step([GroupRecord(0, is_trained=True, size=1)], {"drawn": 4})
             await store.record_step([GroupRecord(2, is_trained=False, size=1)], {"drawn": 4})
-            (kept,) = await store.read_groups(2)
-            assert (kept.group.draw, kept.is_trained, kept.group.rewards.tolist()) == (2, False, [2.0])
+            (record,) = await store.read_groups(2)
+            assert (record.group.draw, record.is_trained, record.group.rewards.tolist()) == (2, False, [2.0])
             await store.close()
         with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True) as store:
             history = store.open({"drawn": -1}, decode=lambda tokens: "")
             assert (history.step, history.state_step, history.state) == (2, 0, {"drawn": 0})
             assert list(history.outstanding) == [1, 3]
-            assert [one.reward for one in history.attempts[1]] == [1.0]
+            assert [item.reward for item in history.attempts[1]] == [1.0]
             task = Task(3, "arithmetic", arithmetic()[3])
             store.record_episode(task, episode(3.0))
             await store.record_step(
                 [GroupRecord(1, is_trained=True, size=1), GroupRecord(3, is_trained=True, size=1)], {"drawn": 9}
             )
             await store.flush()
-            assert [one.group.draw for one in await store.read_groups(3)] == [1, 3]
+            assert [item.group.draw for item in await store.read_groups(3)] == [1, 3]
             await store.close()
         history = load_resume_history(tmp_path / "run")
         assert (history.step, history.state_step, history.state, history.outstanding) == (3, 3, {"drawn": 9}, {})
@@ -359,7 +361,7 @@ def test_a_run_goes_on_with_what_is_outstanding_and_the_state_before_it_was_draw
     asyncio.run(main())
 
 
-def test_a_run_that_only_drew_is_replaced_with_all_that_it_left(tmp_path: Path) -> None:
+def test_run_with_draws_only_is_replaced_completely(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({"drawn": 5}, decode=lambda tokens: "")
@@ -381,18 +383,18 @@ def test_a_run_whose_description_was_never_finished_is_replaced(content: str, tm
         assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
 
 
-def test_what_cannot_be_written_ends_the_run_with_its_place(tmp_path: Path) -> None:
+def test_failed_write_ends_the_run_and_names_the_path(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
         for name in ("usage.json", "metrics.jsonl", "checkpoints.jsonl"):
             (tmp_path / "run" / name).mkdir()
         (tmp_path / "run" / "evaluations").write_text("")
-        saved = Checkpoint(1, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=None)
+        checkpoint = Checkpoint(1, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=None)
         played = Group("arithmetic", "task", 0, (episode(1.0),))
         for write in (
             lambda: usage_log(store, 0).write(),
             lambda: store.add_metrics(1, {}),
-            lambda: store.add_checkpoint(saved),
-            lambda: store.remove_checkpoint(saved),
+            lambda: store.add_checkpoint(checkpoint),
+            lambda: store.remove_checkpoint(checkpoint),
             lambda: asyncio.run(store.write_evaluation(1, [(played, played.episodes)])),
         ):
             with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
@@ -400,19 +402,17 @@ def test_what_cannot_be_written_ends_the_run_with_its_place(tmp_path: Path) -> N
 
 
 def record_steps(store: RunStore, count: int) -> list[Awaitable[None]]:
-    """As many steps, of a group each."""
-    written = list[Awaitable[None]]()
+    """Record `count` steps of one group each."""
+    writes = list[Awaitable[None]]()
     for draw in range(count):
         task = Task(draw, "arithmetic", arithmetic()[draw])
         store.record_draw(task)
         store.record_episode(task, episode(1.0))
-        written.append(store.record_step([GroupRecord(draw, is_trained=True, size=1)], {"drawn": draw + 1}))
-    return written
+        writes.append(store.record_step([GroupRecord(draw, is_trained=True, size=1)], {"drawn": draw + 1}))
+    return writes
 
 
-def test_the_table_of_a_step_is_there_only_once_its_record_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_of_a_step_is_written_after_its_journal_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
 
     def fsync(file: int) -> None:
@@ -422,11 +422,11 @@ def test_the_table_of_a_step_is_there_only_once_its_record_is_on_the_disk(
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({}, decode=lambda tokens: "")
             monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=fsync, fstat=os.fstat))
-            (written,) = record_steps(store, 1)
+            (write,) = record_steps(store, 1)
             await asyncio.sleep(0.3)
             assert not table_path(tmp_path / "run", 1).exists()
             free.set()
-            await written
+            await write
             await store.flush()
             assert table_path(tmp_path / "run", 1).exists()
             await store.close()
@@ -434,9 +434,7 @@ def test_the_table_of_a_step_is_there_only_once_its_record_is_on_the_disk(
     asyncio.run(main())
 
 
-def test_a_store_is_settled_once_the_tables_of_all_steps_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_is_settled_once_all_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = table.write
 
     def slow_at_first(path: Path, groups: Sequence[table.RecordedGroup], *, decode: Callable[[Tokens], str]) -> None:
@@ -457,7 +455,7 @@ def test_a_store_is_settled_once_the_tables_of_all_steps_are_there(
     asyncio.run(main())
 
 
-def test_an_episode_in_the_journal_stands_behind_its_draw_of_eight_bytes(tmp_path: Path) -> None:
+def test_episode_record_begins_with_its_draw_in_eight_bytes(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({}, decode=lambda tokens: "")
@@ -467,16 +465,16 @@ def test_an_episode_in_the_journal_stands_behind_its_draw_of_eight_bytes(tmp_pat
             await store.close()
 
     asyncio.run(main())
-    drawn, played = read_records(tmp_path / "run" / "journal")
-    assert json.loads(drawn.content) == {"draw": 258, "env": "arithmetic", "task": arithmetic()[0].task_id}
-    assert played.content[:8] == (258).to_bytes(8, "little")
-    assert codec.decode(played.content[8:]).reward == 1.0
+    draw_record, episode_record = read_records(tmp_path / "run" / "journal")
+    assert json.loads(draw_record.content) == {"draw": 258, "env": "arithmetic", "task": arithmetic()[0].task_id}
+    assert episode_record.content[:8] == (258).to_bytes(8, "little")
+    assert codec.decode(episode_record.content[8:]).reward == 1.0
 
 
-def test_a_step_that_the_process_died_before_writing_gets_its_table(tmp_path: Path) -> None:
+def test_missing_table_of_a_recorded_step_is_written_on_resume(tmp_path: Path) -> None:
     train_steps(tmp_path / "run", 1, lambda store: None)
     path = table_path(tmp_path / "run", 1)
-    assert [one.group.rewards.tolist() for one in read_groups(path)] == [[1.0]]
+    assert [record.group.rewards.tolist() for record in read_groups(path)] == [[1.0]]
 
     async def killed() -> None:
         with RunStore(tmp_path / "other", resolved=RESOLVED) as store:
@@ -492,15 +490,15 @@ def test_a_step_that_the_process_died_before_writing_gets_its_table(tmp_path: Pa
         await journal.close()
 
     def decoded(store: RunStore) -> None:
-        (kept,) = read_groups(table_path(tmp_path / "other", 1))
-        assert (kept.group.rewards.tolist(), kept.is_trained) == ([0.5], True)
+        (record,) = read_groups(table_path(tmp_path / "other", 1))
+        assert (record.group.rewards.tolist(), record.is_trained) == ([0.5], True)
 
     asyncio.run(killed())
     assert not table_path(tmp_path / "other", 1).exists()
-    resumed(tmp_path / "other", decoded)
+    resume_run(tmp_path / "other", decoded)
 
 
-def test_the_tables_hold_what_the_model_read_and_said_as_text(tmp_path: Path) -> None:
+def test_tables_hold_prompts_and_replies_as_text(tmp_path: Path) -> None:
     def say(tokens: Tokens) -> str:
         return " ".join(map(str, tokens.tolist()))
 
@@ -518,7 +516,7 @@ def test_the_tables_hold_what_the_model_read_and_said_as_text(tmp_path: Path) ->
         assert (row["prompt_text"], row["completion_text"]) == ("1 2", "3 4")
 
 
-def test_a_line_that_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
+def test_malformed_checkpoint_line_is_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints.jsonl"
     for line in ({"step": 1}, {"step": 1, "state": "a", "sampler": "b", "expires": "soon"}, {"step": "1"}):
         path.write_text(json.dumps(line) + "\n")
@@ -549,13 +547,13 @@ def test_a_run_that_began_keeps_the_state_of_its_beginning(tmp_path: Path) -> No
     assert asyncio.run(opened({"second": 2}, resume=True)) == (0, {"first": 1})
 
 
-def test_a_table_that_cannot_be_written_ends_the_run_and_its_episodes_stay_in_the_journal(tmp_path: Path) -> None:
+def test_table_write_failure_ends_the_run_and_keeps_the_journal(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({"drawn": 0}, decode=lambda tokens: "")
             (tmp_path / "run" / "episodes").write_text("")
-            (written,) = record_steps(store, 1)
-            await written  # the record of the step is on the disk
+            (write,) = record_steps(store, 1)
+            await write  # the record of the step is on the disk
             with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
                 await store.flush()
             with pytest.raises(RunFailed, match="cannot write"):
@@ -566,10 +564,10 @@ def test_a_table_that_cannot_be_written_ends_the_run_and_its_episodes_stay_in_th
     (tmp_path / "run" / "episodes").unlink()
     history = load_resume_history(tmp_path / "run")
     assert (history.step, list_state_steps(tmp_path / "run")) == (1, [0])
-    assert [one.group.rewards.tolist() for one in history.groups(1)] == [[1.0]]
+    assert [record.group.rewards.tolist() for record in history.groups(1)] == [[1.0]]
 
 
-def test_a_run_that_only_drew_is_not_gone_on_with_without_its_state(tmp_path: Path) -> None:
+def test_run_with_draws_only_cannot_resume_without_its_state(tmp_path: Path) -> None:
     async def draw() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({"drawn": 0}, decode=lambda tokens: "")
@@ -579,11 +577,11 @@ def test_a_run_that_only_drew_is_not_gone_on_with_without_its_state(tmp_path: Pa
     asyncio.run(draw())
     state_path(tmp_path / "run", 0).unlink()
     with pytest.raises(UsageError, match="cannot be resumed without it"):
-        resumed(tmp_path / "run", lambda store: None)
+        resume_run(tmp_path / "run", lambda store: None)
     assert list_state_steps(tmp_path / "run") == []
 
 
-def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\xfe\n')
     for read in (jsonl.read_lines, jsonl.read_metrics, jsonl.read_object, jsonl.repair):
@@ -592,7 +590,7 @@ def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", ""])
-def test_a_state_that_is_damaged_is_named_with_what_can_be_done(content: str, tmp_path: Path) -> None:
+def test_damaged_state_is_an_error_with_advice(content: str, tmp_path: Path) -> None:
     train_steps(tmp_path / "run", 1, lambda store: None)
     state_path(tmp_path / "run", 1).write_text(content)
     with pytest.raises(UsageError, match=r"step=000001\.json is damaged: .*; the run cannot be resumed without it"):

@@ -1,4 +1,4 @@
-"""What is measured is never trained on."""
+"""Evaluated tasks are never trained on."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def everything() -> list[Asks]:
     return TRAINED
 
 
-def test_tasks_that_ask_what_is_evaluated_are_left_out_and_those_that_do_not_say_stay() -> None:
+def test_evaluated_tasks_are_removed_and_tasks_without_content_stay() -> None:
     silent = Silent()
-    asked = task_contents({"held_out": [*held_out(), silent]})
-    assert asked == {"two": "held_out", "four": "held_out"}
-    assert remove_evaluated([*TRAINED, silent], asked, field="envs.x") == [TRAINED[0], TRAINED[2], silent]
+    contents = task_contents({"held_out": [*held_out(), silent]})
+    assert contents == {"two": "held_out", "four": "held_out"}
+    assert remove_evaluated([*TRAINED, silent], contents, field="envs.x") == [TRAINED[0], TRAINED[2], silent]
 
 
-def test_where_nothing_is_left_both_environments_are_named() -> None:
+def test_removing_all_tasks_is_an_error_that_names_both_environments() -> None:
     with pytest.raises(UsageError, match=r"envs\.x: all of its 3 tasks are evaluated too, as eval\.envs\.held_out"):
         remove_evaluated(TRAINED, task_contents({"held_out": TRAINED}), field="envs.x")
 
 
-def test_a_run_leaves_them_out_and_says_how_many(tmp_path: Path) -> None:
+def test_run_removes_evaluated_tasks_and_notes_their_number(tmp_path: Path) -> None:
     def simulation(evaluated: str) -> Simulation:
         settings = {"eval": {"envs": {"y": {"env": f"{__file__}:{evaluated}"}}}}
         return Simulation(tmp_path / evaluated, settings=settings, tasks=TRAINED)

@@ -83,27 +83,27 @@ def train(directory: Path) -> None:
     )
 
 
-def test_each_environment_of_a_mixture_keeps_to_its_own_settings_and_metrics(
+def test_each_environment_of_a_mixture_uses_its_own_settings_and_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temperatures = defaultdict[str, set[float]](set)
     advantages = dict[int, list[float]]()
     sample, prepare = SimulatedSamplingClient.sample, Preparation.prepare
 
-    def heard(
+    def record_sample(
         self: SimulatedSamplingClient, prompt: tinker.ModelInput, num_samples: int, params: tinker.SamplingParams
     ):
         text = bytes(token for token in prompt.to_ints() if token < 256).decode()
         temperatures[text.partition("-")[0]].add(params.temperature)
         return sample(self, prompt, num_samples, params)
 
-    async def noted(self: Preparation, group: Group) -> PreparedGroup:
+    async def record_group(self: Preparation, group: Group) -> PreparedGroup:
         prepared = await prepare(self, group)
         advantages[group.draw] = [float(row[0]) for row in prepared.advantages]
         return prepared
 
-    monkeypatch.setattr(SimulatedSamplingClient, "sample", heard)
-    monkeypatch.setattr(Preparation, "prepare", noted)
+    monkeypatch.setattr(SimulatedSamplingClient, "sample", record_sample)
+    monkeypatch.setattr(Preparation, "prepare", record_group)
     train(tmp_path / "run")
 
     rows = pd.read_parquet(tmp_path / "run" / "episodes")
@@ -112,19 +112,19 @@ def test_each_environment_of_a_mixture_keeps_to_its_own_settings_and_metrics(
     assert temperatures == {name: {spec["temperature"]} for name, spec in ENVS.items()}
     for _, group in rows.groupby("draw"):
         spec = ENVS[group["env"].iloc[0]]
-        own = group[group["final"]].sort_values("member")
-        assert len(own) == spec["group_size"]
+        env_rows = group[group["final"]].sort_values("member")
+        assert len(env_rows) == spec["group_size"]
         failed_again = int((~group["final"]).sum())
         assert failed_again <= spec["max_retries"]
         # a group ends with failures only when all that may be played again was
-        assert not (own["status"] == "failed").any() or failed_again == spec["max_retries"]
-        expected, valid = np.zeros(len(own)), own["reward"].notna().to_numpy()
+        assert not (env_rows["status"] == "failed").any() or failed_again == spec["max_retries"]
+        expected, valid = np.zeros(len(env_rows)), env_rows["reward"].notna().to_numpy()
         if valid.any():
-            expected[valid] = ESTIMATORS[group["env"].iloc[0]](own["reward"].to_numpy()[valid])
+            expected[valid] = ESTIMATORS[group["env"].iloc[0]](env_rows["reward"].to_numpy()[valid])
         assert advantages[group["draw"].iloc[0]] == pytest.approx(expected)
     for name, spec in ENVS.items():  # each budget was used up at least once
-        again = rows[rows["env"] == name].groupby("draw")["final"].apply(lambda kept: int((~kept).sum()))
-        assert again.max() == spec["max_retries"]
+        retries = rows[rows["env"] == name].groupby("draw")["final"].apply(lambda is_final: int((~is_final).sum()))
+        assert retries.max() == spec["max_retries"]
 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
@@ -132,13 +132,13 @@ def test_each_environment_of_a_mixture_keeps_to_its_own_settings_and_metrics(
         step = final[final["step"].astype(int) == line["step"]]
         assert step[step["counts"]]["draw"].nunique() == GROUPS
         for name in (*ENVS, "all"):
-            own = step if name == "all" else step[step["env"] == name]
-            found = {key.removeprefix(f"env/{name}/"): v for key, v in line.items() if key.startswith(f"env/{name}/")}
-            expected = recounted(own)  # what else is measured is counted again elsewhere
-            assert {key: found[key] for key in expected} == pytest.approx(expected), (line["step"], name)
+            env_rows = step if name == "all" else step[step["env"] == name]
+            metrics = {key.removeprefix(f"env/{name}/"): v for key, v in line.items() if key.startswith(f"env/{name}/")}
+            expected = recount(env_rows)  # what else is measured is counted again elsewhere
+            assert {key: metrics[key] for key in expected} == pytest.approx(expected), (line["step"], name)
 
 
-def recounted(rows: pd.DataFrame) -> dict[str, float]:
+def recount(rows: pd.DataFrame) -> dict[str, float]:
     """The metrics of an environment in a step, from its rows alone."""
     if rows.empty:
         return {}
@@ -157,8 +157,10 @@ def recounted(rows: pd.DataFrame) -> dict[str, float]:
         "groups/mixed": (by_draw.nunique() > 1).mean(),
         "truncated": (valid["status"] == "truncated").mean(),
         "turns": turns.map(len).mean(),
-        "segments": turns.map(lambda own: sum(pd.isna(turn["parent"]) for turn in own)).mean(),
-        "tokens/mean": turns.map(lambda own: sum(int(np.sum(turn["sampled"])) for turn in own)).mean(),
+        "segments": turns.map(lambda episode_turns: sum(pd.isna(turn["parent"]) for turn in episode_turns)).mean(),
+        "tokens/mean": turns.map(
+            lambda episode_turns: sum(int(np.sum(turn["sampled"])) for turn in episode_turns)
+        ).mean(),
         "stop/length": turns.explode().map(lambda turn: turn["stop"] == "length").mean(),
         "length": valid["metrics"].map(lambda text: json.loads(text)["length"]).mean(),
     }
@@ -182,7 +184,7 @@ class Fragile(Letters):
     ("strict", "lenient"),
     [({"min_valid": 4}, {"min_valid": 3}), ({"max_failing_rollouts": 0}, {"max_failing_rollouts": 1})],
 )
-def test_a_group_is_dropped_by_the_valid_episodes_that_its_own_environment_wants(
+def test_group_is_dropped_below_the_min_valid_of_its_environment(
     strict: dict[str, int], lenient: dict[str, int], tmp_path: Path
 ) -> None:
     run = RLTrainer(

@@ -1,4 +1,4 @@
-"""What tasks were made of when a run began is what they are told to be made of when it goes on."""
+"""A resumed run creates its tasks from the values recorded at its start."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MADE_OF: list[Json] = []
 """What the environment below was told that its tasks were made of, at each loading."""
 
 
-def words(size: int, pin: Callable[[Json], Json]) -> list[Word]:
+def make_words(size: int, pin: Callable[[Json], Json]) -> list[Word]:
     MADE_OF.append(pin({"size": size}))
     return [Word(1), Word(2)]
 
 
 def train(directory: Path, size: int, *, resume: bool = False, steps: int = 1) -> None:
-    place = "tests.tasks.test_provenance:words"
+    place = "tests.tasks.test_provenance:make_words"
     settings = {
         "model": "simulated",
         "envs": {"words": {"env": place, "args": {"size": size}}},
@@ -44,18 +44,18 @@ def train(directory: Path, size: int, *, resume: bool = False, steps: int = 1) -
     run_virtual(trainer.train())
 
 
-def test_an_environment_is_told_what_was_recorded_when_the_run_began(tmp_path: Path) -> None:
+def test_resumed_environment_gets_the_recorded_values(tmp_path: Path) -> None:
     MADE_OF.clear()
     train(tmp_path / "run", 1)
     train(tmp_path / "run", 2, resume=True, steps=2)
     train(tmp_path / "other", 3)
     # The evaluation is loaded first.
     assert MADE_OF == [{"size": -1}, {"size": 1}, {"size": -1}, {"size": 1}, {"size": -3}, {"size": 3}]
-    kept = json.loads((tmp_path / "run" / "tasks.json").read_text())
-    assert kept == {"eval.envs.held_out": {"size": -1}, "envs.words": {"size": 1}}
+    pinned = json.loads((tmp_path / "run" / "tasks.json").read_text())
+    assert pinned == {"eval.envs.held_out": {"size": -1}, "envs.words": {"size": 1}}
 
 
-def test_nothing_is_left_of_another_run_where_there_is_nothing_to_record(tmp_path: Path) -> None:
+def test_run_without_pins_removes_the_record_of_an_earlier_run(tmp_path: Path) -> None:
     manifest = TaskManifest()
     manifest.pin("envs.words", {"size": 1})
     manifest.write(tmp_path)

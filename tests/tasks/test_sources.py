@@ -15,7 +15,7 @@ from rlkit.tasks.sources import Mixture, SequenceSource, as_source
 from tests.simulation import Word
 
 
-def source(count: int, *, seed: int = 0) -> SequenceSource:
+def make_source(count: int, *, seed: int = 0) -> SequenceSource:
     return SequenceSource(list(range(count)), seed=seed)  # type: ignore[arg-type]  any object stands for a task
 
 
@@ -28,48 +28,48 @@ class Dry(rlkit.TaskSource):
     """A source that gives three tasks and then no more."""
 
     def __init__(self) -> None:
-        self.left = 3
+        self.remaining = 3
 
     def next(self):
-        self.left -= 1
-        return self.left if self.left >= 0 else None
+        self.remaining -= 1
+        return self.remaining if self.remaining >= 0 else None
 
     def observe(self, group) -> None: ...
 
     def state_dict(self):
-        return {"left": self.left}
+        return {"left": self.remaining}
 
     def load_state_dict(self, state) -> None:
-        self.left = state["left"]
+        self.remaining = state["left"]
 
 
 @given(st.integers(1, 20), st.integers(0, 1000))
 def test_each_epoch_plays_every_task_once(count: int, seed: int) -> None:
-    tasks = source(count, seed=seed)
+    tasks = make_source(count, seed=seed)
     for _ in range(3):
         assert sorted(tasks.next() for _ in range(count)) == list(range(count))
 
 
 @given(st.integers(1, 20), st.integers(0, 50))
-def test_a_restored_source_goes_on_where_it_was(count: int, drawn: int) -> None:
-    first, second = source(count), source(count)
-    for _ in range(drawn):
+def test_restored_source_continues_with_the_same_draws(count: int, draw_count: int) -> None:
+    first, second = make_source(count), make_source(count)
+    for _ in range(draw_count):
         first.next()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert [first.next() for _ in range(30)] == [second.next() for _ in range(30)]
 
 
-def test_no_tasks_is_refused() -> None:
+def test_empty_collection_is_an_error() -> None:
     with pytest.raises(UsageError, match="no tasks"):
-        source(0)
+        make_source(0)
 
 
-def test_one_task_alone_is_a_collection_of_one() -> None:
+def test_single_task_is_a_collection_of_one() -> None:
     assert isinstance(as_source(Played(), seed=0).next(), Played)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("tasks", "message"),
     [
         ([5], "task 0 is of type int"),
         ([Played(), Played], "task 1 is the class Played itself"),
@@ -78,12 +78,12 @@ def test_one_task_alone_is_a_collection_of_one() -> None:
         ([], "no tasks"),
     ],
 )
-def test_what_is_no_task_is_refused_before_anything_starts(given, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        as_source(given, seed=0)
+def test_invalid_tasks_are_an_error(tasks, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        as_source(tasks, seed=0)
 
 
-def test_a_source_that_raises_is_named() -> None:
+def test_error_of_a_source_names_it() -> None:
     class Broken(Dry):
         def next(self):
             raise OSError("disk")
@@ -92,26 +92,26 @@ def test_a_source_that_raises_is_named() -> None:
         Mixture({"a": Broken()}, weights={"a": 1}, seed=0).draw(1)
 
 
-def test_ten_thousand_draws_of_a_mixture_match_its_weights_and_repeat_with_its_seed() -> None:
+def test_draws_of_a_mixture_match_its_weights_and_repeat_with_its_seed() -> None:
     weights, total = {"a": 1.0, "b": 3.0, "c": 0.5}, 10_000
 
     def draws(seed: int) -> list[tuple[str, object]]:
-        mixture = Mixture({name: source(5 + len(name)) for name in weights}, weights=weights, seed=seed)
+        mixture = Mixture({name: make_source(5 + len(name)) for name in weights}, weights=weights, seed=seed)
         return [(task.name, task.env) for task in mixture.draw(total)]
 
-    drawn = draws(4)
-    assert drawn == draws(4)
-    assert drawn != draws(5)
-    counts = Counter(name for name, _ in drawn)
+    first_draws = draws(4)
+    assert first_draws == draws(4)
+    assert first_draws != draws(5)
+    counts = Counter(name for name, _ in first_draws)
     for name, weight in weights.items():
         share = weight / sum(weights.values())
         # 4 deviations of the binomial distribution: one seed in ten thousand would fail
         assert abs(counts[name] - total * share) < 4 * (total * share * (1 - share)) ** 0.5
 
 
-def test_a_restored_mixture_goes_on_where_it_was() -> None:
+def test_restored_mixture_continues_with_the_same_draws() -> None:
     def mixture() -> Mixture:
-        return Mixture({"a": source(5), "b": Dry()}, weights={"a": 1, "b": 1}, seed=4)
+        return Mixture({"a": make_source(5), "b": Dry()}, weights={"a": 1, "b": 1}, seed=4)
 
     first, second = mixture(), mixture()
     first.draw(9)
@@ -119,7 +119,7 @@ def test_a_restored_mixture_goes_on_where_it_was() -> None:
     assert first.draw(20) == second.draw(20)
 
 
-def test_a_mixture_gives_fewer_tasks_only_when_every_source_is_dry() -> None:
+def test_mixture_draws_fewer_tasks_only_if_all_sources_are_exhausted() -> None:
     mixture = Mixture({"a": Dry(), "b": Dry()}, weights={"a": 1, "b": 1}, seed=0)
     assert len(mixture.draw(4)) == 4
     assert [task.draw for task in mixture.draw(10)] == [4, 5]
@@ -129,11 +129,11 @@ def test_a_mixture_gives_fewer_tasks_only_when_every_source_is_dry() -> None:
 class Named:
     def __init__(self, name: object) -> None:
         self.name = name
-        self.asked = 0
+        self.reads = 0
 
     @property
     def task_id(self) -> object:
-        self.asked += 1
+        self.reads += 1
         if isinstance(self.name, BaseException):
             raise self.name
         return self.name
@@ -145,14 +145,14 @@ class Named:
 @pytest.mark.parametrize(
     ("name", "known_as"), [("sum", "sum"), (3, "3"), ("b\udcff", "b\\udcff"), (ValueError(), "7"), (SystemExit(), "7")]
 )
-def test_a_task_has_a_name_that_can_be_recorded_and_is_asked_for_it_once(name: object, known_as: str) -> None:
+def test_task_id_is_read_once_and_made_recordable(name: object, known_as: str) -> None:
     env = Named(name)
     task = Task(7, "e", env)
     assert [task.id, task.id] == [known_as, known_as]
-    assert env.asked == 1
+    assert env.reads == 1
 
 
-def test_weights_may_be_as_large_as_numbers_are() -> None:
+def test_weights_may_be_as_large_as_floats() -> None:
     sources = {name: SequenceSource([Word(0)], seed=0) for name in ("a", "b")}
-    drawn = Mixture(sources, weights={"a": 1e308, "b": 1e308}, seed=0).draw(50)
-    assert {task.name for task in drawn} == {"a", "b"}
+    draws = Mixture(sources, weights={"a": 1e308, "b": 1e308}, seed=0).draw(50)
+    assert {task.name for task in draws} == {"a", "b"}

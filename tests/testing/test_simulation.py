@@ -13,7 +13,7 @@ from rlkit.testing import DeadlockError, Fault, Latency, SimulatedTinker, World,
 from rlkit.types import Completion, Sampling, as_prompt
 
 
-def test_hours_take_no_time() -> None:
+def test_virtual_hours_take_no_time() -> None:
     async def run() -> float:
         await asyncio.sleep(3600)
         async with asyncio.timeout(7200):
@@ -23,7 +23,7 @@ def test_hours_take_no_time() -> None:
     assert run_virtual(run()) == 7200
 
 
-def test_waiting_for_ever_is_told_at_once() -> None:
+def test_endless_wait_is_an_error_at_once() -> None:
     with pytest.raises(DeadlockError, match="no timer is set"):
         run_virtual(asyncio.Event().wait())
 
@@ -45,20 +45,20 @@ def sample(
     async def run() -> tuple[list[Completion], float]:
         async with SimulatedTinker(world=world, latency=latency) as service:
             sampler = await service.sampler(model="m")
-            found = await sampler.sample(as_prompt([1, 2]), Sampling(max_tokens=50), seed=seed, num_samples=count)
-            return list(found), asyncio.get_running_loop().time()
+            completions = await sampler.sample(as_prompt([1, 2]), Sampling(max_tokens=50), seed=seed, num_samples=count)
+            return list(completions), asyncio.get_running_loop().time()
 
     return run_virtual(run())
 
 
-def test_answers_follow_from_the_seed_and_sample_i_of_a_seed_is_the_first_of_another() -> None:
+def test_sample_i_of_a_seed_is_the_first_sample_of_seed_plus_i() -> None:
     together, _ = sample(World(), seed=5, count=3)
     for index in range(3):
-        (alone,), _ = sample(World(), seed=5 + index)
-        np.testing.assert_array_equal(alone.tokens, together[index].tokens)
-        np.testing.assert_array_equal(alone.logprobs, together[index].logprobs)
-    (other,), _ = sample(World(seed=1), seed=5)
-    assert other.tokens.tolist() != together[0].tokens.tolist()
+        (single,), _ = sample(World(), seed=5 + index)
+        np.testing.assert_array_equal(single.tokens, together[index].tokens)
+        np.testing.assert_array_equal(single.logprobs, together[index].logprobs)
+    (other_world,), _ = sample(World(seed=1), seed=5)
+    assert other_world.tokens.tolist() != together[0].tokens.tolist()
 
 
 def test_an_answer_takes_as_long_as_its_longest_sample() -> None:
@@ -67,7 +67,7 @@ def test_an_answer_takes_as_long_as_its_longest_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("429", "RateLimitError"),
         ("500", "InternalServerError"),
@@ -76,15 +76,15 @@ def test_an_answer_takes_as_long_as_its_longest_sample() -> None:
         ("cancel", "cancelled the request"),
     ],
 )
-def test_faults_come_when_they_were_ordered(kind, said: str) -> None:
+def test_fault_occurs_at_its_call_number(kind, message: str) -> None:
     world = World(faults=[Fault(kind, call="sample", call_number=2)])
     sample(world, seed=1)
-    with pytest.raises(ServiceError, match=said):
+    with pytest.raises(ServiceError, match=message):
         sample(world, seed=1)
     sample(world, seed=1)
 
 
-def test_a_share_of_calls_fails() -> None:
+def test_configured_share_of_calls_fails() -> None:
     world = World(faults=[Fault("500", call="sample", share=0.3)])
     failed = 0
     for _ in range(100):
@@ -95,21 +95,21 @@ def test_a_share_of_calls_fails() -> None:
     assert 15 < failed < 45
 
 
-def test_slots_bound_what_is_drawn_at_once() -> None:
+def test_slots_bound_concurrent_samples() -> None:
     world = World()
 
     async def run() -> float:
         async with SimulatedTinker(world=world, latency=Latency(first_s=1, token_s=0), slots=2) as service:
             sampler = await service.sampler(model="m")
-            asked = (sampler.sample(as_prompt([1]), Sampling(max_tokens=5), seed=seed) for seed in range(6))
-            await asyncio.gather(*asked)
+            requests = (sampler.sample(as_prompt([1]), Sampling(max_tokens=5), seed=seed) for seed in range(6))
+            await asyncio.gather(*requests)
             return asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == 3
     assert world.max_concurrent_samples == 2
 
 
-def test_a_slot_is_not_lost_with_a_request_that_is_given_up_as_it_gets_one() -> None:
+def test_request_cancelled_as_it_gets_a_slot_releases_it() -> None:
     async def run() -> float:
         async with SimulatedTinker(latency=Latency(first_s=1, token_s=0), slots=1) as service:
             sampler = await service.sampler(model="m")

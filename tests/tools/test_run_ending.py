@@ -1,4 +1,4 @@
-"""How a run ended is known from its folder, in every way in which a run can end."""
+"""The directory of a run shows how the run ended, for every way of ending."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from tests.simulation import Simulation, Word
 HERE = __file__
 
 
-def told(directory: Path) -> str:
-    """What `rlkit doctor` prints of a run."""
+def run_doctor(directory: Path) -> str:
+    """Return the output of `rlkit doctor` for a run."""
     result: Any = CliRunner().invoke(app, ["doctor", str(directory)], prog_name="rlkit")
     assert result.exit_code == 0
     return result.stdout
 
 
 class Source(rlkit.TaskSource):
-    """Loses its tasks after some."""
+    """Source whose tasks run out with a `KeyError`."""
 
     def __init__(self) -> None:
         self.tasks = {number: Word(number) for number in range(3)}
-        self.drawn = 0
+        self.draw_count = 0
 
     def next(self) -> rlkit.Env:
-        self.drawn += 1
-        return self.tasks[self.drawn]
+        self.draw_count += 1
+        return self.tasks[self.draw_count]
 
     def observe(self, group: rlkit.Group) -> None:
         pass
 
     def state_dict(self) -> dict[str, Json]:
-        return {"drawn": self.drawn}
+        return {"drawn": self.draw_count}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        self.drawn = int(str(state["drawn"]))
+        self.draw_count = int(str(state["drawn"]))
 
 
 async def lookup(*_: object) -> None:
@@ -60,31 +60,31 @@ async def lookup(*_: object) -> None:
     answers["answer"]
 
 
-def test_a_run_that_died_of_a_key_error_says_so_with_the_line_of_the_users_code(tmp_path: Path) -> None:
+def test_key_error_of_user_code_is_reported_with_its_line(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", tasks=Source())  # type: ignore[arg-type]  a source is one too
     with pytest.raises(rlkit.RlkitError):
         run.train()
-    said = told(run.directory)
-    line = next(n for n, text in enumerate(Path(HERE).read_text().splitlines(), 1) if "self.tasks[self.drawn]" in text)
-    assert said.startswith("run failed after step ")
-    assert f"KeyError: 3, at {HERE}:{line} in next\n" in said
-    assert f"  fix: fix {HERE}:{line} in next, then `rlkit resume run`\n" in said
+    report = run_doctor(run.directory)
+    line = next(
+        n for n, text in enumerate(Path(HERE).read_text().splitlines(), 1) if "self.tasks[self.draw_count]" in text
+    )
+    assert report.startswith("run failed after step ")
+    assert f"KeyError: 3, at {HERE}:{line} in next\n" in report
+    assert f"  fix: fix {HERE}:{line} in next, then `rlkit resume run`\n" in report
 
 
-def test_an_error_that_nobody_expected_names_its_type_and_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_error_is_reported_with_type_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Simulation(tmp_path / "run")
     monkeypatch.setattr("rlkit.training.trainer.load_kl_reference", lookup)
     with pytest.raises(KeyError):
         run.train()
-    said = told(run.directory)
-    assert f"run failed after step 0: KeyError: 'answer', at {HERE}:" in said
-    assert f"  fix: fix {HERE}:" in said
-    assert " in lookup, then `rlkit resume run`\n" in said
+    report = run_doctor(run.directory)
+    assert f"run failed after step 0: KeyError: 'answer', at {HERE}:" in report
+    assert f"  fix: fix {HERE}:" in report
+    assert " in lookup, then `rlkit resume run`\n" in report
 
 
-def ended_by(run: Simulation, how: str) -> None:
+def end_run(run: Simulation, how: str) -> None:
     """Let a run end in some way."""
     if how == "interrupt":
         stop = rlkit.StopSignal()
@@ -123,18 +123,18 @@ WAYS = {
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_every_way_of_ending_is_told_with_what_to_do(how: str, tmp_path: Path) -> None:
+def test_each_way_of_ending_is_reported_with_a_fix(how: str, tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
-    ended_by(run, how)
-    said = told(run.directory)
-    assert said.startswith(WAYS[how][0])
-    assert WAYS[how][1] in said
-    assert ("KeyError: 'gold' at " in said) == (how == "rollouts")
+    end_run(run, how)
+    report = run_doctor(run.directory)
+    assert report.startswith(WAYS[how][0])
+    assert WAYS[how][1] in report
+    assert ("KeyError: 'gold' at " in report) == (how == "rollouts")
 
 
-def test_a_run_that_is_resumed_forgets_how_it_ended_before(tmp_path: Path) -> None:
+def test_resumed_run_does_not_report_its_earlier_ending(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
-    ended_by(run, "rollouts")
+    end_run(run, "rollouts")
     run.tasks = [Word(number) for number in range(40)]
     run.train(resume=True)
     about = json.loads((run.directory / "run.json").read_text())
@@ -154,27 +154,27 @@ with RunStore(Path(sys.argv[1]), resolved=ResolvedConfig.from_python(Config(envs
 """
 
 
-def test_a_run_whose_process_was_killed_ended_without_a_word(tmp_path: Path) -> None:
+def test_killed_process_is_reported_as_probably_killed(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        assert f"run is running and has finished step 0: process {process.pid} is running it\n" in told(directory)
+        assert f"run is running and has finished step 0: process {process.pid} is running it\n" in run_doctor(directory)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    said = told(directory)
-    assert said.startswith("run was killed after step 0: it ended without a record: probably killed")
-    assert "`rlkit resume run`: finished rollouts are not lost\n" in said
+    report = run_doctor(directory)
+    assert report.startswith("run was killed after step 0: it ended without a record: probably killed")
+    assert "`rlkit resume run`: finished rollouts are not lost\n" in report
 
 
-def test_looking_at_a_run_changes_nothing(tmp_path: Path) -> None:
+def test_doctor_does_not_change_the_run(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run")
-    ended_by(run, "rollouts")
-    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
-    told(run.directory)
-    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+    end_run(run, "rollouts")
+    contents = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    run_doctor(run.directory)
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == contents
 
 
 class Flaky(Word):
@@ -195,7 +195,7 @@ class Flaky(Word):
     heard: list[int]
 
 
-def test_the_first_failed_rollout_of_an_environment_is_noted_when_it_happens(tmp_path: Path) -> None:
+def test_first_failed_rollout_of_an_environment_is_noted_at_once(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", tasks=[Flaky(number) for number in range(6)])
     run.settings = {"batch": {"groups": 6, "group_size": 3}, "steps": 1}
     Flaky.heard, Flaky.notes = [], lambda: run.ears.notes  # type: ignore[method-assign, assignment]  a test listens in
@@ -206,7 +206,7 @@ def test_the_first_failed_rollout_of_an_environment_is_noted_when_it_happens(tmp
     assert Flaky.heard[-1] == 1  # the last rollouts had not ended when it was noted
 
 
-def test_a_run_that_is_interrupted_while_it_saves_after_a_failure_keeps_the_cause_of_the_failure(
+def test_interrupt_while_saving_after_a_failure_keeps_its_cause(
     tmp_path: Path,
 ) -> None:
     run = Simulation(tmp_path / "run", latency=Latency(save_s=60.0), settings={"checkpoint": {"every": 0}})

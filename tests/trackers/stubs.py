@@ -1,4 +1,4 @@
-"""Servers that stand in for services."""
+"""Stubs of tracking services."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 @dataclass
 class DocentStub:
-    """What Docent's server was sent."""
+    """Stub of the Docent server that records its requests."""
 
     url: str = ""
     refuse: bool = False
@@ -32,7 +32,7 @@ class DocentStub:
     bodies: list[bytes] = field(default_factory=list)
 
     async def answer(self, request: Request) -> Response:
-        """As Docent's server answers."""
+        """Answer like the Docent server."""
         self.headers.append(request.headers.get("authorization", ""))
         if self.refuse and request.method == "POST":
             return JSONResponse({"detail": "no"}, 400)
@@ -51,7 +51,7 @@ class DocentStub:
 
 @contextmanager
 def listening(app: Starlette) -> Generator[str]:
-    """A server on this machine; its address."""
+    """Run a server on this machine and yield its address."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
@@ -64,10 +64,10 @@ def listening(app: Starlette) -> Generator[str]:
 
 @contextmanager
 def docent_stub() -> Generator[DocentStub]:
-    """A stub of Docent's server."""
-    found = DocentStub()
-    with listening(Starlette(routes=[Route("/{path:path}", found.answer, methods=["GET", "POST"])])) as found.url:
-        yield found
+    """Run a stub of the Docent server."""
+    server = DocentStub()
+    with listening(Starlette(routes=[Route("/{path:path}", server.answer, methods=["GET", "POST"])])) as server.url:
+        yield server
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Broken(Told):
         raise ConnectionError("no route")
 
 
-def test_a_tracker_that_hangs_holds_the_run_up_once_and_gets_everything_in_order(
+def test_hanging_tracker_delays_the_run_once_and_gets_all_calls_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits, wait, here = list[float](), threading.Event.wait, threading.get_ident()
@@ -73,7 +73,7 @@ def test_a_tracker_that_hangs_holds_the_run_up_once_and_gets_everything_in_order
     assert slow.steps == list(range(1000))
 
 
-def test_a_tracker_that_hangs_keeps_nothing_from_the_others() -> None:
+def test_hanging_tracker_does_not_delay_others() -> None:
     slow, quick = Slow(), Told()
     both = Broadcast([slow, quick])
     for step in range(1000):
@@ -84,7 +84,7 @@ def test_a_tracker_that_hangs_keeps_nothing_from_the_others() -> None:
     both.on_finish(None)
 
 
-def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_tracker_does_not_block_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.trackers.CALL_S", 0.02)
     monkeypatch.setattr("rlkit.trackers._BEHIND_S", 0.1)
     slow, quick = Slow(), Told()
@@ -97,7 +97,7 @@ def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch:
     slow.go.set()
 
 
-def test_a_tracker_that_raises_is_told_of_once_and_the_others_miss_nothing() -> None:
+def test_failing_tracker_is_noted_once_and_others_get_all_calls() -> None:
     quick = Told()
     both = Broadcast([Broken(), quick])
     for step in range(100):
@@ -107,7 +107,7 @@ def test_a_tracker_that_raises_is_told_of_once_and_the_others_miss_nothing() -> 
     assert quick.notes == ["the tracker Broken failed and may be incomplete: ConnectionError: no route"]
 
 
-def test_what_waits_for_a_slow_tracker_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_of_a_slow_tracker_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.trackers.MAX_WAITING_CALLS", 3)
     monkeypatch.setattr("rlkit.trackers.CALL_S", 0.02)
     slow, quick = Slow(), Told()
@@ -123,7 +123,7 @@ def test_what_waits_for_a_slow_tracker_is_limited(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_a_tracker_is_told_in_the_callers_context() -> None:
+def test_tracker_is_called_in_the_context_of_the_caller() -> None:
     variable = ContextVar("variable", default="none")
 
     class Listener(Tracker):
@@ -138,7 +138,7 @@ def test_a_tracker_is_told_in_the_callers_context() -> None:
     assert listener.heard == "mine"
 
 
-def test_a_tracker_hears_only_what_it_asks_for() -> None:
+def test_tracker_gets_only_the_hooks_that_it_defines() -> None:
     quick = Told()
     both = Broadcast([Tracker(), quick])
     both.on_checkpoint(Checkpoint(1, "a", "b"))
@@ -147,17 +147,17 @@ def test_a_tracker_hears_only_what_it_asks_for() -> None:
     assert (quick.steps, quick.notes) == ([1], [])
 
 
-def test_the_threads_end_with_the_run_and_later_words_still_arrive() -> None:
-    def named() -> list[str]:
+def test_threads_end_with_the_run_and_later_notes_still_arrive() -> None:
+    def list_tracker_threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("rlkit-Told")]
 
     quick = Told()
     both = Broadcast([quick])
     both.on_note("one")
-    assert len(named()) == 1
+    assert len(list_tracker_threads()) == 1
     both.on_finish(None)
-    assert named() == []
+    assert list_tracker_threads() == []
     both.on_note("two")
     assert quick.notes == ["one", "two"]
     both.on_finish(None)
-    assert named() == []
+    assert list_tracker_threads() == []

@@ -18,17 +18,17 @@ from tests.trackers.stubs import DocentStub, docent_stub
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[DocentStub]:
     pytest.importorskip("docent")
     monkeypatch.setenv("DOCENT_API_KEY", "the-key")
-    with docent_stub() as found:
-        yield found
+    with docent_stub() as server:
+        yield server
 
 
-def test_each_rollout_is_a_transcript_that_says_where_it_comes_from(stub: DocentStub, tmp_path: Path) -> None:
+def test_each_rollout_is_a_transcript_with_its_origin(stub: DocentStub, tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, settings={"model": "acme/tiny"})
     write_step(directory, 2, info={"messages": MESSAGES})
     settings = {"url": stub.url, "collection": "sums"}
     assert send(directory, load_service("docent", settings)) == 3
-    (made,) = stub.collections
-    assert made["name"] == "sums"
+    (collection,) = stub.collections
+    assert collection["name"] == "sums"
     assert len(stub.runs) == 8
     assert stub.headers == ["Bearer the-key"] * len(stub.headers)
 
@@ -44,25 +44,28 @@ def test_each_rollout_is_a_transcript_that_says_where_it_comes_from(stub: Docent
         "stop_reason": "stop",
         "weights_version": 0,
     }
-    said = stub.runs[0]["transcripts"][0]["messages"]
-    assert [(one["role"], one["content"]) for one in said] == [("user", "what is 2+2? "), ("assistant", "four")]
+    messages = stub.runs[0]["transcripts"][0]["messages"]
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("user", "what is 2+2? "),
+        ("assistant", "four"),
+    ]
     recorded = stub.runs[4]["transcripts"][0]["messages"]
-    assert [one["role"] for one in recorded] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in recorded] == ["system", "user", "assistant", "tool", "assistant"]
     assert recorded[2]["tool_calls"][0]["function"] == "look"
 
     write_step(directory, 3)
     send(directory, load_service("docent", settings))
     assert len(stub.collections) == 1
-    assert [one["metadata"]["step"] for one in stub.runs[8:]] == [3, 3, 3, 3]
+    assert [message["metadata"]["step"] for message in stub.runs[8:]] == [3, 3, 3, 3]
 
 
-def test_as_many_rollouts_as_are_wanted_are_sent(stub: DocentStub, tmp_path: Path) -> None:
+def test_configured_number_of_rollouts_is_sent(stub: DocentStub, tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     send(directory, load_service("docent", {"url": stub.url, "rollouts": 1}))
-    assert [one["metadata"]["step"] for one in stub.runs] == [1, 2]
+    assert [run["metadata"]["step"] for run in stub.runs] == [1, 2]
 
 
-def test_a_refusal_is_told_and_nothing_is_marked_as_sent(stub: DocentStub, tmp_path: Path) -> None:
+def test_rejected_upload_is_reported_and_not_marked_as_sent(stub: DocentStub, tmp_path: Path) -> None:
     stub.refuse = True
     directory = write_run(tmp_path / "run")
     settings = {"url": stub.url}
@@ -72,7 +75,7 @@ def test_a_refusal_is_told_and_nothing_is_marked_as_sent(stub: DocentStub, tmp_p
     assert send(directory, load_service("docent", settings)) == 4
 
 
-def test_a_key_is_asked_for_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("docent")
     monkeypatch.delenv("DOCENT_API_KEY", raising=False)
     with pytest.raises(MissingError, match="DOCENT_API_KEY is not set"):

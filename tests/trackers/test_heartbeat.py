@@ -11,13 +11,15 @@ from tests.limits import HANG_S, wait_until
 
 
 @pytest.fixture
-def others() -> set[threading.Thread]:
+def other_threads() -> set[threading.Thread]:
     """Threads of tests before this one."""
     return set(threading.enumerate())
 
 
-def heartbeats(others: set[threading.Thread]) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat" and thread not in others]
+def running_heartbeats(other_threads: set[threading.Thread]) -> list[threading.Thread]:
+    return [
+        thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat" and thread not in other_threads
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,11 @@ def heartbeats(others: set[threading.Thread]) -> list[threading.Thread]:
         ),
     ],
 )
-def test_a_line_says_where_the_step_stands_and_what_is_under_way(progress: Progress, line: str) -> None:
+def test_line_has_the_progress_and_the_activity_of_the_step(progress: Progress, line: str) -> None:
     assert render_progress(progress) == line
 
 
-def test_a_silent_run_is_told_of_again_and_again_until_it_ends(others: set[threading.Thread]) -> None:
+def test_silent_run_gets_lines_until_it_ends(other_threads: set[threading.Thread]) -> None:
     lines = list[str]()
     heartbeat = Heartbeat(lines.append, quiet_s=0.001, quiet_max_s=0.002)
     heartbeat.start(lambda: Progress(steps=len(lines) + 1))
@@ -58,23 +60,23 @@ def test_a_silent_run_is_told_of_again_and_again_until_it_ends(others: set[threa
     heartbeat.stop()
     count = len(lines)
     assert lines[:3] == ["step 1/1: preparing", "step 1/2: preparing", "step 1/3: preparing"]
-    assert not heartbeats(others)
+    assert not running_heartbeats(other_threads)
     assert len(lines) == count
 
 
-def test_lines_that_nobody_can_read_end_quietly(others: set[threading.Thread]) -> None:
+def test_heartbeat_ends_quietly_if_its_output_is_closed(other_threads: set[threading.Thread]) -> None:
     for error in (BrokenPipeError(), ValueError("I/O operation on closed file")):
-        tried = list[str]()
+        written_lines = list[str]()
 
-        def say(line: str, error: Exception = error, tried: list[str] = tried) -> None:
-            tried.append(line)
+        def say(line: str, error: Exception = error, written_lines: list[str] = written_lines) -> None:
+            written_lines.append(line)
             raise error
 
         heartbeat = Heartbeat(say, quiet_s=0.01)
         heartbeat.start(Progress)
-        for thread in heartbeats(others):  # none, where it has ended already
+        for thread in running_heartbeats(other_threads):  # none, where it has ended already
             thread.join(HANG_S)
-        assert len(tried) == 1
+        assert len(written_lines) == 1
         heartbeat.stop()
 
 
@@ -88,8 +90,8 @@ def test_a_line_postpones_the_next() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_tracker_says_where_a_silent_step_stands(
-    as_json: bool, others: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+def test_tracker_prints_the_progress_of_a_silent_step(
+    as_json: bool, other_threads: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlkit.trackers.console.QUIET_S", 0.001)
     lines = list[str]()
@@ -105,10 +107,10 @@ def test_a_tracker_says_where_a_silent_step_stands(
     tracker.on_start(run)
     wait_until(lambda: "step 1/3: preparing; programs: 4" in lines)
     tracker.on_finish(None)
-    assert not heartbeats(others)
+    assert not running_heartbeats(other_threads)
 
 
-def test_a_run_that_never_started_ends_without_a_line() -> None:
+def test_run_that_never_started_prints_no_line() -> None:
     lines = list[str]()
     ConsoleTracker(lines.append).on_finish(None)
     assert not lines

@@ -58,16 +58,16 @@ class Stub:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    found = Stub()
+    server_stub = Stub()
 
     async def rollouts(request: Request) -> Response:
         assert request.headers["x-api-key"] == "the-key"
         events: Events = (await request.json())["events"]
-        while found.hangs and not await request.is_disconnected():
+        while server_stub.hangs and not await request.is_disconnected():
             await asyncio.sleep(0.01)
-        status = found.status(events)
+        status = server_stub.status(events)
         if status == 200:
-            found.events += events
+            server_stub.events += events
         return JSONResponse({}, status)
 
     async def environment(request: Request) -> Response:
@@ -81,12 +81,12 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    found.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server_stub.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     monkeypatch.setenv("OPENREWARD_API_KEY", "the-key")
-    monkeypatch.setenv("OPENREWARD_API_URL", found.url)
+    monkeypatch.setenv("OPENREWARD_API_URL", server_stub.url)
     monkeypatch.setattr("rlkit.trackers.openreward._FIRST_PAUSE_S", 0.01)
-    yield found
-    found.hangs = False
+    yield server_stub
+    server_stub.hangs = False
     server.should_exit = True
     thread.join()
 
@@ -98,10 +98,10 @@ def write_step(directory: Path, step: int, *, rewards: tuple[float | None, ...] 
         replace(episode(reward, member=member), info=info if reward is not None else {})
         for member, reward in enumerate(rewards)
     )
-    ours = Group("cats", "Owner/Cats#big/train/easy/12", 3, episodes)
+    hosted_group = Group("cats", "Owner/Cats#big/train/easy/12", 3, episodes)
     talk = replace(episode(1.0), info={"messages": "an environment of one's own keeps what it likes"})
     other = Group("sums", "1+1", 4, (talk,))
-    groups = [table.RecordedGroup(one, True, one.episodes) for one in (ours, other)]
+    groups = [table.RecordedGroup(group, True, group.episodes) for group in (hosted_group, other)]
     path = table_path(directory, step)
     path.parent.mkdir(parents=True)
     table.write(path, groups, decode=lambda tokens: "")
@@ -111,7 +111,7 @@ def run_info(directory: Path) -> RunInfo:
     return RunInfo("my run", directory, "acme/tiny", ("cats",), "the engine", Progress)
 
 
-def uploaded(directory: Path) -> object:
+def read_progress(directory: Path) -> object:
     path = directory / "openreward.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -126,16 +126,18 @@ def upload(directory: Path, step: int, tracker: OpenRewardTracker | None = None)
     return [note for note in notes if "OpenRewardTracker" in note]
 
 
-def test_rollouts_are_uploaded_with_run_step_split_and_reward_and_only_once(
+def test_rollouts_are_uploaded_once_with_their_labels_and_rewards(
     stub: Stub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_step(tmp_path, 1, rewards=(1.0, None, 0.25))
     assert upload(tmp_path, 1) == []
     names = [f"step 1 · Owner/Cats#big/train/easy/12 · {member}" for member in (0, 2)]
     assert stub.started() == names
-    begun = next(event for event in stub.events if event["eventType"] == "rollout")
-    said = {key: begun[key] for key in ("runName", "environment", "environment_id", "variant", "split", "step")}
-    assert said == {
+    first_rollout = next(event for event in stub.events if event["eventType"] == "rollout")
+    labels = {
+        key: first_rollout[key] for key in ("runName", "environment", "environment_id", "variant", "split", "step")
+    }
+    assert labels == {
         "runName": "my run",
         "environment": "Owner/Cats",
         "environment_id": "the id of Owner/Cats",
@@ -148,10 +150,10 @@ def test_rollouts_are_uploaded_with_run_step_split_and_reward_and_only_once(
         "user_message", "reasoning", "tool_call", "tool_result", "assistant_message",
     ]  # fmt: skip
     assert [event["reward"] for event in messages if event["isFinished"]] == [1.0, 0.25]
-    assert {event["rolloutEventId"] for event in messages[:5]} == {begun["eventId"]}
-    (told, _) = [event["rollout_info"] for event in stub.events if event["eventType"] == "rollout_update"]
-    assert (told["task_index"], told["current_step"]) == (12, 1)
-    assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
+    assert {event["rolloutEventId"] for event in messages[:5]} == {first_rollout["eventId"]}
+    (rollout_info, _) = [event["rollout_info"] for event in stub.events if event["eventType"] == "rollout_update"]
+    assert (rollout_info["task_index"], rollout_info["current_step"]) == (12, 1)
+    assert read_progress(tmp_path) == {"step": 1, "rollouts": 0}
 
     stub.events.clear()
     write_step(tmp_path, 2)
@@ -161,76 +163,76 @@ def test_rollouts_are_uploaded_with_run_step_split_and_reward_and_only_once(
     assert capfd.readouterr().out == "", "stdout is for what a command was asked for"
 
 
-def test_a_refusal_is_told_once_and_the_run_goes_on(stub: Stub, tmp_path: Path) -> None:
+def test_rejected_upload_is_noted_once_and_the_run_continues(stub: Stub, tmp_path: Path) -> None:
     stub.status = lambda events: 401
     write_step(tmp_path, 1)
     notes = upload(tmp_path, 1, OpenRewardTracker(last_s=5))
     assert len(notes) == 1
     assert "the rollouts of step 1 could not be uploaded to OpenReward: HTTP 401" in notes[0]
-    assert uploaded(tmp_path) is None
+    assert read_progress(tmp_path) is None
 
 
-def test_a_rollout_counts_as_uploaded_once_all_of_it_was_taken(stub: Stub, tmp_path: Path) -> None:
+def test_rollout_counts_as_uploaded_once_all_requests_succeeded(stub: Stub, tmp_path: Path) -> None:
     stub.status = lambda events: 200 if events[0]["eventType"] == "rollout" else 500
     write_step(tmp_path, 1)
     assert "HTTP 500" in upload(tmp_path, 1)[0]
-    assert uploaded(tmp_path) is None
+    assert read_progress(tmp_path) is None
     first = [event["eventId"] for event in stub.events]
     stub.events.clear()
     stub.status = lambda events: 200
     assert upload(tmp_path, 1) == []
-    assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
+    assert read_progress(tmp_path) == {"step": 1, "rollouts": 0}
     assert stub.events[0]["eventId"] == first[0], "what is sent twice can be told"
 
 
-def test_what_was_taken_of_a_step_is_not_sent_again(stub: Stub, tmp_path: Path) -> None:
+def test_uploaded_rollouts_of_a_step_are_not_sent_again(stub: Stub, tmp_path: Path) -> None:
     write_step(tmp_path, 1)
     stub.status = lambda events: 500 if len(stub.started()) == 2 else 200
     upload(tmp_path, 1)
-    assert uploaded(tmp_path) == {"step": 0, "rollouts": 1}
+    assert read_progress(tmp_path) == {"step": 0, "rollouts": 1}
     stub.events.clear()
     stub.status = lambda events: 200
     upload(tmp_path, 1)
     assert [name[-1] for name in stub.started()] == ["1"]
 
 
-def test_uploads_go_on_after_a_long_outage(stub: Stub, tmp_path: Path) -> None:
+def test_uploads_resume_after_a_long_outage(stub: Stub, tmp_path: Path) -> None:
     refused = iter(range(8))
     stub.status = lambda events: 200 if next(refused, None) is None else 503
     write_step(tmp_path, 1)
     tracker = OpenRewardTracker()
     tracker.on_start(run_info(tmp_path))
     tracker.on_step(1, {})
-    wait_until(lambda: uploaded(tmp_path) == {"step": 1, "rollouts": 0})
+    wait_until(lambda: read_progress(tmp_path) == {"step": 1, "rollouts": 0})
     with pytest.raises(UploadFailed, match="HTTP 503"):
         tracker.on_finish(None)
 
 
-def test_a_rollout_that_is_not_fit_to_be_taken_holds_up_no_other(stub: Stub, tmp_path: Path) -> None:
+def test_invalid_rollout_does_not_block_other_uploads(stub: Stub, tmp_path: Path) -> None:
     write_step(tmp_path, 1)
     stub.status = lambda events: 413 if events[0].get("rolloutName", "").endswith("· 0") else 200
     assert "rejected a rollout of step 1: HTTP 413" in upload(tmp_path, 1)[0]
     assert [name[-1] for name in stub.started()] == ["1"]
-    assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
+    assert read_progress(tmp_path) == {"step": 1, "rollouts": 0}
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_service_that_never_answers(stub: Stub, tmp_path: Path) -> None:
+def test_end_of_a_run_does_not_wait_for_a_silent_service(stub: Stub, tmp_path: Path) -> None:
     write_step(tmp_path, 1)
     stub.hangs = True
     (note,) = upload(tmp_path, 1, OpenRewardTracker(last_s=0.2))
     assert "too slow" in note
-    assert uploaded(tmp_path) is None
+    assert read_progress(tmp_path) is None
 
 
-def test_the_end_of_a_run_does_not_try_a_service_that_fails_for_as_long_as_it_may(stub: Stub, tmp_path: Path) -> None:
+def test_end_of_a_run_does_not_use_all_retries_on_a_failing_service(stub: Stub, tmp_path: Path) -> None:
     write_step(tmp_path, 1)
     stub.status = lambda events: 500
     (note,) = upload(tmp_path, 1, OpenRewardTracker(last_s=HANG_S))
     assert "HTTP 500" in note
-    assert uploaded(tmp_path) is None
+    assert read_progress(tmp_path) is None
 
 
-def test_many_long_messages_go_out_in_several_requests(stub: Stub) -> None:
+def test_long_messages_are_split_over_several_requests(stub: Stub) -> None:
     sizes = list[int]()
 
     def status(events: Events) -> int:
@@ -245,7 +247,7 @@ def test_many_long_messages_go_out_in_several_requests(stub: Stub) -> None:
     assert len(sizes) == 5
 
 
-def test_the_command_line_wants_a_key_for_uploads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_line_requires_a_key_for_uploads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from rlkit.cli.app import app

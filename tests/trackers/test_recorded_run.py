@@ -10,7 +10,7 @@ from rlkit.trackers.wandb import render_page
 from tests.trackers.folders import MESSAGES, add_metrics, write_run, write_step, write_table
 
 
-def test_steps_come_in_order_and_each_once(tmp_path: Path) -> None:
+def test_steps_are_read_once_in_order(tmp_path: Path) -> None:
     feed = StepReader(write_run(tmp_path / "run"))
     assert [step.number for step in feed.steps(has_ended=False)] == [0, 1, 2, 3]
     assert list(feed.steps(has_ended=False)) == []
@@ -19,12 +19,12 @@ def test_steps_come_in_order_and_each_once(tmp_path: Path) -> None:
     assert step.metrics == {"env/sums/reward/mean": 0.4, "time/step_s": 1.5}
 
 
-def test_what_was_sent_before_is_left_out(tmp_path: Path) -> None:
+def test_steps_sent_before_are_skipped(tmp_path: Path) -> None:
     feed = StepReader(write_run(tmp_path / "run"), after=1)
     assert [step.number for step in feed.steps(has_ended=True)] == [2, 3]
 
 
-def test_a_step_whose_table_is_not_written_yet_is_waited_for_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_step_without_a_table_is_deferred_while_the_run_continues(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1)
     add_metrics(directory, 2)
     feed = StepReader(directory)
@@ -37,7 +37,7 @@ def test_a_step_whose_table_is_not_written_yet_is_waited_for_while_the_run_goes_
     assert (last.number, last.rollouts()) == (3, [])
 
 
-def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+def test_incomplete_line_is_deferred(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "x"')
@@ -60,7 +60,7 @@ def test_rollouts_are_the_last_attempts_as_text(tmp_path: Path) -> None:
     write_step(directory, 1, info={"messages": MESSAGES})
     *_, step = StepReader(directory).steps(has_ended=True)
     rollouts = step.rollouts()
-    assert [(one.env, one.task, one.member, one.reward) for one in rollouts] == [
+    assert [(rollout.env, rollout.task, rollout.member, rollout.reward) for rollout in rollouts] == [
         ("sums", "2+2", 0, 1.0),
         ("sums", "2+2", 1, 0.0),
         ("sums", "2+2", 2, 0.5),
@@ -68,12 +68,12 @@ def test_rollouts_are_the_last_attempts_as_text(tmp_path: Path) -> None:
     ]
     assert rollouts[0].text == "what is 2+2? four"
     assert rollouts[0].info["messages"] == MESSAGES
-    shown = render_page(rollouts[0], 1)
-    assert "what is 2+2?" in shown
-    assert "step 1 · sums · 2+2 · completed · reward 1" in shown
+    page = render_page(rollouts[0], 1)
+    assert "what is 2+2?" in page
+    assert "step 1 · sums · 2+2 · completed · reward 1" in page
 
 
-def test_what_a_rollout_says_cannot_write_the_render_page(tmp_path: Path) -> None:
+def test_text_of_a_rollout_is_escaped_on_its_page(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=0)
     write_step(directory, 1, text="</pre><script>alert(1)</script>")
     *_, step = StepReader(directory).steps(has_ended=True)
@@ -87,13 +87,11 @@ def test_the_same_rollouts_are_drawn_each_time(tmp_path: Path) -> None:
     assert step.sample_rollouts(0) == step.sample_rollouts(9) == step.rollouts()
 
 
-def test_no_secret_of_the_environment_or_of_a_known_shape_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollouts_and_run_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTHER_TOKEN", "canary-of-the-environment")
     directory = write_run(tmp_path / "run", steps=0, settings={"model": "canary-of-the-environment"})
-    said = "canary-of-the-environment and sk-0123456789abcdef0123"
-    write_step(directory, 1, text=said, info={"messages": [{"role": "user", "content": said}]})
+    secrets = "canary-of-the-environment and sk-0123456789abcdef0123"
+    write_step(directory, 1, text=secrets, info={"messages": [{"role": "user", "content": secrets}]})
     *_, step = StepReader(directory).steps(has_ended=True)
     everything = f"{read_run(directory)}{step.rollouts()}"
     assert "canary" not in everything
@@ -101,7 +99,7 @@ def test_no_secret_of_the_environment_or_of_a_known_shape_is_given(
     assert read_run(directory).model == "***"
 
 
-def test_the_run_is_told_as_its_folder_has_it(tmp_path: Path) -> None:
+def test_run_is_described_from_its_folder(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", status="failed", settings={"lora": {"rank": 7}}))
     assert (run.name, run.status, run.lora_rank) == ("run", "failed", 7)
     assert run.config["steps"] == 100

@@ -58,7 +58,7 @@ def no_sleep(seconds: float) -> None:
     assert seconds > 0
 
 
-def test_everything_is_sent_once_and_what_is_new_later_to_the_same_run(tmp_path: Path) -> None:
+def test_steps_are_sent_once_and_later_steps_to_the_same_run(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
     assert send(directory, service) == 4
     assert (service.steps, service.closed) == ([0, 1, 2, 3], ["completed"])
@@ -69,7 +69,7 @@ def test_everything_is_sent_once_and_what_is_new_later_to_the_same_run(tmp_path:
     assert service.opened == [{}, {"id": "new 1"}, {"id": "new 1"}]
 
 
-def test_all_of_it_can_be_sent_again_to_a_new_run(tmp_path: Path) -> None:
+def test_all_steps_can_be_sent_again_to_a_new_run(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
     send(directory, service)
     assert send(directory, service, is_new_run=True) == 4
@@ -77,18 +77,18 @@ def test_all_of_it_can_be_sent_again_to_a_new_run(tmp_path: Path) -> None:
     assert read_progress(directory, "memory").state == {"id": "new 2"}
 
 
-def test_two_services_do_not_know_of_each_other(tmp_path: Path) -> None:
+def test_services_have_separate_progress(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     assert send(directory, Memory()) == send(directory, Other()) == 4
 
 
-def test_a_service_that_fails_for_a_while_gets_everything(tmp_path: Path) -> None:
+def test_service_that_fails_temporarily_gets_all_steps(tmp_path: Path) -> None:
     service = Memory(faults=["open", "step 1", "step 1", "step 3", "close"])
     assert send(write_run(tmp_path / "run"), service, sleep=no_sleep) == 4
     assert service.steps == [0, 1, 2, 3]
 
 
-def test_a_service_that_goes_on_failing_is_given_up_and_gets_the_rest_later(tmp_path: Path) -> None:
+def test_service_that_keeps_failing_gets_the_remaining_steps_later(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory(faults=["step 2"] * 4)
     with pytest.raises(
         SendingFailed, match=r"memory: sending step 2 failed: ConnectionError: no step 2; to retry: `rlkit sync"
@@ -98,19 +98,17 @@ def test_a_service_that_goes_on_failing_is_given_up_and_gets_the_rest_later(tmp_
     assert service.steps == [0, 1, 2, 3]
 
 
-def test_what_a_service_says_of_a_failure_is_told_without_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_message_of_a_service_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_KEY", "step 2")
-    with pytest.raises(SendingFailed) as told:
+    with pytest.raises(SendingFailed) as raised:
         send(write_run(tmp_path / "run"), Memory(faults=["open"] * 9), sleep=no_sleep)
-    assert "no open" in str(told.value)
-    with pytest.raises(SendingFailed) as told:
+    assert "no open" in str(raised.value)
+    with pytest.raises(SendingFailed) as raised:
         send(tmp_path / "run", Memory(faults=["step 2"] * 9), sleep=no_sleep)
-    assert "no ***" in str(told.value)
+    assert "no ***" in str(raised.value)
 
 
-def test_a_run_that_goes_on_is_waited_for(tmp_path: Path) -> None:
+def test_sync_waits_for_a_running_run(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run", steps=1, status="running"), Memory()
 
     def sleep(seconds: float) -> None:
@@ -121,7 +119,7 @@ def test_a_run_that_goes_on_is_waited_for(tmp_path: Path) -> None:
     assert service.steps == [0, 1, 2, 3]
 
 
-def test_one_process_at_a_time_sends_a_run_to_a_service(tmp_path: Path) -> None:
+def test_only_one_process_sends_a_run_to_a_service(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
 
     class Twice(Memory):
@@ -133,7 +131,7 @@ def test_one_process_at_a_time_sends_a_run_to_a_service(tmp_path: Path) -> None:
     send(directory, Twice())
 
 
-def test_a_damaged_record_of_what_was_sent_is_as_none(tmp_path: Path) -> None:
+def test_damaged_progress_file_is_ignored(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
     (directory / "trackers").mkdir()
     (directory / "trackers" / "memory.json").write_text("{")

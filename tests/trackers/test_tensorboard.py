@@ -13,39 +13,39 @@ from rlkit.trackers.tensorboard import crc32c
 from tests.trackers.folders import write_run
 
 
-def test_the_checksum_is_that_of_the_standard() -> None:
+def test_checksum_is_that_of_the_standard() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
 
 
 @given(st.binary(max_size=64))
-def test_the_checksum_is_that_of_googles_library(data: bytes) -> None:
+def test_checksum_is_that_of_the_google_library(data: bytes) -> None:
     google = pytest.importorskip("google_crc32c")
     assert crc32c(data) == google.value(data)
 
 
-def records(path: Path) -> list[bytes]:
+def read_records(path: Path) -> list[bytes]:
     """The records in a file of events, each with right checksums."""
 
-    def masked(data: bytes) -> int:
+    def mask_crc(data: bytes) -> int:
         crc = crc32c(data)
         return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
 
-    data, found = path.read_bytes(), list[bytes]()
+    data, contents = path.read_bytes(), list[bytes]()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
-        assert struct.unpack("<I", data[8:12])[0] == masked(data[:8])
-        found.append(data[12 : 12 + length])
-        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked(found[-1])
+        assert struct.unpack("<I", data[8:12])[0] == mask_crc(data[:8])
+        contents.append(data[12 : 12 + length])
+        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == mask_crc(contents[-1])
         data = data[16 + length :]
-    return found
+    return contents
 
 
 def test_each_step_is_an_event_with_its_metrics(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     send(directory, load_service("tensorboard", {}))
     (file,) = (directory / "tensorboard").iterdir()
-    first, start, *steps = records(file)
+    first, start, *steps = read_records(file)
     assert first.endswith(b"brain.Event:2")
     assert start.endswith(b"\x3a\x02\x08\x01")  # session_log {status: START}
     assert len(steps) == 4
@@ -59,8 +59,8 @@ def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
     settings = {"directory": str(tmp_path / "events")}
     for _ in range(2):
         send(directory, load_service("tensorboard", settings), is_new_run=True)
-    read = loader.EventAccumulator(str(tmp_path / "events")).Reload()
-    assert [(one.step, round(one.value, 6)) for one in read.Scalars("env/sums/reward/mean")] == [
+    events = loader.EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [(event.step, round(event.value, 6)) for event in events.Scalars("env/sums/reward/mean")] == [
         (0, 0.0),
         (1, 0.1),
         (2, 0.2),
@@ -68,7 +68,7 @@ def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_goes_on_gets_a_file_of_its_own(tmp_path: Path) -> None:
+def test_resumed_run_gets_its_own_event_file(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     for _ in range(2):
         send(directory, load_service("tensorboard", {}), is_new_run=True)

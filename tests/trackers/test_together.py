@@ -15,7 +15,7 @@ import pytest
 from rlkit.store.journal import read_records
 from rlkit.trackers.sync import read_progress
 from tests.trackers.stubs import docent_stub
-from tests.trackers.wandb_stub import synced
+from tests.trackers.wandb_stub import sync_offline_runs
 
 ENV = """
 import base64
@@ -74,7 +74,7 @@ def texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_model_dir: Path) -> None:
+def test_run_reaches_every_tracker_without_secrets(tmp_path: Path, byte_model_dir: Path) -> None:
     work, runs = tmp_path / "work", tmp_path / "runs"
     work.mkdir()
     (work / "env.py").write_text(ENV)
@@ -93,7 +93,7 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
     with docent_stub() as stub:
         services = [f"track.{name}={{}}" for name in optional]
         services += [f"track.docent.url={stub.url}"] if "docent" in optional else []
-        done = subprocess.run(
+        completed = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -110,23 +110,23 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
             capture_output=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr.decode()
-        assert b"failed and may be incomplete" not in done.stderr
+        assert completed.returncode == 0, completed.stderr.decode()
+        assert b"failed and may be incomplete" not in completed.stderr
 
         directory = runs / "all"
         assert {
             name: read_progress(directory, name).step for name in ["wandb", "tensorboard", *optional]
         } == dict.fromkeys(["wandb", "tensorboard", *optional], 3)
-        (shown,), sent_on = synced(directory)
-        assert [one["step"] for one in shown.steps] == [1, 2, 3]
-        assert shown.exit_code == 0
+        (wandb_run,), sent_on = sync_offline_runs(directory)
+        assert [item["step"] for item in wandb_run.steps] == [1, 2, 3]
+        assert wandb_run.exit_code == 0
         if "docent" in optional:
-            assert {one["metadata"]["step"] for one in stub.runs} == {1, 2, 3}
+            assert {item["metadata"]["step"] for item in stub.runs} == {1, 2, 3}
         everything = [*texts(runs), *texts(tmp_path / "trackio")]
-        everything += [(Path("stdout"), done.stdout), (Path("stderr"), done.stderr)]
+        everything += [(Path("stdout"), completed.stdout), (Path("stderr"), completed.stderr)]
         everything += [(Path("docent"), body) for body in stub.bodies]
         everything += [(Path("wandb sync"), body) for body in sent_on]
-    encoded = [base64.b64encode(bytes(before) + b"canary")[(0, 2, 3)[before] : -4] for before in range(3)]
-    told = {path for path, text in everything if any(one in text for one in (b"canary", *encoded))}
-    assert not told
+    encoded = [base64.b64encode(bytes(offset) + b"canary")[(0, 2, 3)[offset] : -4] for offset in range(3)]
+    leaking_paths = {path for path, text in everything if any(item in text for item in (b"canary", *encoded))}
+    assert not leaking_paths
     assert any(b"the server refused" in text for _, text in everything)  # what leaks is there, without the secrets

@@ -27,8 +27,8 @@ _KEY = "0" * 40
 
 
 @dataclass
-class Shown:
-    """A run as it is shown."""
+class StoredRun:
+    """Run as stored by the server."""
 
     id: str
     project: str
@@ -43,46 +43,46 @@ class Shown:
 
 @dataclass
 class WandbStub:
-    """What the server was sent."""
+    """Stub of the server, which records its requests."""
 
     url: str = ""
-    runs: dict[str, Shown] = field(default_factory=dict[str, Shown])
+    runs: dict[str, StoredRun] = field(default_factory=dict[str, StoredRun])
     bodies: list[bytes] = field(default_factory=list[bytes])
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Variables that lead to it."""
+        """Environment variables that select this server."""
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": _KEY}
 
-    async def ask(self, request: Request) -> Response:
+    async def answer_query(self, request: Request) -> Response:
         """`POST /graphql`."""
         self.bodies.append(await request.body())
-        asked = json.loads(self.bodies[-1])
-        return JSONResponse({"data": self._answered(asked["operationName"], asked.get("variables") or {})})
+        query = json.loads(self.bodies[-1])
+        return JSONResponse({"data": self._answer_operation(query["operationName"], query.get("variables") or {})})
 
-    def _answered(self, operation: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_operation(self, operation: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         match operation:
             case "RunResumeStatus":
-                run = self.runs.get(given["name"])
-                project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": given["entity"]}}
+                run = self.runs.get(variables["name"])
+                project = {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": variables["entity"]}}
                 return {"model": {**project, "bucket": None if run is None else _bucket(run)}}
             case "UpsertBucket":
                 run = self.runs.setdefault(
-                    given["name"], Shown(given["name"], given["project"], given["entity"] or "me")
+                    variables["name"], StoredRun(variables["name"], variables["project"], variables["entity"] or "me")
                 )
-                run.name, run.tags = given["displayName"] or run.name, given["tags"] or run.tags
-                if given["config"]:
-                    held = json.loads(given["config"])
-                    run.config |= {key: one["value"] for key, one in held.items() if key != "_wandb"}
+                run.name, run.tags = variables["displayName"] or run.name, variables["tags"] or run.tags
+                if variables["config"]:
+                    config = json.loads(variables["config"])
+                    run.config |= {key: entry["value"] for key, entry in config.items() if key != "_wandb"}
                 project = {"id": "p", "name": run.project, "entity": {"id": "e", "name": run.entity}}
                 return {"upsertBucket": {"bucket": {**_bucket(run), "project": project}, "inserted": True}}
             case "CreateArtifact":  # as one that is there, so that it is not sent
-                held = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": None}}
-                return {"createArtifact": {"artifact": held}}
+                config = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": None}}
+                return {"createArtifact": {"artifact": config}}
             case "CreateRunFiles":
-                place = f"{self.url}/upload/{given['run']}"
-                files = [{"name": name, "uploadUrl": f"{place}/{name}"} for name in given["files"]]
-                return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
+                place = f"{self.url}/upload/{variables['run']}"
+                files = [{"name": name, "uploadUrl": f"{place}/{name}"} for name in variables["files"]]
+                return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
             case _:  # who has the key, what the server can do, and what types of tables there are
                 viewer: dict[str, object] = {"id": "v", "entity": "us", "username": "us", "flags": "{}", "teams": {}}
                 return {"viewer": viewer, "project": None}
@@ -90,10 +90,10 @@ class WandbStub:
     async def stream(self, request: Request) -> Response:
         """`POST /files/…/ID/file_stream`."""
         self.bodies.append(await request.body())
-        run, sent = self.runs[request.path_params["run"]], json.loads(self.bodies[-1])
-        if lines := sent.get("files", {}).get("wandb-history.jsonl"):
+        run, update = self.runs[request.path_params["run"]], json.loads(self.bodies[-1])
+        if lines := update.get("files", {}).get("wandb-history.jsonl"):
             run.steps[lines["offset"] :] = map(json.loads, lines["content"])
-        run.exit_code = sent.get("exitcode", run.exit_code)
+        run.exit_code = update.get("exitcode", run.exit_code)
         return JSONResponse({})
 
     async def upload(self, request: Request) -> Response:
@@ -102,44 +102,51 @@ class WandbStub:
         self.runs[request.path_params["run"]].files[request.path_params["name"]] = self.bodies[-1]
         return JSONResponse({})
 
-    async def other(self, request: Request) -> Response:
-        """Measurements of its own."""
+    async def add_telemetry(self, request: Request) -> Response:
+        """Accept telemetry."""
         self.bodies.append(await request.body())
         return JSONResponse({})
 
 
-def _bucket(run: Shown) -> dict[str, Any]:
+def _bucket(run: StoredRun) -> dict[str, Any]:
     lines = len(run.steps)
-    known = {"id": run.id, "name": run.id, "displayName": run.name, "tags": run.tags, "sweepName": None}
+    description = {"id": run.id, "name": run.id, "displayName": run.name, "tags": run.tags, "sweepName": None}
     counts = {"historyLineCount": lines, "eventsLineCount": 0, "logLineCount": 0, "eventsTail": "[]"}
-    tail = json.dumps([json.dumps(one) for one in run.steps[-1:]])
-    held = json.dumps({key: {"value": value} for key, value in run.config.items()})
-    return {**known, **counts, "historyTail": tail, "config": held, "summaryMetrics": "{}", "wandbConfig": '{"t": 1}'}
+    tail = json.dumps([json.dumps(step) for step in run.steps[-1:]])
+    config = json.dumps({key: {"value": value} for key, value in run.config.items()})
+    return {
+        **description,
+        **counts,
+        "historyTail": tail,
+        "config": config,
+        "summaryMetrics": "{}",
+        "wandbConfig": '{"t": 1}',
+    }
 
 
 @contextmanager
 def wandb_stub() -> Generator[WandbStub]:
-    """A stub of the server."""
-    found = WandbStub()
+    """Run a stub of the server."""
+    server = WandbStub()
     routes = [
-        Route("/graphql", found.ask, methods=["POST"]),
-        Route("/files/{entity}/{project}/{run}/file_stream", found.stream, methods=["POST"]),
-        Route("/upload/{run}/{name:path}", found.upload, methods=["PUT"]),
-        Route("/{path:path}", found.other, methods=["GET", "POST"]),
+        Route("/graphql", server.answer_query, methods=["POST"]),
+        Route("/files/{entity}/{project}/{run}/file_stream", server.stream, methods=["POST"]),
+        Route("/upload/{run}/{name:path}", server.upload, methods=["PUT"]),
+        Route("/{path:path}", server.add_telemetry, methods=["GET", "POST"]),
     ]
-    with listening(Starlette(routes=routes)) as found.url:
-        yield found
+    with listening(Starlette(routes=routes)) as server.url:
+        yield server
 
 
-def synced(directory: Path) -> tuple[list[Shown], list[bytes]]:
-    """What `wandb sync` makes of each folder that a run has written offline, oldest first, and all that it sends."""
+def sync_offline_runs(directory: Path) -> tuple[list[StoredRun], list[bytes]]:
+    """Sync each offline folder of a run with `wandb sync`, oldest first; return the runs and all request bodies."""
     folders = sorted((directory / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
-    shown, bodies = list[Shown](), list[bytes]()
+    runs, bodies = list[StoredRun](), list[bytes]()
     for folder in folders:
         with wandb_stub() as server:
             command = [sys.executable, "-m", "wandb", "sync", str(folder)]
             environ = {**os.environ, **server.environ}
             subprocess.run(command, cwd=directory, env=environ, check=True, capture_output=True)
-        shown += server.runs.values()
+        runs += server.runs.values()
         bodies += server.bodies
-    return shown, bodies
+    return runs, bodies

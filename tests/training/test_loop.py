@@ -46,12 +46,12 @@ TASKS = [Digits(text) for text in ("one", "two", "six", "ten")]
 class Listener(Tracker):
     """Remembers everything it is told."""
 
-    told: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     steps: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
     stop: rlkit.StopSignal | None = None
 
     def on_start(self, run: RunInfo) -> None:
-        self.told.append(f"started {run.progress().phase}")
+        self.events.append(f"started {run.progress().phase}")
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append((step, metrics))
@@ -59,16 +59,16 @@ class Listener(Tracker):
             self.stop.request()
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.told.append(f"checkpoint {checkpoint.step}")
+        self.events.append(f"checkpoint {checkpoint.step}")
 
     def on_note(self, message: str) -> None:
-        self.told.append(message)
+        self.events.append(message)
 
     def on_finish(self, result: RunResult | None) -> None:
-        self.told.append(f"finished {result and result.status}")
+        self.events.append(f"finished {result and result.status}")
 
 
-def settings(model: Path, **more: object) -> dict[str, object]:
+def make_settings(model: Path, **more: object) -> dict[str, object]:
     return {
         "model": str(model),
         "envs": {"digits": {}},
@@ -81,43 +81,43 @@ def settings(model: Path, **more: object) -> dict[str, object]:
     }
 
 
-def trainer(
+def make_trainer(
     model: Path, *trackers: Tracker, tasks: Sequence[rlkit.Env] = TASKS, stop=None, **more: object
 ) -> RLTrainer:
-    resolved = load_config([], settings=settings(model, **more))
+    resolved = load_config([], settings=make_settings(model, **more))
     return RLTrainer(resolved, envs={"digits": tasks}, trackers=trackers, stop=stop)
 
 
-def metrics_of(result: RunResult) -> list[dict[str, float]]:
+def read_metrics(result: RunResult) -> list[dict[str, float]]:
     return [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_small_model_learns_in_seconds(byte_model_dir: Path) -> None:
-    result = asyncio.run(trainer(byte_model_dir, steps=20).train())
-    rewards = [line["env/digits/reward/mean"] for line in metrics_of(result)]
+    result = asyncio.run(make_trainer(byte_model_dir, steps=20).train())
+    rewards = [line["env/digits/reward/mean"] for line in read_metrics(result)]
     assert rewards[0] < 0.15
     assert rewards[-1] > 0.9
 
 
 def test_the_same_seed_gives_the_same_run_bit_for_bit(byte_model_dir: Path) -> None:
     def run(seed: int) -> list[dict[str, float]]:
-        result = asyncio.run(trainer(byte_model_dir, steps=4, seed=seed).train())
-        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in metrics_of(result)]
+        result = asyncio.run(make_trainer(byte_model_dir, steps=4, seed=seed).train())
+        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_metrics(result)]
 
     assert run(3) == run(3) != run(4)
 
 
 def test_sampler_and_trainer_agree_before_and_after_training(byte_model_dir: Path) -> None:
-    result = asyncio.run(trainer(byte_model_dir, steps=6).train())
-    for line in metrics_of(result):
+    result = asyncio.run(make_trainer(byte_model_dir, steps=6).train())
+    for line in read_metrics(result):
         assert abs(line["optim/kl_sample_train_v1"]) < 1e-4
         assert line["optim/kl_sample_train_v2"] < 1e-8
 
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro", "gspo"])
 @pytest.mark.parametrize("advantage", ["group_mean", "grpo"])
-def test_every_loss_and_estimator_takes_a_step(byte_model_dir: Path, loss: str, advantage: str) -> None:
-    result = asyncio.run(trainer(byte_model_dir, steps=1, loss={"name": loss}, advantage=advantage).train())
+def test_every_loss_and_estimator_trains_a_step(byte_model_dir: Path, loss: str, advantage: str) -> None:
+    result = asyncio.run(make_trainer(byte_model_dir, steps=1, loss={"name": loss}, advantage=advantage).train())
     assert result.metrics["optim/skipped"] == 0
     assert result.metrics["service/loss:sum"] != 0
 
@@ -136,7 +136,7 @@ def test_the_settings_of_a_loss_reach_the_gradient(byte_model_dir: Path, name: s
     halves = {"groups": 4, "group_size": 8, "substeps": 2}
 
     def last(**more: float) -> Mapping[str, float]:
-        run = trainer(byte_model_dir, steps=2, batch=halves, loss={"name": name, **more})
+        run = make_trainer(byte_model_dir, steps=2, batch=halves, loss={"name": name, **more})
         return asyncio.run(run.train()).metrics
 
     default, tight = last(), last(**settings)
@@ -146,11 +146,11 @@ def test_the_settings_of_a_loss_reach_the_gradient(byte_model_dir: Path, name: s
         assert default["optim/ratio/clipped"] < tight["optim/ratio/clipped"]
 
 
-def test_what_shapes_rewards_and_advantages_is_applied_and_reported(byte_model_dir: Path) -> None:
+def test_reward_and_advantage_shaping_is_applied_and_reported(byte_model_dir: Path) -> None:
     batch = {"groups": 4, "group_size": 8, "normalize": "sequence", "clip_advantages": 0.05}
     length = {"coefficient": 0.5, "to_tokens": 8}
-    plain = asyncio.run(trainer(byte_model_dir, steps=1).train()).metrics
-    shaped = asyncio.run(trainer(byte_model_dir, steps=1, batch=batch, length_penalty=length).train()).metrics
+    plain = asyncio.run(make_trainer(byte_model_dir, steps=1).train()).metrics
+    shaped = asyncio.run(make_trainer(byte_model_dir, steps=1, batch=batch, length_penalty=length).train()).metrics
     assert shaped["env/digits/reward/mean"] == plain["env/digits/reward/mean"]
     assert shaped["batch/length_penalty"] == 0.25
     assert 0 < shaped["batch/clipped"] <= 1
@@ -161,37 +161,37 @@ def test_what_shapes_rewards_and_advantages_is_applied_and_reported(byte_model_d
 
 def test_a_learning_rate_follows_its_schedule(byte_model_dir: Path) -> None:
     optimizer = {"learning_rate": 1e-2, "schedule": "linear", "warmup_steps": 1}
-    lines = metrics_of(asyncio.run(trainer(byte_model_dir, steps=4, optimizer=optimizer).train()))
+    lines = read_metrics(asyncio.run(make_trainer(byte_model_dir, steps=4, optimizer=optimizer).train()))
     assert [line["optim/learning_rate"] for line in lines] == pytest.approx([5e-3, 1e-2, 2e-2 / 3, 1e-2 / 3])
 
 
 @pytest.mark.slow
-def test_a_penalty_on_the_distance_from_the_base_model_holds_the_policy_there(byte_model_dir: Path) -> None:
+def test_kl_penalty_keeps_the_policy_near_the_base_model(byte_model_dir: Path) -> None:
     def distances(coefficient: float, mode: str) -> list[float]:
         penalty = {"coefficient": coefficient, "discount": 0.5}
-        run = trainer(byte_model_dir, steps=5, kl_penalty=penalty, schedule={"mode": mode})
-        return [line["kl_reference/v2"] for line in metrics_of(asyncio.run(run.train()))]
+        run = make_trainer(byte_model_dir, steps=5, kl_penalty=penalty, schedule={"mode": mode})
+        return [line["kl_reference/v2"] for line in read_metrics(asyncio.run(run.train()))]
 
-    free, held = distances(1e-9, "sync"), distances(3.0, "sync")
-    assert free[0] == held[0] < 1e-8
-    assert held[-1] < free[-1] / 5
-    assert distances(3.0, "stream")[-1] < free[-1] / 5
+    unpenalized, penalized = distances(1e-9, "sync"), distances(3.0, "sync")
+    assert unpenalized[0] == penalized[0] < 1e-8
+    assert penalized[-1] < unpenalized[-1] / 5
+    assert distances(3.0, "stream")[-1] < unpenalized[-1] / 5
 
 
 @pytest.mark.slow
-def test_a_policy_far_away_comes_back_to_a_checkpoint(byte_model_dir: Path) -> None:
-    first = asyncio.run(trainer(byte_model_dir, steps=4, name="first").train())
+def test_kl_penalty_returns_the_policy_to_a_checkpoint(byte_model_dir: Path) -> None:
+    first = asyncio.run(make_trainer(byte_model_dir, steps=4, name="first").train())
     assert first.checkpoint
     penalty = {"coefficient": 100.0, "reference": first.checkpoint.sampler}
-    lines = metrics_of(asyncio.run(trainer(byte_model_dir, steps=8, kl_penalty=penalty).train()))
+    lines = read_metrics(asyncio.run(make_trainer(byte_model_dir, steps=8, kl_penalty=penalty).train()))
     assert lines[0]["kl_reference/v2"] > 0.01
     assert lines[-1]["kl_reference/v2"] < lines[0]["kl_reference/v2"] / 2
 
 
-def test_a_reference_that_does_not_exist_is_the_users_mistake(byte_model_dir: Path) -> None:
+def test_missing_reference_is_a_usage_error(byte_model_dir: Path) -> None:
     penalty = {"coefficient": 1.0, "reference": "tinker://nobody:train:0/sampler_weights/none"}
     with pytest.raises(rlkit.UsageError, match="tinker://nobody:train:0/sampler_weights/none"):
-        asyncio.run(trainer(byte_model_dir, steps=1, kl_penalty=penalty).train())
+        asyncio.run(make_trainer(byte_model_dir, steps=1, kl_penalty=penalty).train())
 
 
 def reinforce(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
@@ -203,29 +203,29 @@ def broken(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[tor
     raise KeyError("beta")
 
 
-def test_a_loss_of_ones_own_trains(byte_model_dir: Path) -> None:
-    own = {"name": "custom", "function": f"{__file__}:reinforce"}
-    result = asyncio.run(trainer(byte_model_dir, steps=12, loss=own).train())
-    rewards = [line["env/digits/reward/mean"] for line in metrics_of(result)]
+def test_custom_loss_trains(byte_model_dir: Path) -> None:
+    loss = {"name": "custom", "function": f"{__file__}:reinforce"}
+    result = asyncio.run(make_trainer(byte_model_dir, steps=12, loss=loss).train())
+    rewards = [line["env/digits/reward/mean"] for line in read_metrics(result)]
     assert rewards[-1] > rewards[0] + 0.2
     assert result.metrics["service/sequences_seen"] == 32
 
 
-def test_a_broken_loss_of_ones_own_is_named(byte_model_dir: Path) -> None:
-    own = {"name": "custom", "function": f"{__file__}:broken"}
+def test_failing_custom_loss_is_named(byte_model_dir: Path) -> None:
+    loss = {"name": "custom", "function": f"{__file__}:broken"}
     with pytest.raises(rlkit.UsageError, match=r"loss\.function: KeyError: 'beta'"):
-        asyncio.run(trainer(byte_model_dir, steps=1, loss=own).train())
+        asyncio.run(make_trainer(byte_model_dir, steps=1, loss=loss).train())
 
 
-def test_trackers_hear_every_step_and_one_that_breaks_harms_nobody(byte_model_dir: Path) -> None:
+def test_trackers_get_every_step_and_a_failing_one_does_no_harm(byte_model_dir: Path) -> None:
     class Broken(Listener):
         def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
             raise OSError("no space")
 
     listener = Listener()
-    asyncio.run(trainer(byte_model_dir, Broken(), listener, steps=3, checkpoint={"every": 2}).train())
+    asyncio.run(make_trainer(byte_model_dir, Broken(), listener, steps=3, checkpoint={"every": 2}).train())
     assert [step for step, _ in listener.steps] == [1, 2, 3]
-    assert listener.told == [
+    assert listener.events == [
         "starting the embedded engine",
         f"starting a training session for {byte_model_dir}",
         "started preparing",
@@ -236,24 +236,24 @@ def test_trackers_hear_every_step_and_one_that_breaks_harms_nobody(byte_model_di
     ]
 
 
-def test_a_run_that_is_asked_to_stop_finishes_its_step_and_saves(byte_model_dir: Path) -> None:
+def test_stopped_run_finishes_its_step_and_saves(byte_model_dir: Path) -> None:
     stop = rlkit.StopSignal()
     listener = Listener(stop=stop)
-    result = asyncio.run(trainer(byte_model_dir, listener, stop=stop, steps=50).train())
+    result = asyncio.run(make_trainer(byte_model_dir, listener, stop=stop, steps=50).train())
     assert (result.status, result.steps) == ("interrupted", 2)
     assert result.checkpoint and result.checkpoint.step == 2
     assert json.loads((result.directory / "run.json").read_text())["status"] == "interrupted"
 
 
-def test_evaluation_plays_its_own_tasks_and_a_checkpoint_can_be_evaluated_later(byte_model_dir: Path) -> None:
+def test_evaluation_uses_its_own_tasks_and_checkpoints_can_be_evaluated_later(byte_model_dir: Path) -> None:
     digits = {"env": f"{__file__}:TASKS", "tasks": 3, "attempts": 4, "temperature": 1.0}
     evaluation = {"every": 2, "envs": {"held_out": digits}}
     listener = Listener()
-    result = asyncio.run(trainer(byte_model_dir, listener, steps=6, eval=evaluation).train())
+    result = asyncio.run(make_trainer(byte_model_dir, listener, steps=6, eval=evaluation).train())
     evaluated = [step for step, metrics in listener.steps if "eval/held_out/reward/mean" in metrics]
     assert evaluated == [0, 2, 4, 6]
     assert listener.steps[0][1]["eval/held_out/groups"] == 3
-    resolved = load_config([], settings=settings(byte_model_dir, eval=evaluation))
+    resolved = load_config([], settings=make_settings(byte_model_dir, eval=evaluation))
     assert result.checkpoint
     later = asyncio.run(evaluate(resolved, checkpoint=result.checkpoint.sampler))
     assert later["eval/held_out/reward/mean"] == result.metrics["eval/held_out/reward/mean"] > 0.1
@@ -261,15 +261,15 @@ def test_evaluation_plays_its_own_tasks_and_a_checkpoint_can_be_evaluated_later(
 
 def test_a_run_that_starts_from_a_checkpoint_has_its_weights(byte_model_dir: Path) -> None:
     evaluation = {"envs": {"digits": {"env": f"{__file__}:TASKS", "attempts": 16, "temperature": 1.0}}}
-    first = asyncio.run(trainer(byte_model_dir, steps=3, eval=evaluation, name="first").train())
+    first = asyncio.run(make_trainer(byte_model_dir, steps=3, eval=evaluation, name="first").train())
     assert first.checkpoint
     listener = Listener()
     more = {"steps": 1, "eval": evaluation, "name": "second", "load_checkpoint": first.checkpoint.state}
-    asyncio.run(trainer(byte_model_dir, listener, **more).train())
+    asyncio.run(make_trainer(byte_model_dir, listener, **more).train())
     at_the_end = {k: v for k, v in first.metrics.items() if k.startswith("eval/")}
     assert {k: v for k, v in listener.steps[0][1].items() if not k.startswith("usage/")} == at_the_end
     # What was found before the first step is something else, though one number may be the same by chance.
-    assert {k: metrics_of(first)[0][k] for k in at_the_end} != at_the_end
+    assert {k: read_metrics(first)[0][k] for k in at_the_end} != at_the_end
 
 
 class Failing(rlkit.Env):
@@ -277,44 +277,44 @@ class Failing(rlkit.Env):
         raise RuntimeError("the sandbox is gone")
 
 
-def test_a_run_in_which_nothing_works_fails_with_the_reason(byte_model_dir: Path) -> None:
+def test_run_without_successful_rollouts_fails_with_the_reason(byte_model_dir: Path) -> None:
     listener = Listener()
     with pytest.raises(
         rlkit.RunFailed, match="8 groups in a row had too many failed rollouts; the last: RuntimeError: the sandbox"
     ):
-        asyncio.run(trainer(byte_model_dir, listener, tasks=[Failing()], name="bad").train())
-    assert listener.told[-1] == "finished None"
+        asyncio.run(make_trainer(byte_model_dir, listener, tasks=[Failing()], name="bad").train())
+    assert listener.events[-1] == "finished None"
 
 
-def test_what_was_learned_before_a_failure_is_saved(byte_model_dir: Path) -> None:
-    seen = list[int]()
+def test_steps_before_a_failure_are_saved(byte_model_dir: Path) -> None:
+    draws = list[int]()
 
     def tired(group: rlkit.Group) -> np.ndarray:
-        seen.append(group.draw)
-        if len(seen) > 4:
+        draws.append(group.draw)
+        if len(draws) > 4:
             raise RuntimeError("enough")
         return group.rewards - group.rewards.mean()
 
     listener = Listener()
-    resolved = load_config([], settings=settings(byte_model_dir, steps=9))
+    resolved = load_config([], settings=make_settings(byte_model_dir, steps=9))
     run = RLTrainer(resolved, envs={"digits": TASKS}, estimators={"digits": tired}, trackers=[listener])
     with pytest.raises(rlkit.EnvironmentFault, match="RuntimeError: enough"):
         asyncio.run(run.train())
-    assert "checkpoint 1" in listener.told
+    assert "checkpoint 1" in listener.events
 
 
-def test_what_was_learned_is_saved_when_the_disk_fills(byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_steps_are_saved_if_the_disk_is_full(byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: RunStore, step: int, metrics: Mapping[str, float]) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(RunStore, "add_metrics", full)
     listener = Listener()
     with pytest.raises(OSError, match="no space left"):
-        asyncio.run(trainer(byte_model_dir, listener, steps=9).train())
-    assert "checkpoint 1" in listener.told
+        asyncio.run(make_trainer(byte_model_dir, listener, steps=9).train())
+    assert "checkpoint 1" in listener.events
 
 
-def test_a_full_disk_keeps_no_step_from_being_saved_that_another_was_begun_behind(
+def test_full_disk_does_not_prevent_saving_a_step_with_a_successor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def full(self: RunStore, step: int, metrics: Mapping[str, float]) -> None:
@@ -341,9 +341,9 @@ class Endless(rlkit.StepEnv[None]):
         return rlkit.Step([{"role": "user", "content": "y" * 500}], reward=1.0)
 
 
-def test_a_conversation_that_fills_the_context_is_truncated_and_graded(byte_model_dir: Path) -> None:
+def test_conversation_that_fills_the_context_is_truncated_and_graded(byte_model_dir: Path) -> None:
     small = {"groups": 1, "group_size": 2}
-    result = asyncio.run(trainer(byte_model_dir, tasks=[Endless()], steps=1, batch=small).train())
+    result = asyncio.run(make_trainer(byte_model_dir, tasks=[Endless()], steps=1, batch=small).train())
     assert result.metrics["env/digits/truncated"] == 1
     assert result.metrics["env/digits/reward/mean"] == result.metrics["env/digits/turns"] >= 2
 
@@ -354,13 +354,13 @@ class Boasting(rlkit.Env):
         return rlkit.Outcome(1.0, metrics={"reward/mean": 99.0, "own": 2.0})
 
 
-def test_an_environment_cannot_replace_our_metrics(byte_model_dir: Path) -> None:
-    result = asyncio.run(trainer(byte_model_dir, tasks=[Boasting()], steps=1).train())
+def test_environment_cannot_replace_built_in_metrics(byte_model_dir: Path) -> None:
+    result = asyncio.run(make_trainer(byte_model_dir, tasks=[Boasting()], steps=1).train())
     assert (result.metrics["env/digits/reward/mean"], result.metrics["env/digits/own"]) == (1.0, 2.0)
 
 
-def test_a_name_that_the_configuration_does_not_have_is_refused(byte_model_dir: Path) -> None:
-    resolved = load_config([], settings=settings(byte_model_dir))
+def test_environment_name_missing_in_the_configuration_is_an_error(byte_model_dir: Path) -> None:
+    resolved = load_config([], settings=make_settings(byte_model_dir))
     with pytest.raises(rlkit.UsageError, match=r"no environment 'digit'\. Did you mean 'digits'"):
         RLTrainer(resolved, envs={"digit": TASKS})
 
@@ -388,20 +388,22 @@ print(result.status, result.checkpoint.step)
 def test_an_interrupt_of_a_script_finishes_the_step_and_saves(byte_model_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(model=byte_model_dir))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=HANG_S)
-    status, step = done.stdout.split()
+    completed = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=HANG_S
+    )
+    status, step = completed.stdout.split()
     assert status == "interrupted"
     assert 1 <= int(step) < 100
 
 
-def test_an_unknown_model_is_the_users_mistake() -> None:
+def test_unknown_model_is_a_usage_error() -> None:
     with pytest.raises((rlkit.UsageError, rlkit.MissingError), match="no-such/model"):
-        asyncio.run(trainer(Path("no-such/model")).train())
+        asyncio.run(make_trainer(Path("no-such/model")).train())
 
 
 def test_train_works_inside_a_running_event_loop(byte_model_dir: Path) -> None:
     async def notebook() -> RunResult:
-        keywords = settings(byte_model_dir, steps=1)
+        keywords = make_settings(byte_model_dir, steps=1)
         keywords.pop("envs")
         return rlkit.train(envs=TASKS, trackers=[], **keywords)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What is in play and which groups a step gets, on virtual time, without a model."""
+"""Running groups and the groups of each step, on virtual time, without a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAINING_S = 3.0
 
 
 class Plays:
-    """Plays tasks that take the time, and teach, what a function of the draw says; counts who is in play."""
+    """Play tasks whose duration and signal are functions of the draw, and count the running groups."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class Plays:
         tasks: int = 10_000,
     ) -> None:
         self.seconds, self.teaches, self.usable, self.tasks = seconds, teaches, usable, tasks
-        self.drawn = self.live = self.most_live = self.cancelled = 0
+        self.draw_count = self.live = self.most_live = self.cancelled = 0
         self.version = 0
         self.began_with: dict[int, int] = {}
 
     def draw(self) -> Task | None:
-        if self.drawn == self.tasks:
+        if self.draw_count == self.tasks:
             return None
-        self.drawn += 1
-        return Task(self.drawn - 1, "env", object())  # type: ignore[arg-type]  never played
+        self.draw_count += 1
+        return Task(self.draw_count - 1, "env", object())  # type: ignore[arg-type]  never played
 
     async def play(self, task: Task) -> PlayedGroup:
         self.began_with[task.draw] = self.version
@@ -62,19 +62,19 @@ class Plays:
         )  # type: ignore[arg-type]  only counted
 
 
-def steps_of(pace: SupplyLimits, plays: Plays) -> list[list[tuple[int, bool]]]:
-    """For each step, the draws that it got and whether they count."""
+def collect_steps(pace: SupplyLimits, plays: Plays) -> list[list[tuple[int, bool]]]:
+    """Return the draws of each step, each with a flag that says if the step trains on it."""
 
     async def run() -> list[list[tuple[int, bool]]]:
         supply, steps = GroupSupply(pace, draw=plays.draw, play=plays.play), list[list[tuple[int, bool]]]()
         supply.advance(0)
         for step in range(1, pace.steps + 1):
-            got = list[tuple[int, bool]]()
-            while (taken := await supply.next_group()) is not None:
-                got.append((taken.played.prepared.group.draw, taken.is_trained))
-            if not got:
+            groups = list[tuple[int, bool]]()
+            while (item := await supply.next_group()) is not None:
+                groups.append((item.played.prepared.group.draw, item.is_trained))
+            if not groups:
                 break
-            steps.append(got)
+            steps.append(groups)
             await asyncio.sleep(TRAINING_S)
             plays.version = step
             supply.advance(step)
@@ -87,7 +87,7 @@ def steps_of(pace: SupplyLimits, plays: Plays) -> list[list[tuple[int, bool]]]:
 durations = st.lists(st.floats(0.1, 50), min_size=1, max_size=20)
 
 
-def paces(**fixed: object) -> st.SearchStrategy[SupplyLimits]:
+def make_paces(**fixed: object) -> st.SearchStrategy[SupplyLimits]:
     values = {
         "groups": st.integers(1, 4),
         "steps": st.integers(1, 6),
@@ -97,110 +97,104 @@ def paces(**fixed: object) -> st.SearchStrategy[SupplyLimits]:
     return st.builds(SupplyLimits, **{**values, **{name: st.just(value) for name, value in fixed.items()}})  # type: ignore[arg-type]
 
 
-@given(paces(), durations)
-def test_every_group_that_is_started_is_in_exactly_one_step_and_every_step_is_full(
-    pace: SupplyLimits, seconds: list[float]
-) -> None:
+@given(make_paces(), durations)
+def test_each_group_is_in_one_step_and_each_step_is_full(pace: SupplyLimits, seconds: list[float]) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
-    steps = steps_of(pace, plays)
-    drawn = [draw for step in steps for draw, _ in step]
+    steps = collect_steps(pace, plays)
+    draws = [draw for step in steps for draw, _ in step]
     assert [len(step) for step in steps] == [pace.groups] * pace.steps
-    assert sorted(drawn) == list(range(pace.groups * pace.steps))
-    assert plays.drawn == len(drawn)  # nothing was thrown away
+    assert sorted(draws) == list(range(pace.groups * pace.steps))
+    assert plays.draw_count == len(draws)  # nothing was thrown away
     assert plays.live == plays.cancelled == 0
 
 
-@given(paces(in_order=True), durations)
-def test_a_strict_step_trains_on_groups_at_most_max_staleness_steps_old_and_the_same_ones_whatever_the_timing(
-    pace: SupplyLimits, seconds: list[float]
-) -> None:
+@given(make_paces(in_order=True), durations)
+def test_strict_steps_bound_staleness_and_ignore_timing(pace: SupplyLimits, seconds: list[float]) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
-    for number, step in enumerate(steps_of(pace, plays)):
+    for number, step in enumerate(collect_steps(pace, plays)):
         assert [draw for draw, _ in step] == list(range(number * pace.groups, (number + 1) * pace.groups))
         assert all(number - plays.began_with[draw] <= pace.max_staleness for draw, _ in step)
 
 
-@given(paces(max_staleness=0), durations)
-def test_without_staleness_every_group_begins_with_the_weights_that_it_trains(
-    pace: SupplyLimits, seconds: list[float]
-) -> None:
+@given(make_paces(max_staleness=0), durations)
+def test_groups_without_staleness_are_on_policy(pace: SupplyLimits, seconds: list[float]) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
-    for number, step in enumerate(steps_of(pace, plays)):
+    for number, step in enumerate(collect_steps(pace, plays)):
         assert all(plays.began_with[draw] == number for draw, _ in step)
 
 
-@given(paces(), durations)
-def test_no_more_is_in_play_than_the_steps_ahead_can_use(pace: SupplyLimits, seconds: list[float]) -> None:
+@given(make_paces(), durations)
+def test_running_groups_do_not_exceed_the_steps_ahead(pace: SupplyLimits, seconds: list[float]) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
-    steps_of(pace, plays)
+    collect_steps(pace, plays)
     ahead = pace.max_staleness + 1
     assert plays.most_live <= pace.groups * min(ahead, pace.steps)
 
 
-@given(paces(replace=True, max_replaced_groups=1000), durations, st.integers(2, 4))
-def test_groups_that_teach_nothing_are_replaced_until_the_step_is_full(
+@given(make_paces(replace=True, max_replaced_groups=1000), durations, st.integers(2, 4))
+def test_uninformative_groups_are_replaced_until_the_step_is_full(
     pace: SupplyLimits, seconds: list[float], every: int
 ) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)], teaches=lambda draw: draw % every == 0)
-    steps = steps_of(pace, plays)
+    steps = collect_steps(pace, plays)
     assert [sum(counts for _, counts in step) for step in steps] == [pace.groups] * pace.steps
     assert all(counts == (draw % every == 0) for step in steps for draw, counts in step)
 
 
-@given(paces(replace=True), durations, st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 4))
-def test_with_a_limit_to_what_is_replaced_nothing_is_started_that_no_step_uses_and_nothing_is_older_than_it_may_be(
-    pace: SupplyLimits, seconds: list[float], teaches: list[bool], most: int
+@given(make_paces(replace=True), durations, st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 4))
+def test_limited_replacement_uses_every_group_and_bounds_staleness(
+    pace: SupplyLimits, seconds: list[float], teaches: list[bool], max_replaced: int
 ) -> None:
-    pace = replace(pace, max_replaced_groups=most)
+    pace = replace(pace, max_replaced_groups=max_replaced)
     plays = Plays(lambda draw: seconds[draw % len(seconds)], teaches=lambda draw: teaches[draw % len(teaches)])
-    steps = steps_of(pace, plays)
+    steps = collect_steps(pace, plays)
     assert [sum(counts for _, counts in step) for step in steps] == [pace.groups] * pace.steps
-    assert plays.drawn == sum(len(step) for step in steps)
+    assert plays.draw_count == sum(len(step) for step in steps)
     assert plays.cancelled == 0
     if pace.in_order or not pace.max_staleness:
         ages = [number - plays.began_with[draw] for number, step in enumerate(steps) for draw, _ in step]
         assert max(ages) <= pace.max_staleness
 
 
-def test_past_the_limit_a_group_that_teaches_nothing_counts() -> None:
+def test_uninformative_group_past_the_limit_is_trained_on() -> None:
     pace = SupplyLimits(2, 3, replace=True, max_replaced_groups=3)
-    steps = steps_of(pace, Plays(lambda draw: 1.0, teaches=lambda draw: False))
+    steps = collect_steps(pace, Plays(lambda draw: 1.0, teaches=lambda draw: False))
     assert [[counts for _, counts in step] for step in steps] == [[False] * 3 + [True] * 2] * 3
 
 
-def test_a_group_of_no_use_is_replaced_but_not_for_ever() -> None:
-    steps = steps_of(SupplyLimits(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw % 3 != 0))
+def test_unusable_groups_are_replaced_up_to_a_limit() -> None:
+    steps = collect_steps(SupplyLimits(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw % 3 != 0))
     assert [sum(counts for _, counts in step) for step in steps] == [2, 2]
     with pytest.raises(RunFailed, match="4 groups in a row had too many failed rollouts; the last: boom"):
-        steps_of(SupplyLimits(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw < 3))
+        collect_steps(SupplyLimits(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw < 3))
 
 
-def test_no_more_is_started_where_what_is_ready_will_end_the_run() -> None:
+def test_no_group_starts_if_the_ready_groups_complete_the_run() -> None:
     async def run() -> int:
         plays = Plays(lambda draw: 1.0, usable=lambda draw: False)
         supply = GroupSupply(SupplyLimits(2, 9, 3), draw=plays.draw, play=plays.play)
         supply.advance(0)
         await asyncio.sleep(1000)  # nobody asks for groups meanwhile
         await supply.close()
-        return plays.drawn
+        return plays.draw_count
 
     assert run_virtual(run()) <= 16
 
 
 def test_a_paced_step_does_not_wait_for_a_slow_group_and_a_strict_one_does() -> None:
     slow = {0: 1000.0}
-    paced = steps_of(SupplyLimits(2, 4, 1, in_order=False), Plays(lambda draw: slow.get(draw, 1.0)))
+    paced = collect_steps(SupplyLimits(2, 4, 1, in_order=False), Plays(lambda draw: slow.get(draw, 1.0)))
     assert 0 in [draw for draw, _ in paced[-1]]
-    strict = steps_of(SupplyLimits(2, 4, 1), Plays(lambda draw: slow.get(draw, 1.0)))
+    strict = collect_steps(SupplyLimits(2, 4, 1), Plays(lambda draw: slow.get(draw, 1.0)))
     assert strict[0][0][0] == 0
 
 
 def test_tasks_that_run_out_leave_a_short_last_step() -> None:
-    steps = steps_of(SupplyLimits(2, 9), Plays(lambda draw: 1.0, tasks=5))
+    steps = collect_steps(SupplyLimits(2, 9), Plays(lambda draw: 1.0, tasks=5))
     assert [len(step) for step in steps] == [2, 2, 1]
 
 
-def test_what_playing_raises_is_raised_to_whoever_waits() -> None:
+def test_error_of_a_group_is_raised_to_the_waiting_step() -> None:
     async def broken(task: Task) -> PlayedGroup:
         raise ZeroDivisionError("in play")
 
@@ -214,7 +208,7 @@ def test_what_playing_raises_is_raised_to_whoever_waits() -> None:
     run_virtual(run())
 
 
-def test_a_group_that_somebody_else_cancels_ends_the_run() -> None:
+def test_cancelled_group_ends_the_run() -> None:
     plays = Plays(lambda draw: 1e6)
 
     async def run() -> None:
@@ -230,7 +224,7 @@ def test_a_group_that_somebody_else_cancels_ends_the_run() -> None:
     assert (plays.live, plays.cancelled) == (0, 3)
 
 
-def test_closing_stops_what_is_in_play() -> None:
+def test_closing_cancels_running_groups() -> None:
     plays = Plays(lambda draw: 1e6)
 
     async def run() -> None:
@@ -243,7 +237,7 @@ def test_closing_stops_what_is_in_play() -> None:
     assert (plays.live, plays.cancelled) == (0, 3)
 
 
-def test_a_source_of_tasks_that_breaks_is_told_to_whoever_waits() -> None:
+def test_error_of_a_task_source_is_raised_to_the_waiting_step() -> None:
     def broken() -> Task | None:
         raise ZeroDivisionError("no tasks")
 
@@ -258,9 +252,7 @@ def test_a_source_of_tasks_that_breaks_is_told_to_whoever_waits() -> None:
 
 
 @pytest.mark.parametrize(("in_order", "draws"), [(True, [0]), (False, [0, 2])])
-def test_a_supply_whose_slots_close_finishes_what_is_played_and_starts_nothing_more(
-    in_order: bool, draws: list[int]
-) -> None:
+def test_supply_with_closed_slots_finishes_running_groups_only(in_order: bool, draws: list[int]) -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1.0 if draw == 0 else 5.0)
 
@@ -278,61 +270,63 @@ def test_a_supply_whose_slots_close_finishes_what_is_played_and_starts_nothing_m
         assert groups == draws, "a step takes no group before one that was drawn earlier"
         assert supply.is_cut
         supply.advance(1)
-        assert (plays.drawn, plays.live) == (3, 0)
+        assert (plays.draw_count, plays.live) == (3, 0)
 
     run_virtual(run())
 
 
-def test_a_supply_that_is_closed_starts_nothing() -> None:
+def test_closed_supply_starts_no_group() -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1e6)
         supply = GroupSupply(SupplyLimits(2, 9, 1), draw=plays.draw, play=plays.play)
         supply.advance(0)
         await asyncio.sleep(1)
         await supply.close()
-        drawn = plays.drawn
+        draw_count = plays.draw_count
         supply.advance(5)
         await asyncio.sleep(1)
-        assert (plays.drawn, plays.live) == (drawn, 0)
+        assert (plays.draw_count, plays.live) == (draw_count, 0)
 
     run_virtual(run())
 
 
-@pytest.mark.parametrize(("groups", "most"), [(1, 4), (2, 4), (3, 6)])
-def test_so_many_groups_in_a_row_end_a_run_and_one_that_is_of_use_begins_the_count_anew(groups: int, most: int) -> None:
+@pytest.mark.parametrize(("groups", "max_failures"), [(1, 4), (2, 4), (3, 6)])
+def test_consecutive_unusable_groups_end_the_run_and_a_usable_one_resets_the_count(
+    groups: int, max_failures: int
+) -> None:
     async def run() -> list[bool]:
         plays = Plays(lambda draw: 1.0, usable=lambda draw: draw == 3)
-        supply, taken = GroupSupply(SupplyLimits(groups, 9, 9), draw=plays.draw, play=plays.play), list[bool]()
+        supply, is_trained = GroupSupply(SupplyLimits(groups, 9, 9), draw=plays.draw, play=plays.play), list[bool]()
         supply.advance(0)
-        with pytest.raises(RolloutsFailed, match=f"^{most} groups in a row"):
-            while len(taken) < 99:
-                one = await supply.next_group()
-                taken += [] if one is None else [one.is_trained]
+        with pytest.raises(RolloutsFailed, match=f"^{max_failures} groups in a row"):
+            while len(is_trained) < 99:
+                item = await supply.next_group()
+                is_trained += [] if item is None else [item.is_trained]
         await supply.close()
-        return taken
+        return is_trained
 
-    assert run_virtual(run()) == [False] * 3 + [True] + [False] * (most - 1)
+    assert run_virtual(run()) == [False] * 3 + [True] + [False] * (max_failures - 1)
 
 
-def test_tasks_that_were_drawn_before_are_played_first_and_steps_that_were_trained_are_not_made_again() -> None:
+def test_outstanding_tasks_are_played_first_after_a_resumption() -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1.0)
-        plays.drawn = 10
+        plays.draw_count = 10
         waiting = [Task(draw, "env", object()) for draw in (4, 7)]  # type: ignore[arg-type]  never played
         supply = GroupSupply(SupplyLimits(3, 5), draw=plays.draw, play=plays.play, trained_step=4, waiting=waiting)
         supply.advance(4)
         draws = list[int]()
-        while (one := await supply.next_group()) is not None:
-            draws.append(one.played.prepared.group.draw)
+        while (item := await supply.next_group()) is not None:
+            draws.append(item.played.prepared.group.draw)
         supply.advance(5)
         await asyncio.sleep(10)
-        assert (draws, plays.drawn, plays.live) == ([4, 7, 10], 11, 0)  # the run has no sixth step
+        assert (draws, plays.draw_count, plays.live) == ([4, 7, 10], 11, 0)  # the run has no sixth step
         await supply.close()
 
     run_virtual(run())
 
 
-def test_the_tokens_that_no_step_has_got_are_those_of_groups_that_can_be_trained_on() -> None:
+def test_waiting_tokens_count_trainable_groups_only() -> None:
     class Sized:
         targets = range(5)
 
@@ -355,34 +349,34 @@ def test_the_tokens_that_no_step_has_got_are_those_of_groups_that_can_be_trained
     run_virtual(run())
 
 
-def test_the_next_step_is_begun_while_the_weights_of_this_one_are_made() -> None:
+def test_next_step_starts_while_the_weights_are_updated() -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1.0)
         supply = GroupSupply(SupplyLimits(1, 9, 1), draw=plays.draw, play=plays.play)
         supply.advance(0)
         await asyncio.sleep(5)
-        assert plays.drawn == 2  # as many steps ahead as staleness allows, and no more
+        assert plays.draw_count == 2  # as many steps ahead as staleness allows, and no more
         assert await supply.next_group() is not None
         assert await supply.next_group() is None
         await asyncio.sleep(5)
-        assert plays.drawn == 2
+        assert plays.draw_count == 2
         supply.advance(1)
         await asyncio.sleep(5)
-        assert plays.drawn == 3
+        assert plays.draw_count == 3
         await supply.close()
 
     run_virtual(run())
 
 
-def test_another_group_is_begun_for_one_that_teaches_nothing_before_the_step_asks_for_it() -> None:
-    async def drawn(pace: SupplyLimits) -> int:
+def test_replacement_of_an_uninformative_group_starts_at_once() -> None:
+    async def count_draws(pace: SupplyLimits) -> int:
         plays = Plays(lambda draw: 1.0, teaches=lambda draw: draw >= 2)
         supply = GroupSupply(pace, draw=plays.draw, play=plays.play)
         supply.advance(0)
         await asyncio.sleep(10)  # nobody asks for groups meanwhile
         await supply.close()
-        return plays.drawn
+        return plays.draw_count
 
-    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced_groups=5))) == 4
-    assert run_virtual(drawn(SupplyLimits(2, 9, replace=True, max_replaced_groups=1))) == 3
-    assert run_virtual(drawn(SupplyLimits(2, 9))) == 2
+    assert run_virtual(count_draws(SupplyLimits(2, 9, replace=True, max_replaced_groups=5))) == 4
+    assert run_virtual(count_draws(SupplyLimits(2, 9, replace=True, max_replaced_groups=1))) == 3
+    assert run_virtual(count_draws(SupplyLimits(2, 9))) == 2

@@ -43,13 +43,13 @@ class Turnstile:
     order: Sequence[int]
     members: int
     pause_s: float
-    held: int | None = None
+    stuck_draw: int | None = None
     _left: Counter[int] = field(default_factory=Counter[int])
     _done: defaultdict[int, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
 
     async def leave(self, draw: int) -> None:
         """Wait until the groups of the step that finish before this one have finished."""
-        if draw == self.held:
+        if draw == self.stuck_draw:
             await asyncio.Event().wait()
         step, place = divmod(draw, GROUPS)
         rank = self.order.index(place)
@@ -84,20 +84,20 @@ class Numbered(rlkit.TaskSource):
     """Tasks 0, 1, 2 and so on, which are the numbers of their draws."""
 
     def __init__(self, turnstile: Turnstile) -> None:
-        self.turnstile, self.drawn = turnstile, 0
+        self.turnstile, self.draw_count = turnstile, 0
 
     def next(self) -> rlkit.Env:
-        self.drawn += 1
-        return Vowels(self.drawn - 1, self.turnstile)
+        self.draw_count += 1
+        return Vowels(self.draw_count - 1, self.turnstile)
 
     def observe(self, group: rlkit.Group) -> None:
         pass
 
     def state_dict(self) -> Mapping[str, rlkit.Json]:
-        return {"drawn": self.drawn}
+        return {"drawn": self.draw_count}
 
     def load_state_dict(self, state: Mapping[str, rlkit.Json]) -> None:
-        self.drawn = int(str(state["drawn"]))
+        self.draw_count = int(str(state["drawn"]))
 
 
 def settings(model: str, *, substeps: int, members: int, max_tokens: int) -> dict[str, object]:
@@ -111,13 +111,13 @@ def settings(model: str, *, substeps: int, members: int, max_tokens: int) -> dic
     }
 
 
-def untimed(directory: Path) -> list[dict[str, float]]:
+def read_metrics(directory: Path) -> list[dict[str, float]]:
     """The metrics of each step, without what measures time."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if "time/" not in name} for line in lines]
 
 
-def written(datum: types.Datum) -> str:
+def describe_datum(datum: types.Datum) -> str:
     """All that a training sequence holds."""
     inputs = {name: np.asarray(data.data).tolist() for name, data in datum.loss_fn_inputs.items()}
     return json.dumps([[int(token) for token in datum.model_input.to_ints()], inputs])
@@ -132,7 +132,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     def gradient(
         client: SimulatedTrainingClient, data: Sequence[types.Datum], *more: object
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        requests.append(("gradient", [written(datum) for datum in data], *more))
+        requests.append(("gradient", [describe_datum(datum) for datum in data], *more))
         return forward_backward(client, data, *more)  # type: ignore[arg-type]  as it came
 
     def step(client: SimulatedTrainingClient, adam: types.AdamParams) -> SimulatedFuture[types.OptimStepResponse]:
@@ -159,7 +159,7 @@ def simulate(directory: Path, order: Sequence[int], *, substeps: int = 1, **serv
 
 @pytest.mark.parametrize("substeps", [1, GROUPS])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_every_request_is_the_same_in_whatever_order_groups_finish(
+def test_requests_do_not_depend_on_the_order_in_which_groups_finish(
     order: list[int], substeps: int, submitted: list[tuple[object, ...]], tmp_path: Path
 ) -> None:
     simulate(tmp_path / "first", range(GROUPS), substeps=substeps)
@@ -168,14 +168,14 @@ def test_every_request_is_the_same_in_whatever_order_groups_finish(
     simulate(tmp_path / "second", order, substeps=substeps)
     assert [name for name, *_ in first].count("gradient") == GROUPS * STEPS, "a group is a request of its own"
     assert submitted == first
-    assert untimed(tmp_path / "second") == untimed(tmp_path / "first")
+    assert read_metrics(tmp_path / "second") == read_metrics(tmp_path / "first")
 
 
 def test_gradients_are_requested_before_the_step_is_complete(
     submitted: list[tuple[object, ...]], tmp_path: Path
 ) -> None:
     last = GROUPS - 1
-    tasks = Numbered(Turnstile(range(GROUPS), members=2, pause_s=1.0, held=last))
+    tasks = Numbered(Turnstile(range(GROUPS), members=2, pause_s=1.0, stuck_draw=last))
     resolved = load_config([], settings=settings("simulated", substeps=1, members=2, max_tokens=64))
     trainer = RLTrainer(
         resolved, envs={"vowels": tasks}, directory=tmp_path / "run", service=SimulatedTinker(), chat=ByteChat()
@@ -190,26 +190,26 @@ def test_gradients_are_requested_before_the_step_is_complete(
     assert [name for name, *_ in submitted] == ["gradient"] * last
 
 
-def test_a_service_that_does_not_repeat_its_answers_gets_the_same_groups_as_they_finish(
+def test_nondeterministic_service_gets_groups_as_they_finish(
     submitted: list[tuple[object, ...]], tmp_path: Path
 ) -> None:
     def steps() -> list[list[str]]:
         """The data of each step."""
         data = [list[str]()]
-        for name, *held in submitted:
+        for name, *arguments in submitted:
             if name == "step":
                 data.append([])
             else:
-                data[-1] += held[0]  # type: ignore[arg-type]  of a gradient, its data
+                data[-1] += arguments[0]  # type: ignore[arg-type]  of a gradient, its data
         submitted.clear()
         return data
 
     simulate(tmp_path / "first", range(GROUPS), is_repeatable=False)
-    drawn = steps()
+    in_order = steps()
     simulate(tmp_path / "second", range(GROUPS)[::-1], is_repeatable=False)
     reverse = steps()
-    assert reverse[0] != drawn[0]
-    assert sorted(reverse[0]) == sorted(drawn[0])
+    assert reverse[0] != in_order[0]
+    assert sorted(reverse[0]) == sorted(in_order[0])
 
 
 def trained(model: Path, directory: Path, order: Sequence[int], *, threads: int) -> dict[str, bytes]:
@@ -230,8 +230,10 @@ def trained(model: Path, directory: Path, order: Sequence[int], *, threads: int)
     return {str(file): file.read_bytes() for file in files}
 
 
-def test_the_engine_gives_the_same_bits_in_whatever_order_groups_finish(byte_model_dir: Path, tmp_path: Path) -> None:
+def test_engine_result_does_not_depend_on_the_order_in_which_groups_finish(
+    byte_model_dir: Path, tmp_path: Path
+) -> None:
     first = trained(byte_model_dir, tmp_path / "first", range(GROUPS), threads=1)
     second = trained(byte_model_dir, tmp_path / "second", ORDERS["shuffled 1"], threads=2)
-    assert untimed(tmp_path / "second") == untimed(tmp_path / "first")
+    assert read_metrics(tmp_path / "second") == read_metrics(tmp_path / "first")
     assert [*first.values()] == [*second.values()]
