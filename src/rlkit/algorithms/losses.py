@@ -62,8 +62,6 @@ class Loss(NamedSection):
     """Reason why advantages cannot be normalised with this loss; None if they can."""
     service_name: ClassVar[str | None] = None
     """Name of the loss in the service's API, if it differs from `name`."""
-    clips_tokens: ClassVar[bool] = False
-    """True if `clips` reports clipped tokens, for the metric `optim/ratio/clipped`."""
 
     def service_loss(self) -> tuple[str, dict[str, float]]:
         """Return the name and the settings of the loss in the service's API."""
@@ -80,9 +78,8 @@ class Loss(NamedSection):
 
 
 class ClippedLoss(Loss):
-    """A loss with bounds of the ratio p/q, clipped as in PPO."""
+    """A loss with bounds of the ratio p/q, clipped as in PPO; `clips` is reported as `optim/ratio/clipped`."""
 
-    clips_tokens: ClassVar = True
     clip_low: float
     clip_high: float
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.losses import ImportanceSampling
+from rlkit.algorithms.losses import ClippedLoss, ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
 from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig
 from rlkit.config.schema.metric_names import metric_problem
@@ -296,7 +296,7 @@ class Config(Section):
             remedies["batch/length_penalty"] = "set length_penalty.coefficient"
         if self.batch.clip_advantages is None:
             remedies["batch/clipped"] = "set batch.clip_advantages"
-        if not self.loss.clips_tokens:
+        if not isinstance(self.loss, ClippedLoss):
             remedies["optim/ratio/clipped"] = f"the loss {self.loss.name} clips nothing"
         return remedies
 
