@@ -192,9 +192,9 @@ def test_run_with_a_damaged_usage_file_restarts_its_count(tmp_path: Path) -> Non
     (run.directory / "usage.json").write_bytes(b'{"requests": \xff')
     run.settings = {"steps": 2}
     assert run.train(resume=True).steps == 2
-    assert any("usage.json is damaged" in note and "not counted" in note for note in run.ears.notes)
+    assert any("usage.json is damaged" in note and "earlier usage is lost" in note for note in run.ears.notes)
     run.train(resume=True)
-    assert sum("not counted" in note for note in run.ears.notes) == 1
+    assert sum("earlier usage is lost" in note for note in run.ears.notes) == 1
 
 
 def test_max_hours_counts_over_all_processes(tmp_path: Path) -> None:
