@@ -55,7 +55,9 @@ MODULES = ["algorithms.advantages", "algorithms.datums", "algorithms.datums", "e
 MODULES += ["store.history", "store.journal", "store.table", "training.schedule", "training.step", "training.learner"]
 MODULES += ["training.groups", "training.resume", "training.run"]
 CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_GroupInPlay"}
-"""Those whose purpose is to be changed."""
+"""Data whose purpose is to be changed."""
+OWNERS = {"Groups", "GroupSupply", "PolicyLearner", "PublishedSampler", "Run"}
+"""Dataclasses that own a part of a run's state, and so are not data."""
 WITH_ARRAYS = {
     "PreparedGroup",
     "PlayedGroup",
@@ -75,7 +77,7 @@ WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_GroupIn
 def test_data_cannot_be_changed_nor_a_field_of_it_misspelt(module: str) -> None:
     names = vars(importlib.import_module(f"rlkit.{module}"))
     kinds = [kind for kind in names.values() if isinstance(kind, type) and kind.__module__ == f"rlkit.{module}"]
-    data = [kind for kind in kinds if is_dataclass(kind)]
+    data = [kind for kind in kinds if is_dataclass(kind) and kind.__name__ not in OWNERS]
     assert data
     for kind in data:
         instance = object.__new__(kind)

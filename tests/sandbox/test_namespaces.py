@@ -210,7 +210,7 @@ def test_a_stopped_sandbox_runs_no_commands(cache: Path, can_sandbox: None) -> N
 def test_a_sandbox_describes_its_limits(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         descriptions = ", ".join(sandbox.limit_descriptions)
-        for what in ("memory", "processes", "processor seconds", "a file", "system calls"):
+        for what in ("memory", "processes", "processor seconds", "per file", "system calls"):
             assert what in descriptions
 
     playing(play, limits=Limits(cpus=1))

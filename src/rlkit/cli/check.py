@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +38,8 @@ def check(
 
     The exit code is 1 if a check fails; with --redteam, if a cheat earns more than an honest empty attempt.
     """
+    import asyncio  # imported late to keep `--help` fast
+
     from rlkit.check import check
     from rlkit.config.loading.targets import load_target
 

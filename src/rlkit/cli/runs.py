@@ -84,7 +84,7 @@ def _examine_run(output: Output, run: str) -> int:
 
 
 def audit(output: Output, run: RunName) -> int:
-    """Compare the tokens that a run trained on with the tokens that were sampled.
+    """Compare a run's trained tokens with its sampled tokens.
 
     The exit code is 1 on a mismatch.
     """
@@ -112,7 +112,7 @@ def records(
     best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
     no_draw: Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")] = False,
 ) -> int:
-    """List and draw the best mathematical constructions that a `discovery` run found.
+    """List and draw the best constructions of a `discovery` run.
 
     Each entry shows its proven properties. The pictures are PNG files in the run's folder, beside the records.
     """
