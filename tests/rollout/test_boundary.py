@@ -14,6 +14,7 @@ import pytest
 
 import rlkit
 from rlkit.rollout.boundary import play_env
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
 
@@ -187,7 +188,7 @@ def test_guarded_tasks_behave_like_plain_tasks() -> None:
     gc.collect()  # a coroutine that was never awaited would be a warning
 
 
-def test_task_factory_of_the_program_is_used_and_restored() -> None:
+def test_task_factory_of_the_program_is_used_and_restored_at_the_end_of_a_run() -> None:
     started = list[str]()
 
     async def child() -> None:
@@ -201,10 +202,12 @@ def test_task_factory_of_the_program_is_used_and_restored() -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        await play(in_task, fine)
+        async with stop_leftover_tasks():
+            await play(in_task, fine)
         assert loop.get_task_factory() is None
         loop.set_task_factory(asyncio.eager_task_factory)
-        failed, at_once_ = await play(makes, at_once)
+        async with stop_leftover_tasks():
+            failed, at_once_ = await play(makes, at_once)
         assert (failed[1] or "").startswith("SystemExit: 3")
         assert (at_once_[1] or "").startswith("SystemExit: 3")
         assert loop.get_task_factory() is asyncio.eager_task_factory

@@ -61,14 +61,14 @@ async def _guard[T](
 ) -> tuple[T | None, str | None]:
     """Run code of an environment in an asyncio task of its own, so that it cannot cancel the caller."""
     has_stopped = True
-    with guard_tasks():
-        with use_stopwatches([stopwatch]):
-            task = asyncio.create_task(call)
-        try:
-            is_late = await stopwatch.wait_for_limit(timeout_s, task)
-        finally:
-            if not task.done():
-                has_stopped = await stop([task])
+    guard_tasks()
+    with use_stopwatches([stopwatch]):
+        task = asyncio.create_task(call)
+    try:
+        is_late = await stopwatch.wait_for_limit(timeout_s, task)
+    finally:
+        if not task.done():
+            has_stopped = await stop([task])
     timeout = f"{activity} took longer than {timeout_s:g} s (timeout_s)"
     if is_late:
         return None, timeout if has_stopped else f"{timeout} and ignored its cancellation"

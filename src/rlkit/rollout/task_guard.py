@@ -11,12 +11,10 @@ import asyncio
 import signal
 import threading
 import traceback
-import types
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import cast
-from weakref import WeakSet
+from typing import Any, cast, override
 
 from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit._util.loop_holds import loop_holds
@@ -34,34 +32,23 @@ type _Coroutine = Coroutine[object, object, object]
 _rollout_tasks: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_rollout_tasks", default=None)
 """Open tasks that rollouts of this run created; True for clean-up tasks."""
 
-_abandoned = WeakSet[_Task]()
-
 
 class EnvironmentExit(Exception):
     """An environment tried to end the program; the cause is its exception."""
 
 
-@contextmanager
-def guard_tasks() -> Generator[None]:
-    """Guard rollouts and the tasks that they create on this event loop. Contexts may overlap."""
+def guard_tasks() -> None:
+    """Guard the tasks that rollouts create on the running event loop, until the run ends."""
     loop = asyncio.get_running_loop()
     factory = cast("object", loop.get_task_factory())
     if not isinstance(factory, _TaskFactory):
         factory = _TaskFactory(cast("Callable[..., _Task] | None", factory))
         loop.set_task_factory(factory)  # pyright: ignore[reportArgumentType]  typeshed's takes no options
-    factory.users += 1
-    try:
-        yield
-    finally:
-        factory.users -= 1
-        # An environment may have set another task factory.
-        if not factory.users and cast("object", loop.get_task_factory()) is factory:
-            loop.set_task_factory(factory.earlier)  # pyright: ignore[reportArgumentType]  as above
 
 
 @asynccontextmanager
 async def stop_leftover_tasks() -> AsyncGenerator[None]:
-    """Guard the tasks of rollouts and stop open tasks at the end, because rollouts may share a task.
+    """Stop the open tasks of rollouts at the end, because rollouts may share a task.
 
     Clean-up tasks may run for `CLEAN_UP_S` first. A nested context leaves all tasks to the outer context.
     """
@@ -70,16 +57,18 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
         return
     tasks = dict[_Task, bool]()
     token = _rollout_tasks.set(tasks)
-    with guard_tasks():
+    try:
+        yield
+    finally:
+        _rollout_tasks.reset(token)
         try:
-            yield
+            if cleanups := [task for task, is_cleanup in tasks.items() if is_cleanup]:
+                await asyncio.wait(cleanups, timeout=CLEAN_UP_S)
         finally:
-            _rollout_tasks.reset(token)
-            try:
-                if cleanups := [task for task, is_cleanup in tasks.items() if is_cleanup]:
-                    await asyncio.wait(cleanups, timeout=CLEAN_UP_S)
-            finally:
-                await stop(tasks)
+            await stop(tasks)
+            loop = asyncio.get_running_loop()
+            if isinstance(factory := cast("object", loop.get_task_factory()), _TaskFactory):
+                loop.set_task_factory(factory.earlier)  # pyright: ignore[reportArgumentType]  as above
 
 
 def register_cleanup(task: asyncio.Task[None]) -> bool:
@@ -108,37 +97,30 @@ async def stop(tasks: Collection[_Task]) -> bool:
             await asyncio.wait(pending, timeout=end_s - clock(), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stuck = {task for task in tasks if not task.done()}
-        _abandoned.update(stuck)
         for task in stuck:
+            if isinstance(coroutine := task.get_coro(), _GuardedCoroutine):
+                coroutine.close()
             task.cancel()
     return not stuck
 
 
 class _TaskFactory:
-    """A task factory that guards the tasks of rollouts."""
+    """A task factory that guards the tasks of rollouts, on top of an earlier factory."""
 
     def __init__(self, earlier: Callable[..., _Task] | None) -> None:
         self.earlier = earlier
-        self.users = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
         make_task = self.earlier or _make_task
         stopwatches, tasks = current_stopwatches(), _rollout_tasks.get()
         if not stopwatches or not asyncio.iscoroutine(coroutine):
             return make_task(loop, coroutine, **options)
-
-        def close(task: _Task) -> None:
-            with suppress(BaseException):  # still open if the task never started or was abandoned
-                coroutine.close()
-            if tasks is not None:
-                tasks.pop(task, None)
-
-        guarded = _guarded(_steps(coroutine, stopwatches))
-        guarded.__qualname__ = getattr(coroutine, "__qualname__", guarded.__qualname__)
+        guarded = _GuardedCoroutine(coroutine, stopwatches)
         task = make_task(loop, guarded, **options)
         if tasks is not None:
             tasks[task] = False
-        task.add_done_callback(close)
+            task.add_done_callback(lambda done: tasks.pop(done, None))
+        task.add_done_callback(lambda _: guarded.close())  # a task that is cancelled before it starts leaves it open
         return task
 
 
@@ -146,45 +128,60 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, **options
     return cast("Callable[..., _Task]", asyncio.Task)(coroutine, loop=loop, **options)
 
 
-async def _guarded(steps: Awaitable[object]) -> object:
-    return await steps
+class _GuardedCoroutine(Coroutine[object, object, object]):
+    """A coroutine whose holds of the event loop are charged to stopwatches, and whose exits are ordinary exceptions."""
 
+    def __init__(self, coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> None:
+        self._coroutine: _Coroutine | None = coroutine
+        self._stopwatches = stopwatches
+        self.__qualname__ = getattr(coroutine, "__qualname__", "")  # the name in messages of asyncio
 
-@types.coroutine
-def _steps(coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> Generator[object, None, object]:
-    """Run a coroutine, charge its holds of the event loop to stopwatches, and convert exits."""
-    holds, error = loop_holds(), None
-    while True:
-        has_begun = holds.begin(stopwatches)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._coroutine, name)  # asyncio shows the frames of a coroutine
+
+    @override
+    def __await__(self) -> Generator[object, None, object]:
+        raise TypeError("a guarded coroutine belongs to its task")
+
+    @override
+    def send(self, value: object, /) -> object:
+        assert self._coroutine is not None  # an abandoned task is cancelled, so asyncio throws into it
+        return self._resume(self._coroutine.send, value)
+
+    @override
+    def throw(self, *error: Any) -> object:
+        if self._coroutine is None:
+            raise error[0]
+        return self._resume(self._coroutine.throw, *error)
+
+    @override
+    def close(self) -> None:
+        """Close the coroutine, and drop it: if it ignores `GeneratorExit`, it must not outlive the event loop."""
+        coroutine, self._coroutine = self._coroutine, None
+        if coroutine is not None:
+            with suppress(BaseException):
+                coroutine.close()
+
+    def _resume[*Ts](self, resume: Callable[[*Ts], object], *values: *Ts) -> object:
+        holds = loop_holds()
+        has_begun = holds.begin(self._stopwatches)
         try:
-            waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
-        except StopIteration as returned:
-            return returned.value
+            return resume(*values)
         except (SystemExit, KeyboardInterrupt) as exiting:
             if _is_signalled(exiting):
                 raise
             raise EnvironmentExit(escape_surrogates(f"{type(exiting).__name__}: {safe_str(exiting)}")) from exiting
         finally:
-            error = None  # its traceback holds this frame
             if has_begun:
                 holds.end()
-        try:
-            yield waits_for
-        except BaseException as thrown:
-            if asyncio.current_task() in _abandoned:
-                del coroutine  # else the traceback keeps the coroutine alive past the event loop
-                raise
-            error = thrown
 
 
 def _is_signalled(error: SystemExit | KeyboardInterrupt) -> bool:
     """Return whether a signal handler raised the error."""
-    if threading.current_thread() is not threading.main_thread():  # Python runs signal handlers only there
-        return False
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     if isinstance(error, KeyboardInterrupt) and handlers[0] is signal.default_int_handler:
-        return True  # assumed: the handler is written in C and leaves no frame
-    codes = {
-        getattr(getattr(handler, "func", handler), "__code__", 0) for handler in handlers
-    }  # asyncio's handler is a partial
+        # Assumed: this handler leaves no frame, because it is written in C. Only the main thread runs handlers.
+        return threading.current_thread() is threading.main_thread()
+    functions = [getattr(handler, "func", handler) for handler in handlers]  # asyncio's handler is a partial
+    codes = {getattr(function, "__code__", None) for function in functions}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
