@@ -1,8 +1,8 @@
-"""Copying letters by a rule: the first one goes to the end.
+"""Copy letters by a rule: the first letter moves to the end.
 
     rlkit train examples/copy_rule.yaml
 
-The letters stand apart because a model reads tokens, not letters: ` c`, ` a` and ` t` are one token each.
+Spaces separate the letters because a model reads tokens: ` c`, ` a` and ` t` are one token each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 import rlkit
 
 LETTERS = "abcdefgh"
-TEST_SHARE = 5  # one task in so many is for testing
+TEST_SHARE = 5  # one task in five is for testing
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Rotate(rlkit.SingleTurnEnv):
         answer = reply.text.split("\n", 1)[0].split()
         places = sum(letter == right_letter for letter, right_letter in zip(answer, self.right, strict=False))
         exact = answer == self.right
-        # Half for the letters that are in place: a model that never gets a task right learns from getting closer.
+        # Up to half the reward for letters in their right places: so a model that solves no task can still improve.
         reward = 1.0 if exact else 0.5 * places / max(len(answer), len(self.right))
         return rlkit.Outcome(reward, metrics={"exact": float(exact)}, info={"answer": " ".join(answer)})
 
 
 def letters(length: int = 3, split: Literal["all", "train", "test"] = "all") -> list[Rotate]:
-    """All rows of so many different letters; no row is in both `train` and `test`."""
+    """Return all rows of `length` different letters; no row is in both `train` and `test`."""
     rows = [" ".join(row) for row in permutations(LETTERS, length)]
     return [Rotate(row) for row in rows if split in ("all", "test" if _for_testing(row) else "train")]
 

@@ -1,8 +1,8 @@
-"""An environment of your own: spelling words backwards.
+"""Train on an environment of your own: spell words backwards.
 
     python examples/custom_env.py
 
-The letters stand apart because a model reads tokens, not letters: ` c`, ` a` and ` t` are one token each.
+Spaces separate the letters because a model reads tokens: ` c`, ` a` and ` t` are one token each.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Reverse(rlkit.Env):
 
 
 def words(length: int = 2) -> list[Reverse]:
-    """All words of so many different letters; for a configuration, `env: examples/custom_env.py:words`."""
+    """Return all words of `length` different letters. In a configuration: `env: examples/custom_env.py:words`."""
     return [Reverse(" ".join(letters)) for letters in permutations(LETTERS, length)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name or a directory")
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="name or directory of the model")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--groups", type=int, default=8, help="words in a step")
+    parser.add_argument("--groups", type=int, default=8, help="words per step")
     arguments = parser.parse_args()
     result = rlkit.train(
         model=arguments.model,

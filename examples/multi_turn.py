@@ -1,8 +1,8 @@
-"""A conversation of several turns: guess a number with the help of hints.
+"""Train on a conversation of several turns: guess a number with the help of hints.
 
     python examples/multi_turn.py
 
-or, in a configuration, `env: examples/multi_turn.py:games`.
+In a configuration: `env: examples/multi_turn.py:games`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPENING: Sequence[rlkit.Message] = [
 
 
 class Guess(rlkit.StepEnv[set[int]]):
-    """1 for finding the number within `max_turns`, less 0.1 for each reply that the hints rule out."""
+    """Guess a number. The reward is 1 for the number, minus 0.1 for each reply that the hints exclude."""
 
     max_turns = 3
 
@@ -38,7 +38,7 @@ class Guess(rlkit.StepEnv[set[int]]):
         return set(range(1, HIGHEST + 1)), OPENING
 
     async def step(self, state: set[int], reply: rlkit.Reply) -> rlkit.Step:
-        """`state` holds the numbers that are still possible."""
+        """Grade a reply and give a hint; `state` holds the numbers that are still possible."""
         if not re.fullmatch(rf"[1-{HIGHEST}]", reply.text):
             return rlkit.Step([{"role": "user", "content": "A digit"}], reward=-0.1)
         guess = int(reply.text)
@@ -56,9 +56,9 @@ def games() -> list[Guess]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name or a directory")
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="name or directory of the model")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--groups", type=int, default=HIGHEST, help="numbers in a step")
+    parser.add_argument("--groups", type=int, default=HIGHEST, help="numbers per step")
     arguments = parser.parse_args()
     result = rlkit.train(
         model=arguments.model,

@@ -22,7 +22,7 @@ PRICES: Mapping[str, int] = {
     "glove": 9,
     "hat": 12,
 }
-"""Of a shop, in coins: nobody knows them without looking."""
+"""Prices of a shop in coins. The model can learn them only by searching."""
 
 TASKS: Mapping[str, int] = {"train": 200, "test": 40}
 FOUND_REWARD = 0.1
@@ -119,7 +119,7 @@ def question(asked_for: Mapping[str, int]) -> str:
 
 
 def worked_example(asked_for: Mapping[str, int]) -> list[Message]:
-    """A conversation that shows a small model what a call looks like."""
+    """Return a conversation that shows a small model the form of tool calls."""
     (item, count), *_ = asked_for.items()
     calls: list[tuple[str, dict[str, Any], str]] = [
         ("search", {"item": item}, price_of(item)),

@@ -1,4 +1,4 @@
-"""Both environments on a server of the Open Reward Standard, or one of them:
+"""Serve both environments, or one of them, by the Open Reward Standard:
 
 python examples/openreward_env/server.py
 python examples/openreward_env/server.py lookup --port 8081

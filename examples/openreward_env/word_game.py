@@ -1,6 +1,6 @@
-"""A word game: find one word with a given beginning, end and length. Each rule that it keeps pays a share.
+"""A word game: find one word with a given beginning, end and length. Each rule that the word fits earns a quarter.
 
-The model's plain reply is its answer, so that any model can play; a hint is a tool, and costs a little.
+The model's plain reply is its answer, so models without tool calls can play too. A hint is a tool and costs reward.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WordGame(Environment):
 
 
 def score(text: str, word: str) -> float:
-    """A quarter each for one single word, its beginning, its end and its length."""
+    """Return a quarter each for a single word, its first letter, its last letter and its length."""
     words = re.findall(r"[a-z]+", text.lower())
     if not words:
         return 0.0
