@@ -1,24 +1,23 @@
-"""Costs of the client: rlkit's and tinker-cookbook's, on the same work in the same run.
+"""Compare the client costs of rlkit and tinker-cookbook on the same work in the same run.
 
     uv run python benchmarks/client.py
     PYTHONPATH=DIR uv run python benchmarks/client.py       (an unpacked wheel of tinker-cookbook)
 
-    assembly    from a group of 8 rollouts to the SDK's training data, advantages included, in tokens for each second;
-                both make the same data, which is checked
-    memory      bytes that a rollout takes up for each of its tokens, while it waits to be trained on
-    rollouts    CPU for each rollout of a run, with everything that is logged by default: 16 groups of 8 a step, one
-                turn of 800 tokens, or four of 200 (`turns`). What the work itself computes is taken off: the same
-                rollouts as bare calls to the simulated service, with the environment and the event loop that they
-                need (`bare`), and what the service computes for training
-    stall       the longest that one callback holds the event loop, in CPU, over steps of a million tokens: 16 groups
-                of 16, one turn of 3,900 tokens, without what the simulated service computes
+    assembly    tokens per second for turning a group of 8 rollouts into the SDK's training data, with advantages; the
+                data of both must be equal
+    memory      bytes per token of a rollout that waits to be trained on
+    rollouts    CPU per rollout of a run with default logging: 16 groups of 8 per step, with one turn of 800 tokens, or
+                four turns of 200 (`turns`). CPU of the work itself is subtracted: the same rollouts as bare calls to
+                the simulated service, with their environment and event loop (`bare`), and the service's training
+    stall       longest callback of the event loop, in CPU, over steps of a million tokens: 16 groups of 16, one turn of
+                3,900 tokens; without the simulated service's computation
     import      CPU and memory of importing the package
-    disk        bytes for each token in RUN/episodes: tokens of a vocabulary of 150,000 with the frequencies of words,
-                their log-probabilities, versions and texts of four letters a token
+    disk        bytes per token in RUN/episodes: tokens of a vocabulary of 150,000 with the frequencies of words, with
+                log-probabilities, versions and texts of four letters per token
 
-CPU is process time, the best of a few rounds. Every contender runs in a process of its own, all but `import` on one
-processor: where two are threads of one core, what one thread of a process computes would slow down another, and count
-as its CPU.
+CPU is process time, the best of a few rounds. Each contender runs in a separate process. All but `import` are bound to
+one processor: if two processors are threads of one core, threads of a process would slow each other down, which would
+count as CPU.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ SIDES = ("rlkit", "cookbook")
 LOOPS = ("single", "turns", "stall")
 
 type Dialogue = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]
-"""For each turn: what is given anew, what is sampled, and its log-probabilities."""
+"""For each turn: new prompt tokens, sampled tokens, and their log-probabilities."""
 
 
 def dialogues(turns: int) -> list[Dialogue]:
-    """The rollouts of a group."""
+    """Return the rollouts of a group."""
     rng = np.random.default_rng(turns)
 
     def turn() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -72,7 +71,7 @@ def dialogues(turns: int) -> list[Dialogue]:
 
 
 def our_group(rollouts: Sequence[Dialogue]) -> Group:
-    """A group as rlkit's policy handle records it."""
+    """Return a group as rlkit's policy handle records it."""
     from rlkit.rollout.recorder import RecordingPolicy
     from rlkit.testing import ByteChat
     from rlkit.types import Completion, Episode, Group, Sampling
@@ -105,7 +104,7 @@ def our_group(rollouts: Sequence[Dialogue]) -> Group:
 
 
 def their_group(rollouts: Sequence[Dialogue]) -> TrajectoryGroup:
-    """The same group as the peer keeps it: each turn with all its tokens before it."""
+    """Return the same group as the peer stores it: each turn with its complete prompt."""
     import tinker
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
@@ -125,7 +124,7 @@ def their_group(rollouts: Sequence[Dialogue]) -> TrajectoryGroup:
 
 
 def best(work: Callable[[], object]) -> float:
-    """Seconds of process time, the best of a few."""
+    """Return the shortest process time of `work` in seconds, over a few rounds."""
     times = list[float]()
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -135,7 +134,7 @@ def best(work: Callable[[], object]) -> float:
 
 
 def assembly() -> dict[str, float]:
-    """Tokens a second of both sides, whose data is compared."""
+    """Return the tokens per second of both sides, after checking that their data is equal."""
     from tinker_cookbook.rl import data_processing
 
     from rlkit.algorithms.datums import Preparation
@@ -170,7 +169,7 @@ def assembly() -> dict[str, float]:
 
 
 def memory() -> dict[str, float]:
-    """Bytes that a rollout takes up for each of its tokens."""
+    """Return the bytes per token of a rollout in memory."""
     bytes_per_token = dict[str, float]()
     for make, side in ((our_group, "rlkit"), (their_group, "cookbook")):
         make(dialogues(1)[:1])
@@ -185,7 +184,7 @@ def memory() -> dict[str, float]:
 
 
 def disk() -> dict[str, float]:
-    """Bytes for each token of a table of episodes."""
+    """Return the bytes per token of a table of episodes."""
     from rlkit.store import table
     from rlkit.types import Episode, Group, Prompt, Turn
 
@@ -215,7 +214,7 @@ def disk() -> dict[str, float]:
 
 
 def bare_run(workload: Workload, log: Any) -> None:
-    """The rollouts of a run with nothing around them."""
+    """Play the rollouts of a run as bare calls to the simulated service."""
     from service import Client
     from tinker import types
 
@@ -265,10 +264,10 @@ def loop(side: str, what: str) -> dict[str, Any]:
         "stall": replace(small, group_size=16, steps=2, latency=Latency(mean_tokens=3900, sigma=0.2)),
     }[what]
     stall, log = dict[str, Any](), Log()
-    # looking at the clock at each callback would itself count
+    # reading the clock at each callback would count as CPU
     watched = longest_callback(log, stall) if what == "stall" else nullcontext()
     with tempfile.TemporaryDirectory() as folder, watched:
-        for measured in (replace(workload, steps=1, groups=2), workload):  # the first warms up
+        for measured in (replace(workload, steps=1, groups=2), workload):  # the first run warms up
             WORKLOADS["measured"] = measured  # type: ignore[index]  a workload of this benchmark only
             log.cpu_s, log.began_s = 0.0, None
             log.steps.clear()
@@ -284,7 +283,7 @@ def loop(side: str, what: str) -> dict[str, Any]:
 
 
 class longest_callback:  # noqa: N801  a context manager
-    """Notes which callback of the event loop computed for longest, without what the simulation did in it."""
+    """Find the callback of the event loop with the most CPU time, without the simulation's own."""
 
     def __init__(self, log: Any, stall: dict[str, Any]) -> None:
         self._log, self._stall = log, stall
@@ -300,10 +299,10 @@ class longest_callback:  # noqa: N801  a context manager
             if callback_s > stall.get("stall_s", 0.0):
                 stall["stall_s"], stall["stall_in"] = callback_s, _name(handle)
 
-        asyncio.Handle._run = timed  # type: ignore[method-assign]  to time every callback
+        asyncio.Handle._run = timed  # type: ignore[method-assign]  times every callback
 
     def __exit__(self, *_: object) -> None:
-        asyncio.Handle._run = self._run  # type: ignore[method-assign]  as it was
+        asyncio.Handle._run = self._run  # type: ignore[method-assign]  restores the method
 
 
 def _name(handle: asyncio.Handle) -> str:
@@ -315,7 +314,7 @@ def _name(handle: asyncio.Handle) -> str:
 
 
 def importing(package: str) -> dict[str, float]:
-    """CPU seconds and MiB of a process that imports a package."""
+    """Return CPU seconds and MiB of a process that imports a package."""
     code = f"import resource, {package}; r = resource.getrusage(resource.RUSAGE_SELF); "
     command = [sys.executable, "-c", code + "print(r.ru_utime + r.ru_stime, r.ru_maxrss)"]
     runs = [subprocess.run(command, capture_output=True, check=True).stdout.split() for _ in range(ROUNDS)]
@@ -341,7 +340,7 @@ def run_in_process(name: str) -> dict[str, Any]:
 def print_row(
     what: str, value: float, peer: float | None, ratio: float, target: float, *, is_minimum: bool, unit: str
 ) -> None:
-    """Print a row; the ratio is met if it is at most, or at least, the target."""
+    """Print a row; `is_minimum` says if the ratio must be at least the target, or at most."""
     met = "met" if (ratio >= target if is_minimum else ratio <= target) else "MISSED"
     peer_cell = " " * 12 if peer is None else f"{peer:>12.3g}"
     print(
@@ -353,7 +352,7 @@ def print_row(
 def main() -> None:
     """Run the benchmark, or one contender of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4, help="of whole runs")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the measurements that run a training loop")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -379,7 +378,7 @@ def main() -> None:
         for what in LOOPS
         for side in (*SIDES, *(["bare"] if what != "stall" else []))
     }
-    for _ in range(options.rounds):  # in turn: a machine that others use too has slow minutes
+    for _ in range(options.rounds):  # in turn, because a shared machine has slow minutes
         for name, contender_runs in runs.items():
             contender_runs.append(run_in_process(name))
     for what in ("single", "turns"):
@@ -389,7 +388,7 @@ def main() -> None:
     stalls = {side: min(runs[f"{side}-stall"], key=lambda run: run["stall_s"]) for side in SIDES}
     value, peer = (stalls[side]["stall_s"] * 1e3 for side in SIDES)
     print_row("stall", value, peer, value, 50, is_minimum=False, unit="ms")
-    print(f"stalls in: rlkit {stalls['rlkit']['stall_in']}; cookbook {stalls['cookbook']['stall_in']}")
+    print(f"longest callback: rlkit {stalls['rlkit']['stall_in']}; cookbook {stalls['cookbook']['stall_in']}")
 
 
 if __name__ == "__main__":

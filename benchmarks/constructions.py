@@ -1,10 +1,11 @@
-"""Results without a model for the other problems: the value against processor seconds on one core.
+"""Print the value that a search without a model reaches, against processor seconds on one core.
 
     python benchmarks/constructions.py circle_packing [--circles 26] [--seconds 60] [--seeds 0 1 2]
     python benchmarks/constructions.py autocorrelation_1
     python benchmarks/constructions.py autocorrelation_2
 
-Each line is an improvement on a search from random beginnings; what it comes to is verified.
+Searches begin at random constructions. Each line is an improvement; the last construction is verified. For Erdős'
+problem, use benchmarks/erdos.py.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
-        print("set OMP_NUM_THREADS=1, or the seconds are not those of one core")
+        print("set OMP_NUM_THREADS=1: otherwise the seconds are not those of one core")
     chosen: dict[str, tuple[Problem, Callable[..., Construction]]] = {
         "circle_packing": (CirclePacking(options.circles), partial(packing_steps.search, count=options.circles)),
         "autocorrelation_1": (FirstAutocorrelation(), partial(autocorrelation_steps.search, norms=False)),

@@ -1,4 +1,4 @@
-"""The peer's own loop on the simulated service; importing this imports tinker-cookbook, the one that Python finds.
+"""Run tinker-cookbook's training loop on the simulated service. Importing this module imports tinker-cookbook.
 
 prepare()
 await train(workload, directory, mode="async", staleness=1, played=Played(), client=lambda: Client(...))
@@ -29,7 +29,7 @@ MINIBATCHES = 4
 
 
 class Rollout(Env):
-    """Rollout of a task."""
+    """A rollout of a task, for tinker-cookbook."""
 
     def __init__(self, workload: Workload, number: int, played: Played) -> None:
         self._workload, self._number, self._played = workload, number, played
@@ -60,7 +60,7 @@ class Rollout(Env):
 
 
 class Group(EnvGroupBuilder):
-    """The rollouts of a task."""
+    """The group of a task, for tinker-cookbook."""
 
     def __init__(self, workload: Workload, number: int, played: Played) -> None:
         self._workload, self._number, self._played = workload, number, played
@@ -73,7 +73,7 @@ class Group(EnvGroupBuilder):
 
 
 class Data(RLDataset):
-    """Tasks in order."""
+    """Tasks in the order of their numbers."""
 
     def __init__(self, workload: Workload, batches: int, played: Played) -> None:
         self._workload, self._batches, self._played = workload, batches, played
@@ -88,7 +88,7 @@ class Data(RLDataset):
 
 @chz.chz
 class DataBuilder(RLDatasetBuilder):
-    """Makes the tasks."""
+    """Make the tasks."""
 
     workload: Workload
     batches: int
@@ -99,7 +99,7 @@ class DataBuilder(RLDatasetBuilder):
 
 
 class _Bytes:
-    """The tokenizer that the peer prints samples with."""
+    """A tokenizer of bytes, with which the peer prints samples."""
 
     eos_token_id = 0
     name_or_path = MODEL
@@ -115,16 +115,16 @@ class _Bytes:
 
 
 def prepare() -> None:
-    """Set up what the peer needs once in a process."""
+    """Prepare this process for the peer; call it once."""
     tokenizer_utils.register_tokenizer(MODEL, _Bytes)
     if hasattr(loop, "fetch_model_pricing"):
-        loop.fetch_model_pricing = lambda name: None  # it would ask the network for prices
+        loop.fetch_model_pricing = lambda name: None  # it would request prices from the network
 
 
 @contextmanager
 def _stand_in(client: Callable[[], Client]) -> Iterator[None]:
     make = tinker.ServiceClient
-    tinker.ServiceClient = lambda **_: client()  # type: ignore[assignment,misc]  cookbook makes its own
+    tinker.ServiceClient = lambda **_: client()  # type: ignore[assignment,misc]  cookbook makes its own client
     try:
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere), redirect_stdout(nowhere):
             yield
@@ -142,7 +142,7 @@ async def train(
     client: Callable[[], Client],
     informative: bool = False,
 ) -> None:
-    """Run the peer's loop; `informative` leaves constant groups out. What it shows on a terminal goes nowhere."""
+    """Run the peer's loop; `informative` drops groups with equal rewards. Terminal output is discarded."""
     with _stand_in(client):
         await loop.main(
             loop.Config(

@@ -1,4 +1,4 @@
-"""The embedded engine beside transformers and peft, on the same work in the same run.
+"""Compare the embedded engine with transformers and peft on the same work in the same run.
 
     uv run python benchmarks/engine.py
     uv run python benchmarks/engine.py --model qwen3-0.6b --rounds 1     (random weights of that shape)
@@ -8,16 +8,16 @@ Work, on the default model with LoRA adapters of rank 32:
     sample     64 sequences of 64 tokens after 64 different prompts of 13 tokens      against `generate`, adapter merged
     groups     16 prompts, 8 samples of 5 tokens each                                 against `generate`, adapter merged
     train      forward and backward of 64 sequences, 5,000 tokens of 20 to 136        against a padded step of peft
-    train/g    the same of 6 groups of 8 that share a prompt: 80 tokens and 20 more   against a padded step of peft
+    train/g    the same for 6 groups of 8 with a common prompt: 80 tokens, then 20    against a padded step of peft
 
-`http` is `groups` through a server and the tinker SDK, beside the engine's own kernels; and the time from a request to
-its answer, one after the other, for a request that computes nothing.
+`http` is `groups` through a server and the tinker SDK, compared with direct calls to the engine, and the round-trip
+time of a request that computes nothing.
 
-Each contender runs in a process of its own, in turns, and does each work there twice, because memory that a process has
-not had before is slow to come by, slower than the work on some virtual machines; the best counts. `limit` is the time
-that the floating-point operations of the work need at the speed of a large matrix product, measured in the same rounds:
-a prompt counts once, a position whose loss has no gradient counts no backward pass of the output layer. On a GPU
-(`--device cuda`, the default where there is one) both sides compute in bfloat16.
+The contenders run in turn, each in a separate process, and do each work twice. The better time counts, because a
+process gets new memory slowly on some virtual machines. `limit` is the time of the work's floating-point operations at
+the speed of a large matrix product, measured in the same rounds. It counts a common prompt once, and no backward pass
+of the output layer for positions without a gradient. On a GPU (`--device cuda`, the default if there is one) both sides
+compute in bfloat16.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ WORK = ("sample", "groups", "train", "train/g")
 
 
 def prompts(count: int, length: int, vocab: int) -> list[np.ndarray]:
-    """Random prompts, the same for every contender."""
+    """Return random prompts, the same for every contender."""
     rng = np.random.default_rng(0)
     return [rng.integers(10, vocab - 10, length) for _ in range(count)]
 
 
 def training_sequences(vocab: int) -> list[np.ndarray]:
-    """64 sequences of 20 to 136 tokens, 5,000 together."""
+    """Return 64 sequences of 20 to 136 tokens, 5,000 in total."""
     rng = np.random.default_rng(1)
     lengths = rng.integers(20, 137, SEQUENCES)
     lengths[-1] += 5000 - lengths.sum() if 20 <= lengths[-1] + 5000 - lengths.sum() <= 136 else 0
@@ -64,14 +64,14 @@ def training_sequences(vocab: int) -> list[np.ndarray]:
 
 
 def training_groups(vocab: int) -> list[np.ndarray]:
-    """6 groups of 8 sequences that share a prompt."""
+    """Return 6 groups of 8 sequences with a common prompt."""
     rng = np.random.default_rng(2)
     shared = [rng.integers(10, vocab - 10, SHARED) for _ in range(TRAIN_GROUPS)]
     return [np.concatenate([p, rng.integers(10, vocab - 10, OWN)]) for p in shared for _ in range(GROUP_SIZE)]
 
 
 def timed(work: Callable[[], object], device: str) -> float:
-    """Seconds that `work` takes."""
+    """Return the seconds that `work` takes."""
     import torch
 
     if device == "cuda":
@@ -84,12 +84,12 @@ def timed(work: Callable[[], object], device: str) -> float:
 
 
 def best(work: Callable[[], object], device: str) -> float:
-    """Seconds that `work` takes, the better of two times."""
+    """Return the shorter of two durations of `work` in seconds."""
     return min(timed(work, device) for _ in range(2))
 
 
 def limit(directory: Path, device: str) -> dict[str, float]:
-    """Floating-point operations a second of a large product, bytes a second of a large read."""
+    """Measure operations per second of a large matrix product, and bytes per second of a large read."""
     import torch
 
     size, dtype = (2048, torch.float32) if device == "cpu" else (8192, torch.bfloat16)
@@ -104,7 +104,7 @@ def limit(directory: Path, device: str) -> dict[str, float]:
 
 
 def engine(directory: Path, device: str) -> dict[str, float]:
-    """The engine's own kernels, without HTTP."""
+    """Measure the engine without HTTP."""
     from rlkit.engine.decode.decoder import Decoder
     from rlkit.engine.decode.requests import SampleRequest, StopRule
     from rlkit.engine.decode.token_sampling import DrawSettings
@@ -152,7 +152,7 @@ def engine(directory: Path, device: str) -> dict[str, float]:
 
 
 def http(directory: Path, device: str) -> dict[str, float]:
-    """The engine as a server."""
+    """Measure the engine as a server."""
     import tinker
     from tinker import types
 
@@ -186,7 +186,7 @@ def http(directory: Path, device: str) -> dict[str, float]:
 
 
 def peer(directory: Path, device: str) -> dict[str, float]:
-    """transformers' `generate` of the plain model, and a padded step of transformers and peft."""
+    """Measure `generate` of the plain model, as fast as one with a merged adapter, and a padded step of peft."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -240,7 +240,7 @@ def peer(directory: Path, device: str) -> dict[str, float]:
 
 
 def _peak(device: str) -> float:
-    """The most memory, in GB, that this process has held: of the machine, or of the GPU."""
+    """Return the peak memory of this process in GB, of the machine or of the GPU."""
     import torch
 
     if device == "cuda":
@@ -249,7 +249,7 @@ def _peak(device: str) -> float:
 
 
 def operations(directory: Path) -> dict[str, float]:
-    """Floating-point operations that each piece of work needs."""
+    """Return the floating-point operations of each work."""
     from rlkit.engine.model.config import read_config
 
     c = read_config(directory)
@@ -268,7 +268,7 @@ def operations(directory: Path) -> dict[str, float]:
 
 
 def units(directory: Path) -> dict[str, int]:
-    """Tokens by which each piece of work is counted: sampled ones, or trained ones."""
+    """Return the number of sampled or trained tokens of each work."""
     from rlkit.engine.model.config import read_config
 
     vocab = read_config(directory).vocab_size
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "rlkit-benchmarks")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    # Set before torch loads: threads that spin would make the contenders' numbers depend on whatever else runs.
+    # Set before torch loads: spinning threads would make the measurements depend on other programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from rlkit.engine.kernels.devices import select_device
 
@@ -318,7 +318,7 @@ def main() -> None:
 
 
 def report(directory: Path, device: str, results: dict[str, dict[str, float]]) -> None:
-    """Print what was found."""
+    """Print the measurements."""
     flops, counts = operations(directory), units(directory)
     rate = results["limit"]["flops"]
     print(f"{directory.name} on {device}: {rate / 1e9:.0f} GFLOP/s, {results['limit']['bytes'] / 1e9:.0f} GB/s read")

@@ -1,9 +1,9 @@
-"""Results without a model: Erdős' C₅ against processor seconds on one core.
+"""Print Erdős' C₅ that a search without a model reaches, against processor seconds on one core.
 
-    python benchmarks/erdos.py [--seconds 400] [--seeds 0 1 3]     from random beginnings
+    python benchmarks/erdos.py [--seconds 400] [--seeds 0 1 3]     from random constructions
     python benchmarks/erdos.py --from erdos_ttt_discover_2026      a local search from a published construction
 
-Each line is an improvement; the last one of a search is verified, and proven in exact arithmetic.
+Each line is an improvement. The last construction of a search is verified, and certified in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=400.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 3])
     parser.add_argument("--from", dest="start")
-    parser.add_argument("--times", type=int, default=1, help="pieces that each piece is cut into first")
+    parser.add_argument("--times", type=int, default=1, help="number of pieces that each piece is divided into first")
     options = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
-        print("set OMP_NUM_THREADS=1, or the seconds are not those of one core")
+        print("set OMP_NUM_THREADS=1: otherwise the seconds are not those of one core")
     if options.start:
         from_published(options.start, options.seconds, options.times)
     else:

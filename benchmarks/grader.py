@@ -1,12 +1,12 @@
-"""Graders of mathematics beside each other, on labelled answers: who is right, how fast, and who hangs.
+"""Compare graders of mathematics on labelled answers: correctness, speed, and hangs.
 
     uv run --with pylatexenc benchmarks/grader.py
     uv run --with pylatexenc benchmarks/grader.py --cases mine.jsonl --limit-s 10
 
-Each grader runs in a process of its own, which is killed and counted when one case takes longer than the limit. Times
-are CPU times of a call. A case is a line with `gold`, `answer`, `equivalent` and `kind`; what begins with `policy_` is
-a matter of convention and counted apart. The last part submits 10,000 gradings at once, one in a hundred of them an
-expression that hangs, and measures how long the event loop was held.
+Each grader runs in a separate process. If a case takes longer than the limit, the process is killed and the case counts
+as a hang. Times are CPU times of a call. A case is a line with `gold`, `answer`, `equivalent` and `kind`. Kinds that
+begin with `policy_` depend on a convention and are counted separately. The last part submits 10,000 gradings at once,
+1 % of them expressions that make graders hang, and measures how long an iteration of the event loop takes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """`verdict` is None where the grader was killed."""
+    """Result of a case; `verdict` is None if the grader was killed."""
 
     verdict: bool | None
     cpu_s: float
@@ -70,9 +70,9 @@ def math_verify() -> Grade:
     from math_verify import parse, verify
 
     def grade(answer: str, gold: str) -> bool:
-        gold_parsed = parse(rf"\boxed{{{gold}}}")  # pyright: ignore  its types are not all known
-        answer_parsed = parse(rf"\boxed{{{answer}}}")  # pyright: ignore  likewise
-        return verify(gold_parsed, answer_parsed)  # pyright: ignore  likewise
+        gold_parsed = parse(rf"\boxed{{{gold}}}")  # pyright: ignore  its types are partly unknown
+        answer_parsed = parse(rf"\boxed{{{answer}}}")  # pyright: ignore  its types are partly unknown
+        return verify(gold_parsed, answer_parsed)  # pyright: ignore  its types are partly unknown
 
     return grade
 
@@ -92,7 +92,7 @@ GRADERS: dict[str, Callable[[], Grade]] = {
 
 
 def serve(name: str, connection: Connection) -> None:
-    logging.disable(logging.CRITICAL)  # some report each case that they give up
+    logging.disable(logging.CRITICAL)  # some log each case that they abandon
     grade = GRADERS[name]()
     grade("1", "1")
     connection.send(None)
@@ -101,7 +101,7 @@ def serve(name: str, connection: Connection) -> None:
         start_s = time.process_time()
         try:
             verdict = bool(grade(case.answer, case.gold))
-        except Exception:  # a grader that raises does not take the answer
+        except Exception:  # a grader that raises rejects the answer
             verdict = False
         connection.send(Result(verdict, time.process_time() - start_s))
 
@@ -152,9 +152,9 @@ def row(name: str, cases: list[Case], outcomes: list[Result]) -> str:
 
 
 async def measure_loop_holds(count: int) -> tuple[float, float, float]:
-    """The longest turn of the event loop, by the clock and in its thread's own CPU time, and the time of all; seconds.
+    """Return seconds: of the longest iteration of the event loop, in wall time and in CPU time, and of all gradings.
 
-    On a busy machine the first also holds what other programs did meanwhile.
+    On a busy machine the wall time includes the work of other programs.
     """
     from rlkit.envs.math.grader import Grader
 
@@ -178,7 +178,7 @@ async def measure_loop_holds(count: int) -> tuple[float, float, float]:
         answer = (HANGING, SLOW, "7**7**7**7", "99999999!")[number // 100 % 4] if number % 100 == 0 else case.answer
         waiting.append(asyncio.create_task(grader.grade(answer, case.gold)))
         if number % 100 == 0:
-            await asyncio.sleep(0)  # making tasks is the caller's own work
+            await asyncio.sleep(0)  # creating tasks is the caller's work
     await asyncio.gather(*waiting)
     all_s = time.perf_counter() - start_s
     watcher.cancel()
@@ -186,7 +186,7 @@ async def measure_loop_holds(count: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Graders of mathematics beside each other.")
+    parser = argparse.ArgumentParser(description="Compare graders of mathematics on labelled answers.")
     parser.add_argument("--cases", type=Path, default=CASES)
     parser.add_argument("--limit-s", type=float, default=10.0)
     parser.add_argument("--graders", nargs="*", default=list(GRADERS), choices=list(GRADERS))
@@ -199,8 +199,8 @@ def main() -> None:
         print(row(name, cases, results(name, cases, arguments.limit_s)), flush=True)
     if arguments.gradings:
         worst_s, worst_cpu_s, all_s = asyncio.run(measure_loop_holds(arguments.gradings))
-        print(f"\n{arguments.gradings} gradings at once were done after {all_s:.1f} s. No turn of the event loop took")
-        print(f"more than {worst_s * 1e3:.0f} ms, {worst_cpu_s * 1e3:.0f} ms of them CPU time of its own.")
+        print(f"\n{arguments.gradings} concurrent gradings took {all_s:.1f} s. The longest iteration of the loop took")
+        print(f"{worst_s * 1e3:.0f} ms of wall time; the longest in CPU time took {worst_cpu_s * 1e3:.0f} ms.")
 
 
 if __name__ == "__main__":

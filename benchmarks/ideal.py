@@ -1,4 +1,4 @@
-"""Duration of ideal schedules of a workload, computed from its rollouts, each played for itself."""
+"""Compute the durations of ideal schedules of a workload from the durations of its rollouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlkit.testing.world import Latency
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Seconds of a step: of the ideal schedules, and of one rollout after the other."""
+    """Seconds of a step: with the ideal schedules, and with all rollouts in sequence."""
 
     sync: float
     stream: float
@@ -22,7 +22,7 @@ class Ideal:
 
 
 def ideal(workload: Workload) -> Ideal:
-    """Play every rollout for itself, and compute how long the schedules need for them."""
+    """Play all rollouts without a training loop, and compute the durations of the schedules."""
     from service import Log, Sampling
     from tinker import types
 
@@ -66,13 +66,13 @@ def ideal(workload: Workload) -> Ideal:
         tokens_s = sum(tokens for _, tokens in batch) / latency.trained_tokens_per_s
         sync += max(finished for finished, _ in batch) + latency.gradient_s + tokens_s + after
         stream += best_stream(sorted(batch), latency) + after
-    last = latency.save_s  # the last hand-over is not counted
+    last = latency.save_s  # the transfer of the last weights does not count
     steps = workload.steps
     return Ideal((sync - last) / steps, (stream - last) / steps, sum(s for s, _ in rollouts) / steps)
 
 
 def best_stream(groups: Sequence[tuple[float, int]], latency: Latency) -> float:
-    """Earliest time of the last gradient, for any sharing of requests by groups in the order in which they finish."""
+    """Return the earliest end of the last gradient over all ways to join finished groups into requests, in order."""
     done = [0.0]
     for end in range(1, len(groups) + 1):
         finished = groups[end - 1][0]

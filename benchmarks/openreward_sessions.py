@@ -1,10 +1,10 @@
-"""Cost of the OpenReward adapter per tool call, compared with the SDK alone.
+"""Measure the cost of the OpenReward adapter per tool call, compared with the SDK alone.
 
     python benchmarks/openreward_sessions.py
 
-Left out: the model, whose replies are written by a script, and the server, which is a process of its own. Both sides
-open the same sessions and make the same calls, all of them at once on one event loop; what is measured is the processor
-time of this process.
+A script gives the replies, so there is no model. The server is a separate process and does not count. Both sides open
+the same sessions and make the same calls, concurrently on one event loop. The result is the processor time of this
+process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def adapter(tasks: OpenRewardTasks, sessions: int, calls: int) -> None:
 
 
 async def policy_alone(tasks: OpenRewardTasks, sessions: int, calls: int) -> None:
-    """The conversation that the adapter holds, without a server: rendering, recording and parsing."""
+    """Hold the adapter's conversations without a server: render, record and parse."""
     tools: list[Tool] = [
         {"name": "search", "description": "", "parameters": {}},
         {"name": "submit", "description": "", "parameters": {}},
@@ -72,7 +72,7 @@ type Side = Callable[[OpenRewardTasks, int, int], Awaitable[None]]
 
 
 def measured(side: Side, tasks: OpenRewardTasks, sessions: int, calls: int) -> tuple[float, float]:
-    """Processor and wall time for each call, in milliseconds."""
+    """Return processor and wall time per call in milliseconds."""
 
     async def main() -> tuple[float, float]:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -86,21 +86,21 @@ def measured(side: Side, tasks: OpenRewardTasks, sessions: int, calls: int) -> t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=64)
-    parser.add_argument("--calls", type=int, default=8, help="of tools in a session")
+    parser.add_argument("--calls", type=int, default=8, help="tool calls per session")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     tasks = openreward(server=SERVER, max_turns=arguments.calls, max_sessions=arguments.sessions)
-    sides: dict[str, Side] = {"the SDK alone": raw, "the adapter": adapter, "of it, the conversation": policy_alone}
+    sides: dict[str, Side] = {"the SDK alone": raw, "the adapter": adapter, "its conversations alone": policy_alone}
     times_by_side: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-    for _ in range(arguments.repeats + 1):  # the first one warms up
+    for _ in range(arguments.repeats + 1):  # the first round warms up
         for name, side in sides.items():
             times_by_side[name].append(measured(side, tasks, arguments.sessions, arguments.calls))
-    print(f"{arguments.sessions} sessions at once, {arguments.calls} calls each; milliseconds for each call:")
+    print(f"{arguments.sessions} concurrent sessions with {arguments.calls} calls each; milliseconds per call:")
     for name, times in times_by_side.items():
         cpu, wall = (median(run_times[side] for run_times in times[1:]) for side in (0, 1))
         print(f"  {name:24} {cpu:6.2f} processor  {wall:6.2f} wall")
     cpu = {name: median(run_times[0] for run_times in times[1:]) for name, times in times_by_side.items()}
-    print(f"  the adapter adds {cpu['the adapter'] - cpu['the SDK alone']:.2f} ms of processor time to a call")
+    print(f"  the adapter adds {cpu['the adapter'] - cpu['the SDK alone']:.2f} ms of processor time per call")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Cost of running a model's program, compared with a plain subprocess that imports NumPy and SciPy.
+"""Measure the cost of running a model's program, compared with a plain subprocess that imports NumPy and SciPy.
 
     python benchmarks/programs.py [--programs 512] [--workers 1]
 
-The programs do next to nothing, so that what is measured is all overhead: asking, forking, the walls around a program,
-and reading what comes back. Processor seconds are those of this process, of the server and of all that it started.
+The programs do next to nothing, so the measurement is the overhead: requests, forks, isolation layers and results.
+Processor time includes this process, the server and all processes that it started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEIGHTS = np.linspace(0, 1, 200)
 
 
 def cpu_s() -> float:
-    """CPU time of this process and of its ended children."""
+    """Return the CPU seconds of this process and its ended children."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -40,15 +40,15 @@ async def measured(
     await asyncio.gather(*(run(number) for number in range(count)))
     wall_s = time.perf_counter() - wall
     close()
-    print(f"{name:<42} {1e3 * wall_s / count:8.1f} ms wall {1e3 * (cpu_s() - used) / count:8.1f} ms CPU a program")
+    print(f"{name:<42} {1e3 * wall_s / count:8.1f} ms wall {1e3 * (cpu_s() - used) / count:8.1f} ms CPU per program")
 
 
 async def main(programs: int, workers: int) -> None:
     server = ForkServer(workers=workers)
     began = time.perf_counter()
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; {programs} programs, {workers} at once")
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; {programs} programs, {workers} concurrent")
     print(await server.isolation())
-    print(f"the server starts in {time.perf_counter() - began:.1f} s")
+    print(f"the server started in {time.perf_counter() - began:.1f} s")
 
     async def forked(number: int) -> None:
         ran = await server.run(Program(SOURCE, arguments={"seed": number}, arrays={"h": HEIGHTS}), LIMITS)

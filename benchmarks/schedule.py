@@ -1,30 +1,30 @@
-"""rlkit's loop and tinker-cookbook's, on one simulated service, under a clock that does not wait.
+"""Compare the training loops of rlkit and tinker-cookbook on one simulated service, in virtual time.
 
     uv run python benchmarks/schedule.py
     uv run python benchmarks/schedule.py --cookbook DIR       (an unpacked wheel of tinker-cookbook)
-    uv run python benchmarks/schedule.py --results DIR        (keeps the measurements; --report prints it again)
+    uv run python benchmarks/schedule.py --results DIR        (keeps the measurements; --report prints them again)
 
-Workloads, with a service whose samples take 0.3 s and 20 ms a token, gradients 5 s and 1 s for 20,000 tokens, optimiser
-steps 2 s and handing over weights 5 s:
+A sample takes 0.3 s and 20 ms per token, a gradient 5 s and 1 s per 20,000 tokens, an optimiser step 2 s, and the
+transfer of weights to the sampler 5 s. Workloads:
 
-    math          16 groups of 16, one turn of 790 tokens in the mean, log-normal
+    math          16 groups of 16, one turn of 790 tokens on average, log-normal
     stragglers    the same, with 0.5 % of the samples ten times slower
-    agent         8 groups of 8, 4 to 12 turns of 256 tokens, and after each a tool that takes 5 s
+    agent         8 groups of 8, 4 to 12 turns of 256 tokens, each followed by a tool call of 5 s
     small         8 groups of 8, one turn of 280 tokens
-    clock         the same with gradients of 2 s, where a request for training that finds the service idle waits for the
-                  next tick, one in 10 s; `clock 5` has gradients of 5 s
-    constant      `small` with 40 % of the groups getting equal rewards
+    clock         the same with gradients of 2 s, and a service that ticks every 10 s: a training request to the idle
+                  service waits for the next tick; `clock 5` has gradients of 5 s
+    constant      `small`, with equal rewards in 40 % of the groups
 
-With a clock, what can be gained depends on when a step ends between two ticks: cookbook saves the weights when it
-knows that the step is done, and then waits for a tick; rlkit has asked already. That is 10 s less gradient and step:
+With a clock, the gain depends on when a step ends between two ticks. cookbook requests the weights when the step is
+done, and then waits for a tick; rlkit has requested them already. The gain is 10 s minus gradient and optimiser step:
 4.8 s with `clock`, 1.8 s with `clock 5`.
 
-Time is virtual and counts from the first sample that is asked for to the last optimiser step, over the number of
-steps. The rollouts are the same on both sides. `ideal` is computed from them: for `sync` a step takes as long as its
-longest rollout, its gradient, its optimiser step and the weights' way to the sampler; for `stream` the gradients go
-out in the requests that would have been best, had one known when each group would finish. `bound` is all the rollouts'
-time over the number of them that may be live. A ratio has no target where cookbook trained fewer steps than it was
-asked to, as 0.5.8 does with `async`: it did less work, having thrown away what came late.
+The seconds per step are the virtual time from the first request for a sample to the last optimiser step, divided by the
+number of steps. Both sides play the same rollouts. `ideal` is computed from these rollouts. For `sync`, a step takes
+its longest rollout, its gradient, its optimiser step and the transfer of weights. For `stream`, groups share requests
+for gradients as if the time at which each group finishes were known. `bound` is the total time of the rollouts divided
+by the limit on live rollouts. A ratio has no target if cookbook trained fewer steps than requested: cookbook 0.5.8 does
+this with `async`, because it drops late groups.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SIDES = ("ideal", "rlkit", "cookbook")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Configuration of a run of one side."""
+    """Configuration of a run."""
 
     workload: str
     mode: str
@@ -76,13 +76,13 @@ class Measurement:
     """Measurements of a run.
 
     Args:
-        step_s: virtual seconds for each step that was asked for.
+        step_s: virtual seconds per requested step.
         steps: optimiser steps.
-        teaching: for each step, its sequences with something to teach.
-        unused: rollouts that were begun and not trained on.
-        live: rollouts at once, at most.
-        prefill: tokens of prompts that were computed.
-        staleness: the mean that the side itself reported, in steps: of turns, or of groups when they began.
+        teaching: for each step, the number of sequences with an advantage other than 0.
+        unused: rollouts that were started but not trained on.
+        live: maximum number of concurrent rollouts.
+        prefill: computed prompt tokens.
+        staleness: mean staleness in steps as the side reports it: of turns (rlkit), or of groups at their start.
     """
 
     step_s: float
@@ -140,7 +140,7 @@ def measure_run(workload: Workload, played: Played, calls: Mapping[str, int], lo
 
 
 def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Measurement:
-    """Run rlkit."""
+    """Run rlkit's loop."""
     from service import Log, Tinker
 
     from rlkit.config import load_config
@@ -180,7 +180,7 @@ def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Measureme
 
 
 def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Measurement:
-    """Run the peer."""
+    """Run the peer's loop."""
     import cookbook
     from service import Client, Log
 
@@ -202,7 +202,7 @@ def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Measur
 
 
 def contend(side: str, only: str) -> None:
-    """Play one side's runs, in this process, and print what came of them, a line for each."""
+    """Play one side's runs in this process, and print one line of measurements per run."""
     if side == "ideal":
         for name in ("math", "stragglers", "agent", "small"):
             print(json.dumps([name, asdict(ideal(WORKLOADS[name]))]), flush=True)
@@ -221,7 +221,7 @@ def contend(side: str, only: str) -> None:
 
 
 def start(side: str, only: str, cookbook: Path | None, results: Path) -> subprocess.Popen[bytes]:
-    """Play one side's runs in a process of its own."""
+    """Play one side's runs in a separate process."""
     paths = [str(cookbook)] if cookbook else []
     paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -232,7 +232,7 @@ def start(side: str, only: str, cookbook: Path | None, results: Path) -> subproc
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table; the ratio is met if it is at most, or at least, the target."""
+    """A line of the table; `is_minimum` says if the ratio must be at least the target, or at most."""
 
     what: str
     value: float
@@ -254,7 +254,7 @@ class Row:
 def rows(
     rlkit_runs: Mapping[str, Measurement], cookbook_runs: Mapping[str, Measurement], best: Mapping[str, Ideal]
 ) -> list[Row]:
-    """The comparisons that the runs allow."""
+    """Return the comparisons for which there are runs."""
 
     def against(mine: str, other: str, target: float | None) -> list[Row]:
         if mine not in rlkit_runs or other not in cookbook_runs:
@@ -285,7 +285,7 @@ def rows(
         for mode in ("sync", "stream"):
             if (run := f"{name} {mode}") in rlkit_runs:
                 a, b = rlkit_runs[run].step_s, best[name].sync if mode == "sync" else best[name].stream
-                # groups that finish close together could only share a request if one knew that they will
+                # groups that finish close together can share a request only in the ideal, which knows the future
                 table.append(Row(f"{run} / ideal", a, b, a / b, None if run == "small stream" else 1.01))
                 table += against(run, run, None)
     for run, target in (
@@ -302,7 +302,7 @@ def rows(
         name: sum(f.unused for run, f in side.items() if "constant" not in run)
         for name, side in (("rlkit", rlkit_runs), ("cookbook", cookbook_runs))
     }
-    table.append(Row("rollouts thrown away, all runs", unused["rlkit"], unused["cookbook"], unused["rlkit"], 0))
+    table.append(Row("unused rollouts, all runs", unused["rlkit"], unused["cookbook"], unused["rlkit"], 0))
     size = WORKLOADS["constant"].group_size
     for run in RLKIT_RUNS:
         if run.workload == "constant" and run.name in rlkit_runs:
@@ -312,18 +312,18 @@ def rows(
                 for side in (rlkit_runs, cookbook_runs)
             )
             table.append(
-                Row(f"{run.name}: full steps of {workload.steps}", exact, peers, exact / workload.steps, 1, True)
+                Row(f"{run.name}: full steps out of {workload.steps}", exact, peers, exact / workload.steps, 1, True)
             )
     for run in ("math sync", "small sync"):
         if run in rlkit_runs and run in cookbook_runs:
             a, b = rlkit_runs[run].prefill, cookbook_runs[run].prefill
             size = WORKLOADS[run.split()[0]].group_size
-            table.append(Row(f"{run}: prefill, thousand tokens", a / 1e3, b / 1e3, b / a, size, True))
+            table.append(Row(f"{run}: prefill, thousands of tokens", a / 1e3, b / 1e3, b / a, size, True))
     return table
 
 
 def format_columns(measurement: Measurement | None, width: int) -> str:
-    """A run's columns."""
+    """Render the columns of a run."""
     if measurement is None:
         return ""
     counts = f"{measurement.live:>6}{measurement.steps:>6}{measurement.staleness:>6.2f}{measurement.unused:>7}"
@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument(
         "--cookbook", type=Path, help="folder of an unpacked tinker-cookbook; by default the installed one"
     )
-    parser.add_argument("--only", default="", help="only runs whose name holds this")
+    parser.add_argument("--only", default="", help="play only runs whose name contains this")
     parser.add_argument("--results", type=Path, help="folder for the measurements of each side")
     parser.add_argument("--report", action="store_true", help="print the measurements in the folder and run nothing")
     parser.add_argument("--contender", choices=SIDES, help=argparse.SUPPRESS)
@@ -354,7 +354,7 @@ def main() -> None:
     rlkit_runs = {name: Measurement(**value) for name, value in lines["rlkit"]}
     cookbook_runs = {name: Measurement(**value) for name, value in lines["cookbook"] if name != "version"}
     best = {name: Ideal(**value) for name, value in lines["ideal"]}
-    print(f"tinker-cookbook {version}; virtual seconds a step")
+    print(f"tinker-cookbook {version}; virtual seconds per step")
     head = f"{'live':>6}{'steps':>6}{'stale':>6}{'unused':>7}"
     print(f"{'run':28}{'rlkit':>8}{head}{'cookbook':>10}{head}")
     for name in dict.fromkeys([*rlkit_runs, *cookbook_runs]):

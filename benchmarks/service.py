@@ -1,7 +1,7 @@
-"""The simulated service under the names that rlkit and both generations of its peer call, and what it saw of a run.
+"""The simulated service with the methods that rlkit and two generations of its peer call, and a log of its requests.
 
-The older peer awaits `…_async` methods and then `result_async()` of what they give; the newer one awaits what the plain
-methods give. Seeds are ignored, so that what is drawn depends on the prompt alone, whoever asks.
+The older peer awaits `…_async` methods and then `result_async()` of their results. The newer one awaits the results of
+the plain methods. Seeds are ignored, so samples depend on the prompt only, whichever side requests them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlkit.testing.world import Latency, World
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """Optimiser step: when it was done, and the sequences that had something to teach."""
+    """An optimiser step: its end, its sequences, and those with an advantage other than 0 (`teaching`)."""
 
     done_s: float
     sequences: int
@@ -37,17 +37,17 @@ class TrainedStep:
 
 @dataclass(slots=True)
 class Log:
-    """Log of the service."""
+    """Log of the simulated service."""
 
     began_s: float | None = None
-    """When the first sample was asked for."""
+    """Time of the first request for a sample."""
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
     cpu_s: float = 0.0
-    """What the simulation itself computed for."""
+    """CPU seconds of the simulation itself."""
 
     @contextmanager
     def computing(self) -> Generator[None]:
-        """Count what happens meanwhile as the simulation's own work."""
+        """Count the CPU time of the block as the simulation's own."""
         began = time.thread_time()
         try:
             yield
@@ -56,17 +56,17 @@ class Log:
 
 
 class Reply[T](SimulatedFuture[T]):
-    """An answer under the older peer's name for awaiting it."""
+    """A result that the older peer can await by `result_async`."""
 
     async def result_async(self) -> T:
         return await self
 
 
 class Sampling(SimulatedSamplingClient):
-    """Stands in for a sampling client."""
+    """Simulated sampling client."""
 
     def __init__(self, of: SimulatedSamplingClient, log: Log) -> None:
-        super().__init__(of._sampling)  # a stand-in for a stand-in
+        super().__init__(of._sampling)  # `of` is a simulated client itself
         self._log = log
 
     def sample(
@@ -88,7 +88,7 @@ class Sampling(SimulatedSamplingClient):
 
 
 class Training(SimulatedTrainingClient):
-    """Stands in for a training client."""
+    """Simulated training client."""
 
     def __init__(self, of: SimulatedTrainingClient, log: Log) -> None:
         super().__init__(of._world, of._latency, of._sampling, of._weights)
@@ -146,7 +146,7 @@ class Training(SimulatedTrainingClient):
 
 
 class Client(SimulatedClient):
-    """Stands in for `tinker.ServiceClient`."""
+    """Simulated `tinker.ServiceClient`."""
 
     def __init__(self, world: World, latency: Latency, log: Log) -> None:
         super().__init__(world, latency)
@@ -171,7 +171,7 @@ class Client(SimulatedClient):
 
 
 class Tinker(SimulatedTinker):
-    """The same service, for rlkit."""
+    """The simulated service for rlkit."""
 
     def __init__(self, world: World, latency: Latency, log: Log) -> None:
         super().__init__(world=world, latency=latency, context_tokens=2**20, is_repeatable=False)

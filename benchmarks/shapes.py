@@ -1,4 +1,4 @@
-"""Models for benchmarks: what rlkit resolves, or random weights in a well-known shape."""
+"""Models for benchmarks: existing models, or random weights in the shape of a well-known model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPES = {
 
 
 def model_directory(name: str, scratch: Path) -> Path:
-    """The directory of `name`: one of `SHAPES`, written to `scratch` with random weights, or what rlkit resolves."""
+    """Return the directory of a model. For a name in `SHAPES`, write random weights to `scratch`."""
     if name in SHAPES:
         directory = scratch / name
         if not (directory / "model.safetensors").exists():
@@ -25,7 +25,7 @@ def model_directory(name: str, scratch: Path) -> Path:
 
 
 def write_random(directory: Path, shape: str) -> None:
-    """A tied model of the shape, in bfloat16, as transformers starts one."""
+    """Write a tied bfloat16 model of the shape with the initial weights of transformers."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

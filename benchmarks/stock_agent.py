@@ -1,4 +1,4 @@
-"""Harbor's Terminus2 over a model that reads its replies, and their tokens, from a file."""
+"""Harbor's Terminus2 with a model that reads its replies and their tokens from a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StockTerminus2(Terminus2):
 
 
 class FromFile(BaseLLM):
-    """Gives what training needs of each turn: the ids of the whole prompt and of the reply, and log-probabilities."""
+    """Return each turn with the data for training: token ids of prompt and reply, and log-probabilities."""
 
     def __init__(self, turns: list[dict[str, object]]) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""CPU cost of a terminal agent's trial in the trainer's process: rlkit's agent and Harbor's own, on the same replies.
+"""Compare the CPU time of a trial with rlkit's terminal agent and with Harbor's own, on the same replies.
 
     uv run python benchmarks/terminal.py [--turns 50] [--tokens 30000]
 
-One trial in the local sandbox: the model says the same, and what the terminal shows is the same. `cpu` is the process
-time of the whole trial, sandbox, agent and verifier; sampling takes none here. Harbor's Terminus2 collects rollout
-details, as training with it needs, and is given the tokens that rlkit's agent recorded; rlkit's renders and tokenises
-each prompt as well (`chat`, a part of its `cpu`), with a byte-level BPE tokenizer. Each runs in a process of its own.
+Each agent plays one trial in the local sandbox, in a separate process, with the same replies and terminal output. `cpu`
+is the process time of the whole trial: sandbox, agent and verifier. Sampling takes no time. Harbor's Terminus2 collects
+rollout details, as training requires, and gets the tokens that rlkit's agent recorded. rlkit's agent also renders and
+tokenises each prompt with a byte-level BPE tokenizer (`chat`, a part of its `cpu`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ FILES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=50)
-    parser.add_argument("--tokens", type=int, default=30_000, help="of the last prompt and its reply, about")
-    parser.add_argument("--side", choices=["rlkit", "harbor"], help="one of the two, in this process")
-    parser.add_argument("--folder", type=Path, help="where the two leave what they need")
+    parser.add_argument(
+        "--tokens", type=int, default=30_000, help="approximate tokens of the last prompt and its reply"
+    )
+    parser.add_argument("--side", choices=["rlkit", "harbor"], help="play one side in this process")
+    parser.add_argument("--folder", type=Path, help="folder of intermediate files")
     options = parser.parse_args()
     if options.side:
         os.environ["RLKIT_CACHE_DIR"] = str(options.folder / "cache")
@@ -81,7 +83,7 @@ def in_its_own_process(side: str, folder: Path) -> dict[str, float]:
 
 
 async def measured(side: str, folder: Path, *, turns: int, tokens: int) -> dict[str, float]:
-    """Play a trial, after a short one that imports and builds what is needed."""
+    """Play a trial, after a short one for imports and the build of the task."""
     task = folder / "task"
     for name, text in FILES.items():
         (task / name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +96,7 @@ async def measured(side: str, folder: Path, *, turns: int, tokens: int) -> dict[
 
 
 def replies(turns: int, *, tokens: int) -> list[str]:
-    """Return the model's replies, so long that the last context has about `tokens` tokens."""
+    """Return replies of a length that makes the last context about `tokens` tokens."""
     each = (tokens - OPENING_TOKENS) // turns
     analysis = "What the terminal shows is what was to be expected, and nothing else has changed. " * 4
     numbers = max((each - 250) // TOKENS_PER_NUMBER, 1)
@@ -166,7 +168,7 @@ async def trial(task: Path, agent: AgentConfig) -> dict[str, float]:
 
 
 def timed_policy(model: Path, reply_texts: Sequence[str]) -> tuple[RecordingPolicy, list[float]]:
-    """A policy that says this, and the CPU seconds that its `chat` took, in a list of one."""
+    """Return a policy with these replies, and a list with one item: the CPU seconds of its `chat`."""
     import numpy as np
 
     from rlkit.chat.renderers import TemplateChat
@@ -180,7 +182,7 @@ def timed_policy(model: Path, reply_texts: Sequence[str]) -> tuple[RecordingPoli
         tiny_model(model)
     chat = TemplateChat(load_tokenizer(str(model), with_weights=False, note=print))
     end = np.array(chat.stop[:1], np.int32)
-    # not as the tokenizer would write it: a model samples other tokens for the same text now and then
+    # not the tokenizer's own tokens for the text, because models sometimes sample others
     cut = len('{"ana')
     script = iter([np.concatenate([chat.encode(text[:cut]), chat.encode(text[cut:]), end]) for text in reply_texts])
     spent = [0.0]

@@ -1,8 +1,8 @@
-"""The work that the schedules are compared on, the same for rlkit and for its peer.
+"""The workloads on which schedules are compared, the same for rlkit and its peer.
 
-A rollout is a dialogue over plain tokens: what is asked, how many turns there are and how long a tool takes follow from
-the task and from the tokens that were sampled. The simulated service draws by prompt, and by how often that prompt was
-asked for, so that the members of a group are the same rollouts, in whatever order anybody plays them.
+A rollout is a dialogue over plain tokens. The task and the sampled tokens determine its prompts, its number of turns
+and the time of its tools. A sample depends on its prompt and on the number of earlier samples of that prompt. The
+members of a group are therefore the same rollouts, in whatever order they are played.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlkit.testing.world import Latency, digest
 from rlkit.types import Tokens
 
 type Ids = Sequence[int] | Tokens
-"""Tokens as a contender has them: a list, or an array."""
+"""Tokens as a list or an array."""
 
 PROMPT_TOKENS = 100
 OBSERVATION_TOKENS = 50
@@ -28,16 +28,16 @@ MAX_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Work of a training run.
+    """Workload of a training run.
 
     Args:
-        groups: groups in a step.
-        group_size: rollouts in a group.
+        groups: groups per step.
+        group_size: rollouts per group.
         latency: latency of the service.
-        turns: least and greatest number of turns in a rollout.
-        tool_s: mean of the log-normal time that a tool takes after each turn; 0 for no tool.
-        constant: share of the tasks whose rollouts all get the same reward.
-        steps: steps in the run.
+        turns: minimum and maximum number of turns of a rollout.
+        tool_s: mean of the log-normal time of a tool after each turn; 0 for no tool.
+        constant: share of tasks with equal rewards.
+        steps: steps of the run.
     """
 
     groups: int
@@ -73,7 +73,7 @@ WORKLOADS: Mapping[str, Workload] = {
 
 @dataclass(slots=True)
 class Played:
-    """Counts of rollouts that started and of rollouts that were live at once."""
+    """Numbers of started and of concurrent rollouts."""
 
     rollouts: int = 0
     live: int = 0
@@ -81,14 +81,14 @@ class Played:
     by_task: Counter[int] = field(default_factory=Counter[int])
 
     def begin(self, task: int) -> None:
-        """A rollout begins."""
+        """Count the start of a rollout."""
         self.rollouts += 1
         self.by_task[task] += 1
         self.live += 1
         self.most_live = max(self.most_live, self.live)
 
     def end(self) -> None:
-        """It ends."""
+        """Count the end of a rollout."""
         self.live -= 1
 
 
@@ -103,13 +103,13 @@ def observation(turn: int) -> list[int]:
 
 
 def turns(workload: Workload, first: Ids) -> int:
-    """Turns of a rollout, by the tokens of its first."""
+    """Return the number of turns of a rollout with the given first reply."""
     min_turns, max_turns = workload.turns
     return min_turns + digest("turns", _key(first)) % (max_turns - min_turns + 1)
 
 
 async def use_tool(workload: Workload, reply: Ids) -> None:
-    """Wait as long as the tool takes."""
+    """Wait for the duration of the tool."""
     if workload.tool_s:
         sigma = 0.5
         seed = digest("tool", _key(reply))
@@ -118,7 +118,7 @@ async def use_tool(workload: Workload, reply: Ids) -> None:
 
 
 def reward(workload: Workload, task: int, reply: Ids) -> float:
-    """Any number, unless the task is one of those whose rollouts are all alike."""
+    """Return a pseudo-random reward, or 1 for a task with equal rewards."""
     if digest("constant", task) / 2**64 < workload.constant:
         return 1.0
     return digest("reward", task, _key(reply)) / 2**64
@@ -178,7 +178,7 @@ class Agent(rlkit.Env):
 
 
 class InOrder(rlkit.TaskSource):
-    """Tasks 0, 1, 2 and so on, for rlkit."""
+    """A source of tasks 0, 1, 2, … for rlkit."""
 
     def __init__(self, workload: Workload, played: Played) -> None:
         self._workload, self._played, self._draw_count = workload, played, 0

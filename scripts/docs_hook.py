@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the configuration reference is made from the schema whenever the pages are built."""
+"""A hook of mkdocs that generates the configuration reference from the schema when the pages are built."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MARK = "<!-- reference -->"
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Put the reference in the place of the mark."""
+    """Replace the mark in `configuration.md` by the reference."""
     if page.file.src_uri != "configuration.md":
         return markdown
     if MARK not in markdown:
-        raise ValueError(f"{page.file.src_uri} has lost the line {MARK}")
+        raise ValueError(f"{page.file.src_uri} has no line {MARK}")
     return markdown.replace(MARK, reference_markdown())

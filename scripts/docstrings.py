@@ -1,4 +1,4 @@
-"""An extension of griffe: `::` before an example in a docstring becomes a colon, or nothing where it stands alone."""
+"""An extension of griffe that replaces `::` before an example in a docstring by a colon, or removes a lone `::`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import griffe
 
 
 class ExampleMarks(griffe.Extension):
-    """Docstrings mark examples as plain text does; Markdown has no such mark."""
+    """Convert the `::` marks of docstrings, which Markdown does not have."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Read the docstring of each object that is documented."""
+        """Convert the docstring of a documented object."""
         if obj.docstring is not None:
             text = re.sub(r"^\s*::$", "", obj.docstring.value, flags=re.MULTILINE)
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)

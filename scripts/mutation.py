@@ -1,16 +1,16 @@
-"""Measure how many small changes of the code the tests notice.
+"""Measure how many small changes (mutants) of the code the tests detect.
 
     uv run --with cosmic-ray python scripts/mutation.py --out mutation.json
-    uv run --with cosmic-ray python scripts/mutation.py --again mutation.json --out again.json   # its survivors alone
+    uv run --with cosmic-ray python scripts/mutation.py --again mutation.json --out again.json   # only its survivors
 
-The mutants are those of cosmic-ray and statements that are left out. One is drawn for each of `--count` places in the
-code, so that a place where cosmic-ray knows eleven mutants weighs no more than one where it knows one. Left out are
-annotations, which are never evaluated, `TYPE_CHECKING`, and `==` for `is` and the other way round, which differ for few
-values. The order is random, so that a measurement that is cut short is a sample, too.
+Mutants are the changes of cosmic-ray and removed statements. The script draws `--count` places in the code and one
+mutant for each, so a place with many mutants has the same weight as a place with one. It excludes annotations and
+`TYPE_CHECKING`, which tests never evaluate, and swaps of `==` and `is`, which differ for few values. The order is
+random, so an interrupted measurement is a random sample too.
 
-Each mutant stands in a copy of the package, and the tests of its module run in a process of their own, forked from one
-that has loaded the heavy libraries. A mutant is killed when a test fails, and also when its tests take more than
-`--limit` seconds, several times what they take of the code as it is: such a change makes them wait for ever.
+Each mutant is applied to a copy of the package. The tests of its module then run in a separate process, forked from one
+that has loaded the heavy libraries. A mutant is killed if a test fails, or if its tests take more than `--limit`
+seconds, several times their normal duration: such a mutant makes them wait forever.
 """
 
 from __future__ import annotations
@@ -116,17 +116,20 @@ TESTS = {
     ],
     "training/learner.py": [_DATA, _RESUME, "tests/test_faults.py", "-k", f"test_types or {_RECOVERED}"],
 }
-"""The tests of each module as pytest takes them: those that tell most in the least time."""
+"""Arguments of pytest for each module: the tests that detect most in the least time."""
 
 _HEAVY = ["numpy", "pandas", "pyarrow.parquet", "pydantic", "httpx", "torch", "tinker"]
 _EXAMPLES = 20
 _OPTIONS = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=line", "--timeout=40"]
-_OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # some are loaded before pytest could rewrite them
+_OPTIONS += [
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+]  # some modules are loaded before pytest can rewrite them
 _ALIKE = {f"core/ReplaceComparisonOperator_{name}" for name in ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")}
 
 
 class StatementRemover(Operator):
-    """Replace a statement that is a call, a `raise` or an assignment to an attribute or an item by `pass`."""
+    """Replace a call, a `raise` or an assignment to an attribute or an item by `pass`."""
 
     def mutation_positions(self, node):  # noqa: D102  cosmic-ray's protocol
         if node.type == "simple_stmt" and self._is_removable(node.children[0]):
@@ -150,7 +153,7 @@ class StatementRemover(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """The `occurrence`-th change that an operator makes in a module, which begins at `line` and `column`."""
+    """The `occurrence`-th change by an operator in a module, at `line` and `column`."""
 
     module: str
     operator: str
@@ -189,10 +192,10 @@ class _Places(MutationVisitor):
 
     def __init__(self, operator: Operator) -> None:
         super().__init__(-1, operator)
-        self.starts: list[tuple[int, int] | None] = []  # None where it would not be the same kind of thing
+        self.starts: list[tuple[int, int] | None] = []  # None for the star of a signature or a call
 
     def visit(self, node):
-        # The star of a signature or of a call is no product.
+        # The star of a signature or of a call is not a product.
         starred = node.type == "operator" and node.value in ("*", "**") and node.parent.type not in ("term", "power")
         self.starts += [None if starred else start for start, _ in self.operator.mutation_positions(node)]
         return node
@@ -214,7 +217,7 @@ def _unevaluated(source: str) -> list[ast.expr]:
 
 
 def mutants(module: str) -> Iterator[Mutant]:
-    """All mutants of a module."""
+    """Yield all mutants of a module."""
     source = (PACKAGE / module).read_text()
     spans = [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
@@ -230,7 +233,7 @@ def mutants(module: str) -> Iterator[Mutant]:
 
 
 def sample(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` places from all modules together, and a mutant for each."""
+    """Draw `count` places from all modules, and one mutant for each place."""
     places: dict[tuple[str, int, int], list[Mutant]] = {}
     for module in modules:
         for mutant in mutants(module):
@@ -241,10 +244,10 @@ def sample(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 def run_tests(paths: Sequence[str], overlay: Path, *, limit_s: float, log: Path) -> str:
-    """Run tests on the package in `overlay` until the first fails, in a process of their own."""
+    """Run tests on the package in `overlay` in a separate process, until the first failure."""
     child = os.fork()
     if child == 0:
-        os.setsid()  # so that whatever the tests leave behind ends with them
+        os.setsid()  # so that processes that the tests leave behind can be killed with them
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -297,11 +300,11 @@ def _try(mutant: Mutant, overlay: Path, *, limit_s: float) -> Result:
 def _replace(target: Path, text: str) -> None:
     target.write_text(text)
     for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
-        compiled.unlink()  # it is taken for that of a file of the same size and second
+        compiled.unlink()  # Python would use it for a file with the same size and time
 
 
 def report(results: Sequence[Result]) -> str:
-    """Return the diffs of the survivors, and a table by module."""
+    """Render the diffs of the survivors and a table of modules."""
     lines = [
         f"{result.mutant.module}:{result.mutant.line} {result.mutant.operator}\n{result.diff}\n"
         for result in results
@@ -317,21 +320,21 @@ def report(results: Sequence[Result]) -> str:
 
 
 def _check(modules: Sequence[str], overlay: Path) -> None:
-    """End unless the tests of these modules pass on the code as it is; a mutant that survives shows that as well."""
+    """Exit unless the tests of these modules pass on unchanged code. A module with a survivor needs no such check."""
     for paths in dict.fromkeys(tuple(TESTS[module]) for module in modules):
         if run_tests(paths, overlay, limit_s=1800, log=overlay / "log") != "survived":
-            sys.exit(f"{' '.join(paths)} do not pass, so they kill everything:\n{(overlay / 'log').read_text()}")
+            sys.exit(f"{' '.join(paths)} fail on unchanged code:\n{(overlay / 'log').read_text()}")
 
 
 def main() -> None:
-    """Draw mutants, try each, and report."""
+    """Draw mutants, test each, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--module", choices=TESTS, action="append", help="only of these modules")
-    parser.add_argument("--again", type=Path, help="only the survivors that an earlier measurement wrote")
-    parser.add_argument("--out", type=Path, default=Path("mutation.json"), help="gets the results")
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds that the tests of a mutant may take")
+    parser.add_argument("--module", choices=TESTS, action="append", help="use only this module; repeatable")
+    parser.add_argument("--again", type=Path, help="repeat only the survivors in this file of results")
+    parser.add_argument("--out", type=Path, default=Path("mutation.json"), help="output file of the results")
+    parser.add_argument("--limit", type=float, default=400.0, help="time limit of a mutant's tests in seconds")
     options = parser.parse_args()
     selected = sample(options.module or list(TESTS), options.count, options.seed)
     if options.again is not None:
@@ -342,9 +345,8 @@ def main() -> None:
     os.chdir(ROOT)
     for name in _HEAVY:
         importlib.import_module(name)
-    # What tests do not set themselves they take from the profile that is loaded before their own: the same examples for
-    # every mutant, and fewer than usual.
-    phases = (Phase.explicit, Phase.generate)  # that a test fails is enough: no simpler example is looked for
+    # Tests take from this profile what they do not set themselves: the same examples for every mutant, and few of them.
+    phases = (Phase.explicit, Phase.generate)  # a failure is enough, so examples are not simplified
     settings.register_profile("mutation", derandomize=True, database=None, max_examples=_EXAMPLES, phases=phases)
     settings.load_profile("mutation")
     results: list[Result] = []

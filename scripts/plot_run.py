@@ -2,7 +2,7 @@
 
     python scripts/plot_run.py ~/rlkit-runs/arithmetic-20260101-120000 --out docs/assets/reward-curve.svg
 
-Solid lines are the mean reward of training, dots the mean reward of evaluations.
+Lines show the mean reward of training, dots the mean reward of evaluations.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TRAINING, EVALUATION = "env/all/reward/mean", "eval/all/reward/mean"
 
 
 def curve(run: Path, key: str) -> tuple[list[int], list[float]]:
-    """Return the steps of a run, and its values of `key`."""
+    """Return the steps of a run that have the metric `key`, and its values."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     points = [(line["step"], line[key]) for line in lines if key in line]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def draw(runs: dict[str, Path], *, out: Path) -> None:
-    """Write the picture; SVG or PNG by the ending of its name."""
+    """Draw the runs to `out`, as SVG or PNG by its suffix."""
     mpl.rcParams.update(
         {"svg.hashsalt": "rlkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
     )
@@ -56,15 +56,17 @@ def draw(runs: dict[str, Path], *, out: Path) -> None:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="[LABEL=]RUN", help="directories of runs")
-    parser.add_argument("--out", type=Path, required=True, help="the picture, .svg or .png")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="[LABEL=]RUN", help="directories of runs, each with an optional label"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="output file, .svg or .png")
     arguments = parser.parse_args()
     runs = dict[str, Path]()
     for run_argument in arguments.runs:
         label, _, path = str(run_argument).rpartition("=")
         run = Path(path).expanduser()
         if not (run / "metrics.jsonl").is_file():
-            parser.error(f"{run} holds no metrics.jsonl")
+            parser.error(f"{run} has no metrics.jsonl")
         runs[label or run.name] = run
     draw(runs, out=arguments.out)
 
