@@ -48,22 +48,20 @@ _DATA = "tests/test_types.py"
 _JOURNAL = "tests/store/test_journal.py"
 _STORE = "tests/store/test_store.py"
 _RESUME = "tests/resume/test_resume.py"
-_PLAYED = "again_until or plays_them or in_flight or size or weights_that"
-_RECOVERED = (
-    "taken_again or checkpoint or last_step or stopped or for_a_while or nobody_waits or substeps or gone or newest"
-)
+_PLAYED = "retried_only or resume_retries or in_flight or size or weights_that"
+_RECOVERED = "replay or checkpoint or last_step or stopped or is_retried or unobserved or substeps or missing or newest"
 _STORED = [_STORE, "tests/resume/test_missing_files.py", _RESUME]
 _BATCHES = ["tests/algorithms/test_datums.py", "tests/algorithms/test_advantages.py"]
 TESTS = {
-    "store/__init__.py": [*_STORED, "-k", "not test_resume or pile_up or not_on_the or torn"],
-    "store/metadata.py": [*_STORED, "-k", "not test_resume or refused or is_named or started"],
+    "store/__init__.py": [*_STORED, "-k", "not test_resume or old_segments or on_the_disk or incomplete_record"],
+    "store/metadata.py": [*_STORED, "-k", "not test_resume or is_an_error or by_name or started or not_replaced"],
     "store/episode_redaction.py": [_STORE, "-k", "secret"],
     "tools/run_ending.py": ["tests/tools/test_run_ending.py"],
     "store/history.py": [
         _DATA,
         *_STORED,
         "-k",
-        "not test_resume or is_named or is_told or neither or torn or lost_draw or outlived",
+        "not test_resume or by_name or is_reported or damaged_record or incomplete or lost_draw",
     ],
     "store/codec.py": ["tests/store/test_group_scored.py", _JOURNAL, "-k", "scored or episode or json"],
     "store/table.py": [_DATA, _JOURNAL, "-k", "test_types or table or token"],
@@ -73,7 +71,7 @@ TESTS = {
         _STORE,
         _RESUME,
         "-k",
-        "test_files or test_store or line or is_named",
+        "test_files or test_store or line or by_name",
     ],
     "store/lock.py": ["tests/store/test_lock.py", _STORE],
     "algorithms/datums.py": [
@@ -85,11 +83,11 @@ TESTS = {
         "-k",
         "not test_advantages or together",
     ],
-    "algorithms/advantages.py": [_DATA, *_BATCHES, "-k", "not (whichever or run_learns or gone_on)"],
+    "algorithms/advantages.py": [_DATA, *_BATCHES, "-k", "not (failed_calls or run_learns or resumed_run)"],
     "algorithms/estimators.py": [
         "tests/algorithms/test_estimators.py",
         "-k",
-        "not (finite or order or constant_added or better or unit)",
+        "not (finite or order or constant_added or higher_reward or unit)",
     ],
     "rollout/player.py": [
         _DATA,
