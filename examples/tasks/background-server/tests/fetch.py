@@ -1,4 +1,4 @@
-"""Exit code 0 if the server gives the file."""
+"""Exit with code 0 if the server returns the file."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""Grade the form of the agent's replies: each correct part counts, so that a beginner can learn it.
+"""Grade the form of the agent's replies: each correct part counts, so that a small model can learn it.
 
-Only the agent's record is read, not the results of its commands.
+The script reads only the agent's record, not the results of its commands.
 """
 
 import json
@@ -13,7 +13,7 @@ FIELDS = ("analysis", "plan", "commands", "keystrokes", "duration")
 
 def of_reply(step):
     """Return scores of a reply's parts, from 0 to 1."""
-    if step.get("tool_calls"):  # its commands were understood
+    if step.get("tool_calls"):  # Terminus 2 parsed the commands
         return {"begins": 1.0, "fields": 1.0, "understood": 1.0}
     text = step.get("message") or ""
     named = sum(f'"{field}"' in text for field in FIELDS)

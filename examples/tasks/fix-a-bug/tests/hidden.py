@@ -1,8 +1,8 @@
-"""Exit code 0 if `merge` does what its docstring says.
+"""Exit with code 0 if `merge` does what its docstring says.
 
-The agent's function runs in a process of its own, as a user who can neither read these cases nor write a reward. Where
-there is only one user, it may write to no file and start no other process, and the cases are in this process's memory
-alone, which nobody may look into.
+The agent's function runs in a separate process, as a user who can neither read these cases nor write a reward. If there
+is only one user, the function cannot write files or start processes, and the cases are only in the memory of this
+process, which no other process may read.
 """
 
 import ast
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CASES = [  # an argument and its result
+CASES = [  # argument and result
     ([(1, 5), (3, 8)], [(1, 8)]),
     ([(1, 9), (2, 3)], [(1, 9)]),
     ([(3, 4), (1, 2), (6, 7)], [(1, 4), (6, 7)]),
@@ -48,7 +48,7 @@ def call(argument):
     """Return the result, and the argument after the call."""
     try:
         done = run(argument, user=NOBODY, group=NOBODY, extra_groups=[])
-    except PermissionError:  # where the sandbox belongs to a user, there are no others in it
+    except PermissionError:  # a sandbox that belongs to a user has no other users
         done = run(argument)
     return ast.literal_eval(done.stdout.splitlines()[-1])
 

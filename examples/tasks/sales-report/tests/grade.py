@@ -1,4 +1,4 @@
-"""Each number of the report that is right counts for itself; its form alone earns nothing."""
+"""Grade each number of the report separately; the form alone earns nothing."""
 
 import csv
 import json
