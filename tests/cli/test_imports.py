@@ -97,7 +97,10 @@ def test_defaults_of_the_cookbook_are_imported(rlkit: Callable[..., Any], tmp_pa
     assert config.track.wandb is None
     assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
     assert (config.rollouts.max_concurrent, config.envs["b"].max_failing_rollouts, config.steps) == (32, 0, 100)
-    assert "num_epochs: it trained without end, and this for 100 steps: say how long with `steps`" in result.stderr
+    assert (
+        "num_epochs: the cookbook has no limit, but this run has 100 steps; set the number with `steps`"
+        in result.stderr
+    )
 
 
 def test_missing_model_name_is_noted(rlkit: Callable[..., Any], tmp_path: Path) -> None:

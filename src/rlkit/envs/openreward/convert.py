@@ -112,7 +112,9 @@ def convert(old: Mapping[str, Json]) -> Conversion:
     at_once = old.get("max_rollout_concurrency") or _count(old, "max_active_tasks", _MAX_ACTIVE_TASKS)
     _set(new.settings, ("rollouts", "max_concurrent"), at_once)
     if old.get("num_epochs") is None:
-        new.notes.append("num_epochs: it trained without end, and this for 100 steps: say how long with `steps`")
+        new.notes.append(
+            "num_epochs: the cookbook has no limit, but this run has 100 steps; set the number with `steps`"
+        )
     return new
 
 
