@@ -316,14 +316,14 @@ def test_sampling_between_micro_batches_changes_neither_gradients_nor_samples(we
 
 def test_halted_training_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, done = Lanes(2), list[int]()
-    compute = Learner._micro_batch
+    compute = Learner._run_micro_batch
 
     def counted(*args: object, **kwargs: object) -> object:
         done.append(1)
         lanes.halt()
         return compute(*args, **kwargs)  # pyright: ignore[reportArgumentType] they are passed on as they came
 
-    monkeypatch.setattr(Learner, "_micro_batch", counted)
+    monkeypatch.setattr(Learner, "_run_micro_batch", counted)
     learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
     with pytest.raises(StoppedError, match="the engine was stopped"):
         learner.forward_backward(random_examples("ppo", [200] * 20), make_loss("ppo", {}))
@@ -338,7 +338,7 @@ def test_a_partial_gradient_of_a_failed_call_is_not_applied(
     adam = AdamSettings(1e-2, 0.9, 0.95, 1e-12, 0.0, 0.0)
     expected, learner = (Learner(weights, random_adapter(weights, LoraSettings(2)), lanes) for _ in "ab")
     before = learner.adapter.flat.clone()
-    compute, calls = Learner._micro_batch, iter(range(10))
+    compute, calls = Learner._run_micro_batch, iter(range(10))
 
     def failing(*args: object, **kwargs: object) -> object:
         if next(calls) == 2:
@@ -346,7 +346,7 @@ def test_a_partial_gradient_of_a_failed_call_is_not_applied(
         return compute(*args, **kwargs)  # pyright: ignore[reportArgumentType] they are passed on as they came
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
-        patch.setattr(Learner, "_micro_batch", failing)
+        patch.setattr(Learner, "_run_micro_batch", failing)
         learner.forward_backward(examples, loss)
     learner.forward_backward(examples[:1], loss)
     with pytest.raises(UsageError, match="a forward_backward of this step failed"):

@@ -305,7 +305,7 @@ def test_stop_waits_for_at_most_one_micro_batch(
     resolve: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running, computed = threading.Event(), list[float]()
-    compute = Learner._micro_batch  # pyright: ignore[reportPrivateUsage] a tiny model's would be too short to tell
+    compute = Learner._run_micro_batch  # pyright: ignore[reportPrivateUsage] a tiny model's would be too short to tell
 
     def slow(*args: Any, **kwargs: Any) -> object:
         running.set()
@@ -313,7 +313,7 @@ def test_stop_waits_for_at_most_one_micro_batch(
         computed.append(0.2)
         return compute(*args, **kwargs)
 
-    monkeypatch.setattr(Learner, "_micro_batch", slow)
+    monkeypatch.setattr(Learner, "_run_micro_batch", slow)
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         session_id = open_session(server)
         model_id = open_model(server, session_id)

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import cast, override
 
-_THREADS = 8
-"""More threads than the store uses, so that it is not blocked by hanging connections to a service."""
+_THREAD_COUNT = 8
+"""More threads than the store uses, so that hanging connections to a service do not block the store."""
 
 _GRACE_S = 3.0
 """Seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up."""
@@ -36,8 +36,8 @@ def run[T](main: Coroutine[object, object, T]) -> T:
 class DaemonThreadPool(ThreadPoolExecutor):
     """Pool of daemon threads for an event loop, abandoned at shutdown.
 
-    The standard library's executor waits for its threads at shutdown and again when the interpreter ends. An event loop
-    requires a subclass of it.
+    `ThreadPoolExecutor` waits for its threads at shutdown and again when the interpreter ends. It is the base class
+    only because an event loop requires a subclass of it.
 
     Args:
         count: number of threads; by default the same as in asyncio's default pool.
@@ -139,12 +139,12 @@ async def in_thread[*Ts, T](function: Callable[[*Ts], T], *args: *Ts) -> T:
     The event loop's default threads are reserved for environments: graders that block all of them must not delay the
     journal.
     """
-    return await asyncio.get_running_loop().run_in_executor(_threads(), function, *args)
+    return await asyncio.get_running_loop().run_in_executor(_shared_pool(), function, *args)
 
 
 @cache
-def _threads() -> DaemonThreadPool:
-    return DaemonThreadPool(_THREADS, name="rlkit")
+def _shared_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(_THREAD_COUNT, name="rlkit")
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_shared_pool.cache_clear)  # threads do not survive a fork

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 type Values = NDArray[np.float64]
 
 EQUAL = 1e-9
-"""Relative difference, to the largest reward, up to which two rewards are equal. It is far above the rounding errors of
-float64 sums, which no estimator must divide by, and far below differences that a grader intends."""
+"""Two rewards are equal if they differ by at most this fraction of the largest absolute reward. It is far above
+rounding errors, by which no estimator may divide, and far below differences that a grader intends."""
 
 
 def map_rewards(
     rewards: Values, formula: Callable[[Values], Values], *, in_reward_units: bool, valid: Bools | None = None
 ) -> Values:
-    """Return [G] advantages of valid episodes by a formula; 0 for other episodes, and for all if rewards are equal.
+    """Return [G] advantages: `formula` of the valid rewards, or 0 if these are equal; 0 for invalid rewards.
 
     Args:
         rewards: [G].
@@ -45,7 +45,7 @@ def map_rewards(
 
 
 def exponent(values: Values) -> int:
-    """Return e with |values| ≤ 2^e; scaling by 2^−e and back is exact."""
+    """Return the unit of values as an exponent e, |values| ≤ 2^e; scaling by 2^−e and back is exact."""
     return int(np.frexp(np.abs(values).max(initial=0.0))[1])
 
 

@@ -1,6 +1,6 @@
 """Resource leaks of rollouts: tasks, threads, open files and child processes.
 
-Invariant: only a resource whose count grows with every rollout is a leak, unlike pools, caches and shared connections.
+Invariant: a resource leaks if its count grows with every rollout; pools, caches and shared connections do not leak.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Usage of a Tinker service, and its price.
 
-Invariant: only answered requests count. A price is complete and has a date, or is absent.
+Invariant: only answered requests count. A price is complete or absent; a listed price has a date.
 """
 
 from __future__ import annotations

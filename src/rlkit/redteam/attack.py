@@ -41,9 +41,9 @@ async def attack_environment(
         seed: seed of the sample of tasks and of the random content of cheats.
         note: receives progress lines.
     """
-    if harbor := _draw_harbor_tasks(source, tasks=tasks, seed=seed):
-        folders = {task.task_id: task.path for task in harbor}
-        return await attack_folders(folders, harbor[0].settings.environment, note=note)
+    if harbor_tasks := _draw_harbor_tasks(source, tasks=tasks, seed=seed):
+        folders = {task.task_id: task.path for task in harbor_tasks}
+        return await attack_folders(folders, harbor_tasks[0].settings.environment, note=note)
     note(f"{name}: trying {len(REPLY_CHEATS)} cheats on up to {tasks} tasks")
     return await attack_replies(source, tasks=tasks, timeout_s=timeout_s, seed=seed)
 
@@ -66,7 +66,7 @@ async def attack_folders(
             )
         if counts[attempt.task_id] == len(TASK_CHEATS):
             done = sum(count == len(TASK_CHEATS) for count in counts.values())
-            note(f"{attempt.task_id}: {len(TASK_CHEATS)} cheats tried; {done} of {len(tasks)} tasks done")
+            note(f"{attempt.task_id}: all {len(TASK_CHEATS)} cheats done; {done} of {len(tasks)} tasks done")
 
     note(f"trying {len(TASK_CHEATS)} cheats on {len(tasks)} tasks, {jobs} trials at a time")
     return await attack_tasks(tasks, environment=environment, jobs=jobs, on_attempt=report_progress)

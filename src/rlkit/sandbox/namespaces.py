@@ -24,10 +24,10 @@ from rlkit.sandbox.spec import Spec, shared_paths
 from rlkit.sandbox.threads import in_thread
 from rlkit.types import Json
 
-_INSIDE = Path(__file__).parent
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first_process import main; main()"
-_START_S = 300.0  # only to detect hangs: a start is slow on a busy machine
-_END_S = 10.0
+_PACKAGE_FOLDER = Path(__file__).parent
+_START_PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first_process import main; main()"
+_START_LIMIT_S = 300.0  # only to detect hangs: a start is slow on a busy machine
+_END_LIMIT_S = 10.0
 
 OWNED_SOCKETS = WeakSet[socket.socket]()
 """Sockets to processes that live as long as this process holds the socket."""
@@ -37,8 +37,8 @@ class View(Commands):
     """A view of a sandbox: the same files and processes, and folders that no process of the sandbox can reach.
 
     Commands in the view see the sandbox's processes and can signal them. Processes of the sandbox cannot trace the
-    view's commands, nor signal them from version 6 of Landlock on. A view ends with its sandbox, and when another view
-    is opened.
+    view's commands; with Landlock 6 or later, they cannot signal them either. A view ends with its sandbox, and when
+    another view is opened.
     """
 
     async def close(self) -> None:
@@ -75,14 +75,14 @@ class Sandbox(Commands):
         """
         if sys.platform != "linux":
             raise MissingError("a local sandbox needs Linux: use a container engine or a cloud environment instead")
-        launching = asyncio.ensure_future(in_thread(_launch, spec))
+        launch = asyncio.ensure_future(in_thread(_launch, spec))
         try:
-            sandbox, groups = await asyncio.shield(launching)
+            sandbox, groups = await asyncio.shield(launch)
         except asyncio.CancelledError:
-            await (await launching)[0].stop()  # otherwise it would have no owner
+            await (await launch)[0].stop()  # the thread starts it anyway, and nobody else would stop it
             raise
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(_START_LIMIT_S):
                 message: dict[str, Json] = {}
                 while "ready" not in message:
                     message = await receive_message(sandbox._channel)
@@ -93,7 +93,7 @@ class Sandbox(Commands):
         except BaseException as error:
             await asyncio.shield(sandbox.stop())
             if isinstance(error, TimeoutError):
-                raise EnvironmentFault(f"a sandbox did not start within {_START_S:g} s") from None
+                raise EnvironmentFault(f"a sandbox did not start within {_START_LIMIT_S:g} s") from None
             raise
         sandbox._limits, sandbox.limit_descriptions = describe_limits(
             spec, groups, filtered=bool(message.get("filtered"))
@@ -126,11 +126,11 @@ class Sandbox(Commands):
         """End all processes of the sandbox, and remove it; may be called more than once.
 
         Args:
-            keep: destination of the written files, one folder per tree; must be on the file system of rlkit's cache.
+            keep: destination of the written files, one folder per tree of `spec`; on the file system of rlkit's cache.
         """
         self._views.close()  # first: the view's process then knows why its jobs end
         self._channel.close()
-        if not await _has_ended(self._process, _END_S):
+        if not await _has_ended(self._process, _END_LIMIT_S):
             self._process.kill()
         await in_thread(self._process.wait)
         for stream in self._background_streams:
@@ -150,12 +150,11 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
         views, remote_views = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with remote_owner, remote_views:
             numbers = (remote_owner.fileno(), remote_views.fileno())
-            arguments = [sys.executable, "-I", "-S", "-c", _START, str(_INSIDE), *map(str, numbers)]
-            # The sandbox can read this environment; a working directory elsewhere would block the folder's removal.
+            arguments = [sys.executable, "-I", "-S", "-c", _START_PROGRAM, str(_PACKAGE_FOLDER), *map(str, numbers)]
             process = subprocess.Popen(
                 arguments,
-                env=loader_environment(),
-                cwd="/",
+                env=loader_environment(),  # the sandbox can read it
+                cwd="/",  # any other folder could not be removed while the sandbox runs
                 pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -163,8 +162,8 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
                 start_new_session=True,  # Ctrl-C must reach the owner only, which needs the sandbox until a step ends
             )
         folder.add_resources((process.pid,))
-        with make_message_file(json.dumps(plan).encode()) as text:
-            socket.send_fds(owner, [b"?"], [text.fileno()])
+        with make_message_file(json.dumps(plan).encode()) as plan_file:
+            socket.send_fds(owner, [b"?"], [plan_file.fileno()])  # descriptors need at least one byte of data
     except BaseException:
         folder.remove()
         raise

@@ -120,17 +120,17 @@ class RunStore:
             table.write(path, groups, decode=decode)
         self.step = history.step
         self._journal = Journal(self.directory / "journal", segment=history.step + 1)
-        # All outstanding draws were made after the state that the sources are restored to.
+        # A lower bound: all outstanding draws were made after the state that the sources are restored to.
         self._segments = dict.fromkeys(history.outstanding, history.state_step + 1)
         self._draws = dict(history.outstanding)
         self._attempts = {draw: list(history.attempts.get(draw, [])) for draw in history.outstanding}
         return history
 
     def _check_tables(self, history: History) -> None:
-        """Check the tables of the steps that will be replayed, judging by the recorded checkpoints."""
-        newest, now_s = self.find_last_measured_step(history.step), time.time()
+        """Check the tables of the steps after the last usable checkpoint, which a resumed run replays."""
+        measured, now_s = self.find_last_measured_step(history.step), time.time()
         usable = (saved.step for saved in self.checkpoints() if saved.expires is None or saved.expires > now_s)
-        first = max((step for step in usable if step <= newest), default=0) + 1
+        first = max((step for step in usable if step <= measured), default=0) + 1
         for step in range(first, history.step + 1):
             path = table_path(self.directory, step)
             if step not in history.steps or path.exists():
@@ -173,9 +173,9 @@ class RunStore:
         for group in groups:
             recorded.append(make_group(self._draws.pop(group.draw), self._attempts.pop(group.draw, []), group))
             del self._segments[group.draw]
-        members = [{"draw": group.draw, "counts": group.is_trained, "size": group.size} for group in groups]
-        self._writer.append(RecordKind.STEP, codec.to_json({"step": self.step, "groups": members}).encode())
-        retried, self.metadata.retry_failed = self.metadata.retry_failed, False
+        group_fields = [{"draw": group.draw, "counts": group.is_trained, "size": group.size} for group in groups]
+        self._writer.append(RecordKind.STEP, codec.to_json({"step": self.step, "groups": group_fields}).encode())
+        was_retrying, self.metadata.retry_failed = self.metadata.retry_failed, False  # retries end with the step
         synced = asyncio.create_task(self._writer.sync())
         synced.add_done_callback(mark_retrieved)
         step, state_text, earlier_writes = self.step, codec.to_json(state), self._step_writes
@@ -188,7 +188,7 @@ class RunStore:
             with report_write_errors(self.directory):
                 await in_thread(lambda: table.write(table_path(self.directory, step), recorded, decode=self._decode))
                 await in_thread(files.write_text, state_path(self.directory, step), state_text)
-                if retried:
+                if was_retrying:
                     self.metadata.write()
             self._delete_before(oldest_segment)
 
@@ -219,7 +219,7 @@ class RunStore:
         """Write the remaining records and close the journal."""
         if self._journal is not None:
             try:
-                await asyncio.gather(self.flush(), return_exceptions=True)
+                await asyncio.gather(self.flush(), return_exceptions=True)  # a resumed run writes missing tables
             finally:
                 journal, self._journal = self._journal, None
                 await journal.close()
@@ -248,7 +248,7 @@ class RunStore:
         return jsonl.read_metrics(self.directory / "metrics.jsonl")
 
     def find_last_measured_step(self, step: int) -> int:
-        """Return the last step up to `step` before which no metrics are missing; 0 for none."""
+        """Return the last step, at most `step`, up to which every step has metrics; 0 for none."""
         first = min({1} | self.measured_steps)  # step 0 has metrics if the initial weights are evaluated
         gaps = (number for number in range(first, step + 1) if number not in self.measured_steps)
         return max(next(gaps, step + 1) - 1, 0)

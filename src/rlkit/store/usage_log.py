@@ -25,7 +25,7 @@ class UsageLog:
     def __init__(self, directory: Path, budget: Budget) -> None:
         self._directory = directory
         self._budget = budget
-        self._written_s = budget.seconds
+        self._written_s = budget.seconds  # working time of the run at the last record
 
     def write(self) -> None:
         """Record the usage; raise `RunFailed` if it cannot be written."""

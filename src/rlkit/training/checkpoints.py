@@ -34,7 +34,7 @@ class CheckpointSaver:
     Args:
         delete: deletes the weights at a `tinker://` path.
         now: returns seconds since the epoch.
-        newest: newest checkpoint of the weights that the service trains.
+        newest: newest checkpoint of this training, without those that the service lost.
     """
 
     config: CheckpointConfig
@@ -48,12 +48,12 @@ class CheckpointSaver:
     newest: Checkpoint | None = None
     _requests: Counter[int] = field(default_factory=Counter[int])
     _lost_states: set[str] = field(default_factory=set[str])
-    _has_missed: bool = False
+    _last_save_failed: bool = False
     _recording: asyncio.Task[None] | None = None
     _deletions: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
 
     def resume_from(self, step: int, *, newest_tried: int) -> None:
-        """Record that weights of a step were loaded; the service lost later checkpoints up to `newest_tried`."""
+        """Record that the weights of `step` were loaded, and that later checkpoints up to `newest_tried` are lost."""
         recorded = self.store.checkpoints()
         self._lost_states |= {saved.state for saved in recorded if step < saved.step <= newest_tried}
         self.newest = next((saved for saved in reversed(self.usable) if saved.step == step), None)
@@ -74,13 +74,13 @@ class CheckpointSaver:
         Weights that are evaluated are saved, too, if the run selects the best weights.
         """
         every = self.config.every
-        is_due = bool(every) and (step % every == 0 or self._has_missed)
+        is_due = bool(every) and (step % every == 0 or self._last_save_failed)
         is_candidate = is_evaluated and self.selection.criterion.metric is not None
         return self.request(learner, step) if is_due or is_candidate else None
 
     def record(self, step: int, pending: PendingCheckpoint) -> None:
         """Record a requested checkpoint once it is saved; a failure is only reported."""
-        self._has_missed = False
+        self._last_save_failed = False
         self._recording = asyncio.create_task(self._record_later(self._recording, step, pending))
 
     async def is_saved(self, step: int) -> bool:
@@ -134,7 +134,7 @@ class CheckpointSaver:
         try:
             self._record(step, *await self.watch.call(lambda: pending, "saving a checkpoint"))
         except RlkitError as error:
-            self._has_missed = True
+            self._last_save_failed = True
             self.trackers.on_note(f"the checkpoint of step {step} could not be saved: {error}")
 
     def _record(self, step: int, state: str, sampler: str) -> None:

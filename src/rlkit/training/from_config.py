@@ -23,7 +23,7 @@ from rlkit.types import Floats, Prompt
 
 
 def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
-    """Return the limits on the groups that a run starts; `is_repeatable`: equal requests get equal answers."""
+    """Return the limits on the groups of a run; `is_repeatable`: equal requests to the service get equal answers."""
     return SupplyLimits(
         groups=config.batch.groups,
         steps=config.step_count,
@@ -56,7 +56,7 @@ def make_preparation(
 
     Args:
         estimators: estimators by name of the environment.
-        reference: reference of the KL penalty; None without a penalty.
+        reference: computes log-probabilities by the reference of the KL penalty; None without a penalty.
     """
     batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
     penalties = {

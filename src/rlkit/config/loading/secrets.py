@@ -31,7 +31,7 @@ CREDENTIAL_SHAPES = re.compile(
         | xox[abeoprs]-[A-Za-z0-9\-]{10,}             # Slack
         | AIza[A-Za-z0-9_\-]{30,}                     # Google
       )
-      # JSON web token. The search starts only at the beginning of a run of token characters, to avoid quadratic time;
+      # JSON web token. To avoid quadratic time, a match starts only where a run of letters, digits, _ and - starts;
       # characters of the run before the token are redacted, too.
       | (?<![A-Za-z0-9_\-]) (?=[A-Za-z0-9_\-]++\.[A-Za-z0-9_\-]{8,}+\.)
         [A-Za-z0-9_\-]*? (?<![A-Za-z0-9]) eyJ[A-Za-z0-9_\-]{8,}+\.[A-Za-z0-9_\-]{8,}+\.[A-Za-z0-9_\-]*+
@@ -42,10 +42,10 @@ CREDENTIAL_SHAPES = re.compile(
 )
 
 ALWAYS_SECRET = frozenset({"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
-"""Words that mark a key: a long literal under it is a secret, and a short literal if it mixes letters and digits."""
+"""Words in the name of a field: a long literal is then a secret, and a short literal if it mixes letters and digits."""
 
 OFTEN_SECRET = frozenset({"key", "token"})
-"""Words that mark a key (`token`, not `tokens`): a long literal under it is a secret if it looks random."""
+"""Words in the name of a field (`token`, not `tokens`): a long literal is then a secret if it looks random."""
 
 PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$]{8,}")
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
@@ -53,16 +53,15 @@ WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 SHORTEST_SECRET_CHARS = 6
 """Minimum length of a secret; a shorter literal is a setting, such as `auth: basic`."""
 
-_OFTEN_TEXT = frozenset({"key", "keys", "token", "tokens"})
-"""Last words that mark a key only after a word of `_BEFORE_KEYS`: `api_key`, but not `answer_key`."""
+_AMBIGUOUS_WORDS = frozenset({"key", "keys", "token", "tokens"})
+"""Last words of a secret field only after a word of `_CREDENTIAL_QUALIFIERS`: `api_key`, but not `answer_key`."""
 
-_KEY_OR_TOKEN = re.compile("key|token")
-_BEFORE_KEYS = frozenset(
+_CREDENTIAL_QUALIFIERS = frozenset(
     {"access", "account", "admin", "api", "auth", "bearer", "bot", "client", "encryption", "hf", "license", "openai"}
     | {"anthropic", "personal", "private", "refresh", "secret", "service", "session", "signing", "tinker", "wandb"}
 )
 
-REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
+REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")  # ${NAME} or ${NAME:-default}; group 1: default
 
 
 def redact(text: str, *, hidden: Iterable[str] = ()) -> str:
@@ -112,7 +111,7 @@ def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
     warnings = list[str]()
     for keys, node in scalars(from_python(args)):
         key = next(key for key in reversed(keys) if isinstance(key, str))
-        if isinstance(node.value, str) and _is_literal_secret(key, node.value):
+        if isinstance(node.value, str) and _may_be_secret(key, node.value):
             warnings.append(
                 f"{'.'.join([field, *map(str, keys)])} looks like a literal secret, and is recorded with the run: "
                 "write ${NAME} instead, and set NAME in the environment or in .env"
@@ -120,17 +119,18 @@ def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
     return warnings
 
 
-def _is_literal_secret(key: str, text: str) -> bool:
+def _may_be_secret(key: str, text: str) -> bool:
+    """Return whether `text` is probably a secret, judged by the last word of `key`; broader than `is_secret`."""
     literal = REFERENCE.sub(lambda reference: reference[1] or "", text)
     if is_secret("", literal):
         return True
     words = [word.lower() for word in WORDS.findall(key) if not word.isdigit()]
-    if words and words[-1] in _OFTEN_TEXT:
-        is_secret_key = bool(_BEFORE_KEYS.intersection(words[:-1]))
+    last = words[-1] if words else ""
+    if last in _AMBIGUOUS_WORDS:
+        is_secret_key = bool(_CREDENTIAL_QUALIFIERS.intersection(words[:-1]))
     else:
-        # excludes `tokenizer` and `monkey`
-        is_sure = bool(words) and not _KEY_OR_TOKEN.search(words[-1]) and is_secret_name(words[-1])
-        is_secret_key = is_sure or bool(ALWAYS_SECRET.intersection(words[-1:]))
+        # `is_secret_name` also matches words that only contain `key` or `token`, such as `tokenizer` and `monkey`.
+        is_secret_key = last in ALWAYS_SECRET or ("key" not in last and "token" not in last and is_secret_name(last))
     return is_secret_key and len(literal) >= SHORTEST_SECRET_CHARS and not any(map(str.isspace, literal))
 
 

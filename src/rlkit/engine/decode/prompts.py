@@ -20,12 +20,12 @@ from rlkit.engine.model.ops import matmul, pad_rows
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights
 
-_HEAD_ROWS = 64
+_HEAD_ROWS = 64  # positions per product with the output layer; bounds the memory of logits [n, V]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefilledPrompt:
-    """A prompt's last logits [V], and its keys and values [layers, K, P, D]."""
+    """A prompt's last logits [V], keys and values [layers, kv_heads, P, D], and the scores for each request."""
 
     logits: Tensor
     keys: Tensor
@@ -59,12 +59,12 @@ def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list
 
 
 def compute_logits(weights: Weights, hidden: Tensor) -> Tensor:
-    """Return logits [n, V] float32 of `hidden [n, E]`, with weights made for sampling."""
+    """Return logits [n, V] float32 of `hidden [n, E]`; `weights` come from `make_sampling_weights`."""
     return matmul(pad_rows(hidden), weights.output)[: len(hidden)].float()
 
 
 def top_tokens(logprobs: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the k likeliest tokens of each row of `logprobs [n, V]`, in order, and their log-probabilities, [n, k]."""
+    """Return ids and log-probabilities, [n, min(k, V)], of the likeliest tokens in each row of `logprobs`, in order."""
     top = torch.topk(logprobs, min(k, logprobs.shape[-1]), dim=-1)
     return top.indices.to(torch.int32).cpu().numpy(), top.values.cpu().numpy()
 
@@ -75,7 +75,8 @@ def _score_prompt(weights: Weights, hidden: Tensor, request: SampleRequest) -> P
     scores = _empty_scores(request)
     if first >= length:
         return scores
-    random = np.random.Generator(np.random.Philox(key=np.array([request.seed % 2**64, 2**64 - 1], dtype=np.uint64)))
+    key = np.array([request.seed % 2**64, 2**64 - 1], dtype=np.uint64)  # the second word of a sample's key is 0
+    random = np.random.Generator(np.random.Philox(key=key))
     for start in range(first, length, _HEAD_ROWS):
         end = min(start + _HEAD_ROWS, length)
         # The token at a position is predicted by the position before it.
@@ -93,7 +94,7 @@ def _score_prompt(weights: Weights, hidden: Tensor, request: SampleRequest) -> P
 
 
 def _score_rows(scores: PromptScores, request: SampleRequest, logprobs: Tensor, start: int) -> None:
-    """Fill in the scores of positions `start …` from `logprobs [n, V]`."""
+    """Fill in the scores of positions `start …` from `logprobs [n, V]`; `targets` has no row for position 0."""
     end = start + len(logprobs)
     first = max(start, request.report_start)
     if first < end:

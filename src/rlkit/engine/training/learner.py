@@ -1,11 +1,11 @@
 """Gradients and optimiser steps of one LoRA model.
 
 Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it. The same
-calls in the same order give the same bits, for any number of lanes. After a failed call, whose gradient is partial,
+calls in the same order give the same bits, for any number of threads. After a failed call, whose gradient is partial,
 `step` raises an error.
 
-Memory is bounded for any batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, and the backward
-pass of a micro-batch ends before the next micro-batch of its share starts.
+Memory is bounded for any batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, and at most
+`_SHARES` micro-batches are computed at a time, each from its forward pass to the end of its backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlkit.engine.training.losses import LOSSES, SEQUENCE, Loss, sequence_log_ra
 from rlkit.engine.training.packing import Example, MicroBatch, micro_batches
 from rlkit.errors import UsageError
 
-# Shares of the micro-batches, each with its own gradient: a fixed number, so that lanes do not change the sum's bits.
+# Number of shares of the micro-batches, each with its own gradient. It is fixed: the bits of their sum depend on it.
 _SHARES = 2
 _TO_GO = "training sequences to go"
 
@@ -101,9 +101,9 @@ class Learner:
         self._output = weights.output  # computed here once, not in each lane
         self._lanes = lanes
         self._batch_tokens = batch_limits(device).train_tokens
-        self._adapters = [self._share_adapter(gradient) for gradient in self.gradients]
+        self._adapters = [self._make_share_adapter(gradient) for gradient in self.gradients]
 
-    def _share_adapter(self, gradient: Tensor) -> Adapter:
+    def _make_share_adapter(self, gradient: Tensor) -> Adapter:
         """Make an adapter on the same memory whose matrices are autograd leaves with gradients in `gradient [P]`."""
         config, settings = self.adapter.config, self.adapter.settings
         share = Adapter(config, settings, self.adapter.flat, trainable=True)
@@ -146,9 +146,9 @@ class Learner:
         steps = self.steps + 1
         mean = self.moments[0].lerp(gradient, 1 - settings.beta1)
         square = (self.moments[1] * settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
-        unbiased_root = (square / (1 - settings.beta2**steps)).sqrt_().add_(settings.eps)
+        denominator = (square / (1 - settings.beta2**steps)).sqrt_().add_(settings.eps)
         flat = self.adapter.flat * (1 - settings.learning_rate * settings.weight_decay)
-        flat.addcdiv_(mean, unbiased_root, value=-settings.learning_rate / (1 - settings.beta1**steps))
+        flat.addcdiv_(mean, denominator, value=-settings.learning_rate / (1 - settings.beta1**steps))
         if not bool(torch.isfinite(flat).all()) or not bool(torch.isfinite(square).all()):
             raise UsageError(
                 f"optim_step: with learning_rate {settings.learning_rate} and weight_decay {settings.weight_decay} the "
@@ -179,7 +179,7 @@ class Learner:
             self._gradient_is_partial |= backward
             raise
         finally:
-            self._activity.add(_TO_GO, sum(len(share.logprobs) for share in shares) - len(examples))
+            self._activity.add(_TO_GO, sum(len(share.logprobs) for share in shares) - len(examples))  # not run
         logprobs = ChainMap(*(share.logprobs for share in shares))
         total = math.fsum(loss for share in shares for loss in share.losses)
         return LossOutput([logprobs[i] for i in range(len(examples))], total)
@@ -191,7 +191,7 @@ class Learner:
         while share.waiting:
             self._lanes.raise_if_halted()
             batch = share.waiting.popleft()
-            logp, losses = self._micro_batch(share, batch, examples, loss, backward=backward)
+            logp, losses = self._run_micro_batch(share, batch, examples, loss, backward=backward)
             share.losses.append(float(losses.sum(dtype=torch.float64)))
             values, start = logp.cpu().numpy(), 0
             for packed in batch.examples:
@@ -203,12 +203,12 @@ class Learner:
             if scheduler is not None and scheduler.should_yield:
                 return
 
-    def _micro_batch(
+    def _run_micro_batch(
         self, share: _Share, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and losses, [Q] each, of the targets of the micro-batch's examples in order."""
         device = self.weights.embedding.device
-        targets = _targets(batch, examples, device)
+        targets = _concatenate_targets(batch, examples, device)
         # Skip the backward pass if all advantages are 0, as in a group of equal rewards.
         backward = backward and _may_have_gradient(loss, targets)
         with torch.set_grad_enabled(backward):
@@ -246,7 +246,7 @@ class _Share:
     losses: list[float] = field(default_factory=list[float])
 
 
-def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:
+def _concatenate_targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:
     pairs = [(packed.rows, examples[packed.index]) for packed in batch.examples]
 
     def concatenate(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
@@ -258,7 +258,7 @@ def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.devic
 
 
 def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence[Example], logp: Tensor) -> Targets:
-    """Add the log-ratio of its sequence to each target."""
+    """Add to each target the log-ratio of its sequence."""
     sizes = [examples[packed.index].targets.size for packed in batch.examples]
     ends = np.cumsum(sizes).tolist()
     ratios: list[Tensor] = []
@@ -301,4 +301,4 @@ def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig)
 
 def _may_have_gradient(loss: Loss, targets: Targets) -> bool:
     factor = targets.inputs.get("weights" if loss.name == "cross_entropy" else "advantages")
-    return loss.name == "dro" or factor is None or bool(factor.any())
+    return loss.name == "dro" or factor is None or bool(factor.any())  # dro has a quadratic term, too

@@ -31,13 +31,13 @@ type Length = Annotated[int, Field(ge=1)]
 type Commits = Mapping[str, str]
 """Commit by repository, where it differs from the catalogue's."""
 
-_QUESTIONS = ("question", "problem", "prompt")
+_QUESTION_COLUMNS = ("question", "problem", "prompt")
 """Columns that may hold the questions of a file in `exclude`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ProblemSource:
-    """Problems with the name of their dataset for messages and task ids, and its entry in the catalogue."""
+    """Problems, the name of their dataset in messages and task ids, and its catalogue entry (empty for a file)."""
 
     name: str
     problems: Iterator[Problem | None]
@@ -71,16 +71,16 @@ def maths(
     policies: Policies | None = None,
     grader: RewardFunction | None = None,
     revision: str | None = None,
-    pin: PinTasks = lambda now: now,
+    pin: PinTasks = lambda current: current,
     note: Note = lambda message: None,
 ) -> Sequence[MathProblem]:
     r"""Return the problems of a dataset or of a file as tasks; `docs/maths.md` describes every argument.
 
     Args:
         dataset: name in the catalogue. With `path` too, the file has the columns of that dataset.
-        split: by default `train`, or `test` if there is no `train`. With `test_share`, `train` or `test`.
+        split: by default `train`, or `test` if there is no `train`. Required with `test_share`: `train` or `test`.
         exclude: sets whose questions are excluded: `name`, `name:split`, or a file; by default those of the catalogue.
-        pin: maps the commits of datasets without a fixed commit to those recorded when the run began.
+        pin: replaces the newest commits of datasets without a fixed commit by those recorded when the run began.
 
     Raises:
         UsageError: an argument makes no sense, a file cannot be read, or no problem is left.
@@ -98,7 +98,7 @@ def maths(
     )
     excluded = _read_questions(source.dataset.exclude if exclude is None else exclude, commits, note)
     counts = SelectionCounts()
-    is_gradable = bool if grader is not None else validate
+    is_gradable = bool if grader is not None else validate  # a custom grader takes any answer that is not empty
     problems = select(source.problems, selection, excluded=excluded, is_gradable=is_gradable, counts=counts)
     if not problems:
         raise UsageError(f"no problem of {source.name} is left: {counts}")
@@ -124,7 +124,7 @@ def _open_source(
     if path is not None:
         default = next(iter(dataset.splits.values()))[0].columns if dataset.splits else Columns("question", "answer")
         if split is not None and not test_share and split not in dataset.splits:
-            raise UsageError(f"split: {path} has no split {split!r}; set test_share, or leave it out")
+            raise UsageError(f"split: {path} has no split {split!r}; set test_share, or leave out split")
         file_columns = replace(default, **columns)  # pyright: ignore[reportArgumentType]  texts, checked as arguments
         problems = read_problems(read_rows(path), file_columns, where=f"path: {path}")
         return _ProblemSource(_join_split(name or path.stem, split), problems, dataset)
@@ -133,30 +133,29 @@ def _open_source(
         raise UsageError(f"{next(iter(columns))}: has no effect: the columns of the dataset {name} are fixed")
     if test_share and len(dataset.splits) > 1:
         raise UsageError(f"test_share: {name} has splits of its own: {', '.join(dataset.splits)}")
-    table_split = next(iter(dataset.splits)) if split is None or test_share else split
-    return _ProblemSource(
-        _join_split(name, split or table_split), _read_split(name, table_split, commits, note), dataset
-    )
+    catalogue_split = next(iter(dataset.splits)) if split is None or test_share else split
+    problems = _read_split(name, catalogue_split, commits, note)
+    return _ProblemSource(_join_split(name, split or catalogue_split), problems, dataset)
 
 
 def _resolve_commits(name: str | None, exclude: Sequence[str] | None, revision: str | None, pin: PinTasks) -> Commits:
-    """Return the commits of repositories without one in the catalogue, and that of `revision`."""
+    """Return the commits of repositories that the catalogue does not fix, and the commit that `revision` selects."""
     if revision is not None and name is None:
         raise UsageError("revision: has no effect on a file; it selects a commit of a dataset on the hub")
-    pinned = dict[str, str]()
+    selected = dict[str, str]()
     if revision is not None and not re.fullmatch("[0-9a-f]{40}", revision):
         raise UsageError(f"revision: {revision!r} is not a commit of 40 hexadecimal digits; a branch may move")
     if name is not None and revision is not None:
         repositories = {table.repository for table in _list_tables(name)}
         if len(repositories) > 1:
             raise UsageError(f"revision: {name} has several repositories: {', '.join(sorted(repositories))}")
-        pinned = dict.fromkeys(repositories, revision)
+        selected = dict.fromkeys(repositories, revision)
     sets = [*([] if name is None else [name]), *(dataset.partition(":")[0] for dataset in exclude or ())]
-    names = DATASETS.keys() & sets
-    unpinned = {table.repository for name in names for table in _list_tables(name) if not table.revision} - set(pinned)
+    tables = chain.from_iterable(map(_list_tables, DATASETS.keys() & sets))
+    unpinned = {table.repository for table in tables if not table.revision}.difference(selected)
     newest = {repository: newest_commit(repository) for repository in sorted(unpinned)}
-    commits = cast("Commits", pin(dict[str, Json](newest))) if newest else newest
-    return {**newest, **commits, **pinned}
+    recorded = cast("Commits", pin(dict[str, Json](newest))) if newest else newest
+    return {**newest, **recorded, **selected}
 
 
 def _list_tables(name: str) -> Iterator[Table]:
@@ -208,9 +207,9 @@ def _read_questions(sets: Sequence[str], commits: Commits, note: Note) -> set[st
 
 def _read_file_questions(path: Path) -> Iterator[str]:
     for row in read_rows(path):
-        column = next((name for name in _QUESTIONS if name in row), None)
+        column = next((name for name in _QUESTION_COLUMNS if name in row), None)
         if column is None:
-            raise UsageError(f"exclude: {path} has no column {' or '.join(_QUESTIONS)}")
+            raise UsageError(f"exclude: {path} has no column {' or '.join(_QUESTION_COLUMNS)}")
         yield str(row[column])
 
 

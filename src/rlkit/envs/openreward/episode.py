@@ -46,13 +46,13 @@ async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
         messages = _with_system(messages, settings.system_prompt)
     episode = Episode(messages, tools)
     reason = await _loop(session, policy, settings, episode)
-    compared = settings.group_score != "off" and await session.scores_groups()
-    reward = settings.reward.compute(episode.rewards, finished=episode.finished, compared=compared)
+    is_group_scored = settings.group_score != "off" and await session.scores_groups()
+    reward = settings.reward.compute(episode.rewards, finished=episode.finished, is_group_scored=is_group_scored)
     info: dict[str, Json] = {
         "ended": reason,
         "rewards": list(episode.rewards),
         "messages": make_readable(episode.messages),
-        "compared": compared,
+        "compared": is_group_scored,
     }
     return Outcome(reward, _metrics(episode, reason), info, truncated=reason in _CUT_SHORT)
 

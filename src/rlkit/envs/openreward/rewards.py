@@ -37,14 +37,14 @@ class RewardRule:
         if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
             raise UsageError(f"min_reward: {self.minimum:g} is above max_reward, {self.maximum:g}")
 
-    def compute(self, rewards: Sequence[float | None], *, finished: bool, compared: bool = False) -> float:
+    def compute(self, rewards: Sequence[float | None], *, finished: bool, is_group_scored: bool = False) -> float:
         """Return the reward of an episode.
 
         An unfinished episode without rewards has reward 0, because the model did not solve the task.
 
         Args:
             rewards: rewards of its calls; None for a call without one.
-            compared: True if its group will be scored, so that the episode needs no reward before.
+            is_group_scored: True if its group will be scored, so that the episode needs no reward before.
 
         Raises:
             EnvironmentFault: the environment ended it without any reward.
@@ -52,7 +52,7 @@ class RewardRule:
         values = [reward for reward in rewards if reward is not None]
         if not finished and self.nonterminal is not None:
             values.append(self.nonterminal)
-        if not values and finished and not compared:
+        if not values and finished and not is_group_scored:
             raise EnvironmentFault("the environment ended the episode without any reward")
         return self.clip(_reduce(values, self.reduction) if values else 0.0)
 

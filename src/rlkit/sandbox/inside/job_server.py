@@ -34,7 +34,7 @@ class JobServer:
         """Join the namespaces in which this server's jobs run; called in the job's process."""
 
     def handle(self, request: job.Request, status: socket.socket) -> bool:
-        """Answer a request that needs no process of its own; return True if it was answered."""
+        """Answer a request on `status` if it needs no process of its own; return True if it was answered."""
         return False
 
     def is_ending(self) -> bool:
@@ -45,7 +45,7 @@ class JobServer:
         """End this process, because the owner is gone."""
         os._exit(0)
 
-    def note_end(self, pid: int, status: int) -> None:
+    def note_end(self, pid: int, wait_status: int) -> None:
         """Handle the end of a child process that is not a job."""
 
     def serve(self) -> None:
@@ -95,7 +95,7 @@ class JobServer:
             self.owner.close()
             for other in self._jobs.values():
                 other.close()
-            job.run_request(request, status, streams, self._prepare_job)
+            job.run_request(request, status, streams, self._prepare_job)  # never returns
         self._jobs[pid] = status
         self._poll.register(status, select.POLLIN)
 
@@ -109,18 +109,18 @@ class JobServer:
     def _reap(self) -> None:
         while True:
             try:
-                pid, code = os.waitpid(-1, os.WNOHANG)
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             status = self._jobs.pop(pid, None)
             if status is None:
-                self.note_end(pid, code)
+                self.note_end(pid, wait_status)
                 continue
             with suppress(KeyError):
                 self._poll.unregister(status)
-            exit_code = os.waitstatus_to_exitcode(code)
+            exit_code = os.waitstatus_to_exitcode(wait_status)
             if not self.is_ending():
                 send_message(status, {"exit": exit_code if exit_code >= 0 else 128 - exit_code})
             status.close()
@@ -155,7 +155,8 @@ def write(path: str, text: str) -> None:
 
 def describe(error: OSError) -> str:
     """Return the text of an error, with its file."""
-    return error.strerror + (f": {error.filename}" if error.filename else "") if error.strerror else str(error)
+    file = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror}{file}" if error.strerror else str(error)
 
 
 def note_signal(number: int, frame: object) -> None:

@@ -72,10 +72,10 @@ class ViewServer(JobServer):
     def close(self) -> None:
         """Do nothing: `note_end` ends this process with the first process, which has the same owner."""
 
-    def note_end(self, pid: int, status: int) -> None:
+    def note_end(self, pid: int, wait_status: int) -> None:
         """End this process with the first process."""
         if pid == self._first:
-            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+            os._exit(os.waitstatus_to_exitcode(wait_status) & 0xFF)
 
     def _open(self, view: job.View) -> int:
         """Build a view, and return a descriptor of its mount namespace."""

@@ -1,7 +1,7 @@
 """Programs on the machines of a Ray cluster, with the same isolation layers as on this machine.
 
-Invariant: a program runs in a fork of its machine's server, never in a Ray worker. Ray only schedules programs and
-transfers their parsed results, which are numbers and text.
+Invariant: a program runs in a fork of the server that a Ray worker starts, never in the worker. Ray only schedules
+programs and transfers their parsed results, which are numbers and text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlkit.sandbox.runners.programs import Isolation, Level, Program, ProgramLim
 if TYPE_CHECKING:
     from types import ModuleType
 
-type _Setting = tuple[int, Level | None, tuple[str, ...]]
+type _ServerSettings = tuple[int, Level | None, tuple[str, ...]]
 """Settings of a worker's server: processors, minimum isolation, and preloaded modules."""
 
 type _ResultFields = tuple[ProgramOutcome, NDArray[np.float64] | None, str, str, float, float]
@@ -62,14 +62,14 @@ class RayRunner:
         preload: Sequence[str] = PRELOADED,
     ) -> None:
         self._ray = _connect()
-        self._settings: _Setting = (cpus, min_isolation, tuple(preload))
-        self._slots = workers
+        self._settings: _ServerSettings = (cpus, min_isolation, tuple(preload))
+        self._slots = workers or 2**20  # practically unlimited
         self._semaphore: asyncio.Semaphore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def isolation(self) -> Isolation:
         """Return the isolation on the machine that answers first; see `CodeRunner`."""
-        layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._call(_isolation, self._settings))
+        layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._call(_probe_worker, self._settings))
         return Isolation.of(layers, notes)
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
@@ -77,7 +77,7 @@ class RayRunner:
         arrays = {name: np.asarray(array, np.float64) for name, array in program.arrays.items()}
         fields = (program.source, program.entry, dict(program.arguments), arrays, dict(program.helpers))
         async with self._concurrency_limit():
-            result = await self._call(_run, self._settings, fields, limits)
+            result = await self._call(_run_in_worker, self._settings, fields, limits)
         return ProgramResult(*cast("_ResultFields", result))
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class RayRunner:
     def _concurrency_limit(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
         if self._semaphore is None or self._loop is not loop:
-            self._semaphore, self._loop = asyncio.Semaphore(self._slots or 1 << 20), loop
+            self._semaphore, self._loop = asyncio.Semaphore(self._slots), loop
         return self._semaphore
 
     async def _call(self, function: Callable[..., object], *arguments: object) -> object:
@@ -121,21 +121,21 @@ def _connect() -> ModuleType:
 
 
 @cache
-def _server(setting: _Setting) -> ForkServer:
+def _server(settings: _ServerSettings) -> ForkServer:
     """Return the server of this Ray worker, which runs one program at a time."""
-    cpus, min_isolation, preload = setting
+    cpus, min_isolation, preload = settings
     return ForkServer(workers=1, cpus=cpus, min_isolation=min_isolation, preload=preload)
 
 
-def _isolation(setting: _Setting) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    isolation = asyncio.run(_server(setting).isolation())
+def _probe_worker(settings: _ServerSettings) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    isolation = asyncio.run(_server(settings).isolation())
     return isolation.layers, dict(isolation.notes)
 
 
-def _run(
-    setting: _Setting,
+def _run_in_worker(
+    settings: _ServerSettings,
     fields: tuple[str, str, dict[str, float], dict[str, NDArray[np.float64]], dict[str, str]],
     limits: ProgramLimits,
 ) -> _ResultFields:
-    result = asyncio.run(_server(setting).run(Program(*fields), limits))
+    result = asyncio.run(_server(settings).run(Program(*fields), limits))
     return result.outcome, result.value, result.error, result.stdout, result.seconds, result.cpu_s
