@@ -19,7 +19,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="CPU threads of the model; one per core by default.")
+        int | None,
+        typer.Option(
+            min=1, max=1024, help="CPU threads of the model; by default one per core, or one for a small model."
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device of the models: cpu or cuda; by default cuda if available.")

@@ -88,7 +88,7 @@ class ServiceConfig(Section):
     """Time limit in seconds for opening the first session, with retries. A minute is enough for a restart of the
     service, and short enough to report a wrong address soon."""
     engine_threads: Positive | None = None
-    """CPU threads of the embedded engine; null for one per core."""
+    """CPU threads of the embedded engine; null for one per core, or one for a small model."""
     engine_device: Literal["cpu", "cuda"] | None = None
     """Device of the embedded engine; null for the GPU if available."""
 

@@ -62,8 +62,8 @@ class JobServer:
             if wake_reader in ready:
                 os.read(wake_reader, 4096)
             self._reap()
-            for pid, status in list(self._jobs.items()):
-                if status.fileno() in ready and pid in self._jobs:
+            for pid, status in self._jobs.items():
+                if status.fileno() in ready:
                     self._poll.unregister(status)  # the caller asks to end the command, or is gone
                     _kill(pid)
             if owner in ready:
