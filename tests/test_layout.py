@@ -19,9 +19,9 @@ FLOORS = (
     ("_util", "policy"),
     ("algorithms", "env", "engine", "sandbox"),
     ("config",),
-    ("chat", "launch"),
-    ("cost", "metrics", "rollout", "tasks"),
-    ("service", "store"),
+    ("cost", "launch", "metrics", "tasks", "tokenizers"),
+    ("chat", "service", "store"),
+    ("rollout",),
     ("envs", "testing"),
     ("check", "trackers"),
     ("evaluation", "redteam"),
@@ -38,7 +38,7 @@ FOLDER_MAX = 14
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 8_560
+TRUNK_MAX = 8_310
 """Lines of the trunk that are not blank. This number may only fall; 7,500 is the goal."""
 
 

@@ -16,13 +16,13 @@ from rlkit.algorithms.datums import episode_data
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import chat_format
 from rlkit.chat.thinking_budget import end_of_thinking
-from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.errors import ConfigError
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Reply
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat
 from rlkit.testing.policies import ScriptedSampler
+from rlkit.tokenizers.load import load_tokenizer
 from rlkit.tools.audit import audit
 from rlkit.types import BudgetForcing, Group, Message, Prompt, Sampling, Tokens
 from tests.builders import episode

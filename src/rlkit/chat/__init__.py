@@ -1,1 +1,1 @@
-"""Conversations as tokens: chat formats, renderers, tokenizers."""
+"""Conversations as tokens: chat formats and their renderers."""

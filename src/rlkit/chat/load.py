@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import CHAT_TEMPLATE, chat_format
-from rlkit.chat.tokenizers import has_weights, load_tokenizer
 from rlkit.config.schema import Config
 from rlkit.errors import MissingError
+from rlkit.tokenizers.load import has_weights, load_tokenizer
 
 
 def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetch: bool = True) -> ChatFormat:

@@ -19,9 +19,7 @@ from typing import Literal
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
-from rlkit.chat.hub import hub_problem
 from rlkit.chat.load import load_chat
-from rlkit.chat.tokenizers import has_weights
 from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import DEFAULT_MODEL, Config
@@ -41,6 +39,8 @@ from rlkit.tasks.from_config import count_draws, resolve_steps, run_tasks, task_
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
+from rlkit.tokenizers.hub import hub_problem
+from rlkit.tokenizers.load import has_weights
 from rlkit.trackers import RunResult
 from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer

@@ -16,7 +16,6 @@ import rlkit
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.algorithms.estimators import EntropicValidAware
 from rlkit.chat.renderers import chat_format
-from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config, load_envs
 from rlkit.config.schema import EnvConfig
 from rlkit.envs.discovery import PROBLEMS, discovery, runners
@@ -31,6 +30,7 @@ from rlkit.sandbox.runners.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
 from rlkit.tasks.sources import Mixture
 from rlkit.testing import ScriptedPolicy
+from rlkit.tokenizers.load import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
 from tests.envs.discovery.test_archive import Number
 from tests.test_docs import ROOT, snippets

@@ -15,11 +15,11 @@ import pytest
 
 from rlkit.chat.format import ChatFormat, ParsedReply
 from rlkit.chat.renderers import chat_format
-from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config
 from rlkit.envs.math import MathProblem, maths
 from rlkit.envs.math.catalogue import DATASETS
 from rlkit.testing import ByteChat, ScriptedPolicy, SimulatedTinker, World, run_virtual
+from rlkit.tokenizers.load import load_tokenizer
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Message, Prompt, Tokens, Tool
 from tests.envs.math.fake_hub import Files, LoadRequest, LoadResult, fake_hub, load, one_table, parquet_file

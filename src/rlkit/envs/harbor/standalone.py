@@ -21,7 +21,6 @@ from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import chat_format
-from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config.schema import ServiceConfig
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
@@ -30,6 +29,7 @@ from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.service.connect import choose_service, connect
 from rlkit.service.watch import PatientSampler, ServiceWatch
+from rlkit.tokenizers.load import load_tokenizer
 from rlkit.types import Sampling
 
 if TYPE_CHECKING:

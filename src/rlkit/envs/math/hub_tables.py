@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 from rlkit._util import files
 from rlkit._util.files import make_folder
 from rlkit._util.paths import cache_dir
-from rlkit.chat.hub import hub_problem
 from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.table_files import Row, read_rows
 from rlkit.errors import MissingError, RlkitError, UsageError
+from rlkit.tokenizers.hub import hub_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

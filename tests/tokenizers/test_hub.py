@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rlkit.chat.hub import hub_problem
+from rlkit.tokenizers.hub import hub_problem
 
 NOWHERE = "http://127.0.0.1:9"
 

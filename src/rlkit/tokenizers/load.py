@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit.chat.bundled_tokenizers import load_bundled_tokenizer
-from rlkit.chat.hub import hub_problem
 from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.engine.model import model_files
 from rlkit.errors import MissingError, UsageError
+from rlkit.tokenizers.bundled import load_bundled_tokenizer
+from rlkit.tokenizers.hub import hub_problem
 
 if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -35,8 +35,8 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a model.
 
-    The sources, in order: `tokenizer`; the model's folder; tinker-cookbook's registry; `bundled_tokenizers`; the hub's
-    cache, and the hub.
+    The sources, in order: `tokenizer`; the model's folder; tinker-cookbook's registry; `bundled`; the hub's cache, and
+    the hub.
 
     Args:
         model: directory, or name on the hub.

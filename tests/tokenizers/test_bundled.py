@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.chat.bundled_tokenizers import TML_TOKENIZERS, PackagedTokenizer, load_bundled_tokenizer
 from rlkit.chat.renderers import chat_format
+from rlkit.tokenizers.bundled import TML_TOKENIZERS, PackagedTokenizer, load_bundled_tokenizer
 from rlkit.types import Message
 
 QWEN3_IDS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<think>": 151667}

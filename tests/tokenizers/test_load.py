@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.chat.bundled_tokenizers import PackagedTokenizer
 from rlkit.chat.load import load_chat
-from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config
 from rlkit.errors import MissingError, UsageError
 from rlkit.service.connect import choose_service
+from rlkit.tokenizers.bundled import PackagedTokenizer
+from rlkit.tokenizers.load import load_tokenizer
 
 NOWHERE = "http://127.0.0.1:9"
 
