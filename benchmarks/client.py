@@ -139,7 +139,7 @@ def assembly() -> dict[str, float]:
 
     from rlkit.algorithms.datums import Preparation
     from rlkit.algorithms.estimators import GroupMean
-    from rlkit.service import sdk
+    from rlkit.tinker_client import sdk
 
     rates, event_loop = dict[str, float](), asyncio.new_event_loop()
     preparation = Preparation({"work": GroupMean()})

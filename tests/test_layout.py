@@ -21,7 +21,7 @@ FLOORS = (
     ("config",),
     ("cost", "launch", "metrics", "tasks", "tokenizers"),
     ("chat", "service", "store"),
-    ("rollout",),
+    ("rollout", "tinker_client"),
     ("envs", "testing"),
     ("check", "trackers"),
     ("evaluation", "redteam"),
@@ -38,7 +38,7 @@ FOLDER_MAX = 14
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 8_310
+TRUNK_MAX = 7_730
 """Lines of the trunk that are not blank. This number may only fall; 7,500 is the goal."""
 
 
@@ -83,6 +83,13 @@ def imported_modules(node: ast.AST, importer: str) -> Iterator[str]:
             yield inner if inner in modules() else inner.rpartition(".")[0]
 
 
+def imported_packages(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name.partition(".")[0] for name in names}
+
+
 @cache
 def imports() -> tuple[Import, ...]:
     return tuple(
@@ -117,6 +124,23 @@ def test_the_trunk_imports_no_tool_no_environment_and_no_command() -> None:
         for edge in imports()
         if unit_of(edge.importer) in TRUNK | {"config"}
         and (unit_of(edge.imported) in outside or edge.imported == "evaluation.openai_endpoint")
+    ]
+    assert not crossing, "\n".join(map(str, crossing))
+
+
+def test_only_the_tinker_client_imports_the_sdk() -> None:
+    others = ("engine.server", "testing", "tools.doctor", "tools.engine_probe")  # they need the SDK itself
+    importers = {name for name, path in modules().items() if "tinker" in imported_packages(path)}
+    assert {name for name in importers if not name.startswith(("tinker_client", *others))} == set()
+
+
+def test_only_the_composition_of_a_run_imports_the_tinker_client() -> None:
+    crossing = [
+        edge
+        for edge in imports()
+        if unit_of(edge.importer) in TRUNK | {"config"}
+        and unit_of(edge.imported) == "tinker_client"
+        and edge.importer != "training.trainer"
     ]
     assert not crossing, "\n".join(map(str, crossing))
 

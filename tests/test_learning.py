@@ -20,7 +20,7 @@ from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimators import ESTIMATORS, GroupMean
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
-from rlkit.service.sdk import TinkerService
+from rlkit.tinker_client.sdk import TinkerService
 from rlkit.trackers import Tracker
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum

@@ -16,7 +16,7 @@ import tinker
 from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
-from rlkit.service.connect import choose_service
+from rlkit.tinker_client.connect import choose_service
 
 from .cli.conftest import rlkit
 

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 import rlkit as toolkit
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError
-from rlkit.service.sdk import TinkerService
 from rlkit.testing import byte_model
+from rlkit.tinker_client.sdk import TinkerService
 from rlkit.tools.export import export
 from rlkit.types import Prompt
 

@@ -205,7 +205,7 @@ def test_list_reads_every_page_of_checkpoints(
 def test_failed_deletion_is_reported_and_the_rest_is_deleted(
     run: SavedRun, rlkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlkit.service.sdk import TinkerService
+    from rlkit.tinker_client.sdk import TinkerService
 
     delete = TinkerService.delete
 

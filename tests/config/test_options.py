@@ -23,8 +23,8 @@ from rlkit.config import load_config
 from rlkit.config.loading.run_config import require_run_directory
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
-from rlkit.service.connect import ServiceChoice, choose_service, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
+from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
 from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from rlkit.training.trainer import RLTrainer

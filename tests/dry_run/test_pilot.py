@@ -11,8 +11,8 @@ from rlkit.config import load_config
 from rlkit.cost.estimate import Band, Speed
 from rlkit.dry_run.pilot import Pilot, measure_speed, run_pilot
 from rlkit.service import Service
-from rlkit.service.connect import ServiceChoice
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, run_virtual
+from rlkit.tinker_client.connect import ServiceChoice
 from tests.simulation import Word
 
 SERVICE = ServiceChoice("url", "http://127.0.0.1:9", "it is simulated")

@@ -32,12 +32,12 @@ from typing import Any, Literal, NoReturn
 import rlkit
 from rlkit._util import files
 from rlkit.config import load_config
-from rlkit.service import sdk
 from rlkit.store import RunStore, table
 from rlkit.store import journal as journals
 from rlkit.store.history import load_resume_history, table_path
 from rlkit.store.journal import Journal, RecordKind, list_segments
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, VirtualClock, World, byte_model
+from rlkit.tinker_client import sdk
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.errors import MissingError, UsageError
-from rlkit.service.connect import choose_service
+from rlkit.tinker_client.connect import choose_service
 from rlkit.tokenizers.bundled import PackagedTokenizer
 from rlkit.tokenizers.load import load_tokenizer
 

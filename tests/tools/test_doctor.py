@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rlkit.service.connect import ServiceChoice
+from rlkit.tinker_client.connect import ServiceChoice
 from rlkit.tools import doctor, time_limits
 from tests.addresses import status_server
 from tests.limits import wait_until

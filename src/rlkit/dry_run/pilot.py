@@ -29,10 +29,10 @@ from rlkit.errors import RolloutsFailed
 from rlkit.rollout.player import Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.service import Learner
-from rlkit.service.connect import ServiceChoice, connect, describe_service
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
+from rlkit.tinker_client.connect import ServiceChoice, connect, describe_service
 from rlkit.training.from_config import load_kl_reference, make_learning_rate, make_preparation
 from rlkit.types import Datum, Group
 

@@ -34,11 +34,11 @@ from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
-from rlkit.service.connect import ServiceChoice, choose_service, describe_service
 from rlkit.tasks.from_config import count_draws, resolve_steps, run_tasks, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
+from rlkit.tinker_client.connect import ServiceChoice, choose_service, describe_service
 from rlkit.tokenizers.hub import hub_problem
 from rlkit.tokenizers.load import has_weights
 from rlkit.trackers import RunResult

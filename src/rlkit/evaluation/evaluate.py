@@ -32,12 +32,12 @@ from rlkit.policy import Limits, Sampler
 from rlkit.rollout.player import EnvSettings, FailureNotes, Player
 from rlkit.rollout.settings import make_sampling
 from rlkit.rollout.task_guard import stop_leftover_tasks
-from rlkit.service.connect import choose_service, connect
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.store.history import upsert_attempt
 from rlkit.tasks.from_config import is_single_turn
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import as_source
+from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
 

@@ -1,6 +1,7 @@
 """Protocols of a Tinker service: hosted, compatible, or the engine that rlkit embeds.
 
-Invariant: the three differ only by address and key. Only this folder imports the Tinker SDK.
+Invariant: the three differ only by address and key. Nothing here imports the Tinker SDK, or `tinker_client/`, which
+implements the protocols with it.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from tinker import types
 
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import StoredCheckpoint
-from rlkit.service.sdk import TinkerService, translate_error
 from rlkit.testing.futures import SimulatedFuture, make_not_found_error, resolve_later, resolve_now
 from rlkit.testing.world import Latency, World, digest
+from rlkit.tinker_client.sdk import TinkerService, translate_error
 
 if TYPE_CHECKING:
     from torch import Tensor

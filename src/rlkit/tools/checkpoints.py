@@ -20,8 +20,8 @@ from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.service import StoredCheckpoint
-from rlkit.service.connect import connect
 from rlkit.store import checkpoints, jsonl
+from rlkit.tinker_client.connect import connect
 from rlkit.training.from_config import make_model_selection
 from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint, Json

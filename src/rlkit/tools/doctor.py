@@ -24,7 +24,7 @@ from rlkit.tools.time_limits import ProgramResult, call_within, run_program
 
 if TYPE_CHECKING:
     from rlkit.metrics.diagnostics import Finding as RunFinding
-    from rlkit.service.connect import ServiceChoice
+    from rlkit.tinker_client.connect import ServiceChoice
     from rlkit.tools.run_ending import RunEnding
 
 PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
@@ -63,7 +63,7 @@ def examine_machine(
         note: receives progress messages during a long check.
     """
     from rlkit.config.schema import ServiceConfig
-    from rlkit.service.connect import choose_service
+    from rlkit.tinker_client.connect import choose_service
 
     choice = choose_service(ServiceConfig(), environ=environ)
     needed = choice.kind == "engine"

@@ -19,8 +19,8 @@ from rlkit._util.model_names import hub_id
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.service.connect import ServiceAddress, reach_service
-from rlkit.service.sdk import TinkerService
+from rlkit.tinker_client.connect import ServiceAddress, reach_service
+from rlkit.tinker_client.sdk import TinkerService
 
 type ExportForm = Literal["adapter", "merged", "raw"]
 """LoRA adapter in the layout of `peft`, merged model in the layout of `transformers`, or the service's own files."""

@@ -35,7 +35,6 @@ from rlkit.rollout.player import FailureNotes, Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
-from rlkit.service.connect import ServiceChoice, choose_service, connect, describe_service
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.store.journal import report_write_errors
@@ -43,6 +42,7 @@ from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.tasks.from_config import resolve_steps, run_mixture, run_tasks, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
+from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, describe_service
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer

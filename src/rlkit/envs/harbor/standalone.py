@@ -27,8 +27,8 @@ from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import RlkitError, UsageError
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.service.connect import choose_service, connect
 from rlkit.service.watch import PatientSampler, ServiceWatch
+from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.tokenizers.load import load_tokenizer
 from rlkit.types import Sampling
 

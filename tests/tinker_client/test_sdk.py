@@ -16,7 +16,7 @@ from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.service.sdk import TinkerService, model_input
+from rlkit.tinker_client.sdk import TinkerService, model_input
 from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
 
 

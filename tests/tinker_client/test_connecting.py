@@ -15,8 +15,8 @@ import pytest
 import rlkit
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError, MissingError
-from rlkit.service.connect import connect
-from rlkit.service.connector import Connector, Unreachable, public_address
+from rlkit.tinker_client.connect import connect
+from rlkit.tinker_client.connector import Connector, Unreachable, public_address
 from tests.addresses import closed_port, status_server
 from tests.simulation import Word
 

@@ -16,7 +16,7 @@ from rlkit.service import Service
 
 if TYPE_CHECKING:
     from rlkit.config.schema import ServiceConfig
-    from rlkit.service.connector import Connector
+    from rlkit.tinker_client.connector import Connector
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ async def reach_service(
     if choice.kind != "engine":
         from tinker.lib.base_url import resolve_base_url
 
-        from rlkit.service.connector import Connector
+        from rlkit.tinker_client.connector import Connector
 
         url = resolve_base_url(choice.base_url)
         connector = Connector(url, choice.reason, config.connect_timeout_s, note)
@@ -129,7 +129,7 @@ async def connect(
         ConfigError: the address is no URL.
         MissingError: the service does not answer within `connect_timeout_s`, or rejected the key.
     """
-    from rlkit.service.sdk import TinkerService
+    from rlkit.tinker_client.sdk import TinkerService
 
     async with (
         reach_service(config, choice=choice, note=note) as address,

@@ -6,7 +6,7 @@ import pytest
 
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError
-from rlkit.service.connect import choose_service, find_credential
+from rlkit.tinker_client.connect import choose_service, find_credential
 
 
 @pytest.fixture(autouse=True)

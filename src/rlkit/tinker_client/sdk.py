@@ -21,8 +21,8 @@ from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
-from rlkit.service.connector import Connector, Unreachable
 from rlkit.service.watch import capture_warnings
+from rlkit.tinker_client.connector import Connector, Unreachable
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
