@@ -65,15 +65,17 @@ TESTS = {
     ],
     "store/codec.py": ["tests/store/test_group_scored.py", _JOURNAL, "-k", "scored or episode or json"],
     "store/table.py": [_DATA, _JOURNAL, "-k", "test_types or table or token"],
-    "store/journal.py": [_DATA, "tests/_util/test_files.py", _JOURNAL, "-k", "not (episode or table or token)"],
-    "store/jsonl.py": [
-        "tests/_util/test_files.py",
+    "store/journal.py": [_DATA, "tests/_util/files/test_files.py", _JOURNAL, "-k", "not (episode or table or token)"],
+    "store/metrics_log.py": [_STORE, "tests/metrics/test_diagnostics.py", "-k", "test_store or incomplete_lines"],
+    "store/lock.py": ["tests/store/test_lock.py"],
+    "_util/files/json_lines.py": [
+        "tests/_util/files/test_json_lines.py",
         _STORE,
         _RESUME,
         "-k",
-        "test_files or test_store or line or by_name",
+        "test_json_lines or test_store or line or by_name",
     ],
-    "store/lock.py": ["tests/store/test_lock.py", _STORE],
+    "_util/files/lock.py": ["tests/_util/files/test_lock.py"],
     "algorithms/datums.py": [
         _DATA,
         *_BATCHES,

@@ -16,8 +16,9 @@ import pytest
 from tinker import types
 
 import rlkit
+from rlkit._util.files import json_lines
 from rlkit.evaluation.evaluate import Evaluation
-from rlkit.store import journal, jsonl
+from rlkit.store import journal
 from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated_service
 from rlkit.testing.world import FaultKind
 from tests.simulation import Simulation, Talk, Word
@@ -294,7 +295,7 @@ def test_rollouts_use_the_newest_weights_during_replay(staleness: str, at: int, 
 
 
 def the_first_checkpoint_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, failed = jsonl.append, False
+    real, failed = json_lines.append, False
 
     def append(path: Path, record: Mapping[str, rlkit.Json]) -> None:
         nonlocal failed
@@ -303,7 +304,7 @@ def the_first_checkpoint_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path, record)
 
-    monkeypatch.setattr(jsonl, "append", append)
+    monkeypatch.setattr(json_lines, "append", append)
 
 
 def test_checkpoint_that_could_not_be_recorded_is_reported_and_saved_again(

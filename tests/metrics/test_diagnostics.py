@@ -20,7 +20,7 @@ from rlkit.metrics import blocking_findings
 from rlkit.metrics import diagnostics as module
 from rlkit.metrics.diagnostics import Finding, FindingMonitor, Line, find_problems
 from rlkit.metrics.metrics import update_metrics
-from rlkit.store import jsonl
+from rlkit.store.metrics_log import read_metrics
 from tests.builders import group
 from tests.simulation import Simulation, Word
 
@@ -290,7 +290,7 @@ def test_run_notes_each_finding_once_and_its_metrics_give_the_same(tmp_path: Pat
     settings = {"steps": 8, "sampling": {"max_tokens": 10}, "batch": {"groups": 2, "group_size": 3}}
     run = Simulation(tmp_path / "ill", settings=settings, tasks=[Same(number) for number in range(80)])
     run.train()
-    findings = find_problems(jsonl.read_metrics(run.directory / "metrics.jsonl"))
+    findings = find_problems(read_metrics(run.directory / "metrics.jsonl"))
     assert {finding.name for finding in findings} == {"dead_groups", "truncation", "infrastructure_failures"}
     notes = [note for note in run.ears.notes if " in words: " in note]
     assert [note.split(" in ")[0] for note in notes] == [
@@ -305,7 +305,7 @@ def test_healthy_run_has_no_finding_about_its_environment(tmp_path: Path) -> Non
     run = Simulation(tmp_path / "well", settings={"steps": 8}, tasks=[Word(number) for number in range(80)])
     run.train()
     # The simulated service makes up its log-probabilities, so sampler and trainer are far apart.
-    assert {finding.name for finding in find_problems(jsonl.read_metrics(run.directory / "metrics.jsonl"))} == {
+    assert {finding.name for finding in find_problems(read_metrics(run.directory / "metrics.jsonl"))} == {
         "sampler_trainer_kl"
     }
     assert len([note for note in run.ears.notes if "sampler_trainer_kl" in note]) == 1
@@ -313,12 +313,12 @@ def test_healthy_run_has_no_finding_about_its_environment(tmp_path: Path) -> Non
 
 def test_incomplete_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert jsonl.read_metrics(path) == []
+    assert read_metrics(path) == []
     path.write_text('{"step": 1, "a": 0.5, "b": null}\n{"step": 2, "a"')
-    assert jsonl.read_metrics(path) == [(1, {"a": 0.5})]
+    assert read_metrics(path) == [(1, {"a": 0.5})]
     path.write_text('{"a": 0.5}\n')
     with pytest.raises(rlkit.UsageError, match="has no step"):
-        jsonl.read_metrics(path)
+        read_metrics(path)
 
 
 def test_non_finite_numbers_are_no_evidence() -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rlkit._util.files import json_lines
 from rlkit.config import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.cost.budget import Budget, Limits
@@ -21,7 +22,7 @@ from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.envs.math.arithmetic import arithmetic
 from rlkit.errors import RunFailed, UsageError
-from rlkit.store import RunStore, checkpoints, codec, jsonl, table
+from rlkit.store import RunStore, checkpoints, codec, table
 from rlkit.store.history import (
     GroupRecord,
     evaluation_path,
@@ -32,6 +33,7 @@ from rlkit.store.history import (
     table_path,
 )
 from rlkit.store.journal import Journal, RecordKind, read_records
+from rlkit.store.metrics_log import read_metrics
 from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 from tests.builders import episode
@@ -584,7 +586,7 @@ def test_run_with_draws_only_cannot_resume_without_its_state(tmp_path: Path) -> 
 def test_bytes_that_are_not_text_are_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\xfe\n')
-    for read in (jsonl.read_lines, jsonl.read_metrics, jsonl.read_object, jsonl.repair):
+    for read in (json_lines.read_lines, read_metrics, json_lines.read_object, json_lines.repair):
         with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged: .*can't decode byte 0xff"):
             read(path)
 

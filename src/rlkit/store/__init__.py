@@ -7,7 +7,6 @@ sees complete files, except for the last line of a `.jsonl` file. One process at
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import Self
 
 from rlkit._util import files
+from rlkit._util.files import json_lines
 from rlkit._util.threads import in_thread
 from rlkit.config import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
 from rlkit.errors import UsageError
-from rlkit.store import codec, jsonl, table
+from rlkit.store import codec, table
 from rlkit.store.episode_redaction import redact_episode
 from rlkit.store.history import (
     DRAW_BYTES,
@@ -41,6 +41,7 @@ from rlkit.store.history import (
 from rlkit.store.journal import Journal, RecordKind, mark_retrieved, report_write_errors
 from rlkit.store.lock import acquire_lock
 from rlkit.store.metadata import RunMetadata
+from rlkit.store.metrics_log import append_metrics, read_metrics
 from rlkit.store.table import RecordedGroup
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 
@@ -238,14 +239,14 @@ class RunStore:
             await in_thread(lambda: table.write(evaluation_path(self.directory, step), recorded, decode=self._decode))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a line to metrics.jsonl, such as `{"step": 3, "loss": 0.5}`; a number that is not finite is null."""
-        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._append("metrics.jsonl", {"step": step, **values})
+        """Add a line to metrics.jsonl."""
+        with report_write_errors(self.directory):
+            append_metrics(self.directory / "metrics.jsonl", step, metrics)
         self.measured_steps.add(step)
 
     def read_metrics(self) -> list[tuple[int, dict[str, float]]]:
         """Return the steps and their finite metrics, read from the disk."""
-        return jsonl.read_metrics(self.directory / "metrics.jsonl")
+        return read_metrics(self.directory / "metrics.jsonl")
 
     def find_last_measured_step(self, step: int) -> int:
         """Return the last step, at most `step`, up to which every step has metrics; 0 for none."""
@@ -273,7 +274,7 @@ class RunStore:
 
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
         with report_write_errors(self.directory):
-            jsonl.append(self.directory / name, record)
+            json_lines.append(self.directory / name, record)
 
 
 def checkpoints(directory: Path) -> list[Checkpoint]:
@@ -283,7 +284,7 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
     """
     path = directory / "checkpoints.jsonl"
     saved, deleted = dict[str, Checkpoint](), set[str]()
-    for line in jsonl.read_lines(path):
+    for line in json_lines.read_lines(path):
         match line:
             case {"deleted": state}:
                 deleted.add(str(state))

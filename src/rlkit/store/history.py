@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
-from rlkit.store import codec, jsonl, table
+from rlkit.store import codec, table
 from rlkit.store.journal import Record, RecordKind, list_segments, read_records
+from rlkit.store.metrics_log import read_metrics
 from rlkit.store.table import RecordedGroup
 from rlkit.types import Episode, Group, Json
 
@@ -158,7 +160,7 @@ def load_resume_history(directory: Path) -> History:
         raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is missing; {_REMEDY}")
     history.state_step = usable[-1]
     try:
-        history.state = jsonl.read_object(state_path(directory, history.state_step))
+        history.state = json_lines.read_object(state_path(directory, history.state_step))
     except UsageError as error:
         raise UsageError(f"{error}; {_REMEDY}") from None
     for step in range(history.state_step + 1, history.step + 1):
@@ -215,10 +217,10 @@ def _find_last_trace(directory: Path) -> tuple[int, Path] | None:
         [
             *((step, path) for step, path in tables if table_path(directory, step).exists()),
             *((step, state_path(directory, step)) for step in list_state_steps(directory)),
-            *((step, metrics) for step, _ in jsonl.read_metrics(metrics)),
+            *((step, metrics) for step, _ in read_metrics(metrics)),
             *(
                 (line["step"], checkpoints)
-                for line in jsonl.read_lines(checkpoints)
+                for line in json_lines.read_lines(checkpoints)
                 if isinstance(line.get("step"), int)
             ),
         ],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlkit._util import files
+from rlkit._util.files import json_lines
 from rlkit._util.frames import error_place
 from rlkit._util.json_values import safe_str
 from rlkit._util.redaction import make_redactor
@@ -23,7 +24,7 @@ from rlkit.config.loading.run_config import is_run_directory
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
-from rlkit.store import codec, jsonl
+from rlkit.store import codec
 from rlkit.store.history import DRAW_BYTES, list_state_steps
 from rlkit.store.journal import RecordKind, read_records
 from rlkit.types import Json
@@ -81,7 +82,7 @@ class RunMetadata:
         """
         self._may_write = True
         for name in ("metrics.jsonl", "checkpoints.jsonl"):
-            jsonl.repair(self._directory / name)
+            json_lines.repair(self._directory / name)
         for path in self._directory.rglob(".*.tmp"):  # no other process is writing
             path.unlink(missing_ok=True)
         self._content["versions"] = {"python": platform.python_version(), **_read_versions()}
@@ -164,7 +165,7 @@ def _identity(resolved: ResolvedConfig) -> dict[str, Json]:
 
 def _load_same_run(directory: Path, resolved: ResolvedConfig) -> dict[str, Json]:
     """Return the run.json of the run to resume; raise `UsageError` if it is damaged or belongs to another run."""
-    content: dict[str, Json] = jsonl.read_object(directory / "run.json")
+    content: dict[str, Json] = json_lines.read_object(directory / "run.json")
     if content.get("format") != FORMAT_VERSION:
         raise UsageError(
             f"{directory} was written in format {content.get('format')}, but this rlkit reads format {FORMAT_VERSION}: "
@@ -188,7 +189,7 @@ def _holds_results(directory: Path) -> bool:
     if any(codec.decode(content[DRAW_BYTES:]).status != "failed" for content in episodes):
         return True
     try:
-        return jsonl.read_object(directory / "run.json").get("format") != FORMAT_VERSION
+        return json_lines.read_object(directory / "run.json").get("format") != FORMAT_VERSION
     except (OSError, UsageError):  # missing, or never completely written
         return False
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rlkit._util import files
+from rlkit._util.files import json_lines
 from rlkit._util.threads import in_thread
 from rlkit.cost.budget import Budget
 from rlkit.errors import UsageError
-from rlkit.store import jsonl
 from rlkit.store.journal import report_write_errors
 from rlkit.types import Json
 
@@ -43,7 +43,7 @@ def read_usage(directory: Path, note: Callable[[str], None]) -> Mapping[str, Jso
     """Return the usage recorded by earlier processes of a run; report a damaged record and return no usage."""
     path = directory / _FILE
     try:
-        return jsonl.read_object(path) if path.exists() else {}
+        return json_lines.read_object(path) if path.exists() else {}
     except UsageError as error:  # the file holds only counters, so the run can be resumed
         note(f"{error}; earlier usage is lost, and the budget restarts at zero")
         return {}

@@ -15,12 +15,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from rlkit._util.files import json_lines
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.service import StoredCheckpoint
-from rlkit.store import checkpoints, jsonl
+from rlkit.store import checkpoints
+from rlkit.store.metrics_log import read_metrics
 from rlkit.tinker_client.connect import connect
 from rlkit.training.from_config import make_model_selection
 from rlkit.training.model_selection import ModelSelection
@@ -289,7 +291,7 @@ async def set_expiry(
 
 
 def _load_selection(run: Path) -> ModelSelection:
-    return make_model_selection(load_run_config(run), jsonl.read_metrics(run / "metrics.jsonl"))
+    return make_model_selection(load_run_config(run), read_metrics(run / "metrics.jsonl"))
 
 
 def _record(
@@ -301,4 +303,4 @@ def _record(
         with suppress(UsageError, OSError):  # the folder of another run is damaged
             for saved in checkpoints(file.parent):
                 if saved.state in paths:
-                    jsonl.append(file, line(saved))
+                    json_lines.append(file, line(saved))

@@ -89,23 +89,23 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
     """
     from rlkit.config.loading.run_config import find_run
     from rlkit.metrics.diagnostics import find_problems
-    from rlkit.store import jsonl
+    from rlkit.store.metrics_log import read_metrics
     from rlkit.tools.run_ending import read_run_ending
 
     directory = find_run(run)
-    metrics = jsonl.read_metrics(directory / "metrics.jsonl")
+    metrics = read_metrics(directory / "metrics.jsonl")
     run_findings = find_problems(metrics) + _read_recorded_findings(directory)
     return directory, metrics[-1][0] if metrics else 0, read_run_ending(directory), run_findings
 
 
 def _read_recorded_findings(directory: Path) -> list[RunFinding]:
     """Return the findings recorded in run.json."""
+    from rlkit._util.files import json_lines
     from rlkit.metrics.diagnostics import Finding as RunFinding
-    from rlkit.store import jsonl
 
     path = directory / "run.json"
     try:
-        return [RunFinding(**finding) for finding in jsonl.read_object(path).get("findings") or ()]
+        return [RunFinding(**finding) for finding in json_lines.read_object(path).get("findings") or ()]
     except TypeError as error:
         raise UsageError(f"{path} is damaged: findings: {error}") from error
 

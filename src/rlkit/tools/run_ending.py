@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlkit.store import jsonl
+from rlkit._util.files import json_lines
 from rlkit.store.lock import find_lock_holder
 
 type EndingStatus = Literal["completed", "interrupted", "budget", "failed", "running", "killed"]
@@ -60,7 +60,7 @@ def read_run_ending(directory: Path) -> RunEnding | None:
     Raises:
         UsageError: run.json is damaged.
     """
-    about = jsonl.read_object(directory / "run.json")
+    about = json_lines.read_object(directory / "run.json")
     status, reason = about.get("status"), str(about.get("reason") or "")
     resume = f"`rlkit resume {directory.name}`"
     match status:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlkit._util.files import json_lines
 from rlkit._util.json_values import map_text
 from rlkit.errors import UsageError
 
@@ -117,9 +118,7 @@ def read_run(directory: Path) -> RecordedRun:
     """Return the run of a folder; UsageError if its files are damaged."""
     import yaml
 
-    from rlkit.store import jsonl
-
-    about = jsonl.read_object(directory / "run.json")
+    about = json_lines.read_object(directory / "run.json")
     try:
         config: object = yaml.safe_load((directory / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -158,13 +157,13 @@ class StepReader:
             yield RecordedStep(number, metrics, table if exists else None)
 
     def _read_metrics(self) -> None:
-        from rlkit.store import jsonl
+        from rlkit.store.metrics_log import read_metrics
 
         path = self._directory / "metrics.jsonl"
         if not path.exists() or (size := path.stat().st_size) == self._size:
             return
         self._size = size
-        for number, metrics in jsonl.read_metrics(path):
+        for number, metrics in read_metrics(path):
             if number > self._newest:
                 self._newest = number
                 self._waiting.append((number, metrics))

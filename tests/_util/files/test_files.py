@@ -5,50 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from rlkit._util import files
 from rlkit.errors import RunFailed
-from rlkit.store import jsonl
 from rlkit.store.journal import Journal, RecordKind, list_segments
-
-
-class Disk:
-    """Record by inode what was flushed: the size of a file, and the names in a folder."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-        self._root = root
-        self._fsync = os.fsync
-        self._sizes: dict[int, int] = {}
-        self._names: dict[int, set[tuple[str, int]]] = {}
-        monkeypatch.setattr(os, "fsync", self._flush)
-
-    def assert_holds(self, path: Path) -> None:
-        """Check that the content of a file would survive a power cut."""
-        assert self._sizes.get(path.stat().st_ino) == path.stat().st_size, path
-        while path != self._root:
-            flushed_names = self._names.get(path.parent.stat().st_ino, set())
-            assert (path.name, path.stat().st_ino) in flushed_names, f"the name of {path}"
-            path = path.parent
-
-    def _flush(self, file: int) -> None:
-        about = os.fstat(file)
-        self._sizes[about.st_ino] = about.st_size
-        for folder in [self._root, *self._root.rglob("*")]:
-            if folder.is_dir() and folder.stat().st_ino == about.st_ino:
-                self._names[about.st_ino] = {(path.name, path.stat().st_ino) for path in folder.iterdir()}
-        self._fsync(file)
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
-    return Disk(monkeypatch, tmp_path)
+from tests._util.files.disk import Disk, files_of_at_most
 
 
 def test_a_replaced_file_survives_a_power_cut(disk: Disk, tmp_path: Path) -> None:
@@ -73,28 +38,6 @@ def test_a_file_system_without_folder_flushes_is_supported(tmp_path: Path, monke
         files.write_text(tmp_path / "file", "text")
 
 
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The system writes what fits and refuses the rest, as on a disk that is nearly full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_failed_append_is_rolled_back(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    jsonl.append(path, {"step": 1})
-    whole = path.read_bytes()
-    with files_of_at_most(len(whole) + 5), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-        jsonl.append(path, {"step": 2})
-    assert path.read_bytes() == whole
-    jsonl.append(path, {"step": 3})
-    assert jsonl.read_lines(path) == [{"step": 1}, {"step": 3}]
-
-
 def test_a_failed_record_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
@@ -107,22 +50,6 @@ def test_a_failed_record_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
 
     path = tmp_path / "000001.log"
     asyncio.run(run())
-
-
-def test_the_first_line_of_a_file_flushes_its_name(disk: Disk, tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    for number in range(2):
-        jsonl.append(path, {"step": number})
-        disk.assert_holds(path)
-
-
-def test_lines_of_a_killed_process_are_flushed_by_the_repair(disk: Disk, tmp_path: Path) -> None:
-    for name, text in {"whole": "{}\n", "torn": '{}\n{"st'}.items():
-        path = tmp_path / name
-        path.write_text(text)
-        jsonl.repair(path)
-        disk.assert_holds(path)
-        assert jsonl.read_lines(path) == [{}]
 
 
 def test_segments_of_a_killed_process_are_flushed_when_the_journal_opens(disk: Disk, tmp_path: Path) -> None:

@@ -38,16 +38,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return _parse_object(path, _read_text(path))
 
 
-def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return the steps of a metrics.jsonl and their finite metrics."""
-    rows = list[tuple[int, dict[str, float]]]()
-    for metrics in read_lines(path):
-        if not isinstance(step := metrics.pop("step", None), int):
-            raise UsageError(f"{path} is damaged: a line has no step")
-        rows.append((step, {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}))
-    return rows
-
-
 def repair(path: Path) -> None:
     """Drop the last line if the process died while it wrote it, and sync all other lines to the disk."""
     if path.exists():

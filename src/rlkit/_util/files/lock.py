@@ -1,0 +1,68 @@
+"""Lock files, which processes hold one at a time.
+
+Invariant: one process at a time holds a lock. Forked children do not inherit it, so it ends with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from io import FileIO
+from pathlib import Path
+from weakref import WeakSet
+
+
+class LockFile(FileIO):
+    """An open lock file, created if missing; its text is the id of the process that locked it last.
+
+    Closing the file unlocks it, even if a child between fork and exec has a copy of the descriptor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "a+")
+
+    def acquire(self) -> str | None:
+        """Lock the file for this process, or return the id of the process that holds it; do not wait."""
+        try:
+            fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.seek(0)
+            return _holder(self.read().decode(errors="replace"))
+        self.truncate(0)
+        self.write(f"{os.getpid()}\n".encode())
+        _open_locks.add(self)
+        return None
+
+    def close(self) -> None:
+        """Unlock and close the file."""
+        if not self.closed:
+            fcntl.flock(self, fcntl.LOCK_UN)
+        super().close()
+
+
+_open_locks = WeakSet[LockFile]()
+
+
+def find_holder(path: Path) -> str | None:
+    """Return the id of the process that holds a lock file, or None if no process does."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return _holder(path.read_text(errors="replace"))
+    return None
+
+
+def _holder(text: str) -> str:
+    return text.strip() or "of unknown number"
+
+
+def _close_in_child() -> None:
+    """Close inherited locks in a forked child, which would otherwise keep them held."""
+    for file in list(_open_locks):
+        FileIO.close(file)  # without unlocking, because the parent shares the lock
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,39 @@
+"""Lines are on the disk once they are appended, and an incomplete one is dropped."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from rlkit._util.files import json_lines
+from tests._util.files.disk import Disk, files_of_at_most
+
+
+def test_a_failed_append_is_rolled_back(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    json_lines.append(path, {"step": 1})
+    whole = path.read_bytes()
+    with files_of_at_most(len(whole) + 5), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        json_lines.append(path, {"step": 2})
+    assert path.read_bytes() == whole
+    json_lines.append(path, {"step": 3})
+    assert json_lines.read_lines(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_the_first_line_of_a_file_flushes_its_name(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for number in range(2):
+        json_lines.append(path, {"step": number})
+        disk.assert_holds(path)
+
+
+def test_lines_of_a_killed_process_are_flushed_by_the_repair(disk: Disk, tmp_path: Path) -> None:
+    for name, text in {"whole": "{}\n", "torn": '{}\n{"st'}.items():
+        path = tmp_path / name
+        path.write_text(text)
+        json_lines.repair(path)
+        disk.assert_holds(path)
+        assert json_lines.read_lines(path) == [{}]
