@@ -192,9 +192,12 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_modules_to_read_first_exist_with_the_stated_length() -> None:
     page = (ROOT / "docs" / "design.md").read_text().partition("## The ten modules to read")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", page, re.MULTILINE)
-    lengths = {name: len((ROOT / "src" / "rlkit" / name).read_text().splitlines()) for name, _ in rows}
+    texts = {name: (ROOT / "src" / "rlkit" / name).read_text() for name, _ in rows}
+    lengths = {name: sum(1 for line in text.splitlines() if line.strip()) for name, text in texts.items()}
     assert len(rows) == 10
     assert {name: stated for name, stated in rows if abs(lengths[name] - int(stated)) > 20} == {}
+    assert (total := re.search(r"about ([\d,]+) lines that are not blank", page)) is not None
+    assert abs(sum(lengths.values()) - int(total[1].replace(",", ""))) <= 100
 
 
 def test_every_estimator_is_in_the_table_and_the_reference() -> None:
