@@ -22,7 +22,7 @@ from rlkit.engine.server.request_order import new_id
 from rlkit.engine.storage import checkpoints as checkpoints_module
 from rlkit.engine.storage import snapshots as snapshots_module
 from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.storage.session_log import Records, Run, SessionRecord
+from rlkit.engine.storage.session_records import Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import Snapshots
 from rlkit.errors import MissingError, UsageError
 

@@ -18,7 +18,7 @@ from tinker import types
 from tinker.lib.public_interfaces.admin_client import AdminClient
 
 from rlkit.engine import EngineServer
-from rlkit.engine.storage import checkpoints, session_log
+from rlkit.engine.storage import checkpoints, session_records
 from rlkit.engine.storage.checkpoints import CheckpointStore
 from rlkit.errors import MissingError
 from tests.limits import HANG_S
@@ -93,7 +93,7 @@ def test_a_query_for_one_session_or_run_reads_no_others(
     older = trainer.save_state("state").result().path
     newer = trained(client, "llama").save_state("state").result().path
     read_paths: list[Path] = []
-    for module, name in ((session_log, "read_json"), (checkpoints, "_decode")):
+    for module, name in ((session_records, "read_json"), (checkpoints, "_decode")):
         real = getattr(module, name)
 
         def record_read(*arguments: object, real: Callable[..., object] = real) -> object:

@@ -23,7 +23,7 @@ from tinker import types
 
 from rlkit.engine.server.sessions import Sessions
 from rlkit.engine.storage.checkpoints import Checkpoint, CheckpointStore
-from rlkit.engine.storage.session_log import Run, SessionRecord, strings
+from rlkit.engine.storage.session_records import Run, SessionRecord, stringify_values
 from rlkit.errors import MissingError, UsageError
 
 _OWNER = "local"
@@ -107,7 +107,7 @@ class Management:
 
     def record_session(self, session_id: str, body: types.CreateSessionRequest) -> None:
         """Write the record of a new session."""
-        record = SessionRecord(session_id, self._store.clock(), strings(body.user_metadata), body.display_name)
+        record = SessionRecord(session_id, self._store.clock(), stringify_values(body.user_metadata), body.display_name)
         self._store.records.add_session(record)
 
     def list_sessions(self, request: Request) -> Response:

@@ -25,7 +25,7 @@ from rlkit.engine.server.runtime import Runtime, check_checkpoint
 from rlkit.engine.server.sessions import ModelInfo, ModelQueue, SamplerRef, Sessions, Target
 from rlkit.engine.server.worker import Worker
 from rlkit.engine.storage.checkpoints import CheckpointStore
-from rlkit.engine.storage.session_log import Run, strings
+from rlkit.engine.storage.session_records import Run, stringify_values
 from rlkit.engine.storage.snapshots import scratch_folder
 from rlkit.errors import MissingError, UsageError
 
@@ -334,7 +334,7 @@ class Service:
 
     def _record_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
         now = self.store.clock()
-        self.store.records.add_run(Run(model_id, info.base_model, info.rank, now, strings(user_metadata)))
+        self.store.records.add_run(Run(model_id, info.base_model, info.rank, now, stringify_values(user_metadata)))
 
     def _update_inflight(self, model_id: str, queue: ModelQueue) -> Target:
         """Point the model's in-flight sampling sessions to its current weights. Runs on the worker."""

@@ -9,7 +9,7 @@ clients cannot lead outside the root.
 
 A checkpoint's folder has `checkpoint.json` and a data folder named in it, with `tensors.safetensors` (each LoRA matrix
 by name; `adam.mean` and `adam.square`, flat) or the files of a PEFT adapter. The root also has the records of
-`session_log.py` and the scratch folders of `snapshots.py`.
+`session_records.py` and the scratch folders of `snapshots.py`.
 
 Several servers may share a root. A server that reads or writes tensors holds the root's lock shared; a server that
 changes or removes a checkpoint holds it exclusively. A killed process releases its lock. While the lock is free, files
@@ -38,7 +38,7 @@ from torch import Tensor
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings, parameter_slots
 from rlkit.engine.storage.files import hold_lock, read_tensors, sync, write_json, write_tensors
-from rlkit.engine.storage.session_log import MODEL_ID, Records, Run, SessionRecord
+from rlkit.engine.storage.session_records import MODEL_ID, Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import sweep_scratch
 from rlkit.errors import MissingError, UsageError
 

@@ -83,7 +83,7 @@ class Records:
         return next(iter(self.runs(model_id)), None) if MODEL_ID.fullmatch(model_id) else None
 
     def runs(self, owner: str | None = None) -> list[Run]:
-        """Return the training runs of `owner`, as in `folders`, newest first."""
+        """Return all training runs, or those of the session or model with the id `owner`, newest first."""
         runs = [run for folder in self.folders(owner) if (run := read_json(folder / "run.json", _RUN))]
         return sorted(runs, key=lambda run: (-run.created, run.model_id))
 
@@ -92,7 +92,7 @@ class Records:
         return self._root / model_id.replace(":", "_")
 
     def folders(self, owner: str | None = None) -> list[Path]:
-        """Return the existing folders of training runs: of a model or of a session by its id, or all."""
+        """Return the folders of all training runs, or of those of the session or model with the id `owner`."""
         if owner is None or SESSION_ID.fullmatch(owner):
             folders = self._root.glob(f"{owner or '*'}_train_*")
             folders = (folder for folder in folders if owner in (None, folder.name.rpartition("_train_")[0]))
@@ -101,7 +101,7 @@ class Records:
         return [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
 
     def sweep(self, now_s: float) -> None:
-        """Remove partial files of killed servers, and records older than a month without a checkpoint.
+        """Remove partial files of killed servers, and records that are older than a month and have no checkpoint.
 
         The caller holds the root's lock exclusively, and has removed expired and partial checkpoints.
         """
@@ -113,8 +113,8 @@ class Records:
             if run is not None and run.created + _RETENTION_S < now_s and not any(folder.glob("*/*")):
                 (folder / "run.json").unlink()
                 with suppress(OSError):  # the folder holds other files
-                    for kind in folder.iterdir():
-                        kind.rmdir()
+                    for kind_folder in folder.iterdir():
+                        kind_folder.rmdir()
                     folder.rmdir()
         in_use = {folder.name.rpartition("_train_")[0] for folder in self.folders()}
         for file in (self._root / ".sessions").glob("*.json"):
@@ -123,6 +123,6 @@ class Records:
                 file.unlink()
 
 
-def strings(metadata: Mapping[str, object] | None) -> dict[str, str] | None:
-    """Convert metadata to strings, because the SDK sends any values but only reads strings."""
+def stringify_values(metadata: Mapping[str, object] | None) -> dict[str, str] | None:
+    """Convert the values to strings, because the SDK sends any values but only reads strings."""
     return None if metadata is None else {key: str(value) for key, value in metadata.items()}
