@@ -72,13 +72,13 @@ def make_evaluation(step: int, reward: float) -> dict[str, float]:
         (
             "dead_groups",
             {"groups__mixed": 0.1, "groups__all_good": 0.9, "groups__all_bad": 0.0},
-            "in steps 16 to 25, 90% of the groups were all good and 0% all bad",
+            "in steps 16 to 25, 90% of the groups had equal rewards ≥ 1, 0% equal lower ones",
             "harder",
         ),
         (
             "dead_groups",
             {"groups__mixed": 0.1, "groups__all_good": 0.0, "groups__all_bad": 0.9},
-            "0% of the groups were all good and 90% all bad",
+            "0% of the groups had equal rewards ≥ 1, 90% equal lower ones",
             "easier",
         ),
         ("truncation", {"stop__length": 0.3}, "in steps 16 to 25, 30% of the turns", "envs.sums.max_tokens"),

@@ -66,7 +66,7 @@ def advised_learning_rate(model: str) -> float:
     folder = Path(model).expanduser()
     try:
         if folder.is_dir() and _family(model) != _family(folder.name):
-            raise ValueError("the name of the folder does not say of which family it is")
+            raise ValueError("the folder's name does not show the model's family")
         return float(get_lr(str(folder) if folder.is_dir() else model))
     except Exception as error:  # the cookbook, transformers and the hub raise many types
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -27,7 +27,7 @@ def check(
     *,
     args: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Argument of the environment, or value of the configuration file."),
+        typer.Option(metavar="KEY=VALUE", help="Argument of the environment, or override of the configuration."),
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to try.")] = 5,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Time limit of a rollout in seconds.")] = 10.0,

@@ -28,7 +28,7 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[RUN|PATH]…", help="Run names, run folders, or tinker:// paths.", show_default=False),
 ]
-Kind = Annotated[str | None, typer.Option(help="Select weights of this kind: training, sampler or external.")]
+Kind = Annotated[str | None, typer.Option(help="Select weights by kind: training, sampler or external (for peft).")]
 OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Select checkpoints older than this, such as 12h.")]
 All = Annotated[bool, typer.Option("--all", help="Select every checkpoint of the account.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]

@@ -22,7 +22,7 @@ def beaker(
     cluster: Annotated[list[str] | None, typer.Option(help="Cluster that the job may run on; repeatable.")] = None,
     hostname: Annotated[list[str] | None, typer.Option(help="Node that the job may run on; repeatable.")] = None,
     image: Annotated[str, typer.Option(help="Beaker image, or docker:NAME.")] = "rlkit",
-    name: Annotated[str, typer.Option(help="Name of the task, and of a run without a name.")] = "rlkit",
+    name: Annotated[str, typer.Option(help="Name of the task, and prefix of a generated run name.")] = "rlkit",
     experiment: Annotated[str | None, typer.Option(help="Name of the experiment; by default Beaker's choice.")] = None,
     description: Annotated[str | None, typer.Option(help="Description of the experiment.")] = None,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs per replica; the hosted service needs none.")] = 0,
@@ -31,7 +31,7 @@ def beaker(
     priority: Annotated[str, typer.Option(help="Priority: low, normal, high, urgent or immediate.")] = "normal",
     preemptible: Annotated[
         bool | None,
-        typer.Option("--preemptible/--not-preemptible", help="Allow Beaker to preempt the job.", show_default="yes"),
+        typer.Option("--preemptible/--not-preemptible", help="Let Beaker preempt it.", show_default="preemptible"),
     ] = None,
     min_runtime: Annotated[str | None, typer.Option(help="Time before the job can be preempted, such as 2h.")] = None,
     retries: Annotated[int, typer.Option(min=0, help="Maximum retries of a failed job.")] = 0,

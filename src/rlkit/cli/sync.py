@@ -33,7 +33,7 @@ def sync(
     to: Annotated[str, typer.Option(help="Tracker: wandb, trackio, tensorboard or docent.")],
     new_run: Annotated[bool, typer.Option("--new-run", help="Send all steps, to a new run of the tracker.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Send new steps of a running run, until standard input ends.")
+        bool, typer.Option("--follow", help="Send new steps during the run, until standard input is closed.")
     ] = False,
 ) -> int:
     """Send a run to a tracker.

@@ -212,7 +212,7 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
         return None
     if mixed.value >= MIXED_MIN or episodes.value <= groups.value:
         return None
-    evidence = f"{mixed.steps}, {good.value:.0%} of the groups were all good and {bad.value:.0%} all bad"
+    evidence = f"{mixed.steps}, {good.value:.0%} of the groups had equal rewards ≥ 1, {bad.value:.0%} equal lower ones"
     tasks = "harder" if good.value > bad.value else "easier"
     return _Diagnosis(evidence, f"use {tasks} tasks, or larger groups (batch.group_size)")
 

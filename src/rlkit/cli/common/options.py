@@ -27,7 +27,7 @@ Merged = Annotated[
     bool, typer.Option("--merged", help="Export a merged model for transformers instead of a LoRA adapter for peft.")
 ]
 NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")]
-RedTeam = Annotated[bool, typer.Option("--redteam", help="Try the red team's cheats instead; none may earn a reward.")]
+RedTeam = Annotated[bool, typer.Option("--redteam", help="Try cheats; none may earn more than an empty attempt.")]
 NoPanel = Annotated[bool, typer.Option("--no-panel", help="Print plain lines instead of the live panel.")]
 Uploads = Annotated[
     bool, typer.Option("--openreward", help="Upload rollouts of OpenReward environments; needs OPENREWARD_API_KEY.")

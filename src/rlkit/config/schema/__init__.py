@@ -199,7 +199,7 @@ class Config(Section):
 
     @property
     def step_count(self) -> int:
-        """Training steps of the run; with `epochs`, of the result of `rlkit.tasks.from_config.resolve_steps`."""
+        """Training steps of the run. With `epochs`, `rlkit.tasks.from_config.resolve_steps` must have set them."""
         assert self.steps is not None, "the number of tasks is unknown"
         return self.steps
 

@@ -24,7 +24,7 @@ class FilterCurriculum(Section):
     name: Literal["filter"]
     """Name of the curriculum."""
     min_solve_rate: Share = 0.1
-    """Solve rate below which a task is skipped; at a tenth, four in ten groups of 8 are all failures."""
+    """Solve rate below which a task is skipped; at 0.1, 43 % of the groups of 8 have only failures."""
     max_solve_rate: Share = 0.9
     """Solve rate above which a task is skipped; as far from 1 as `min_solve_rate` is from 0."""
     min_groups: Positive = 2
@@ -35,8 +35,8 @@ class FilterCurriculum(Section):
     solved_reward: float = 1.0
     """Minimum reward of a solved episode; 1 is the full reward of most graders."""
     newest_weight: Probability = 0.5
-    """Weight of the newest group in a task's solve rate. 0.5 forgets about as fast as a policy changes between two
-    epochs; 1 uses only the last group."""
+    """Weight of the newest group in a task's solve rate. 0.5 follows the changes of a policy between two epochs;
+    1 uses only the last group."""
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -60,7 +60,7 @@ class TargetCurriculum(Section):
     target: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Solve rate of the tasks that are drawn most often; at 0.5, the rewards of a group differ most."""
     sharpness: Annotated[float, Field(gt=0)] = 2.0
-    """Decay of the weight away from the target; 2, with a target of 0.5, is the learnability p(1 − p)."""
+    """Decay of the weight away from the target. With 2 and a target of 0.5, a weight is the learnability, 4p(1 − p)."""
     explore_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of draws that are uniform over all tasks, so that tasks with solve rate 0 or 1 are retried."""
     solved_reward: float = 1.0

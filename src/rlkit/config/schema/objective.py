@@ -129,7 +129,7 @@ class LoraConfig(Section):
         return self
 
 
-_STEP_MAX = 1000.0
+_RATE_MAX = 1000.0
 """Limit of the embedded engine; beyond it, weights diverge immediately."""
 
 
@@ -139,8 +139,8 @@ def _validate_rate(value: object, check: ValidatorFunctionWrapHandler) -> float 
         rate = check(value)
     except ValueError:
         raise PydanticCustomError("rate", "a number above 0, or auto") from None
-    if isinstance(rate, float) and rate > _STEP_MAX:
-        limit = f"{_STEP_MAX:g}"
+    if isinstance(rate, float) and rate > _RATE_MAX:
+        limit = f"{_RATE_MAX:g}"
         raise PydanticCustomError("rate", "at most {limit}, the service's limit", {"limit": limit})
     return rate
 
@@ -167,7 +167,7 @@ class OptimizerConfig(Section):
     """Decay rate of Adam's mean of squared gradients; below the usual 0.999, because RL gradients change quickly."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Constant that Adam adds to the denominator."""
-    weight_decay: Annotated[float, Field(ge=0, le=_STEP_MAX)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=_RATE_MAX)] = 0.0
     """Weight decay of the adapter. 0 is off, because the adapter starts at zero and stays small."""
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Maximum norm of a step's gradient; 0 is off."""
@@ -187,6 +187,6 @@ class OptimizerConfig(Section):
             )
         if self.schedule != "constant" and steps - self.warmup_steps == 1:
             raise ValueError(
-                f"optimizer.schedule: {self.schedule} has no effect, because the learning rate falls from the second "
-                "step after the warm-up, and the run has only one; set it to constant, or train for longer"
+                f"optimizer.schedule: {self.schedule} has no effect, because the run has only one step after the "
+                "warm-up, and the learning rate begins to fall at the second; set it to constant, or train for longer"
             )

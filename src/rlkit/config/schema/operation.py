@@ -83,7 +83,7 @@ class ServiceConfig(Section):
     """URL of a Tinker service; null for TINKER_BASE_URL, then the hosted service if there is a credential, then the
     engine."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds without any response, or for one reply, after which the run saves and ends."""
+    """Time limit in seconds of one reply, and of silence of the service; the run then saves and ends."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time limit in seconds for opening the first session, with retries. A minute is enough for a restart of the
     service, and short enough to report a wrong address soon."""
