@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import gc
 
-from rlkit._util.gc_tuning import rare_collections
+from rlkit._util.gc_tuning import rare_garbage_collection
 
 
 def test_the_garbage_collector_is_restored_after_the_last_run() -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    first, second = rare_collections(), rare_collections()
+    first, second = rare_garbage_collection(), rare_garbage_collection()
     first.__enter__()
     assert gc.get_freeze_count() > frozen
     second.__enter__()
@@ -23,7 +23,7 @@ def test_a_disabled_garbage_collector_stays_disabled() -> None:
     before = gc.get_threshold()
     gc.set_threshold(0, 10, 10)
     try:
-        with rare_collections():
+        with rare_garbage_collection():
             assert gc.get_threshold()[0] == 0
         assert gc.get_threshold() == (0, 10, 10)
     finally:
@@ -40,7 +40,7 @@ def test_new_garbage_is_still_collected() -> None:
         def __del__(self) -> None:
             Knot.freed += 1
 
-    with rare_collections():
+    with rare_garbage_collection():
         for _ in range(30_000):
             Knot()
         assert Knot.freed > 10_000

@@ -71,7 +71,7 @@ def test_closed_slots_reject_waiting_and_later_callers() -> None:
 
     async def run() -> None:
         reason: str | None = None
-        slots = Slots(1, closed=lambda: reason, on_close=reasons.append)
+        slots = Slots(1, find_close_reason=lambda: reason, on_close=reasons.append)
         await slots.acquire((0,))
         waiting = [asyncio.create_task(slots.acquire((rank,))) for rank in (1, 2)]
         await asyncio.sleep(1)

@@ -265,15 +265,15 @@ def test_usage_of_a_run_equals_the_tokens_of_its_episodes(tmp_path: Path) -> Non
 def test_the_usage_of_processes_adds_up() -> None:
     async def run() -> None:
         clock = asyncio.get_running_loop().time
-        first = Budget(Limits(), price=FREE, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, before={})
+        first = Budget(Limits(), price=FREE, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, previous={})
         await asyncio.sleep(10)
         second = Budget(
-            Limits(tokens=28), price=None, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, before=first.state_dict()
+            Limits(tokens=28), price=None, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, previous=first.state_dict()
         )
         await asyncio.sleep(5)
         assert second.usage == Usage(2, 4, 6, 8, 10)
         assert second.seconds == 15
-        assert second.reached == "budget_tokens: 28 of 28 tokens are used"
+        assert second.reached_limit == "budget_tokens: 28 of 28 tokens are used"
         assert "usage/usd" in first.metrics()
         assert "usage/usd" not in second.metrics()
 

@@ -273,7 +273,7 @@ def test_checkpoints_reflect_the_last_line_of_each(
 
 def usage_log(store: RunStore, sampled_tokens: int) -> UsageLog:
     usage = Usage(sampled_tokens=sampled_tokens)
-    return UsageLog(store.directory, Budget(Limits(), price=None, used=lambda: usage, clock=lambda: 0.0, before={}))
+    return UsageLog(store.directory, Budget(Limits(), price=None, used=lambda: usage, clock=lambda: 0.0, previous={}))
 
 
 def with_secrets(episode: Episode, secret: str) -> Episode:

@@ -1,6 +1,6 @@
 """Counts of a run's work in progress, displayed to the user.
 
-Invariant: reporting never blocks and changes only a count; counts of 0 are not displayed.
+Invariant: reporting waits for nothing but a short lock, and changes only a count. Counts of 0 are not displayed.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class Activity:
         return ", ".join(f"{kind}: {count:,}" for kind, count in self.counts.items())
 
 
-_running: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=None)
+_current: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=None)
 
 
 def current_activity() -> Activity:
-    """Return the activity of the current run; outside of a run, return an unused one."""
-    return _running.get() or Activity()
+    """Return the activity of the current run; outside of a run, return a new one that nobody displays."""
+    return _current.get() or Activity()
 
 
 @contextmanager
 def use_activity(activity: Activity) -> Generator[None]:
     """Let `current_activity` return `activity` in this context, and in asyncio tasks created in it."""
-    token = _running.set(activity)
+    token = _current.set(activity)
     try:
         yield
     finally:
-        _running.reset(token)
+        _current.reset(token)

@@ -16,7 +16,7 @@ _previous_thresholds: list[tuple[int, int, int]] = []
 
 
 @contextmanager
-def rare_collections() -> Generator[None]:
+def rare_garbage_collection() -> Generator[None]:
     """Context that excludes existing objects from garbage collection, and collects new objects less often.
 
     A collection over all objects of the imported libraries blocks the event loop for 0.1 s or more and frees nothing.

@@ -29,7 +29,7 @@ class Slots:
 
     Args:
         count: number of places.
-        closed: returns a reason to close, or None; called at each `acquire` and `release`.
+        find_close_reason: returns a reason to close, or None; called at each `acquire` and `release`.
         clock: returns the time in seconds, for `busy_s`.
         on_close: receives the reason once.
     """
@@ -38,14 +38,14 @@ class Slots:
         self,
         count: int,
         *,
-        closed: Callable[[], str | None] = lambda: None,
+        find_close_reason: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = lambda: 0.0,
         on_close: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.count = self._free = count
         self.close_reason: str | None = None
         """Reason for closing; None while open."""
-        self._closed = closed
+        self._find_close_reason = find_close_reason
         self._on_close = on_close
         self._clock = clock
         self._changed_s = clock()
@@ -93,7 +93,7 @@ class Slots:
 
     def _is_closed(self) -> bool:
         """Return whether the semaphore is closed; at the moment of closing, reject all waiters."""
-        if self.close_reason is None and (reason := self._closed()) is not None:
+        if self.close_reason is None and (reason := self._find_close_reason()) is not None:
             self.close_reason = reason
             for _, _, turn in self._waiting:
                 if not turn.done():

@@ -24,7 +24,7 @@ from rlkit.check.player import GRACE_S
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 MARGIN_S = 1.0
-"""Seconds without a message, beyond the limits of a rollout and its clean-up, after which a process is blocked."""
+"""Seconds of silence, beyond the limits of a rollout and its clean-up, that mean that the process is blocked."""
 
 POLL_S = 0.02
 

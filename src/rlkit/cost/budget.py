@@ -54,7 +54,7 @@ class Budget:
         price: required for `limits.usd`.
         used: returns the usage by this process.
         clock: returns seconds since any fixed time.
-        before: `state_dict` of the previous process.
+        previous: `state_dict` of the previous process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Budget:
         price: Price | None,
         used: Callable[[], Usage],
         clock: Callable[[], float],
-        before: Mapping[str, Json],
+        previous: Mapping[str, Json],
     ) -> None:
         if limits.usd is not None and price is None:
             raise ValueError("a limit in dollars needs a price")
@@ -74,9 +74,9 @@ class Budget:
         self._pending = list[Callable[[], Usage]]()
         self._clock = clock
         self._began_s = clock()
-        counts = {name: int(value) for name, value in before.items() if isinstance(value, int)}
+        counts = {name: int(value) for name, value in previous.items() if isinstance(value, int)}
         self._before = Usage(**{field.name: counts.get(field.name, 0) for field in fields(Usage)})
-        seconds = before.get("seconds", 0.0)
+        seconds = previous.get("seconds", 0.0)
         self._before_s = float(seconds) if isinstance(seconds, int | float) else 0.0
 
     def expect(self, pending: Callable[[], Usage]) -> None:
@@ -98,7 +98,7 @@ class Budget:
         return self._before_s + self._clock() - self._began_s
 
     @property
-    def reached(self) -> str | None:
+    def reached_limit(self) -> str | None:
         """Limit that is reached, as a phrase for people; None if no limit is."""
         limits = self._limits
         if limits == _UNLIMITED:  # fast path, because every rollout checks

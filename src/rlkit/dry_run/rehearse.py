@@ -34,7 +34,7 @@ from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
-from rlkit.tasks.from_config import count_draws, resolve_steps, run_tasks, task_contents
+from rlkit.tasks.from_config import count_draws, load_tasks, resolve_steps, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
@@ -134,7 +134,7 @@ async def rehearse(
         parts.append(part)
     note("loading the environments")
     tests = load_eval_tasks(config.eval.envs, seed=config.seed, note=note)
-    tasks = run_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
+    tasks = load_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
     config = resolve_steps(config, tasks, note=note)
     make_learning_rate(config)
     rehearser = _Rehearser(make_small_config(config), chat, tasks, _load_states(tasks), tests, parts, note)

@@ -68,7 +68,7 @@ class EndpointPolicy(Policy):
         endpoint: address, model and key.
         sampling: sampling settings of the evaluation.
         limits: limits of the rollout.
-        timeout_s: limit in seconds of a request, including retries.
+        timeout_s: limit in seconds of each attempt, and of the time in which a retry may begin.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EndpointPolicy(Policy):
             if request.tools:
                 body["tools"] = [{"type": "function", "function": dict(tool)} for tool in request.tools]
         else:
-            forced = request.forced if len(request.forced) else ""
+            forced = request.forced if len(request.forced) else ""  # the default is an empty array
             if not isinstance(request.prompt, str) or not isinstance(forced, str):
                 raise EnvironmentFault("an endpoint does not accept tokens: use texts")
             body["prompt"] = request.prompt + forced
@@ -116,7 +116,7 @@ class EndpointPolicy(Policy):
         }
 
     async def _request(self, body: Mapping[str, Any], forced: str | None) -> Reply:
-        """Send a request, with retries for at most `timeout_s`; `forced` is None for a chat."""
+        """Send a request, with retries that begin within `timeout_s`; `forced` is None for a chat."""
         import httpx
         import openai
 
@@ -141,7 +141,7 @@ class EndpointPolicy(Policy):
             except openai.APIStatusError as error:
                 problem, request_id = f"{error.status_code}: {_truncate(error.response.text)}", error.request_id
                 if error.status_code not in _RETRIED_STATUSES:
-                    raise _make_refusal(error.status_code, problem, request_id) from error
+                    raise _make_rejection_error(error.status_code, problem, request_id) from error
             if clock() + wait_s > deadline_s:
                 message = f"the endpoint {self._client.base_url} does not answer: {problem}"
                 raise ServiceError(message, request_id=request_id)
@@ -187,7 +187,7 @@ async def connect_endpoint(
         )
 
 
-def _make_refusal(status: int, problem: str, request_id: str | None) -> Exception:
+def _make_rejection_error(status: int, problem: str, request_id: str | None) -> Exception:
     """Return the error of a request that is not retried; an invalid request fails only its rollout."""
     if status not in (400, 413, 422):
         return ServiceError(f"the endpoint rejected the request ({problem})", request_id=request_id)
@@ -231,7 +231,7 @@ def _read_reply(content: bytes, forced: str | None) -> Reply:
     try:
         response = json.loads(content)
         choice = response["choices"][0]
-        message, malformed = _read_message(
+        message, malformed_calls = _read_message(
             choice["message"] if forced is None else {"content": f"{forced}{choice['text']}"}
         )
         usage: dict[str, Any] = response.get("usage") or {}
@@ -251,7 +251,7 @@ def _read_reply(content: bytes, forced: str | None) -> Reply:
         version=0,
         request_id=None if request_id is None else str(request_id),
     )
-    return Reply(str(message["content"]), message, turn, turn.prompt + as_prompt(turn.completion), malformed)
+    return Reply(str(message["content"]), message, turn, turn.prompt + as_prompt(turn.completion), malformed_calls)
 
 
 def _read_message(source: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:

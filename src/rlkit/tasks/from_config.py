@@ -20,7 +20,7 @@ from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Mixture, SequenceSource, Tasks, as_source, list_tasks
 
 
-def run_tasks(
+def load_tasks(
     config: Config,
     envs: Mapping[str, Tasks],
     *,
@@ -125,7 +125,7 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
     return config.model_copy(update={"steps": steps})
 
 
-def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
+def make_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
     """Return the mixture of the task sources of a run; errors as in `task_source`."""
     sources = {
         name: task_source(

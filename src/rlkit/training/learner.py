@@ -134,7 +134,7 @@ class PolicyLearner:
         if await self.run.checkpoints.is_saved(self.step):
             return
         if self._is_ahead:  # the weights contain optimiser steps of a dropped step
-            self.withdraw()
+            self.cancel_requests()
             self._submissions.clear()
             await self._recover(self.step, with_reports=False)
         await self.run.checkpoints.save(self.learner, self.step)
@@ -145,7 +145,7 @@ class PolicyLearner:
             self._submitting.cancel()
             await asyncio.gather(self._submitting, return_exceptions=True)
 
-    def withdraw(self) -> None:
+    def cancel_requests(self) -> None:
         """Cancel all requests of the submitted steps.
 
         The service's learner cannot be used afterwards: new requests may wait behind cancelled requests.
@@ -266,7 +266,7 @@ class PolicyLearner:
     async def _recover(self, step: int, *, with_reports: bool = True) -> None:
         """Restore the weights of a step from a checkpoint, and repeat the requests of later steps."""
         self._is_recovering = True
-        self.withdraw()
+        self.cancel_requests()
         # Without reports, missing reports do not matter, and a report that cannot be written must not prevent a save.
         newest_tried = self.run.reporter.complete_through(step) if with_reports else step
         self.learner, self.step = await self.watch.call(

@@ -121,11 +121,11 @@ class _TaskReplay:
         return UsageError(f"{self._history.damaged[0]} is damaged: its draws are unreadable")
 
 
-def interrupted_groups(history: History, config: Config, *, forgive: bool) -> dict[int, GroupProgress]:
+def interrupted_groups(history: History, config: Config, *, retry_failed: bool) -> dict[int, GroupProgress]:
     """Return the episodes of interrupted groups by draw, without episodes that are too stale to train on.
 
     Args:
-        forgive: repeat failed rollouts with all their retries.
+        retry_failed: repeat failed rollouts with all their retries.
     """
     oldest, groups = config.schedule.oldest_version(history.step), dict[int, GroupProgress]()
     for draw in history.outstanding:
@@ -137,10 +137,10 @@ def interrupted_groups(history: History, config: Config, *, forgive: bool) -> di
                 member: episode
                 for member, episode in last.items()
                 if all(turn.version >= oldest for turn in episode.turns)
-                and not (forgive and episode.status == "failed")
+                and not (retry_failed and episode.status == "failed")
             },
             attempts={member: episode.attempt + 1 for member, episode in last.items()},
-            failed=0 if forgive else failed,
+            failed=0 if retry_failed else failed,
         )
     return groups
 

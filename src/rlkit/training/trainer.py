@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlkit._util.activity import Activity, use_activity
-from rlkit._util.gc_tuning import rare_collections
+from rlkit._util.gc_tuning import rare_garbage_collection
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.paths import ARTEFACTS, runs_dir
 from rlkit._util.priority_semaphore import Slots
@@ -39,7 +39,7 @@ from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.store.journal import report_write_errors
 from rlkit.store.usage_log import UsageLog, read_usage
-from rlkit.tasks.from_config import resolve_steps, run_mixture, run_tasks, task_contents
+from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, describe_service
@@ -115,15 +115,15 @@ class RLTrainer(Trainer):
         for name in [*python_envs, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
-        # A new run has no manifest yet, and its name contains the time at which `train` is called.
+        # A new run has no manifest to read, and no directory before `train` is called: its name contains the time.
         self._manifest = TaskManifest(
             (self._directory or choose_run_directory(config, self._runs_dir)) if resume else None
         )
         note, manifest = self._trackers.on_note, self._manifest
         self._eval_tasks = load_eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
-        tasks = run_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
+        tasks = load_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
         self._config = config = resolve_steps(config, tasks, note=note)
-        self._sources = run_mixture(config, tasks)
+        self._sources = make_mixture(config, tasks)
         self._estimators = load_estimators(config, estimators or {})
         self._loss = load_loss(config.loss)
         self._rate = make_learning_rate(config)
@@ -151,11 +151,11 @@ class RLTrainer(Trainer):
     async def _open(self) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
         """Open the run's directory and the service; record the outcome in the directory and the trackers."""
         config = self._config
-        choice = choose_service(config.service) if self._service is None else ServiceChoice("url", None, "it was given")
+        choice = choose_service(config.service) if self._service is None else ServiceChoice("url", None, "from Python")
         price = price_of(config, choice.kind)
         directory = self._directory or choose_run_directory(config, self._runs_dir)
         with (
-            rare_collections(),
+            rare_garbage_collection(),
             use_activity(self._activity),
             RunStore(directory, resolved=self._resolved, resume=self._resume) as store,
         ):
@@ -188,14 +188,14 @@ class RLTrainer(Trainer):
             seed=config.seed,
             is_computing=lambda: is_engine and bool(self._activity.counts),
         )
-        opened = self._service or connect(config.service, choice=choice, note=note)
-        async with watch.watch_silence(), opened as service:
+        connection = self._service or connect(config.service, choice=choice, note=note)
+        async with watch.watch_silence(), connection as service:
             budget = Budget(
                 Limits(config.budget_usd, config.budget_tokens, config.max_hours),
                 price=price,
                 used=lambda: service.usage,
                 clock=asyncio.get_running_loop().time,
-                before=read_usage(store.directory, note),
+                previous=read_usage(store.directory, note),
             )
             usage = UsageLog(store.directory, budget)
             run, learner, groups = await self._build(
@@ -214,24 +214,24 @@ class RLTrainer(Trainer):
             if resumption.step:
                 note(f"resuming after step {resumption.step}")
             self._stop.watch()
-            async with _saving(run, learner, groups, usage, failure):
+            async with _save_and_close(run, learner, groups, usage, failure):
                 yield run, learner, groups
 
     async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
         """Open the run's journal; return the state of an interrupted run."""
         await in_thread(self._sources.set_folder, store.directory / ARTEFACTS)  # before draws are repeated
-        waiting = list[Task]()
+        waiting_tasks = list[Task]()
         history = store.open(
             self._sources.state_dict(),
             decode=chat.decode,
-            replay=lambda history: waiting.extend(redraw_tasks(history, self._sources)),
+            replay=lambda history: waiting_tasks.extend(redraw_tasks(history, self._sources)),
         )
         with report_write_errors(store.directory):
             await in_thread(self._manifest.write, store.directory)
         for path in dict.fromkeys(history.damaged):
             self._trackers.on_note(f"{path} is damaged; lost rollouts are repeated, if necessary with other tasks")
-        interrupted = interrupted_groups(history, self._config, forgive=store.metadata.retry_failed)
-        return Resumption(history.step, waiting, interrupted, history.task_metrics)
+        interrupted = interrupted_groups(history, self._config, retry_failed=store.metadata.retry_failed)
+        return Resumption(history.step, waiting_tasks, interrupted, history.task_metrics)
 
     async def _build(
         self,
@@ -251,7 +251,7 @@ class RLTrainer(Trainer):
         measured = store.find_last_measured_step(resumption.step)
         note(f"starting a training session for {config.model}")
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
-        # Exact once the model is loaded.
+        # The service knows the exact context only once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         reference = await load_kl_reference(config, service, watch)
         preparation = make_preparation(config, self._estimators, self._loss, reference=reference)
@@ -306,7 +306,7 @@ def _budgeted_slots(count: int, budget: Budget, note: Callable[[str], None]) -> 
     """Return slots for rollouts; they close once the budget is used up."""
     return Slots(
         count,
-        closed=lambda: budget.reached,
+        find_close_reason=lambda: budget.reached_limit,
         clock=asyncio.get_running_loop().time,
         on_close=lambda reason: note(f"{reason}; ending the run"),
     )
@@ -332,7 +332,7 @@ class _FailureRecord:
 
 
 @asynccontextmanager
-async def _saving(
+async def _save_and_close(
     run: Run, learner: PolicyLearner, groups: Groups, usage: UsageLog, failure: _FailureRecord
 ) -> AsyncGenerator[None]:
     """At the end of the block, save the weights of the last step and close all parts of the run."""
@@ -342,7 +342,7 @@ async def _saving(
                 yield
             finally:
                 await learner.stop_submitting()
-                await groups.close()  # play and pay for nothing while the weights are saved
+                await groups.close()  # no rollout costs money while the weights are saved
         except Exception as error:
             failure.write(error)  # now, because the save may be interrupted
             with suppress(RlkitError, OSError, TimeoutError):  # the cause matters more than a failed save
@@ -358,7 +358,7 @@ async def _saving(
         failure.write(error)  # now, because closing the service may take longer than the remaining time
         raise
     finally:
-        learner.withdraw()
+        learner.cancel_requests()
         with suppress(RlkitError):  # only the usage of an unfinished step is lost
             usage.write()
         await run.close()

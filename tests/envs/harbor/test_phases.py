@@ -15,7 +15,7 @@ def test_no_more_trials_than_allowed_are_in_a_phase() -> None:
     async def trial(gates: Gates) -> None:
         gate_pass = GatePass(gates)
         for phase, now in in_phase.items():
-            await getattr(gate_pass, phase)()
+            await getattr(gate_pass, f"wait_to_{phase}")()
             now[0] += 1
             now[1] = max(now)
             await asyncio.sleep(1)
@@ -36,9 +36,9 @@ def test_trials_start_before_they_wait_to_play() -> None:
 
         async def trial() -> None:
             gate_pass = GatePass(gates)
-            await gate_pass.start()
+            await gate_pass.wait_to_start()
             await asyncio.sleep(60)
-            await gate_pass.play()
+            await gate_pass.wait_to_play()
             began.append(clock())
             await asyncio.sleep(10)
             gate_pass.release()
@@ -55,7 +55,7 @@ def test_starts_are_apart() -> None:
         gates, clock, starts = Gates(PhaseLimits(starts_per_s=2)), asyncio.get_running_loop().time, list[float]()
 
         async def trial() -> None:
-            await GatePass(gates).start()
+            await GatePass(gates).wait_to_start()
             starts.append(clock())
 
         began = clock()
@@ -69,11 +69,11 @@ def test_waiting_at_a_gate_does_not_count_as_rollout_time() -> None:
     async def main() -> tuple[float, float]:
         gates = Gates(PhaseLimits(starting=1))
         first = GatePass(gates)
-        await first.start()
+        await first.wait_to_start()
         asyncio.get_running_loop().call_later(5, first.release)
         stopwatch, gate_pass = Stopwatch(), GatePass(gates)
         with use_stopwatches([stopwatch]):
-            await gate_pass.start()
+            await gate_pass.wait_to_start()
             await asyncio.sleep(2)
         return stopwatch.played_s, gate_pass.waited_s
 
@@ -84,15 +84,15 @@ def test_a_gate_is_released_once_and_on_cancellation() -> None:
     async def main() -> None:
         gates = Gates(PhaseLimits(verifying=1))
         gate_pass = GatePass(gates)
-        await gate_pass.verify()
-        waiting = asyncio.create_task(GatePass(gates).verify())
+        await gate_pass.wait_to_verify()
+        waiting = asyncio.create_task(GatePass(gates).wait_to_verify())
         await asyncio.sleep(1)
         waiting.cancel()
         gate_pass.release()
         gate_pass.release()
         again = GatePass(gates)
-        await asyncio.wait_for(again.verify(), 1)
-        blocked = asyncio.create_task(GatePass(gates).verify())
+        await asyncio.wait_for(again.wait_to_verify(), 1)
+        blocked = asyncio.create_task(GatePass(gates).wait_to_verify())
         await asyncio.sleep(1)
         assert not blocked.done()
         blocked.cancel()

@@ -86,7 +86,7 @@ def test_a_correct_sdk_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not sdk.patch_parser()
     assert http._parse_sse_events is right
     assert not sdk.patch_tool_calls(), "it was patched when it was loaded"
-    assert getattr(client.resumable_sse, "once", False)
+    assert getattr(client.resumable_sse, "is_patched", False)
 
 
 def test_prompts_and_blocks_of_the_known_version_are_patched(
@@ -118,7 +118,7 @@ def test_an_sdk_of_another_structure_is_used_unpatched(
     sdk.load()
     sdk.load.cache_clear()
     assert client.resumable_sse is resumable_sse
-    assert ["used unpatched" in record.message for record in caplog.records] == [True, True]
+    assert ["is not applied" in record.message for record in caplog.records] == [True, True]
 
 
 def test_an_option_set_by_the_sdk_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def read_file(path: Path) -> Node:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file.{_near(path)}") from None
+        raise ConfigError(f"{path}: no such file.{_suggest_file(path)}") from None
     except IsADirectoryError:
         names = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
         hint = f" Did you mean '{path / names[0]}'?" if names else ""
@@ -85,7 +85,7 @@ def read_file(path: Path) -> Node:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text; a configuration is a YAML file") from None
     root = parse(text, source=str(path), folder=path.absolute().parent)
-    if root is None or (root.value is None and not text.strip().strip("-~")):
+    if root is None or (root.value is None and not text.strip().strip("-~")):  # no text, `---` or `~`
         raise ConfigError(f"{path}: is empty: write a mapping, {EXAMPLE}")
     if not is_mapping(root.value):
         raise ConfigError(f"{root.origin}: a configuration is a mapping of fields to values, {EXAMPLE}")
@@ -168,7 +168,7 @@ class _Builder:
     def _key(self, node: yaml.Node) -> str:
         place = self.origin(node.start_mark)
         if not isinstance(node, yaml.ScalarNode):
-            raise ConfigError(f"{place}: a key must be a scalar; put a value that begins with [ or {{ in quotes")
+            raise ConfigError(f"{place}: a list or mapping cannot be a key; quote text that begins with [ or {{")
         if node.value == "<<" and node.style is None:
             raise ConfigError(f"{place}: merge keys (<<) are not supported: use several configuration files instead")
         return self._text(node.value, place)
@@ -210,7 +210,7 @@ def _problem(error: MarkedYAMLError) -> str:
     return problem.replace("'<stream end>'", "the end of the text")
 
 
-def _near(path: Path) -> str:
+def _suggest_file(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:

@@ -1,4 +1,4 @@
-"""State of a search: a verified construction with its origin.
+"""State that a search can start from: a verified construction with its origin.
 
 Invariant: writing and reading a state preserves it bit for bit.
 """
@@ -21,9 +21,9 @@ class State:
     """Verified construction with its origin.
 
     Args:
-        construction: array after its problem's normalisation.
-        parent: id of the state that its program started from; None without a parent.
-        program: program that made it; empty for none.
+        construction: array, normalised by the problem.
+        parent: id of the state from which the program started; None if no program made the construction.
+        program: program that made the construction; empty if no program did.
         stdout: end of the program's output.
         polished: True if a local search improved the program's result.
     """

@@ -31,19 +31,19 @@ class GatePass:
         self.waited_s = 0.0
         """Seconds that the trial has waited at gates."""
 
-    async def start(self) -> None:
+    async def wait_to_start(self) -> None:
         """Wait until the trial's environment may start."""
         await self._acquire(self._gates.starting)
         if (left_s := self._gates.reserve_start_s()) > 0:
             with _GateWait(self):
                 await asyncio.sleep(left_s)
 
-    async def play(self) -> None:
+    async def wait_to_play(self) -> None:
         """Wait until the trial's agent may work, at the start or in another step."""
         self.release()
         await self._acquire(self._gates.playing)
 
-    async def verify(self) -> None:
+    async def wait_to_verify(self) -> None:
         """Wait until the trial's tests may run."""
         self.release()
         await self._acquire(self._gates.verifying)

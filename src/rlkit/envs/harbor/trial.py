@@ -1,8 +1,8 @@
 """Run a Harbor trial.
 
 Invariant: the verdict is returned as soon as the verifier has finished; the environment is stopped in the background.
-However a trial ends, even if its caller is cancelled, its environment is stopped, its gates are released, and its
-folder is removed unless it should be kept.
+However a trial ends, even if its caller is cancelled, its environment is stopped, its gates (limits of the trials
+per phase) are released, and its folder is removed unless it should be kept.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ async def play_trial[T](
     """Run a trial and return its verdict.
 
     Args:
-        make: function from a folder of trials to the fields of Harbor's `TrialConfig`.
-        read: function from Harbor's result after verification, the gate pass and the trial's folder to the verdict.
+        make: makes the fields of Harbor's `TrialConfig`, given a folder of trials.
+        read: makes the verdict from Harbor's result, the gate pass and the trial's folder, after verification.
         trials_dir: folder of trials; None for a temporary folder, removed by a later process if this one is killed.
-        keep: function from the verdict, None if there is none, to whether the trial's folder is kept.
+        keep: decides from the verdict (None without one) whether the trial's folder is kept.
 
     Raises:
         Exception: Harbor cannot create the task or the environment.
     """
     running = _RunningTrial(make, read, GatePass(gates), trials_dir, keep)
     task = asyncio.create_task(running.run())
-    is_awaited = register_cleanup(task)
+    is_awaited_by_run = register_cleanup(task)
     try:
         return await running.verdict
     except asyncio.CancelledError:
         task.cancel()
         raise
     finally:
-        if not is_awaited:
+        if not is_awaited_by_run:
             await asyncio.wait([task])
 
 
@@ -114,10 +114,10 @@ class _RunningTrial[T]:
             await stop(delete)
 
         async def on_environment_start(_: TrialHookEvent) -> None:
-            await self.gate_pass.start()
+            await self.gate_pass.wait_to_start()
 
         async def on_agent_start(_: TrialHookEvent) -> None:
-            await self.gate_pass.play()
+            await self.gate_pass.wait_to_play()
             await in_thread(records.begin)
 
         async def on_agent_end(_: TrialHookEvent) -> None:
@@ -125,7 +125,7 @@ class _RunningTrial[T]:
             await in_thread(records.save)
 
         async def on_verification_start(_: TrialHookEvent) -> None:
-            await self.gate_pass.verify()
+            await self.gate_pass.wait_to_verify()
 
         async def start_and_note_processes(force_build: bool) -> None:
             await start_environment(force_build)

@@ -1,9 +1,8 @@
 """SDK of OpenReward, with patches for its defects.
 
-Each patch is applied only if a probe shows the defect and the SDK's code has the expected form. Versions that fixed a
-defect, or moved the code, are left unchanged.
+A patch is not applied if the SDK has moved its code, or if a probe (of the parser and of blocks) shows no defect.
 
-    stream parser     loses spaces at the borders of the pieces of a long answer
+    stream parser     loses spaces between the chunks of a long answer
     tool calls        retried after a failure, although the tool may already have run
     prompt requests   retried after a failure, although a request may reset the environment
     content blocks    dropped if their type is unknown
@@ -34,8 +33,8 @@ NEWEST_TESTED = "0.1.167"
 _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
 """Environment variables that stop the SDK from querying a package registry and logging to stdout on import."""
 
-_HTTP = "openreward.api._session.http"
-_CLIENT = "openreward.api.environments.client"
+_HTTP_MODULE = "openreward.api._session.http"
+_CLIENT_MODULE = "openreward.api.environments.client"
 
 _BUSY = 429
 
@@ -63,9 +62,10 @@ def load() -> ModuleType:
             patch()
         except (ImportError, AttributeError, TypeError) as error:
             _log.warning(
-                "openreward %s differs from the version that rlkit was tested with (%s), and is used unpatched: %s",
+                "openreward %s differs from the version that rlkit was tested with (%s), so %s is not applied: %s",
                 version("openreward"),
                 NEWEST_TESTED,
+                patch.__name__,
                 error,
             )
     return sdk
@@ -73,7 +73,7 @@ def load() -> ModuleType:
 
 def patch_parser() -> bool:
     """Replace the stream parser if it loses spaces; return True if it was replaced."""
-    module = import_module(_HTTP)
+    module = import_module(_HTTP_MODULE)
     if _keeps_spaces(cast("_Parser", module._parse_sse_events)):
         return False
     setattr(module, "_parse_sse_events", parse_events)  # noqa: B010  private name of the SDK's module
@@ -82,21 +82,21 @@ def patch_parser() -> bool:
 
 def patch_tool_calls() -> bool:
     """Disable retries of tool calls, if the SDK retries them; return True if the SDK was patched."""
-    module = import_module(_CLIENT)
+    module = import_module(_CLIENT_MODULE)
     request = cast("_Request", module.resumable_sse)
-    if getattr(request, "once", False):
+    if getattr(request, "is_patched", False):
         return False
     if "resumable_only" not in inspect.signature(request).parameters:
         raise TypeError("requests have no option resumable_only")
 
-    async def once(client: object, path: str, *args: object, **options: object) -> object:
+    async def patched_request(client: object, path: str, *args: object, **options: object) -> object:
         if path.endswith("/call"):
-            # A call can be resumed without running the tool again only after the server has assigned it an id.
+            # Retry only calls to which the server has assigned an id, because it resumes these without another run.
             options.setdefault("resumable_only", True)
         return await request(client, path, *args, **options)
 
-    once.once = True  # pyright: ignore[reportFunctionMemberAccess]  marks the patch, so that it is applied once
-    setattr(module, "resumable_sse", once)  # noqa: B010  private name of the SDK's module
+    patched_request.is_patched = True  # pyright: ignore[reportFunctionMemberAccess]  to patch only once
+    setattr(module, "resumable_sse", patched_request)  # noqa: B010  private name of the SDK's module
     return True
 
 
@@ -104,11 +104,11 @@ def patch_prompts() -> bool:
     """Disable retries of prompt requests, except those that were not executed; return True if the SDK was patched."""
     from tenacity import retry, retry_if_exception
 
-    module, http = import_module(_CLIENT), import_module(_HTTP)
+    module, http = import_module(_CLIENT_MODULE), import_module(_HTTP_MODULE)
     request = cast("_Request", module.request_retryable)
-    if getattr(request, "once", False):
+    if getattr(request, "is_patched", False):
         return False
-    request_once = cast(
+    request_without_retry = cast(
         "_Request",
         retry(
             retry=retry_if_exception(_was_not_executed),
@@ -118,12 +118,12 @@ def patch_prompts() -> bool:
         )(http._do_request),
     )
 
-    async def once(client: object, method: str, path: str, *args: object, **options: object) -> object:
-        chosen = request_once if path.endswith(("/prompt", "/messages")) else request
+    async def patched_request(client: object, method: str, path: str, *args: object, **options: object) -> object:
+        chosen = request_without_retry if path.endswith(("/prompt", "/messages")) else request
         return await chosen(client, method, path, *args, **options)
 
-    once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
-    setattr(module, "request_retryable", once)  # noqa: B010  private name of the SDK's module
+    patched_request.is_patched = True  # pyright: ignore[reportFunctionMemberAccess]  as in `patch_tool_calls`
+    setattr(module, "request_retryable", patched_request)  # noqa: B010  private name of the SDK's module
     return True
 
 
@@ -141,7 +141,7 @@ class UnknownBlock:
 
 def patch_blocks() -> bool:
     """Keep blocks of unknown types as `UnknownBlock`, if the SDK drops them; return True if the SDK was patched."""
-    module = import_module(_CLIENT)
+    module = import_module(_CLIENT_MODULE)
     read = cast("_Reader", module._parse_blocks)
     if read([{"type": "rlkit-unknown"}]):
         return False
@@ -192,7 +192,7 @@ def _run[T](function: Callable[[], Awaitable[T]]) -> T:
     raise RuntimeError("the coroutine suspended")
 
 
-def blocking[T](function: Callable[[], Awaitable[T]]) -> T:
+def run_blocking[T](function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine to its end on a new event loop in a new thread.
 
     Environments are loaded by a synchronous function, which may be called while an event loop runs.
