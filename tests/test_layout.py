@@ -38,8 +38,8 @@ FOLDER_MAX = 14
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 7_660
-"""Lines of the trunk that are not blank. This number may only fall; 7,500 is the goal."""
+TRUNK_MAX = 7_475
+"""Lines of the trunk that are not blank. This number may only fall."""
 
 
 @dataclass(frozen=True)

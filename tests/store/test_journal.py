@@ -21,10 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit._util import files
 from rlkit.errors import RunFailed, UsageError
 from rlkit.store import codec, table
 from rlkit.store.history import read_groups
-from rlkit.store.journal import SYNC_WITHIN_S, Journal, RecordKind, list_segments, make_write_error, read_records
+from rlkit.store.journal import SYNC_WITHIN_S, Journal, RecordKind, list_segments, read_records
 from rlkit.testing import run_virtual
 from rlkit.types import Episode, Group, Image, Prompt, Turn
 from tests.limits import HANG_S
@@ -381,7 +382,7 @@ def test_nothing_is_written_after_a_failed_record(tmp_path: Path, monkeypatch: p
 )
 def test_write_error_asks_for_room_only_if_it_would_help(number: int, message: str, tmp_path: Path) -> None:
     assert (
-        str(make_write_error(tmp_path, OSError(number, os.strerror(number))))
+        str(files.make_write_error(tmp_path, OSError(number, os.strerror(number))))
         == f"cannot write to {tmp_path}: {message}"
     )
 

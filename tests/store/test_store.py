@@ -19,6 +19,7 @@ from rlkit.config import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.usage import Usage
+from rlkit.cost.usage_log import UsageLog, read_usage
 from rlkit.env import Task
 from rlkit.envs.math.arithmetic import arithmetic
 from rlkit.errors import RunFailed, UsageError
@@ -34,7 +35,6 @@ from rlkit.store.history import (
 )
 from rlkit.store.journal import Journal, RecordKind, read_records
 from rlkit.store.metrics_log import read_metrics
-from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 from tests.builders import episode
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from rlkit._util.json_values import safe_str
+
 # File of the frame that runs each callback of an event loop.
 _EVENTS = asyncio.events.Handle._run.__code__.co_filename
 _DEEPEST_CAUSE = 20
@@ -44,6 +46,13 @@ def error_place(error: BaseException) -> Place | None:
             if place.is_user_code:
                 return place
     return next((stack[-1] for stack in stacks if stack), None)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error and the line that raised it, such as `KeyError: 'mine' at file:line`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {safe_str(error)}{place}"
 
 
 def stack_place(frame: FrameType) -> Place:

@@ -6,6 +6,7 @@ the budget, not by the size of the value.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
@@ -89,6 +90,14 @@ def render_value(value: object) -> str:
     except Exception as error:  # from the user's `__repr__`
         return f"{kind} whose repr raises {type(error).__name__}"
     return f"{kind} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
+
+
+def describe_type(value: object) -> str:
+    """Return a phrase for a value of the wrong type; a coroutine is closed."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine, as it is an async function"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -> Json:

@@ -14,8 +14,9 @@ from typing import ClassVar, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit._util.frames import describe_error
+from rlkit._util.json_values import describe_type
 from rlkit.algorithms.estimator import Advantages, Estimator
-from rlkit.algorithms.user_code import describe_error, describe_value
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Group
 
@@ -109,7 +110,7 @@ def estimate_advantages(estimator: AnyEstimator, groups: Sequence[Group]) -> lis
         rows = _as_list(advantages)
         if rows is None or len(rows) != len(groups):
             count = f"advantages for {0 if rows is None else len(rows)} of {len(groups)}"
-            answer = f"{describe_value(advantages)} for the" if rows is None else count
+            answer = f"{describe_type(advantages)} for the" if rows is None else count
             raise EnvironmentFault(
                 f"the advantage estimator {formula.title} returned {answer} groups of {env}: it must return those of "
                 f"each group of the step, {len(groups)} here, in their order"
@@ -157,14 +158,14 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[
 
     values = _as_list(advantages)
     if values is None:
-        raise fault(describe_value(advantages))
+        raise fault(describe_type(advantages))
     if len(values) != count:
         raise fault(_plural(len(values), "advantage"))
     rows = list[NDArray[np.float64]]()
     for member, (value, episode) in enumerate(zip(values, group.episodes, strict=True)):
         row, turns = _as_array(value), len(episode.turns)
         if row is None:
-            raise fault(f"{describe_value(value)} for episode {member}")
+            raise fault(f"{describe_type(value)} for episode {member}")
         row = np.full(turns, float(row)) if row.ndim == 0 else row
         if row.shape != (turns,):
             shape = " × ".join(map(str, row.shape))

@@ -209,7 +209,8 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
     """Return the value and the metrics of a local loss; raise UsageError if it fails or they are invalid."""
     import torch
 
-    from rlkit.algorithms.user_code import describe_error, describe_value, safe_str
+    from rlkit._util.frames import describe_error
+    from rlkit._util.json_values import describe_type, safe_str
 
     def fault(problem: str) -> UsageError:
         return UsageError(f"{'loss.function' if loss.name == 'custom' else f'the loss {loss.name}'}: {problem}")
@@ -221,7 +222,7 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
     pair = cast("tuple[object, ...]", result) if isinstance(result, tuple) else ()
     value, metrics = pair if len(pair) == 2 else (None, None)
     if not isinstance(metrics, Mapping):
-        answer = describe_value(cast("object", result))
+        answer = describe_type(cast("object", result))
         raise fault(f"it returned {answer}: it must return a pair, the loss and a mapping of metrics")
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise fault("the loss must be one number, a tensor that depends on the log-probabilities")

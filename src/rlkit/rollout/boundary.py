@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import cast
 
+from rlkit._util.frames import describe_error
 from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.env import Env, GroupScorer
@@ -110,6 +110,4 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, LimitReached):
         return f"{safe_str(error)}; an environment that catches rlkit.LimitReached can grade the result so far"
     error = (error.__cause__ if isinstance(error, EnvironmentExit) else None) or error
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return escape_surrogates(f"{type(error).__name__}: {safe_str(error)}{where}")
+    return escape_surrogates(describe_error(error))

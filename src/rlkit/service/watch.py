@@ -17,11 +17,11 @@ from functools import partial
 from random import Random
 from typing import override
 
+from rlkit._util.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.stopwatch import Request, request_wait
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
-from rlkit.service.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit.types import Completion, Prompt, Sampling
 
 SILENCE_S = 45.0

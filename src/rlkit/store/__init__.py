@@ -38,7 +38,7 @@ from rlkit.store.history import (
     table_path,
     upsert_attempt,
 )
-from rlkit.store.journal import Journal, RecordKind, mark_retrieved, report_write_errors
+from rlkit.store.journal import Journal, RecordKind, mark_retrieved
 from rlkit.store.lock import acquire_lock
 from rlkit.store.metadata import RunMetadata
 from rlkit.store.metrics_log import append_metrics, read_metrics
@@ -186,7 +186,7 @@ class RunStore:
             if earlier_writes is not None:
                 await asyncio.shield(earlier_writes)
             await asyncio.shield(synced)
-            with report_write_errors(self.directory):
+            with files.report_write_errors(self.directory):
                 await in_thread(lambda: table.write(table_path(self.directory, step), recorded, decode=self._decode))
                 await in_thread(files.write_text, state_path(self.directory, step), state_text)
                 if was_retrying:
@@ -235,12 +235,12 @@ class RunStore:
             )
             for group, attempts in groups
         ]
-        with report_write_errors(self.directory):
+        with files.report_write_errors(self.directory):
             await in_thread(lambda: table.write(evaluation_path(self.directory, step), recorded, decode=self._decode))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a line to metrics.jsonl."""
-        with report_write_errors(self.directory):
+        with files.report_write_errors(self.directory):
             append_metrics(self.directory / "metrics.jsonl", step, metrics)
         self.measured_steps.add(step)
 
@@ -273,7 +273,7 @@ class RunStore:
         return self._journal
 
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
-        with report_write_errors(self.directory):
+        with files.report_write_errors(self.directory):
             json_lines.append(self.directory / name, record)
 
 

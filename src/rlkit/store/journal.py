@@ -19,8 +19,8 @@ import asyncio
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -166,7 +166,7 @@ class Journal:
 
     def _failure(self, error: OSError) -> RunFailed:
         self._broken = error
-        return make_write_error(self._folder, error)
+        return files.make_write_error(self._folder, error)
 
     def _open_segment(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
@@ -178,21 +178,6 @@ class Journal:
             cleanup.pop_all()
         self._has_new_segment = True
         return file
-
-
-def make_write_error(folder: Path, error: OSError) -> RunFailed:
-    """Return the error for a run that cannot write to a folder."""
-    remedy = "; make room, then resume the run" if error.errno in files.FULL else ""
-    return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
-
-
-@contextmanager
-def report_write_errors(folder: Path) -> Generator[None]:
-    """Turn an `OSError` inside into a `RunFailed` that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise make_write_error(folder, error) from error
 
 
 def mark_retrieved(task: asyncio.Task[None]) -> None:

@@ -150,5 +150,6 @@ def describe_service(choice: ServiceChoice) -> str:
     if choice.kind == "hosted":
         return f"the hosted Tinker service ({choice.reason})"
     if choice.kind == "url":
-        return f"the Tinker service at {choice.base_url} ({choice.reason})"
+        address = "" if choice.base_url is None else f" at {choice.base_url}"
+        return f"the Tinker service{address} ({choice.reason})"
     return f"the embedded engine ({choice.reason})"

@@ -13,13 +13,13 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
 from rlkit.algorithms.datums import PlayedGroup, Preparation, StepGroup, sequence_lengths
 from rlkit.cost.usage import Usage
+from rlkit.cost.usage_log import UsageLog
 from rlkit.env import Task
 from rlkit.errors import RunFailed
 from rlkit.rollout.player import Counts, FailureNotes, GroupProgress, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
 from rlkit.store.history import GroupRecord
-from rlkit.store.usage_log import UsageLog
 from rlkit.tasks.sources import Mixture
 from rlkit.trackers import Broadcast
 from rlkit.training.resume import Resumption

@@ -16,12 +16,12 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import Estimate
+from rlkit.cost.usage_log import UsageLog
 from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics
 from rlkit.metrics.metrics import throughput
 from rlkit.policy import Sampler
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
-from rlkit.store.usage_log import UsageLog
 from rlkit.trackers import Broadcast, Phase, Progress, RunResult
 from rlkit.training import StopSignal
 from rlkit.training.checkpoints import CheckpointSaver, PendingCheckpoint

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from pathlib import Path
 
+from rlkit._util import files
 from rlkit._util.activity import Activity, use_activity
 from rlkit._util.gc_tuning import rare_garbage_collection
 from rlkit._util.loop_holds import loop_holds
@@ -27,6 +28,7 @@ from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.estimate import load_estimate
 from rlkit.cost.usage import Price, price_of
+from rlkit.cost.usage_log import UsageLog, read_usage
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
@@ -37,8 +39,6 @@ from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
-from rlkit.store.journal import report_write_errors
-from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
@@ -165,7 +165,7 @@ class RLTrainer(Trainer):
                     async with self._connect(store, choice, price, failure) as (run, learner, groups):
                         yield run, learner, groups
                     result = run.result
-                with report_write_errors(directory):
+                with files.report_write_errors(directory):
                     store.metadata.set_status(result.status, reason=result.reason)
             except (Exception, asyncio.CancelledError) as error:
                 failure.write(error)
@@ -226,7 +226,7 @@ class RLTrainer(Trainer):
             decode=chat.decode,
             replay=lambda history: waiting_tasks.extend(redraw_tasks(history, self._sources)),
         )
-        with report_write_errors(store.directory):
+        with files.report_write_errors(store.directory):
             await in_thread(self._manifest.write, store.directory)
         for path in dict.fromkeys(history.damaged):
             self._trackers.on_note(f"{path} is damaged; lost rollouts are repeated, if necessary with other tasks")

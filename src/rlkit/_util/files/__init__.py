@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
+
+from rlkit.errors import RunFailed
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk or an exhausted quota."""
@@ -73,3 +76,18 @@ def append(file: BinaryIO, data: bytes) -> None:
         with suppress(OSError):
             file.truncate(file.tell() - (len(data) - len(left)))  # only on errors, because tell() is a system call
         raise
+
+
+def make_write_error(folder: Path, error: OSError) -> RunFailed:
+    """Return the error for a run that cannot write to a folder."""
+    remedy = "; make room, then resume the run" if error.errno in FULL else ""
+    return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
+
+
+@contextmanager
+def report_write_errors(folder: Path) -> Generator[None]:
+    """Turn an `OSError` inside into a `RunFailed` that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise make_write_error(folder, error) from error

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from rlkit._util.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit.errors import ServiceError
-from rlkit.service.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit.testing import run_virtual
 
 WITHIN_S = 100.0

@@ -21,12 +21,12 @@ class NoAnswer(ServiceError):
     """No answer came within the time limit. The request is not retried."""
 
 
-class Waiting(Protocol):
-    """A wait with a deadline."""
+class DeadlineHandler(Protocol):
+    """A wait that acts on its deadline."""
 
     context: Context
 
-    def due(self) -> float:
+    def on_deadline(self) -> float:
         """Act on the deadline, and return the time of the next one, which may be infinite."""
         ...
 
@@ -35,16 +35,16 @@ class Deadlines:
     """Deadlines of all waits, with one timer on the event loop."""
 
     def __init__(self) -> None:
-        self._until_s: dict[Waiting, float] = {}
+        self._until_s: dict[DeadlineHandler, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, wait: Waiting, until_s: float) -> None:
-        """Call `wait.due` at the time `until_s` of the event loop."""
+    def put(self, wait: DeadlineHandler, until_s: float) -> None:
+        """Call `wait.on_deadline` at the time `until_s` of the event loop."""
         self._until_s[wait] = until_s
         if self._timer is None or until_s < self._timer.when():
             self._arm(until_s)
 
-    def drop(self, wait: Waiting) -> None:
+    def drop(self, wait: DeadlineHandler) -> None:
         """Remove a wait. The timer stays, because the next request would set it again."""
         del self._until_s[wait]
 
@@ -52,13 +52,13 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = None if until_s == math.inf else loop.call_at(until_s, self._ring, context=Context())
+        self._timer = None if until_s == math.inf else loop.call_at(until_s, self._on_timer, context=Context())
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now_s = asyncio.get_running_loop().time() + _EPSILON_S
         for wait in [wait for wait, until_s in self._until_s.items() if until_s <= now_s]:
-            self._until_s[wait] = wait.context.run(wait.due)
+            self._until_s[wait] = wait.context.run(wait.on_deadline)
         self._arm(min(self._until_s.values(), default=math.inf))
 
 
@@ -81,7 +81,7 @@ class AnswerWait[T]:
         self._wait_s = timeout_s if repeat is None else timeout_s / 2
         self._second: asyncio.Task[T] | None = None
         self._task: asyncio.Task[object] | None = None
-        self._is_stopped = self._is_over = False
+        self._has_cancelled_task = self._has_ended = False
 
     async def wait(self, answer: Awaitable[T], activity: str) -> T:
         """Return the first answer of the two requests, or raise the error of the second.
@@ -104,22 +104,22 @@ class AnswerWait[T]:
             except ServiceError:
                 if self._second is None:
                     raise
-                return await self._second  # until it answers, or there is no time left
+                return await self._second  # the deadline ends this wait if the second request is not answered either
         except asyncio.CancelledError:
-            if not self._is_stopped or task.cancelling() > cancelling + 1:  # the caller cancelled it too
+            if not self._has_cancelled_task or task.cancelling() > cancelling + 1:  # the caller cancelled it too
                 raise
             if self._second is not None and self._second.done() and not self._second.cancelled():
                 return self._second.result()
             raise NoAnswer(f"{activity}: no answer within {self._timeout_s:g} s") from None
         finally:
             self._deadlines.drop(self)
-            self._is_over = True
-            if self._is_stopped:
+            self._has_ended = True
+            if self._has_cancelled_task:
                 task.uncancel()
             if self._second is not None:
                 self._second.cancel()
 
-    def due(self) -> float:
+    def on_deadline(self) -> float:
         """Repeat the request, or stop waiting; return the time of the next deadline."""
         if self._repeat is None or self._second is not None:
             self._stop()
@@ -135,6 +135,6 @@ class AnswerWait[T]:
 
     def _stop(self) -> None:
         """Cancel the waiting task, and with it the first request."""
-        if self._task is not None and not self._is_stopped and not self._is_over:
-            self._is_stopped = True
+        if self._task is not None and not self._has_cancelled_task and not self._has_ended:
+            self._has_cancelled_task = True
             self._task.cancel()

@@ -11,7 +11,6 @@ from rlkit._util.files import json_lines
 from rlkit._util.threads import in_thread
 from rlkit.cost.budget import Budget
 from rlkit.errors import UsageError
-from rlkit.store.journal import report_write_errors
 from rlkit.types import Json
 
 _FILE = "usage.json"
@@ -30,7 +29,7 @@ class UsageLog:
     def write(self) -> None:
         """Record the usage; raise `RunFailed` if it cannot be written."""
         self._written_s = self._budget.seconds
-        with report_write_errors(self._directory):
+        with files.report_write_errors(self._directory):
             files.write_text(self._directory / _FILE, json.dumps(self._budget.state_dict()) + "\n")
 
     async def write_if_due(self) -> None:
