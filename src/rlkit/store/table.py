@@ -14,12 +14,16 @@ exclude the footer.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+
+# Arrow's own allocator asks for huge pages; clearing them takes longer than writing a table.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import numpy as np
 import pyarrow as pa
@@ -132,7 +136,7 @@ def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Toke
         write_statistics=_COLUMNS,  # pyright: ignore[reportArgumentType]  accepts column names, too
         column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
     )
-    files.write_bytes(path, _add_checksum(buffer.getvalue().to_pybytes()))
+    files.write_bytes(path, _add_checksum(memoryview(buffer.getvalue())))
 
 
 def read_table(path: Path) -> list[RecordedGroup]:
@@ -152,7 +156,7 @@ def read_table(path: Path) -> list[RecordedGroup]:
     return [_make_group(groups[position]) for position in sorted(groups)]
 
 
-def _add_checksum(data: bytes) -> bytes:
+def _add_checksum(data: memoryview) -> bytes:
     footer = _find_footer(data)
     return b"".join([data[:footer], zlib.crc32(data).to_bytes(_CRC_BYTES, "little"), data[footer:]])
 
@@ -166,7 +170,7 @@ def check_checksum(data: bytes) -> None:
         raise ValueError("the checksum does not match the content")
 
 
-def _find_footer(data: bytes) -> int:
+def _find_footer(data: bytes | memoryview) -> int:
     """Return the offset of the footer, computed from its length in bytes −8 to −4; negative if this is no table."""
     return len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
