@@ -149,9 +149,7 @@ def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
     if not turns:
         return {}
     stops = {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
-    forced = [
-        not turn.sampled_mask.all() and bool((turn.sampled_mask[:-1] & ~turn.sampled_mask[1:]).any()) for turn in turns
-    ]
+    forced = [bool((turn.sampled_mask[:-1] > turn.sampled_mask[1:]).any()) for turn in turns]
     return {**stops, f"{prefix}/budget_forced": _mean(map(float, forced))} if any(forced) else stops
 
 
@@ -264,14 +262,15 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     - `ratio/effective`: effective sample size as a share, (Σw)² / (N Σw²), from 1/N to 1 (Kong 1992).
     - `ratio/clipped`: share of tokens that the loss clips; missing if the loss does not clip.
     """
-    sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data]).astype(np.float64)
+    sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data], dtype=np.float64)
     pairs = zip(update.data, update.logprobs, strict=True)
-    trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs]).astype(np.float64)
+    trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs], dtype=np.float64)
     # The trainer's probability of a token may be 0 or NaN; a finding then reports the non-finite metric.
+    # In place, because page faults of new arrays would take longer than the arithmetic.
     with np.errstate(invalid="ignore", over="ignore"):
-        difference = sampled - trained
-        ratios = _ratios(-difference) if len(difference) else dict[str, float]()
+        difference = np.subtract(sampled, trained, out=trained)
         v1, v2 = float(difference.mean()), float(np.square(difference).mean() / 2)
+        ratios = _ratios(np.negative(difference, out=difference)) if len(difference) else dict[str, float]()
     return {
         "optim/kl_sample_train_v1": v1,
         "optim/kl_sample_train_v2": v2,
@@ -311,7 +310,8 @@ def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, s
 
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
-    weights = np.exp(log_ratios - log_ratios.max())  # scaled to a maximum of 1, to avoid overflow
+    weights = log_ratios - log_ratios.max()  # scaled to a maximum of 1, to avoid overflow
+    np.exp(weights, out=weights)
     return {
         "optim/ratio/max": float(np.exp(log_ratios.max())),
         "optim/ratio/min": float(np.exp(log_ratios.min())),
@@ -323,9 +323,9 @@ def _clipping_metrics(update: UpdateResult) -> dict[str, float]:
     clipped = list[Bools]()
     for datum, logprobs in zip(update.data, update.logprobs, strict=True):
         differences = (logprobs[datum.mask] - datum.logprobs[datum.mask]).astype(np.float64)
-        clips = update.loss.clips(differences, datum.advantages[datum.mask].astype(np.float64))
-        if clips is not None:
-            clipped.append(clips)
+        if (clips := update.loss.clips(differences, datum.advantages[datum.mask].astype(np.float64))) is None:
+            return {}
+        clipped.append(clips)
     return {"optim/ratio/clipped": float(np.concatenate(clipped).mean())} if clipped else {}
 
 
