@@ -17,7 +17,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -183,22 +183,16 @@ def _make_group(rows: Sequence[tuple[dict[str, Any], Episode]]) -> RecordedGroup
 
 
 def _encode_turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructArray:
-    prompts = [turn.prompt.tokens for turn in turns]
     completions = [turn.completion for turn in turns]
-    images = [image for turn in turns for image in turn.prompt.images]
+    images = [asdict(image) for turn in turns for image in turn.prompt.images]
     fields: list[Any] = [
-        _concatenate(prompts, pa.int32()),
+        _concatenate([turn.prompt.tokens for turn in turns], pa.int32()),
         _concatenate(completions, pa.int32()),
         _concatenate([turn.logprobs for turn in turns], pa.float32()),
         _concatenate([turn.sampled_mask for turn in turns], pa.bool_()),
         pa.array([decode(_text_tokens(turn.prompt)) for turn in turns], pa.large_string()),
         pa.array([decode(tokens) for tokens in completions], pa.large_string()),
-        _make_lists(
-            pa.array(
-                [{"start": i.start, "length": i.length, "format": i.format, "data": i.data} for i in images], _IMAGE
-            ),
-            [len(turn.prompt.images) for turn in turns],
-        ),
+        _make_lists(pa.array(images, _IMAGE), [len(turn.prompt.images) for turn in turns]),
         *(pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type) for name in TURN_FIELDS),
     ]
     return pa.StructArray.from_arrays(fields, fields=list(_TURN))
