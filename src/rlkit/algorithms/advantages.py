@@ -170,9 +170,9 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[
         if row.shape != (turns,):
             shape = " × ".join(map(str, row.shape))
             raise fault(f"{shape} advantages for the {_plural(turns, 'turn')} of episode {member}")
-        if not np.isfinite(row).all():
-            raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {member}", f"{rule}, all of them finite")
-        if np.abs(row).max(initial=0.0) > _ADVANTAGE_MAX:
+        if not (np.abs(row) <= _ADVANTAGE_MAX).all():
+            if not np.isfinite(row).all():
+                raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {member}", f"{rule}, all of them finite")
             largest = f"an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}"
             raise fault(f"{largest}, too large for float32", "scale the rewards down, or choose another advantage")
         rows.append(np.zeros(turns) if episode.reward is None or episode.masked else row)
