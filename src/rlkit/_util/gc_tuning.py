@@ -9,7 +9,7 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_NEW_OBJECTS = 10_000
+_NEW_OBJECTS = 20_000
 """Net new objects between two collections; with Python's default, collections take a tenth of a run's time."""
 
 _previous_thresholds: list[tuple[int, int, int]] = []
