@@ -17,11 +17,10 @@ import yaml
 from rlkit._util.files import json_lines
 from rlkit.config import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
-from rlkit.cost.budget import Budget, Limits
+from rlkit.cost.budget import Budget, Limits, UsageLog, read_usage
 from rlkit.cost.usage import Usage
-from rlkit.cost.usage_log import UsageLog, read_usage
 from rlkit.env import Task
-from rlkit.envs.math.arithmetic import arithmetic
+from rlkit.envs.arithmetic import arithmetic
 from rlkit.errors import RunFailed, UsageError
 from rlkit.store import RunStore, checkpoints, codec, table
 from rlkit.store.history import (

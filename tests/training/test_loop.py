@@ -368,7 +368,7 @@ def test_environment_name_missing_in_the_configuration_is_an_error(byte_model_di
 SCRIPT = """
 import os, signal
 import rlkit
-from rlkit.envs.math import arithmetic
+from rlkit.envs.arithmetic import arithmetic
 from rlkit.trackers.console import ConsoleTracker
 
 class Interrupting(ConsoleTracker):

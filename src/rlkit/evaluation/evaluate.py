@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from rlkit.config import ResolvedConfig, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
-from rlkit.evaluation.openai_endpoint import Endpoint, NoSampler, connect_endpoint
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.metrics.metrics import group_metrics
@@ -40,6 +40,9 @@ from rlkit.tasks.sources import as_source
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
+
+if TYPE_CHECKING:
+    from rlkit.evaluation.openai_endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +140,8 @@ async def evaluate(
     tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
     slots = Slots(config.rollouts.max_concurrent)
     if endpoint is not None:
+        from rlkit.evaluation.openai_endpoint import NoSampler, connect_endpoint
+
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
             player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make_policy)
             return await _measure(player, tasks, NoSampler(), note=note, on_progress=on_progress, on_groups=on_groups)

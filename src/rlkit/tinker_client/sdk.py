@@ -22,11 +22,11 @@ from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
 from rlkit.service.watch import capture_warnings
-from rlkit.tinker_client.connector import Connector, Unreachable
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
     from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
+    from rlkit.tinker_client.connector import Connector
 
 
 _PAGE = 100
@@ -175,6 +175,8 @@ class TinkerService(Service):
         """Make a client of the SDK, retrying with the connector."""
         if self._connector is None:
             return await self._call_in_thread(make_client, activity)
+
+        from rlkit.tinker_client.connector import Unreachable
 
         async def attempt(_: float) -> T:
             try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.engine.model import model_files
 from rlkit.errors import MissingError, UsageError
-from rlkit.tokenizers.bundled import load_bundled_tokenizer
 from rlkit.tokenizers.hub import hub_problem
 
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def load_tokenizer(
         directory = model_files.resolve_model(name, progress=_ProgressNotes(note))
         return cast("Tokenizer", model_files.load_tokenizer(directory))
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered
+
+    from rlkit.tokenizers.bundled import load_bundled_tokenizer
 
     registered = is_tokenizer_registered(name)
     if not template and not registered and (bundled := load_bundled_tokenizer(name)) is not None:

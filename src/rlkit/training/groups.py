@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
 from rlkit.algorithms.datums import PlayedGroup, Preparation, StepGroup, sequence_lengths
+from rlkit.cost.budget import UsageLog
 from rlkit.cost.usage import Usage
-from rlkit.cost.usage_log import UsageLog
 from rlkit.env import Task
 from rlkit.errors import RunFailed
 from rlkit.rollout.player import Counts, FailureNotes, GroupProgress, Player

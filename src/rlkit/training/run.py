@@ -14,9 +14,8 @@ from functools import cached_property
 from rlkit._util.activity import Activity
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
-from rlkit.cost.budget import Budget
+from rlkit.cost.budget import Budget, UsageLog
 from rlkit.cost.estimate import Estimate
-from rlkit.cost.usage_log import UsageLog
 from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics
 from rlkit.metrics.metrics import throughput
 from rlkit.policy import Sampler

@@ -25,10 +25,9 @@ from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.loading.run_config import choose_run_directory
 from rlkit.config.schema import Config
-from rlkit.cost.budget import Budget, Limits
+from rlkit.cost.budget import Budget, Limits, UsageLog, read_usage
 from rlkit.cost.estimate import load_estimate
 from rlkit.cost.usage import Price, price_of
-from rlkit.cost.usage_log import UsageLog, read_usage
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rlkit.types import Json
 
 BUILT_IN = {
-    "arithmetic": "rlkit.envs.math:arithmetic",
+    "arithmetic": "rlkit.envs.arithmetic:arithmetic",
     "discovery": "rlkit.envs.discovery:discovery",
     "harbor": "rlkit.envs.harbor:harbor",
     "math": "rlkit.envs.math:maths",

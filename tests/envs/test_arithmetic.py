@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.math import Sum, arithmetic
-from rlkit.envs.math.arithmetic import Operator
+from rlkit.envs.arithmetic import Operator, Sum, arithmetic
 from rlkit.errors import UsageError
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
