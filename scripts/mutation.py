@@ -55,7 +55,6 @@ _BATCHES = ["tests/algorithms/test_datums.py", "tests/algorithms/test_advantages
 TESTS = {
     "store/__init__.py": [*_STORED, "-k", "not test_resume or old_segments or on_the_disk or incomplete_record"],
     "store/metadata.py": [*_STORED, "-k", "not test_resume or is_an_error or by_name or started or not_replaced"],
-    "store/episode_redaction.py": [_STORE, "-k", "secret"],
     "tools/run_ending.py": ["tests/tools/test_run_ending.py"],
     "store/history.py": [
         _DATA,

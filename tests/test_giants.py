@@ -27,7 +27,6 @@ from rlkit.rollout.boundary import play_env
 from rlkit.rollout.recorder import INLINE_CHARS, RecordingPolicy
 from rlkit.rollout.validation import INFO_BYTES, as_outcome
 from rlkit.store import RunStore
-from rlkit.store.episode_redaction import redact_episode
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Message, Outcome, Prompt, Sampling, Tokens, Tool
 from tests.builders import episode
@@ -193,8 +192,8 @@ def test_redactor_reads_the_environment_once_per_episode(tmp_path: Path, monkeyp
     with RunStore(tmp_path / "run", resolved=resolved) as store:
         monkeypatch.setattr(redaction, "_secrets", counting)
         plain = {"steps": [str(number) for number in range(20_000)]}
-        same = redact_episode(replace(episode(1.0), info=plain), store.metadata.make_redactor)
-        cleaned = redact_episode(replace(episode(1.0), info=info), store.metadata.make_redactor)
+        same = store.metadata.redact_episode(replace(episode(1.0), info=plain))
+        cleaned = store.metadata.redact_episode(replace(episode(1.0), info=info))
     assert len(reads) == 2
     assert same.info is plain
     assert cleaned.info == {"steps": [{"***": f"step {number}"} for number in range(20_000)]}

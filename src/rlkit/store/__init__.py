@@ -21,7 +21,6 @@ from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.store import codec, table
-from rlkit.store.episode_redaction import redact_episode
 from rlkit.store.history import (
     DRAW_BYTES,
     DrawRecord,
@@ -148,7 +147,7 @@ class RunStore:
 
         The record survives the process, and after `sync` a power cut. Secrets are removed from all text but the tokens.
         """
-        episode = redact_episode(episode, self.metadata.make_redactor)
+        episode = self.metadata.redact_episode(episode)
         upsert_attempt(self._attempts.setdefault(task.draw, []), episode)
         draw = task.draw.to_bytes(DRAW_BYTES, "little")
         self._writer.append(RecordKind.EPISODE, draw + codec.encode(episode))
@@ -230,7 +229,7 @@ class RunStore:
         recorded = [
             make_group(
                 DrawRecord(group.draw, group.env, group.task),
-                [redact_episode(episode, self.metadata.make_redactor) for episode in attempts],
+                [self.metadata.redact_episode(episode) for episode in attempts],
                 GroupRecord(group.draw, True, len(group.episodes)),
             )
             for group, attempts in groups

@@ -1,6 +1,7 @@
 """run.json and config.yaml: the identity of a run, its configuration and its status.
 
-Invariant: a resumed run has the identity of the run that was started. No secret of the configuration is written.
+Invariant: a resumed run has the identity of the run that was started. No secret of the configuration is written,
+and none in the text that an environment adds to an episode.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit._util.frames import error_place
-from rlkit._util.json_values import safe_str
+from rlkit._util.json_values import map_text, safe_str
 from rlkit._util.redaction import make_redactor
 from rlkit.config import ResolvedConfig, show_lines
 from rlkit.config.loading.run_config import is_run_directory
@@ -27,7 +29,7 @@ from rlkit.errors import UsageError
 from rlkit.store import codec
 from rlkit.store.history import DRAW_BYTES, list_state_steps
 from rlkit.store.journal import RecordKind, read_records
-from rlkit.types import Json
+from rlkit.types import Episode, Json
 
 FORMAT_VERSION = 2
 """Version of the run directory's format; other versions are rejected."""
@@ -111,6 +113,24 @@ class RunMetadata:
         """Return a function that redacts like `redact` but reads the environment variables only once."""
         redact_environment = make_redactor()
         return lambda text: redact_environment(redact_config(text, hidden=self._secrets))
+
+    def redact_episode(self, episode: Episode) -> Episode:
+        """Return an episode without secrets in its error and its info; its tokens are unchanged."""
+        if episode.error is None and not episode.info:
+            return episode
+        redact = self.make_redactor()  # reads all secrets, which takes longer than most rollouts
+        error = None if episode.error is None else redact(episode.error)
+        texts = list[str]()
+
+        def collect(text: str) -> str:
+            texts.append(text)
+            return text
+
+        map_text(episode.info, collect, keys=True)
+        text = "\n".join(texts)
+        if redact(text) == text:  # the usual case; redacting one long text is faster than many short ones
+            return episode if error == episode.error else replace(episode, error=error)
+        return replace(episode, error=error, info=cast("dict[str, Json]", map_text(episode.info, redact, keys=True)))
 
     def set_failed(self, error: Exception, *, retry: bool) -> None:
         """Record that the run failed; with `retry`, the resumed run repeats failed rollouts."""
