@@ -81,7 +81,8 @@ class Stopwatch:
             self._waiting = {other: other.excused_s for other in self._waiting}
 
     def _new(self, request: Request) -> float:
-        return min(request.excused_s - self._waiting[request], self._clock() - self._excused_until_s)
+        new_s = request.excused_s - self._waiting[request]
+        return new_s and min(new_s, self._clock() - self._excused_until_s)  # nearly always 0
 
 
 _running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", default=frozenset())

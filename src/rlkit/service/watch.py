@@ -18,7 +18,7 @@ from random import Random
 from typing import override
 
 from rlkit._util.deadlines import AnswerWait, Deadlines, NoAnswer
-from rlkit._util.loop_holds import loop_holds
+from rlkit._util.loop_holds import LoopHolds, loop_holds
 from rlkit._util.stopwatch import Request, request_wait
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
@@ -76,11 +76,12 @@ class ServiceWatch:
         Raises:
             ServiceError: the request failed, or took longer than `timeout_s`.
         """
-        started_s, delays = _audible_s(), self._delays()
+        holds, delays = loop_holds(), self._delays()
+        started_s = holds.now_s
         if not self._open.total():
             self.last_answer_s = max(self.last_answer_s, started_s)  # silence counts from the first open request
         self._open[activity] += 1
-        request = _Request(self, started_s)
+        request = _Request(self, holds, started_s)
         repeat = partial(self._repeat, make, activity) if retry else None
         try:
             with request_wait(request):
@@ -88,10 +89,10 @@ class ServiceWatch:
                     try:
                         wait = AnswerWait(self._deadlines, self.timeout_s, repeat=repeat)
                         answer = await wait.wait(make(), activity)
-                        self._hear_answer(_audible_s())
+                        self._hear_answer(holds.now_s)
                         return answer
                     except ServiceError as error:
-                        left_s = self.last_answer_s + self.timeout_s - _audible_s()
+                        left_s = self.last_answer_s + self.timeout_s - holds.now_s
                         if not retry or left_s <= 0 or isinstance(error, NoAnswer):
                             raise
                         request.has_failed = True
@@ -99,7 +100,7 @@ class ServiceWatch:
                         self._failures.add(f"{error}; retrying")
                         await asyncio.sleep(pause_s)
         except ServiceError:
-            self._last_silence_s = _audible_s() - max(self.last_answer_s, started_s)
+            self._last_silence_s = holds.now_s - max(self.last_answer_s, started_s)
             raise
         finally:
             self._open[activity] -= 1
@@ -131,7 +132,7 @@ class ServiceWatch:
         with capture_warnings(self._remember):
             while True:
                 await asyncio.sleep(_CHECK_S)
-                silence_s = _audible_s() - self.last_answer_s
+                silence_s = loop_holds().now_s - self.last_answer_s
                 if self._open.total() and silence_s >= SILENCE_S and not self.is_computing():
                     waits = ", ".join(f"{activity} ({count})" for activity, count in self._open.items() if count)
                     warning = f"; the Tinker client says: {self._last_warning}" if self._last_warning else ""
@@ -166,11 +167,6 @@ class ServiceWatch:
         self._last_silence_s = 0.0
 
 
-def _audible_s() -> float:
-    """Return the loop's time without the time for which rollouts blocked the event loop."""
-    return loop_holds().now_s
-
-
 @dataclass(slots=True, eq=False)
 class _Notice:
     """Rate-limited notes about one kind of problem: less often while the problem continues."""
@@ -198,23 +194,24 @@ class _Request(Request):
     The bound ends a rollout whose request is never answered while the service answers others.
     """
 
-    __slots__ = ("_past_silence_s", "_started_s", "_watch", "has_failed")
+    __slots__ = ("_holds", "_past_silence_s", "_started_s", "_watch", "has_failed")
 
-    def __init__(self, watch: ServiceWatch, started_s: float) -> None:
+    def __init__(self, watch: ServiceWatch, holds: LoopHolds, started_s: float) -> None:
         self._watch = watch
+        self._holds = holds
         self._started_s = started_s
         self._past_silence_s = watch.total_silence_s(started_s)
         self.has_failed = False
 
     @property
     def excused_s(self) -> float:
-        now_s = _audible_s()
+        now_s = self._holds.now_s
         silence_s = self._watch.total_silence_s(now_s) - self._past_silence_s
         return min(now_s - self._started_s, self._watch.timeout_s if self.has_failed else silence_s)
 
     @property
     def silent_s(self) -> float:
-        return _audible_s() - max(self._started_s, self._watch.last_answer_s)
+        return self._holds.now_s - max(self._started_s, self._watch.last_answer_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
