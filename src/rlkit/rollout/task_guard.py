@@ -109,23 +109,23 @@ class _TaskFactory:
 
     def __init__(self, earlier: Callable[..., _Task] | None) -> None:
         self.earlier = earlier
+        self._make_task = earlier or _make_task
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
-        make_task = self.earlier or _make_task
-        stopwatches, tasks = current_stopwatches(), _rollout_tasks.get()
+        stopwatches = current_stopwatches()
         if not stopwatches or not asyncio.iscoroutine(coroutine):
-            return make_task(loop, coroutine, **options)
+            return self._make_task(loop, coroutine, **options)
         guarded = _GuardedCoroutine(coroutine, stopwatches)
-        task = make_task(loop, guarded, **options)
-        if tasks is not None:
+        task = self._make_task(loop, guarded, **options)
+        if (tasks := _rollout_tasks.get()) is not None:
             tasks[task] = False
             task.add_done_callback(lambda done: tasks.pop(done, None))
         task.add_done_callback(lambda _: guarded.close())  # a task that is cancelled before it starts leaves it open
         return task
 
 
-def _make_task(loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, **options: object) -> _Task:
-    return cast("Callable[..., _Task]", asyncio.Task)(coroutine, loop=loop, **options)
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, **options: Any) -> _Task:
+    return asyncio.Task(coroutine, loop=loop, **options)
 
 
 class _GuardedCoroutine(Coroutine[object, object, object]):
