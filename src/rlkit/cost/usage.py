@@ -9,11 +9,14 @@ import json
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rlkit.config.schema import Config
 
 _MILLION = 1e6
@@ -37,7 +40,7 @@ class Usage:
     trained_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
+        return Usage(*map(add, _counts(self), _counts(other)))
 
     @property
     def tokens(self) -> int:
@@ -61,6 +64,9 @@ class Usage:
         """Count the computation of a gradient."""
         self.requests += 1
         self.trained_tokens += tokens
+
+
+_counts: Callable[[Usage], tuple[int, ...]] = attrgetter(*(field.name for field in fields(Usage)))
 
 
 @dataclass(frozen=True, slots=True)
