@@ -100,9 +100,9 @@ class Prompt:
 
     def drop_first(self, count: int) -> Prompt:
         """Return the prompt without its first `count` positions, which must not end inside an image."""
-        images = tuple(replace(image, start=image.start - count) for image in self.images if image.start >= count)
+        images = [replace(image, start=image.start - count) for image in self.images if image.start >= count]
         # A copy: a view would keep the whole prompt in memory, turn after turn.
-        return Prompt(self.tokens[count:].copy(), images)
+        return Prompt(self.tokens[count:].copy(), tuple(images))
 
     def __add__(self, tail: Prompt) -> Prompt:
         return join([self, tail])

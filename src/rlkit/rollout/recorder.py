@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast, override
 
@@ -51,8 +51,8 @@ class _Segment:
     index: int
     turn: Turn
     tokens: Prompt
-    messages: list[Message] = field(default_factory=list[Message])
-    tools: list[Tool] = field(default_factory=list[Tool])
+    messages: Sequence[Message] = ()
+    tools: Sequence[Tool] = ()
     is_rendered: bool = True
 
 
@@ -114,7 +114,7 @@ class RecordingPolicy(Policy):
         segment = await self._complete(prompt, sampling, request)
         parsed = self._chat.parse(segment.turn.completion)
         # Copies, so that an edit of a message in place counts as a rewritten conversation.
-        before = [] if earlier is None else earlier.messages
+        before = () if earlier is None else earlier.messages
         segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
         text = parsed.message["content"]
