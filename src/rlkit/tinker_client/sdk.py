@@ -334,7 +334,8 @@ def model_input(
     prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _list_chunk
 ) -> types.ModelInput:
     """Return a prompt as chunks of the SDK: runs of tokens and images, in order."""
-    chunks, start = list[types.ModelInputChunk](), 0
+    chunks: list[types.ModelInputChunk] = []  # `list[…]()` would take 1 µs
+    start = 0
     for image in prompt.images:
         if image.start > start:
             chunks.append(text_chunk(prompt.tokens[start : image.start]))
