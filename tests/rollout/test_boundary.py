@@ -216,6 +216,31 @@ def test_task_factory_of_the_program_is_used_and_restored_at_the_end_of_a_run() 
     assert started == ["child", "rollout"]
 
 
+def test_the_end_of_a_run_leaves_the_tasks_of_another_run_guarded() -> None:
+    ended = asyncio.Event()
+
+    async def exits_later() -> float:
+        await ended.wait()
+        return await asyncio.create_task(exits())
+
+    async def short() -> None:
+        async with stop_leftover_tasks():
+            await play(fine)
+        ended.set()
+
+    async def long() -> list[Played]:
+        async with stop_leftover_tasks():
+            return await play(exits_later)
+
+    async def both() -> list[Played]:
+        _, played = await asyncio.gather(short(), long())
+        return played
+
+    ((outcome, error),) = asyncio.run(both())
+    assert outcome is None
+    assert (error or "").startswith("SystemExit: 3 at ")
+
+
 def test_task_factory_set_by_an_environment_is_kept() -> None:
     async def sets() -> float:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)

@@ -37,13 +37,14 @@ class EnvironmentExit(Exception):
     """An environment tried to end the program; the cause is its exception."""
 
 
-def guard_tasks() -> None:
-    """Guard the tasks that rollouts create on the running event loop, until the run ends."""
+def guard_tasks() -> _TaskFactory:
+    """Guard the tasks that rollouts create on the running event loop, until all its runs end."""
     loop = asyncio.get_running_loop()
     factory = cast("object", loop.get_task_factory())
     if not isinstance(factory, _TaskFactory):
         factory = _TaskFactory(cast("Callable[..., _Task] | None", factory))
         loop.set_task_factory(factory)  # pyright: ignore[reportArgumentType]  typeshed's takes no options
+    return factory
 
 
 @asynccontextmanager
@@ -57,6 +58,8 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
         return
     tasks = dict[_Task, bool]()
     token = _rollout_tasks.set(tasks)
+    factory = guard_tasks()
+    factory.runs += 1
     try:
         yield
     finally:
@@ -66,8 +69,10 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
                 await asyncio.wait(cleanups, timeout=CLEAN_UP_S)
         finally:
             await stop(tasks)
+            factory.runs -= 1
             loop = asyncio.get_running_loop()
-            if isinstance(factory := cast("object", loop.get_task_factory()), _TaskFactory):
+            # An environment may have set another task factory.
+            if not factory.runs and cast("object", loop.get_task_factory()) is factory:
                 loop.set_task_factory(factory.earlier)  # pyright: ignore[reportArgumentType]  as above
 
 
@@ -110,6 +115,7 @@ class _TaskFactory:
     def __init__(self, earlier: Callable[..., _Task] | None) -> None:
         self.earlier = earlier
         self._make_task = earlier or _make_task
+        self.runs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
         stopwatches = current_stopwatches()
