@@ -85,7 +85,7 @@ async def _guard[T](
         for fault in errors:
             if isinstance(fault, ServiceError | UsageError | MissingError):
                 raise fault from error
-        return None, _describe(errors[0])  # the record has one line
+        return None, " ".join(_describe(errors[0]).splitlines())
 
 
 async def _await_call[T](call: Callable[[], object], parse: Callable[[object], T], method: str) -> T:
