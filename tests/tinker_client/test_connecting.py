@@ -118,7 +118,9 @@ def test_error_has_the_last_reason_if_the_last_attempt_hangs() -> None:
 
 def test_address_is_shown_without_possible_keys() -> None:
     assert public_address(f"https://a:{SECRET}@h.example:8/p/?k={SECRET}#x") == "https://h.example:8/p/"
-    assert public_address(f"http://a:{SECRET}@[::1") == "[::1"
+    assert public_address(f"http://a:{SECRET}@[::1") == "http://[::1"
+    assert public_address(f"http://a:{SECRET}/#?@h.example/p") == "http://h.example/p"
+    assert public_address(f"a:{SECRET}@h.example") == "h.example"
 
 
 def test_script_without_a_service_gets_an_exception(byte_model_dir: Path) -> None:

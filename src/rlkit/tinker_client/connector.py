@@ -1,7 +1,7 @@
 """Connect to a service that may still be starting: retry for a limited time.
 
-Invariant: connecting takes at most `timeout_s`. While it waits, a note tells the user the address; the error states
-address and reason.
+Invariant: waiting for an answer takes at most `timeout_s`, and so does opening a session. While it waits, a note tells
+the user the address; the error states address and reason.
 """
 
 from __future__ import annotations
@@ -103,11 +103,13 @@ class Connector:
 
 def public_address(url: str) -> str:
     """Return a URL without its user name, password, query and fragment, because they may be keys."""
+    # Everything up to the last @ goes, because a password may contain any character.
+    before, _, rest = url.rpartition("@")
+    address = f"{before.partition('://')[0]}://{rest}" if "://" in before else rest
     try:
-        parts = urlsplit(url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+        return urlsplit(address)._replace(query="", fragment="").geturl()
     except ValueError:
-        return url.rpartition("@")[2]
+        return address
 
 
 def ask_health(url: str, timeout_s: float) -> None:
