@@ -25,3 +25,9 @@ def test_hub_request_follows_the_environment_variables(monkeypatch: pytest.Monke
         assert hub_problem() is None
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         assert hub_problem() == "HF_HUB_OFFLINE is set"
+
+
+@pytest.mark.parametrize("endpoint", ["http://[bad", "http://h:99999"])
+def test_invalid_address_of_the_hub_is_a_reason(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    assert (hub_problem() or "").startswith("the address of the hub or of its proxy is no URL: ")

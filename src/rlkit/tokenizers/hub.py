@@ -22,12 +22,16 @@ def hub_problem() -> str | None:
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
-    endpoint = server = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    host = endpoint.hostname or ""
-    proxy = getproxies().get(endpoint.scheme)
-    if proxy and not proxy_bypass(host):
-        server = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    address = (server.hostname or "", server.port or (80 if server.scheme == "http" else 443))
+    proxies = getproxies()
+    try:
+        endpoint = server = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+        host = endpoint.hostname or ""
+        proxy = proxies.get(endpoint.scheme) or proxies.get("all")
+        if proxy and not proxy_bypass(host):
+            server = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        address = (server.hostname or "", server.port or (80 if server.scheme == "http" else 443))
+    except ValueError as error:
+        return f"the address of the hub or of its proxy is no URL: {error}"
     route = "" if server is endpoint else f" through the proxy {address[0]}:{address[1]}"
     problem = _connection_problem(address)
     return None if problem is None else f"{host} cannot be reached{route} ({problem})"

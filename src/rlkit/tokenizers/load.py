@@ -83,7 +83,7 @@ def _load_by_cookbook(name: str) -> Tokenizer:
 
     try:
         return get_tokenizer(name)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MissingError(f"the tokenizer of {name} cannot be loaded from the hub: {reason}. {_FIXES}") from error
 
