@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -26,3 +28,13 @@ def test_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
         acquire_lock(tmp_path / "file")
     with pytest.raises(UsageError, match=r"cannot write to .*; set RLKIT_RUNS_DIR to a writable folder"):
         acquire_lock(tmp_path / "file" / "run")
+
+
+def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: object, operation: int) -> None:
+        if operation != fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(UsageError, match=r"cannot write to .*: No locks available; set RLKIT_RUNS_DIR to"):
+        acquire_lock(tmp_path / "run")

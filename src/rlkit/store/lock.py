@@ -21,12 +21,13 @@ def acquire_lock(directory: Path) -> LockFile:
     try:
         files.make_folder(directory)
         file = LockFile(directory / "lock")
+        holder = file.acquire()
     except FileExistsError as error:
         raise UsageError(f"{directory} is a file, but a run needs a folder: choose another name (--name)") from error
     except OSError as error:
         remedy = "set RLKIT_RUNS_DIR to a writable folder"
         raise UsageError(f"cannot write to {directory}: {error.strerror}; {remedy}") from error
-    if (holder := file.acquire()) is not None:
+    if holder is not None:
         file.close()
         raise UsageError(f"another process is writing to {directory}: process {holder}")
     return file

@@ -28,6 +28,9 @@ class LockFile(FileIO):
         except BlockingIOError:
             self.seek(0)
             return _holder(self.read().decode(errors="replace"))
+        except OSError:  # a file system without locks
+            super().close()
+            raise
         self.truncate(0)
         self.write(f"{os.getpid()}\n".encode())
         _open_locks.add(self)
