@@ -56,8 +56,8 @@ class Stopwatch:
     async def wait_for_limit(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
         """Wait for the limit or the end of the rollout; return True if the limit was reached.
 
-        While the rollout waits for a request, the limit is checked once a second. If the limit is reached while the
-        service is silent, it applies only after the service answers any request.
+        While the rollout waits for a request, checks of the limit are at least a second apart. If the limit is reached
+        while the service is silent, it applies only after the service answers any request.
         """
         while True:
             left_s = limit_s - self.played_s

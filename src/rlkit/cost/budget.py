@@ -1,6 +1,6 @@
 """The budget of a run, over all its processes, and the record of its usage in `usage.json`.
 
-Invariant: a reached limit stays reached.
+Invariant: the usage of all processes of a run counts, and so does pending usage.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Budget:
         return counts if self._price is None else {**counts, "usage/usd": self._price.usd(usage)}
 
     def state_dict(self) -> dict[str, Json]:
-        """Return usage and working time, for `before` of the next process."""
+        """Return usage and working time, for `previous` of the next process."""
         return {**asdict(self.usage), "seconds": self.seconds}
 
 
