@@ -53,11 +53,12 @@ _RECOVERED = "replay or checkpoint or last_step or stopped or is_retried or unob
 _STORED = [_STORE, "tests/resume/test_missing_files.py", _RESUME]
 _BATCHES = ["tests/algorithms/test_datums.py", "tests/algorithms/test_advantages.py"]
 TESTS = {
-    "store/__init__.py": [*_STORED, "-k", "not test_resume or old_segments or on_the_disk or incomplete_record"],
+    "store/__init__.py": ["tests/store/test_lock.py", *_STORED, "-k", "not test_resume or old_segments or on_the_disk or incomplete_record"],
     "store/metadata.py": [*_STORED, "-k", "not test_resume or is_an_error or by_name or started or not_replaced"],
     "tools/run_ending.py": ["tests/tools/test_run_ending.py"],
     "store/history.py": [
         _DATA,
+        "tests/metrics/test_diagnostics.py",
         *_STORED,
         "-k",
         "not test_resume or by_name or is_reported or damaged_record or incomplete or lost_draw",
@@ -65,8 +66,6 @@ TESTS = {
     "store/codec.py": ["tests/store/test_group_scored.py", _JOURNAL, "-k", "scored or episode or json"],
     "store/table.py": [_DATA, _JOURNAL, "-k", "test_types or table or token"],
     "store/journal.py": [_DATA, "tests/_util/files/test_files.py", _JOURNAL, "-k", "not (episode or table or token)"],
-    "store/metrics_log.py": [_STORE, "tests/metrics/test_diagnostics.py", "-k", "test_store or incomplete_lines"],
-    "store/lock.py": ["tests/store/test_lock.py"],
     "_util/files/json_lines.py": [
         "tests/_util/files/test_json_lines.py",
         _STORE,

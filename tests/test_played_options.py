@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tinker
 
-from rlkit.chat.load import load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
 from rlkit.tinker_client.connect import choose_service

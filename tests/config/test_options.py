@@ -18,7 +18,7 @@ import torch
 
 import rlkit
 from rlkit._util.sections import Section, SectionTable
-from rlkit.chat.load import load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config import load_config
 from rlkit.config.loading.run_config import require_run_directory
 from rlkit.config.schema import Config

@@ -20,7 +20,7 @@ from rlkit.metrics import blocking_findings
 from rlkit.metrics import diagnostics as module
 from rlkit.metrics.diagnostics import Finding, FindingMonitor, Line, find_problems
 from rlkit.metrics.metrics import update_metrics
-from rlkit.store.metrics_log import read_metrics
+from rlkit.store.history import read_metrics
 from tests.builders import group
 from tests.simulation import Simulation, Word
 

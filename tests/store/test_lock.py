@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.store.lock import acquire_lock, find_lock_holder
+from rlkit.store import acquire_lock, find_lock_holder
 
 
 def test_the_holder_is_named(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ from rlkit.store.history import (
     list_state_steps,
     load_resume_history,
     read_groups,
+    read_metrics,
     state_path,
     table_path,
 )
 from rlkit.store.journal import Journal, RecordKind, read_records
-from rlkit.store.metrics_log import read_metrics
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 from tests.builders import episode
 

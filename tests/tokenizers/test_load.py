@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.chat.load import load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config import load_config
 from rlkit.errors import MissingError, UsageError
 from rlkit.tinker_client.connect import choose_service

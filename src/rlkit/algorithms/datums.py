@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.advantages import AnyEstimator, as_estimator, estimate_advantages, estimate_metrics
-from rlkit.algorithms.kl_penalty import Drifts, KLPenalty
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
 from rlkit.errors import RunFailed
 from rlkit.types import Datum, Episode, Floats, Group, Prompt, join
+
+if TYPE_CHECKING:
+    from rlkit.algorithms.kl_penalty import Drifts, KLPenalty
 
 type OverlongAction = Literal["truncate", "drop", "error"]
 

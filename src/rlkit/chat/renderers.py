@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast, override
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from rlkit.chat.format import TAIL_TOKENS, ChatFormat, ParsedReply, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
-from rlkit.errors import UsageError
+from rlkit.errors import MissingError, UsageError
+from rlkit.tokenizers.load import has_weights, load_tokenizer
 from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
 
 if TYPE_CHECKING:
@@ -23,8 +24,35 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
+    from rlkit.config.schema import Config
+
 CHAT_TEMPLATE = "chat_template"
 """Value of `chat.renderer` for the tokenizer's own template."""
+
+
+def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetch: bool = True) -> ChatFormat:
+    """Return the chat format of the configured model; errors as in `load_tokenizer`.
+
+    Args:
+        engine: the embedded engine runs the model, and needs its weights.
+        note: receives progress of downloads and conversions.
+        fetch: download weights that are not on this machine.
+    """
+    try:
+        tokenizer = load_tokenizer(
+            config.model,
+            with_weights=engine and (fetch or has_weights(config.model, note)),
+            note=note,
+            tokenizer=config.chat.tokenizer,
+            template=config.chat.renderer == CHAT_TEMPLATE,
+        )
+    except MissingError as error:
+        if not (engine and fetch):
+            raise
+        raise MissingError(
+            f"{error}. Without TINKER_API_KEY the embedded engine runs the model, and needs its weights"
+        ) from error
+    return chat_format(config.model, tokenizer, renderer=config.chat.renderer)
 
 
 def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None) -> ChatFormat:

@@ -19,7 +19,7 @@ from typing import Literal
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
-from rlkit.chat.load import load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import DEFAULT_MODEL, Config

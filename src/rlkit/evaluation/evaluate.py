@@ -20,7 +20,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
 from rlkit.chat.format import ChatFormat
-from rlkit.chat.load import load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config import ResolvedConfig, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit

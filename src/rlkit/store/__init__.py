@@ -15,6 +15,7 @@ from typing import Self
 
 from rlkit._util import files
 from rlkit._util.files import json_lines
+from rlkit._util.files.lock import LockFile, find_holder
 from rlkit._util.threads import in_thread
 from rlkit.config import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory
@@ -26,6 +27,7 @@ from rlkit.store.history import (
     DrawRecord,
     GroupRecord,
     History,
+    append_metrics,
     check_table,
     evaluation_path,
     has_started,
@@ -33,14 +35,13 @@ from rlkit.store.history import (
     load_resume_history,
     make_group,
     read_groups,
+    read_metrics,
     state_path,
     table_path,
     upsert_attempt,
 )
 from rlkit.store.journal import Journal, RecordKind, mark_retrieved
-from rlkit.store.lock import acquire_lock
 from rlkit.store.metadata import RunMetadata
-from rlkit.store.metrics_log import append_metrics, read_metrics
 from rlkit.store.table import RecordedGroup
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 
@@ -292,3 +293,29 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
             case _:
                 raise UsageError(f"{path} is damaged: a line is not a checkpoint")
     return [checkpoint for state, checkpoint in saved.items() if state not in deleted]
+
+
+def acquire_lock(directory: Path) -> LockFile:
+    """Create and lock a run's directory, and return the file that releases the lock when it is closed.
+
+    Raises:
+        UsageError: another process holds the lock, or the directory cannot be written.
+    """
+    try:
+        files.make_folder(directory)
+        file = LockFile(directory / "lock")
+        holder = file.acquire()
+    except FileExistsError as error:
+        raise UsageError(f"{directory} is a file, but a run needs a folder: choose another name (--name)") from error
+    except OSError as error:
+        remedy = "set RLKIT_RUNS_DIR to a writable folder"
+        raise UsageError(f"cannot write to {directory}: {error.strerror}; {remedy}") from error
+    if holder is not None:
+        file.close()
+        raise UsageError(f"another process is writing to {directory}: process {holder}")
+    return file
+
+
+def find_lock_holder(directory: Path) -> str | None:
+    """Return the id of the process that holds the lock of a run's directory, or None if the lock is free."""
+    return find_holder(directory / "lock")

@@ -1,4 +1,4 @@
-"""The history of a run, read from its directory to resume the run.
+"""The history of a run, read from its directory to resume the run, and its metrics by step.
 
 Invariant: a history holds only data that was certainly on the disk. A damaged file is an error that names the file, if
 the data is needed.
@@ -7,6 +7,7 @@ the data is needed.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
 from rlkit.store import codec, table
 from rlkit.store.journal import Record, RecordKind, list_segments, read_records
-from rlkit.store.metrics_log import read_metrics
 from rlkit.store.table import RecordedGroup
 from rlkit.types import Episode, Group, Json
 
@@ -265,3 +265,19 @@ def _decode_record(record: Record, history: History) -> DrawRecord | StepRecord 
             draw = int.from_bytes(record.content[:DRAW_BYTES], "little")
             upsert_attempt(history.attempts.setdefault(draw, []), codec.decode(record.content[DRAW_BYTES:]))
             return None
+
+
+def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Append the metrics of a step, such as `{"step": 3, "loss": 0.5}`; a number that is not finite is null."""
+    values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    json_lines.append(path, {"step": step, **values})
+
+
+def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """Return the steps of a metrics.jsonl and their finite metrics."""
+    rows = list[tuple[int, dict[str, float]]]()
+    for metrics in json_lines.read_lines(path):
+        if not isinstance(step := metrics.pop("step", None), int):
+            raise UsageError(f"{path} is damaged: a line has no step")
+        rows.append((step, {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}))
+    return rows

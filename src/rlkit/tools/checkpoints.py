@@ -22,7 +22,7 @@ from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.service import StoredCheckpoint
 from rlkit.store import checkpoints
-from rlkit.store.metrics_log import read_metrics
+from rlkit.store.history import read_metrics
 from rlkit.tinker_client.connect import connect
 from rlkit.training.from_config import make_model_selection
 from rlkit.training.model_selection import ModelSelection

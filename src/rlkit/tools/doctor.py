@@ -89,7 +89,7 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
     """
     from rlkit.config.loading.run_config import find_run
     from rlkit.metrics.diagnostics import find_problems
-    from rlkit.store.metrics_log import read_metrics
+    from rlkit.store.history import read_metrics
     from rlkit.tools.run_ending import read_run_ending
 
     directory = find_run(run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlkit._util.files import json_lines
-from rlkit.store.lock import find_lock_holder
+from rlkit.store import find_lock_holder
 
 type EndingStatus = Literal["completed", "interrupted", "budget", "failed", "running", "killed"]
 

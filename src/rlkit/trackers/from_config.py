@@ -6,7 +6,7 @@ Invariant: missing packages and credentials are reported before a run starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -14,7 +14,9 @@ from rlkit._util.sections import Section
 from rlkit.config.schema.track import load_tracker_class, tracker_paths
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.trackers import Tracker
-from rlkit.trackers.service import ServiceTracker
+
+if TYPE_CHECKING:
+    from rlkit.trackers.service import ServiceTracker
 
 
 def make_trackers(track: Section) -> list[Tracker]:

@@ -157,7 +157,7 @@ class StepReader:
             yield RecordedStep(number, metrics, table if exists else None)
 
     def _read_metrics(self) -> None:
-        from rlkit.store.metrics_log import read_metrics
+        from rlkit.store.history import read_metrics
 
         path = self._directory / "metrics.jsonl"
         if not path.exists() or (size := path.stat().st_size) == self._size:

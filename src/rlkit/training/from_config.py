@@ -6,10 +6,10 @@ Invariant: each part gets only its own settings, never the whole configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.estimator import Estimator
-from rlkit.algorithms.kl_penalty import KLPenalty, Score
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
@@ -20,6 +20,9 @@ from rlkit.training.model_selection import Criterion, ModelSelection
 from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe
 from rlkit.types import Floats, Prompt
+
+if TYPE_CHECKING:
+    from rlkit.algorithms.kl_penalty import Score
 
 
 def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
@@ -67,6 +70,11 @@ def make_preparation(
     if batch.normalize != "none":
         tokens = batch.normalize_tokens or config.sampling.max_tokens
         normalization = Normalization(batch.normalize, batch.groups / batch.substeps, tokens)
+    penalty = None
+    if reference is not None:
+        from rlkit.algorithms.kl_penalty import KLPenalty
+
+        penalty = KLPenalty(reference, kl.coefficient, kl.discount)
     return Preparation(
         estimators,
         loss.needs_every_sequence,
@@ -74,7 +82,7 @@ def make_preparation(
         batch.overlong,
         length_penalty=penalties,
         clip=batch.clip_advantages,
-        kl_penalty=None if reference is None else KLPenalty(reference, kl.coefficient, kl.discount),
+        kl_penalty=penalty,
         normalization=normalization,
     )
 

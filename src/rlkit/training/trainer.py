@@ -20,7 +20,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
-from rlkit.chat.load import load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.loading.run_config import choose_run_directory

@@ -126,6 +126,8 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     `sampling: null` (or `sampling:` without a value) resets the section. `envs: {arithmetic: null}` is the environment
     with default settings, or removes the environment if an earlier file defines it.
     """
+    if not _has_null(node):  # most configurations, which need no schema then
+        return node
     shape = shape or outline()
     if not is_mapping(node.value):
         return node
@@ -137,6 +139,12 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
             continue
         entries[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
     return Node(entries, node.origin)
+
+
+def _has_null(node: Node) -> bool:
+    if is_mapping(node.value):
+        return any(_has_null(child) for child in node.value.values())
+    return node.value is None
 
 
 def _child(shape: Shape, key: str | int) -> Shape | None:

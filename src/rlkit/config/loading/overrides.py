@@ -75,9 +75,9 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
         return merge(node, value)
     key, rest = keys[0], keys[1:]
     content = node.value
-    shape = find_shape(parents)
     if content is None:
-        content = list[Node]() if _index(key) is not None and shape and shape.items else dict[str, Node]()
+        is_item = _index(key) is not None and (shape := find_shape(parents)) is not None and shape.items is not None
+        content = list[Node]() if is_item else dict[str, Node]()
     if is_list(content):
         return Node(_set_item(content, key, rest, value, parents=parents), node.origin)
     if not is_mapping(content):
@@ -86,7 +86,8 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
             "so it has no fields"
         )
     if not rest:
-        if value.value is None and key not in content and shape and shape.has_named_sections:
+        shape = find_shape(parents) if value.value is None and key not in content else None
+        if shape is not None and shape.has_named_sections:
             raise ConfigError(
                 f"{COMMAND_LINE}: {dotted((*parents, key))}: there is no such section to remove."
                 f"{did_you_mean(key, content)} Use {dotted((*parents, key))}={{}} to add it with default settings"

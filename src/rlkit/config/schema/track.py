@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field, create_model
 from pydantic_core import core_schema
@@ -50,20 +50,37 @@ def load_tracker_class(name: str) -> Any:  # trackers are above the configuratio
         raise MissingError(f"the tracker {name}, {path}, cannot be loaded: {reason}; fix its package") from error
 
 
+class _TrackSection(Section):
+    """Base of the types of the section `track`, which differ in the trackers that they load."""
+
+
 @cache
-def _section_type() -> type[Section]:
+def _section_type(*loaded: str) -> type[Section]:
+    """Return the type of the section `track` in which only the trackers of these names can be on."""
     fields: dict[str, Any] = {}
     for name in tracker_paths():
+        if name not in loaded:
+            fields[name] = (None, None)
+            continue
         settings: type[Section] = load_tracker_class(name).settings_type
         text = f"{settings.__doc__} `{{}}` for the default settings; null is off."
         fields[name] = (Annotated[settings | None, Field(description=text)], None)
     text = "Experiment-tracking services to send the run to. A separate process per service reads the run's folder."
-    return create_model("TrackConfig", __base__=Section, __doc__=text, **fields)
+    return create_model("TrackConfig", __base__=_TrackSection, __doc__=text, **fields)
 
 
 def track_config(sections: object = None) -> Section:
     """Return the section `track` with these sections; None for no services."""
-    return _section_type().model_validate({} if sections is None else sections)
+    if isinstance(sections, _TrackSection):
+        return sections
+    return _choose_type(sections).model_validate({} if sections is None else sections)
+
+
+def _choose_type(sections: object) -> type[Section]:
+    if not isinstance(sections, Mapping):
+        return _section_type()
+    given = cast("Mapping[object, object]", sections)
+    return _section_type(*(name for name in tracker_paths() if given.get(name) is not None))
 
 
 class _TrackSchema:
@@ -75,12 +92,12 @@ class _TrackSchema:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return handler(_section_type().__pydantic_core_schema__)
+        return handler(_section_type(*tracker_paths()).__pydantic_core_schema__)
 
     @staticmethod
     def _validate(sections: object, info: ValidationInfo) -> Section:
         if info.mode == "json":  # as strict as the rest of a configuration file
-            return _section_type().model_validate_json(json.dumps(sections), strict=True)
+            return _choose_type(sections).model_validate_json(json.dumps(sections), strict=True)
         return track_config(sections)
 
 
