@@ -22,7 +22,8 @@ from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.env import Task
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.limits import HANG_S, wait_until
@@ -51,7 +52,7 @@ class OddFirst(rlkit.Env):
 def play(env: rlkit.Env, *, timeout_s: float = HANG_S) -> Group:
     settings = EnvSettings(4, Sampling(max_tokens=16), timeout_s, 0, Limits(context_tokens=CONTEXT))
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
-    player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(8))
+    player = Player(LocalRunner(ByteChat()), {"e": settings}, seed=0, slots=Slots(8))
     return asyncio.run(player.play(Task(0, "e", env), lambda: sampler))
 
 

@@ -15,7 +15,8 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Env, Task
 from rlkit.errors import EnvironmentFault, RewardError, ServiceError, UsageError
 from rlkit.policy import Limits, Policy, Sampler
-from rlkit.rollout.player import EnvSettings, GroupProgress, Player
+from rlkit.rollout.player import GroupProgress, Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.rollout.task_guard import GRACE_S
 from rlkit.rollout.validation import as_outcome
 from rlkit.testing import ByteChat, ScriptedSampler, run_virtual
@@ -71,7 +72,7 @@ def play(
     def record(task: Task, episode: Episode) -> None:
         finished.append(episode)
 
-    player = Player(chat, {"e": settings}, seed=0, slots=Slots(max_concurrent), record=record)
+    player = Player(LocalRunner(chat), {"e": settings}, seed=0, slots=Slots(max_concurrent), record=record)
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler))
     return group, finished, player, sampler
 
@@ -234,7 +235,7 @@ class Swallowing(Env):
 def test_rollout_that_ignores_cancellation_is_abandoned() -> None:
     async def run() -> tuple[Group, float]:
         settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
-        player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
+        player = Player(LocalRunner(ByteChat()), {"e": settings}, seed=0, slots=Slots(2))
         sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
         group = await player.play(Task(7, "e", Swallowing(10**9)), lambda: sampler)
         return group, asyncio.get_running_loop().time()
@@ -254,7 +255,7 @@ def test_rollout_may_finish_cancellation_late() -> None:
 def test_cancelled_group_ends_even_if_a_rollout_ignores_it() -> None:
     async def run() -> float:
         settings = EnvSettings(2, Sampling(max_tokens=16), 1e6, 0, Limits())
-        player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
+        player = Player(LocalRunner(ByteChat()), {"e": settings}, seed=0, slots=Slots(2))
         sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
         playing = asyncio.create_task(player.play(Task(7, "e", Swallowing(10**9)), lambda: sampler))
         await asyncio.sleep(5)
@@ -318,7 +319,7 @@ def test_scored_group_is_not_scored_again() -> None:
         replace(builders.episode(reward, member=m), group_scored=True) for m, reward in enumerate([3.0, 1.5])
     ]
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
-    player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
+    player = Player(LocalRunner(ByteChat()), {"e": settings}, seed=0, slots=Slots(2))
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
     earlier = GroupProgress(episodes=dict(enumerate(earlier_episodes)))
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, progress=earlier))
@@ -364,7 +365,11 @@ def resume(
     chat = ByteChat()
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=chat)
     player = Player(
-        chat, {"e": settings}, seed=0, slots=Slots(9), record=lambda task, episode: finished.append(episode)
+        LocalRunner(chat),
+        {"e": settings},
+        seed=0,
+        slots=Slots(9),
+        record=lambda task, episode: finished.append(episode),
     )
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, progress=earlier))
     counts = player.counts
@@ -428,7 +433,7 @@ def test_cancelled_group_cancels_its_requests(coalesce: Literal["always", "never
     async def main() -> None:
         sampler = Silent()
         settings = EnvSettings(3, Sampling(max_tokens=16), 60, 0, Limits(), coalesce=coalesce)
-        player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(9))
+        player = Player(LocalRunner(ByteChat()), {"e": settings}, seed=0, slots=Slots(9))
         playing = asyncio.create_task(player.play(Task(7, "e", Scripted(1.0)), lambda: sampler))
         await asyncio.sleep(1)
         assert sampler.request_count == sampler.waiting == (1 if coalesce == "always" else 3)
@@ -448,7 +453,11 @@ def test_scores_of_a_group_replace_the_recorded_rewards(scores: object, rewards:
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
     player = Player(
-        ByteChat(), {"e": settings}, seed=0, slots=Slots(1), record_score=lambda task, episode: changed.append(episode)
+        LocalRunner(ByteChat()),
+        {"e": settings},
+        seed=0,
+        slots=Slots(1),
+        record_score=lambda task, episode: changed.append(episode),
     )
     group = asyncio.run(player.play(Task(7, "e", Ranked(0.0, 0.0, scores=scores)), lambda: sampler))
     assert [(episode.member, episode.attempt, episode.reward) for episode in changed] == [

@@ -27,6 +27,7 @@ from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed
 from rlkit.rollout.player import Player
+from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, ServiceWatch
@@ -98,7 +99,9 @@ async def run_pilot(
         weights = await watch.call(lambda: learner.sampler(0), "transferring weights", retry=True)
         sampler = PatientSampler(weights, watch, 0)
         settings = make_env_settings(config, context=context)
-        player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_concurrent), purpose="pilot")
+        player = Player(
+            LocalRunner(chat), settings, seed=config.seed, slots=Slots(config.rollouts.max_concurrent), purpose="pilot"
+        )
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
         estimators = {name: NudgedEstimator(inner=estimator) for name, estimator in load_estimators(config, {}).items()}

@@ -19,7 +19,6 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
-from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
 from rlkit.config import ResolvedConfig, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
@@ -29,7 +28,8 @@ from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
-from rlkit.rollout.player import EnvSettings, FailureNotes, Player
+from rlkit.rollout.player import FailureNotes, Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner, RolloutRunner
 from rlkit.rollout.settings import make_sampling
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.watch import PatientSampler, ServiceWatch
@@ -143,7 +143,7 @@ async def evaluate(
         from rlkit.evaluation.openai_endpoint import NoSampler, connect_endpoint
 
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
-            player = replace(make_eval_player(config, None, slots=slots, context=None), make_policy=make_policy)
+            player = make_eval_player(config, LocalRunner(None, make_policy), slots=slots, context=None)
             return await _measure(player, tasks, NoSampler(), note=note, on_progress=on_progress, on_groups=on_groups)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
@@ -155,7 +155,7 @@ async def evaluate(
         context = await watch.call(
             lambda: service.context_tokens(config.model), "reading the context length", retry=True
         )
-        player = make_eval_player(config, chat, slots=slots, context=context)
+        player = make_eval_player(config, LocalRunner(chat), slots=slots, context=context)
         patient = PatientSampler(sampler, watch, sampler.version)
         return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
 
@@ -229,7 +229,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     return errors
 
 
-def make_eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
+def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, context: int | None) -> Player:
     """Return the player of an evaluation, with separate random streams."""
     settings = {
         name: EnvSettings(
@@ -242,7 +242,7 @@ def make_eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, c
         )
         for name, spec in config.eval.envs.items()
     }
-    return Player(chat, settings, seed=config.seed, slots=slots, purpose="eval")
+    return Player(runner, settings, seed=config.seed, slots=slots, purpose="eval")
 
 
 def load_eval_tasks(

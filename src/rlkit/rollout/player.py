@@ -6,49 +6,20 @@ becomes a reward and never ends the run. A fault of the service does not fail an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
 
 from rlkit._util.priority_semaphore import Slots, SlotsClosed
-from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import run_together
-from rlkit.chat.format import ChatFormat
 from rlkit.env import GroupScorer, SingleTurnEnv, Task
-from rlkit.policy import Limits, Policy, Sampler
-from rlkit.rollout.boundary import play_env, score_group
-from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.policy import Sampler
 from rlkit.rollout.request_batcher import RequestBatcher
-from rlkit.types import Episode, Group, Sampling
+from rlkit.rollout.runner import EnvSettings, Rollout, RolloutRunner
+from rlkit.types import Episode, Group
 
 _ERROR_CHARS = 500
 """Limit of the length of an error in a note."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvSettings:
-    """Settings of the rollouts of an environment.
-
-    Args:
-        group_size: rollouts per task.
-        sampling: settings of the sampler.
-        timeout_s: limit in seconds of a rollout; service outages do not count (see `Stopwatch`).
-        max_retries: failed episodes to play again, per group.
-        min_valid: minimum number of valid episodes of a usable group.
-        coalesce: environments whose groups send their first turns as one request.
-        newest_weights: a running rollout uses newer weights from its next turn on.
-    """
-
-    group_size: int
-    sampling: Sampling
-    timeout_s: float
-    max_retries: int
-    limits: Limits
-    min_valid: int = 1
-    coalesce: Literal["single_turn", "always", "never"] = "never"
-    newest_weights: bool = True
 
 
 @dataclass(slots=True)
@@ -111,24 +82,24 @@ class Player:
     """Plays groups.
 
     Args:
-        chat: the model's format; None with `make_policy`.
+        runner: runs the code of environments.
         settings: settings of each environment by name.
-        seed: seed of the run, from which the seed of each turn is derived.
+        seed: see `Rollout`.
         slots: limit of concurrent rollouts; earlier draws have priority.
-        purpose: name of the random stream, so evaluation does not repeat the draws of training.
+        runners: runners of single environments by name.
+        purpose: see `Rollout`.
         record: receives each episode when it ends, failed episodes too.
         record_score: receives each episode whose reward changed when its group was scored.
-        make_policy: replaces the policy over a sampler.
     """
 
-    chat: ChatFormat | None
+    runner: RolloutRunner
     settings: Mapping[str, EnvSettings]
     seed: int
     slots: Slots
+    runners: Mapping[str, RolloutRunner] = field(default_factory=dict[str, RolloutRunner])
     purpose: str = "train"
     record: Callable[[Task, Episode], None] = _ignore
     record_score: Callable[[Task, Episode], None] = _ignore
-    make_policy: Callable[[Sampling, Limits], Policy] | None = None
     counts: Counts = field(default_factory=Counts)
 
     async def play(
@@ -167,16 +138,14 @@ class Player:
         if len(episodes) < len(played):
             raise SlotsClosed(self.slots.close_reason)
         if isinstance(task.env, GroupScorer):
-            episodes = await self._score(task, task.env, episodes, timeout_s=settings.timeout_s)
+            episodes = await self._score(task, episodes, timeout_s=settings.timeout_s)
         return Group(task.name, task.id, task.draw, tuple(episodes))
 
-    async def _score(
-        self, task: Task, env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float
-    ) -> Sequence[Episode]:
+    async def _score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> Sequence[Episode]:
         valid = [episode for episode in episodes if episode.status != "failed"]
         if all(episode.group_scored for episode in valid):  # none, or scored before an interruption
             return episodes
-        scores, error = await score_group(env, valid, timeout_s=timeout_s, name=task.name)
+        scores, error = await self._runner(task).score(task, valid, timeout_s=timeout_s)
         if error is not None:
             changed = [replace(episode, status="failed", reward=None, error=error) for episode in valid]
         elif scores is not None:
@@ -224,39 +193,16 @@ class Player:
             self.slots.release()
 
     async def _play_member(self, group: _GroupInPlay, member: int, attempt: int) -> Episode:
-        task, policy = group.task, self._policy(group, member, attempt)
-        clock = asyncio.get_running_loop().time
-        started_s = clock()
-        outcome, error = await play_env(task.env, policy, timeout_s=group.settings.timeout_s, name=task.name)
-        seconds = clock() - started_s
-        if outcome is None:
-            return Episode(member, attempt, policy.turns, "failed", None, {}, {}, seconds, error)
-        status, reward = "truncated" if outcome.truncated else "completed", outcome.reward
-        metrics, info, masked = outcome.metrics, outcome.info, outcome.masked
-        return Episode(member, attempt, policy.turns, status, reward, metrics, info, seconds, masked=masked)
-
-    def _policy(self, group: _GroupInPlay, member: int, attempt: int) -> Policy:
         settings, task = group.settings, group.task
-        if self.make_policy is not None:
-            return self.make_policy(settings.sampling, settings.limits)
-        assert self.chat is not None  # a policy over a sampler has a format
-
-        def seed(turn: int) -> int:
-            if turn == 0:  # consecutive in the group, so that its first turns can be one request
-                return derive_seed(self.seed, self.purpose, task.draw, attempt) + member
-            return derive_seed(self.seed, self.purpose, task.draw, member, attempt, turn)
-
         sampler = group.sampler if settings.newest_weights else cache(group.sampler)
         has_one_turn = isinstance(task.env, SingleTurnEnv) or settings.limits.max_turns == 1
         is_batched = settings.coalesce == "always" or (settings.coalesce == "single_turn" and has_one_turn)
-        return RecordingPolicy(
-            sampler=sampler,
-            first_sampler=(lambda: group.batcher.wrap(sampler())) if is_batched else sampler,
-            chat=self.chat,
-            sampling=settings.sampling,
-            seed=seed,
-            limits=settings.limits,
-        )
+        first_sampler = (lambda: group.batcher.wrap(sampler())) if is_batched else sampler
+        rollout = Rollout(task, settings, member, attempt, self.seed, self.purpose)
+        return await self._runner(task).play(rollout, sampler, first_sampler)
+
+    def _runner(self, task: Task) -> RolloutRunner:
+        return self.runners.get(task.name, self.runner)
 
 
 @dataclass(slots=True, eq=False)

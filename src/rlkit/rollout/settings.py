@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings
+from rlkit.rollout.runner import EnvSettings
 from rlkit.types import BudgetForcing, Sampling
 
 

@@ -33,6 +33,7 @@ from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
 from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.rollout.player import FailureNotes, Player
+from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
@@ -258,7 +259,7 @@ class RLTrainer(Trainer):
         slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
         groups = Groups(
             self._sources,
-            Player(chat, make_env_settings(config, context=context), seed=config.seed, slots=slots),
+            Player(LocalRunner(chat), make_env_settings(config, context=context), seed=config.seed, slots=slots),
             preparation,
             make_supply_limits(config, is_repeatable=service.is_repeatable),
             is_streaming=recipe.is_streaming,
@@ -269,7 +270,9 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluator = replace(make_eval_player(config, chat, slots=slots, context=context), record=failures.add)
+        evaluator = replace(
+            make_eval_player(config, LocalRunner(chat), slots=slots, context=context), record=failures.add
+        )
         selection = make_model_selection(config, store.read_metrics())
         run = Run(
             steps=config.step_count,

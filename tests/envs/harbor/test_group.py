@@ -13,7 +13,8 @@ from rlkit._util.threads import run_together
 from rlkit.env import Task
 from rlkit.envs.harbor import harbor
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
@@ -56,7 +57,7 @@ def test_rewards_of_a_group_are_exactly_the_verifiers_rewards(cache: Path, tmp_p
     )
     chat = ByteChat()
     settings = EnvSettings(SIZE, Sampling(max_tokens=1 << 20), 60, 0, Limits())
-    player = Player(chat, {"terminal": settings}, seed=0, slots=Slots(100))
+    player = Player(LocalRunner(chat), {"terminal": settings}, seed=0, slots=Slots(100))
     sampler = ScriptedSampler(half, chat=chat)
 
     @stop_leftover_tasks()
@@ -84,7 +85,7 @@ def test_a_broken_environment_gives_no_reward_and_the_trial_is_retried(cache: Pa
     def record(drawn_task: Task, episode: Episode) -> None:
         failed.extend([episode.error] if episode.error else [])
 
-    player = Player(chat, {"terminal": settings}, seed=0, slots=Slots(100), record=record)
+    player = Player(LocalRunner(chat), {"terminal": settings}, seed=0, slots=Slots(100), record=record)
     sampler = ScriptedSampler(half, chat=chat)
     SometimesThere.failures = 2
 

@@ -17,7 +17,8 @@ from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Group, Sampling
 from tests.envs.openreward.worlds import Served, call
@@ -49,7 +50,7 @@ def author(prompt: str, *, seed: int) -> str:
 async def played(url: str, seed: int, keeps_thinking: bool) -> Group:
     chat = ByteChat(keeps_thinking=keeps_thinking)
     limits = EnvSettings(MEMBERS, Sampling(300), 60.0, 0, Limits())
-    player = Player(chat, {"marks": limits}, seed=seed, slots=Slots(MEMBERS))
+    player = Player(LocalRunner(chat), {"marks": limits}, seed=seed, slots=Slots(MEMBERS))
     sampler = ScriptedSampler(author, chat=chat)
     return await player.play(Task(0, "marks", tasks(url)[0]), lambda: sampler)
 

@@ -18,7 +18,8 @@ from rlkit.envs.openreward.session import TimeLimits
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
 from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served
@@ -66,7 +67,7 @@ def test_every_rollout_ends_in_a_known_state_with_a_fifth_of_requests_failing(wo
 
     async def days() -> tuple[Sequence[rlkit.Group], Sequence[rlkit.Group]]:
         settings = EnvSettings(8, Sampling(10_000), 60.0, 8, Limits())
-        player = Player(chat, {"marks": settings}, seed=0, slots=Slots(24))
+        player = Player(LocalRunner(chat), {"marks": settings}, seed=0, slots=Slots(24))
         sampler = ScriptedSampler(author, chat=chat)
         with FaultyProxy(worlds.url, share=0.2, kinds=("429", "500", "reply", "cut", "hang"), seed=3) as proxy:
             task = through(first, proxy.url)

@@ -22,7 +22,8 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Sampling
 from tests.envs.openreward.worlds import call
@@ -102,7 +103,9 @@ def play(liar: Liar, *, replies: tuple[str, ...] = (GO,), **args: Any) -> Episod
     def author(prompt: str, *, seed: int) -> str:
         return next(replies_left)
 
-    player = Player(chat, {"lies": EnvSettings(1, Sampling(300), 60.0, 0, Limits())}, seed=0, slots=Slots(1))
+    player = Player(
+        LocalRunner(chat), {"lies": EnvSettings(1, Sampling(300), 60.0, 0, Limits())}, seed=0, slots=Slots(1)
+    )
     sampler = ScriptedSampler(author, chat=chat)
     task = openreward(target=liar.url, **args)[0]
     group = asyncio.run(player.play(Task(0, "lies", task), lambda: sampler))

@@ -13,7 +13,8 @@ from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.blocks import make_candidate
 from rlkit.policy import Limits
-from rlkit.rollout.player import EnvSettings, GroupProgress, Player
+from rlkit.rollout.player import GroupProgress, Player
+from rlkit.rollout.runner import EnvSettings, LocalRunner
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.envs.openreward.worlds import CALLS, Served, call
@@ -39,7 +40,11 @@ def play(
 
     limits = EnvSettings(2, Sampling(300), 60.0, 0, Limits())
     player = Player(
-        chat, {"it": limits}, seed=0, slots=Slots(1), record_score=lambda task, episode: scored.append(episode)
+        LocalRunner(chat),
+        {"it": limits},
+        seed=0,
+        slots=Slots(1),
+        record_score=lambda task, episode: scored.append(episode),
     )
     task = openreward(target=url, **args)[0]
     group = asyncio.run(player.play(Task(0, "it", task), lambda: ScriptedSampler(author, chat=chat), progress=progress))
