@@ -22,7 +22,7 @@ FLOORS = (
     ("cost", "launch", "metrics", "tasks", "tokenizers"),
     ("chat", "service", "store"),
     ("rollout", "tinker_client"),
-    ("envs", "testing"),
+    ("envs", "testing", "workers"),
     ("check", "trackers"),
     ("evaluation", "redteam"),
     ("training",),

@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.player import FailureNotes, Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner, RolloutRunner
+from rlkit.rollout.runner import EnvSettings, LocalRunner, Runners
 from rlkit.rollout.settings import make_sampling
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.watch import PatientSampler, ServiceWatch
@@ -143,7 +144,7 @@ async def evaluate(
         from rlkit.evaluation.openai_endpoint import NoSampler, connect_endpoint
 
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
-            player = make_eval_player(config, LocalRunner(None, make_policy), slots=slots, context=None)
+            player = make_eval_player(config, Runners(LocalRunner(None, make_policy)), slots=slots, context=None)
             return await _measure(player, tasks, NoSampler(), note=note, on_progress=on_progress, on_groups=on_groups)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
@@ -155,9 +156,15 @@ async def evaluate(
         context = await watch.call(
             lambda: service.context_tokens(config.model), "reading the context length", retry=True
         )
-        player = make_eval_player(config, LocalRunner(chat), slots=slots, context=context)
         patient = PatientSampler(sampler, watch, sampler.version)
-        return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
+        async with AsyncExitStack() as stack:
+            runners = Runners(LocalRunner(chat))
+            if config.has_workers:
+                from rlkit.workers.from_config import open_workers
+
+                runners = await stack.enter_async_context(open_workers(config, runners.default, {}, tasks))
+            player = make_eval_player(config, runners, slots=slots, context=context)
+            return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
 
 
 async def _measure(
@@ -229,7 +236,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     return errors
 
 
-def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, context: int | None) -> Player:
+def make_eval_player(config: Config, runners: Runners, *, slots: Slots, context: int | None) -> Player:
     """Return the player of an evaluation, with separate random streams."""
     settings = {
         name: EnvSettings(
@@ -242,7 +249,7 @@ def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, con
         )
         for name, spec in config.eval.envs.items()
     }
-    return Player(runner, settings, seed=config.seed, slots=slots, purpose="eval")
+    return Player(runners.default, settings, seed=config.seed, slots=slots, runners=runners.evaluation, purpose="eval")
 
 
 def load_eval_tasks(

@@ -125,7 +125,8 @@ class Player:
             ServiceError: the service failed after retries.
             UsageError: the environment and the model do not fit together.
         """
-        settings, batcher = self.settings[task.name], RequestBatcher()
+        settings = self.settings[task.name]
+        batcher = RequestBatcher(settings.group_size, self._runner(task).batch_wait_s)
         rank, retries = task.draw if rank is None else rank, settings.max_retries - progress.failed
         group = _GroupInPlay(task, settings, sampler, batcher, rank, retries)
         self.counts.queued += settings.group_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -33,9 +34,16 @@ class RequestBatcher:
 
     The service answers when the longest completion is finished. Single-turn rollouts lose nothing, because their group
     waits for the longest completion anyway; a conversation would wait at its first turn.
+
+    Args:
+        members: number of rollouts of the group.
+        wait_s: time to wait for the requests of all members; 0 for the current iteration of the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: int = 1, wait_s: float = 0.0) -> None:
+        self._members = members
+        self._wait_s = wait_s
+        self._is_complete = asyncio.Event()
         self._pending = dict[_Key, list[_Request]]()
         self._tasks = set[asyncio.Task[None]]()
 
@@ -54,6 +62,8 @@ class RequestBatcher:
             task = asyncio.create_task(self._send(key, sampler, prompt, sampling))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        if len(self._pending[key]) == self._members:
+            self._is_complete.set()
         return await request.completion
 
     def close(self) -> None:
@@ -63,6 +73,9 @@ class RequestBatcher:
 
     async def _send(self, key: _Key, sampler: Sampler, prompt: Prompt, sampling: Sampling) -> None:
         await asyncio.sleep(0)  # let the other rollouts of the group add their requests
+        if self._wait_s:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_complete.wait(), self._wait_s)
         requests = [request for request in self._pending.pop(key) if not request.completion.done()]
         await asyncio.gather(*(_answer(batch, sampler, prompt, sampling) for batch in _split_by_seed(requests)))
 

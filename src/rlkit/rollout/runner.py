@@ -6,8 +6,8 @@ Invariant: a fault of the environment is an episode without a reward; a fault of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from rlkit._util.seeds import derive_seed
@@ -70,6 +70,11 @@ class Rollout:
 class RolloutRunner(Protocol):
     """Runs the code of environments: in this process, or elsewhere (`rlkit.workers`)."""
 
+    @property
+    def batch_wait_s(self) -> float:
+        """Time to wait for the first requests of a group, see `RequestBatcher`."""
+        ...
+
     async def play(
         self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
@@ -104,6 +109,7 @@ class LocalRunner:
 
     chat: ChatFormat | None
     make_policy: Callable[[Sampling, Limits], Policy] | None = None
+    batch_wait_s: float = 0.0
 
     async def play(  # noqa: D102  inherited
         self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
@@ -136,3 +142,20 @@ class LocalRunner:
     ) -> tuple[list[float] | None, str | None]:
         assert isinstance(task.env, GroupScorer)
         return await score_group(task.env, episodes, timeout_s=timeout_s, name=task.name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runners:
+    """The runners of a run.
+
+    Args:
+        default: runner of all environments that are not named.
+        training: runners by environment.
+        evaluation: runners by environment of the evaluation.
+        metrics: returns metrics of the runners since its last call.
+    """
+
+    default: RolloutRunner
+    training: Mapping[str, RolloutRunner] = field(default_factory=dict[str, RolloutRunner])
+    evaluation: Mapping[str, RolloutRunner] = field(default_factory=dict[str, RolloutRunner])
+    metrics: Callable[[], Mapping[str, float]] = dict

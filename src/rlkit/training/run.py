@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,6 +69,7 @@ class Run:
     usage: UsageLog
     activity: Activity
     estimate: Estimate | None
+    runner_metrics: Callable[[], Mapping[str, float]]
     phase: Phase = "preparing"
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class Run:
             self.checkpoints.record(step.number, trained.checkpoint)
         await in_thread(self.usage.write)
         times = self.timer.lap(step.complete_s, trained.metrics)
-        metrics = {**usage, **trained.metrics, **step.task_metrics, **times}
+        metrics = {**usage, **trained.metrics, **step.task_metrics, **times, **self.runner_metrics()}
         self.begin_report(step.number, metrics, trained.sampler)
         self.reporter.raise_failure()
 

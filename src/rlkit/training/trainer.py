@@ -33,7 +33,7 @@ from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
 from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.rollout.player import FailureNotes, Player
-from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.runner import LocalRunner, Runners
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
@@ -54,6 +54,7 @@ from rlkit.training.from_config import (
     make_preparation,
     make_step_recipe,
     make_supply_limits,
+    open_runners,
 )
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
@@ -123,6 +124,7 @@ class RLTrainer(Trainer):
         self._eval_tasks = load_eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
         tasks = load_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
         self._config = config = resolve_steps(config, tasks, note=note)
+        self._tasks = tasks
         self._sources = make_mixture(config, tasks)
         self._estimators = load_estimators(config, estimators or {})
         self._loss = load_loss(config.loss)
@@ -189,7 +191,8 @@ class RLTrainer(Trainer):
             is_computing=lambda: is_engine and bool(self._activity.counts),
         )
         connection = self._service or connect(config.service, choice=choice, note=note)
-        async with watch.watch_silence(), connection as service:
+        workers = open_runners(config, LocalRunner(chat), self._tasks, self._eval_tasks)
+        async with watch.watch_silence(), connection as service, workers as runners:
             budget = Budget(
                 Limits(config.budget_usd, config.budget_tokens, config.max_hours),
                 price=price,
@@ -199,7 +202,14 @@ class RLTrainer(Trainer):
             )
             usage = UsageLog(store.directory, budget)
             run, learner, groups = await self._build(
-                store, service, chat=chat, watch=watch, budget=budget, usage=usage, resumption=resumption
+                store,
+                service,
+                chat=chat,
+                watch=watch,
+                budget=budget,
+                usage=usage,
+                resumption=resumption,
+                runners=runners,
             )
             budget.expect(lambda: groups.pending_usage + learner.pending_usage)
             info = RunInfo(
@@ -243,6 +253,7 @@ class RLTrainer(Trainer):
         budget: Budget,
         usage: UsageLog,
         resumption: Resumption,
+        runners: Runners,
     ) -> tuple[Run, PolicyLearner, Groups]:
         """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
@@ -259,7 +270,13 @@ class RLTrainer(Trainer):
         slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
         groups = Groups(
             self._sources,
-            Player(LocalRunner(chat), make_env_settings(config, context=context), seed=config.seed, slots=slots),
+            Player(
+                runners.default,
+                make_env_settings(config, context=context),
+                seed=config.seed,
+                slots=slots,
+                runners=runners.training,
+            ),
             preparation,
             make_supply_limits(config, is_repeatable=service.is_repeatable),
             is_streaming=recipe.is_streaming,
@@ -270,9 +287,7 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluator = replace(
-            make_eval_player(config, LocalRunner(chat), slots=slots, context=context), record=failures.add
-        )
+        evaluator = replace(make_eval_player(config, runners, slots=slots, context=context), record=failures.add)
         selection = make_model_selection(config, store.read_metrics())
         run = Run(
             steps=config.step_count,
@@ -291,6 +306,7 @@ class RLTrainer(Trainer):
             usage=usage,
             activity=self._activity,
             estimate=await in_thread(load_estimate, config),
+            runner_metrics=runners.metrics,
         )
         learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, loader=loader, learner=weights, step=step)
         return run, learner, groups

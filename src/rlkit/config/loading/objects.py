@@ -163,6 +163,16 @@ def load_loss(loss: Loss) -> Loss:
     return FunctionLoss(function=function)
 
 
+def load_file(path: Path) -> ModuleType:
+    """Load a Python file as a module that pickle can import; ConfigError if this fails."""
+    return _load_file(path, label=str(path), field="file")
+
+
+def loaded_files() -> Sequence[Path]:
+    """Return the Python files that were loaded in this process, in order."""
+    return list(_loaded)
+
+
 def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> str:
     """Return a message that a file is in none of `places`, with a similar name unless the path is `hidden`."""
     message = f"there is no file {name!r}"

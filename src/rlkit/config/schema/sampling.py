@@ -37,8 +37,27 @@ class SamplingConfig(Section):
     """Forced answer for a turn that used up `max_tokens`; null truncates the turn, as most environments expect."""
 
 
+class WorkersConfig(Section):
+    """Processes that run the code of environments."""
+
+    runner: Literal["local", "ray"] = "local"
+    """`local` for processes on this machine; `ray` for actors on a Ray cluster: the one of `ray.init()` or of
+    RAY_ADDRESS, or else a local one."""
+    count: Positive | Literal["auto"] = "auto"
+    """Number of processes; `auto` for one for each processor."""
+    cpus: Positive = 1
+    """Processors of a process: Ray reserves them, and numerical libraries use as many threads."""
+
+
+type WorkerCount = Annotated[int, Field(ge=0)] | Literal["auto"]
+
+
 class RolloutsConfig(Section):
     """Limits, retries and requests of rollouts."""
+
+    workers: WorkerCount | WorkersConfig = 0
+    """Processes that run the code of environments: 0 for this process, a number, `auto` for one for each processor, or
+    a mapping. Set it for environments that compute, block or crash."""
 
     max_concurrent: Positive = 256
     """Maximum concurrent rollouts. The Tinker service queues excess requests, so more is rarely faster."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rlkit.envs.openreward.connection import keeper
+from rlkit._util import keeper
 from rlkit.errors import UsageError
 
 _PORT = "{port}"

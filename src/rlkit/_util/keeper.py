@@ -1,5 +1,6 @@
-"""Run a command as long as stdin is open, so that a server ends with the process that started it.
+"""Run a command as long as stdin is open, so that it and its children end with the process that started it.
 
+A byte on stdin kills the command at once.
 Run as a script with the command as arguments. It does not import rlkit, so it starts immediately.
 """
 
@@ -16,13 +17,18 @@ GRACE_S = 5.0
 
 def main() -> int:
     """Run the command and return its exit code."""
-    process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        sys.argv[1:],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=False,  # the caller chose those that the command inherits
+    )
 
     def wait_for_the_end() -> None:
-        os.read(0, 1)  # returns when the owner closes the other end, or has ended
-        _signal(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+        if not os.read(0, 1):  # the owner has closed the other end, or has ended
+            _signal(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
         _signal(process.pid, signal.SIGKILL)  # processes that it started may still run
 
     watching = threading.Thread(target=wait_for_the_end, daemon=True)

@@ -1,0 +1,228 @@
+"""The run's side of a worker: send it calls, and answer its requests for completions.
+
+Invariant: a call ends with its result, or with the loss of its worker. A request of a worker is answered once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import override
+
+from rlkit._util.stopwatch import Request, Stopwatch, use_stopwatches
+from rlkit.errors import UsageError
+from rlkit.policy import Sampler
+from rlkit.rollout.task_guard import GRACE_S
+from rlkit.workers.local import Connect, WorkerLoss
+from rlkit.workers.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Excuse,
+    FromWorker,
+    Play,
+    Printed,
+    Ready,
+    Result,
+    Score,
+    Withdraw,
+    encode,
+)
+
+_EXCUSE_EVERY_S = 1.0
+_SILENT_S = 2.0
+"""Seconds of the service's silence from which workers are told about it; a busy service answers more often."""
+
+
+class WorkerLost(Exception):
+    """The worker of a call ended; `is_culprit` if the code of this call is the likely reason."""
+
+    def __init__(self, reason: str, *, is_culprit: bool) -> None:
+        super().__init__(reason)
+        self.is_culprit = is_culprit
+
+
+class _WaitProbe(Stopwatch):
+    """A stopwatch that only remembers the request that its rollout waits for, to tell the worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.request: Request | None = None
+
+    @override
+    def start_wait(self, request: Request) -> None:
+        self.request = request
+
+    @override
+    def end_wait(self, request: Request) -> None:
+        pass  # keep the request: its excused seconds go into the answer
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """An unfinished call of a worker.
+
+    Args:
+        samplers: samplers of the first and of later turns; None for the scores of a group.
+        sampler: sampler of the last turn.
+    """
+
+    result: asyncio.Future[Result]
+    samplers: tuple[Callable[[], Sampler], Callable[[], Sampler]] | None
+    sampler: Sampler | None = None
+    requests: dict[int, tuple[asyncio.Task[None], _WaitProbe]] = field(
+        default_factory=dict[int, "tuple[asyncio.Task[None], _WaitProbe]"]
+    )
+
+
+class WorkerClient:
+    """A running worker.
+
+    Args:
+        connect: starts the worker.
+        start: frame of the first message.
+        show: receives each line that the worker prints, with the name of the environment or "".
+        lose: called once if the worker ends by itself.
+    """
+
+    def __init__(
+        self, connect: Connect, start: bytes, *, show: Callable[[str, str], None], lose: Callable[[WorkerClient], None]
+    ) -> None:
+        self.cpu_s = 0.0
+        """Processor time of the worker, as of its last result."""
+        self.is_lost = False
+        self._show = show
+        self._lose = lose
+        self._calls = dict[int, _Call]()
+        self._number = 0
+        self._ready = asyncio.get_running_loop().create_future()
+        self._raw_lines = list[str]()
+        self._connection = connect(self._receive, self._end, self._show_raw)
+        self._connection.send(start)
+        self._excusing = asyncio.create_task(self._send_excuses())
+
+    @property
+    def load(self) -> int:
+        """Number of unfinished calls."""
+        return len(self._calls)
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the worker can play; raise UsageError if it cannot."""
+        await asyncio.shield(self._ready)
+
+    async def call(
+        self, make: Callable[[int], Play | Score], samplers: tuple[Callable[[], Sampler], Callable[[], Sampler]] | None
+    ) -> object:
+        """Send a call, and return its result.
+
+        Args:
+            make: returns the message, given the number of the call.
+            samplers: see `_Call`.
+
+        Raises:
+            WorkerLost: the worker ended.
+            RlkitError: error of the call.
+        """
+        self._number += 1
+        number = self._number
+        call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), samplers)
+        try:
+            self._connection.send(encode(make(number)))
+            result = await asyncio.shield(call.result)
+        except asyncio.CancelledError:
+            self._connection.send(encode(Cancel(number)))
+            await asyncio.wait([call.result], timeout=2 * GRACE_S)  # the environment cleans up
+            raise
+        finally:
+            del self._calls[number]
+            for task, _ in call.requests.values():
+                task.cancel()
+            if call.result.done() and not call.result.cancelled():
+                call.result.exception()
+        if result.error is not None:
+            raise result.error
+        return result.value
+
+    async def close(self) -> None:
+        """Let the worker clean up, and end it."""
+        self._excusing.cancel()
+        await self._connection.close()
+
+    def _receive(self, frame: bytes) -> None:
+        message: FromWorker = pickle.loads(frame)
+        match message:
+            case Ready(_, problem):
+                if problem is None:
+                    self._ready.set_result(None)
+                else:
+                    self._fail_start(UsageError(problem))
+            case Ask():
+                if message.call in self._calls:
+                    self._begin_request(self._calls[message.call], message)
+            case Withdraw(number, request):
+                call = self._calls.get(number)
+                if call is not None and request in call.requests:
+                    call.requests[request][0].cancel()
+            case Result():
+                self.cpu_s = message.cpu_s
+                call = self._calls.get(message.call)
+                if call is not None and not call.result.done():
+                    call.result.set_result(message)
+            case Printed(env, line):
+                self._show(env, line)
+
+    def _begin_request(self, call: _Call, ask: Ask) -> None:
+        probe = _WaitProbe()
+        with use_stopwatches([probe]):
+            task = asyncio.create_task(self._answer(call, ask, probe))
+        call.requests[ask.request] = task, probe
+        task.add_done_callback(lambda _: call.requests.pop(ask.request, None))
+
+    async def _answer(self, call: _Call, ask: Ask, probe: _WaitProbe) -> None:
+        assert call.samplers is not None  # scores need no completions
+        error, completions = None, ()
+        try:
+            if call.sampler is None or ask.is_new_turn:
+                call.sampler = call.samplers[0 if call.sampler is None else 1]()
+            completions = await call.sampler.sample(
+                ask.prompt, ask.sampling, seed=ask.seed, num_samples=ask.num_samples
+            )
+        except Exception as failure:  # raised in the worker, and from there in the call's result
+            error = failure
+        excused_s = 0.0 if probe.request is None else probe.request.excused_s
+        version = -1 if call.sampler is None else call.sampler.version
+        self._connection.send(encode(Answer(ask.request, completions, version, excused_s, error)))
+
+    async def _send_excuses(self) -> None:
+        """Tell the worker about requests that wait because of the service."""
+        while True:
+            await asyncio.sleep(_EXCUSE_EVERY_S)
+            for call in self._calls.values():
+                for number, (_, probe) in call.requests.items():
+                    request = probe.request
+                    if request is not None and (request.silent_s > _SILENT_S or request.excused_s):
+                        self._connection.send(encode(Excuse(number, request.excused_s, request.silent_s)))
+
+    def _end(self, loss: WorkerLoss) -> None:
+        self.is_lost = True
+        self._excusing.cancel()
+        has_started = self._ready.done()
+        if not has_started:
+            output = "".join(f"\n  {line}" for line in self._raw_lines)
+            self._fail_start(UsageError(f"{loss.reason} while it started; its output:{output}"))
+        for number, call in self._calls.items():
+            is_computing = call.samplers is None or not call.requests
+            is_culprit = has_started and (loss.culprit == number or (loss.culprit == 0 and is_computing))
+            if not call.result.done():
+                call.result.set_exception(WorkerLost(loss.reason, is_culprit=is_culprit))
+        self._lose(self)
+
+    def _fail_start(self, error: UsageError) -> None:
+        self._ready.set_exception(error)
+        self._ready.exception()  # retrieved, in case nobody waits
+
+    def _show_raw(self, line: str) -> None:
+        self._raw_lines = [*self._raw_lines, line][-20:]
+        self._show("", line)

@@ -1,0 +1,56 @@
+"""The call whose code a worker runs at this moment, in memory that survives the worker.
+
+Invariant: the marker is set exactly while code of an environment runs on the worker's event loop, so that the reader
+knows which rollout ended or blocked the worker.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from typing import NamedTuple
+
+_FORMAT = struct.Struct("=qdd")
+
+
+class RunningCall(NamedTuple):
+    """A call whose code runs.
+
+    Args:
+        call: number of the call; 0 for none.
+        began_s: start of the code, as `time.monotonic()`.
+        limit_s: time limit of the rollout.
+    """
+
+    call: int
+    began_s: float
+    limit_s: float
+
+
+class Marker:
+    """Shared memory of a run and one of its workers; `descriptor` is None to create it."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("rlkit_worker") if descriptor is None else descriptor
+        if descriptor is None:
+            os.truncate(self.descriptor, _FORMAT.size)
+        self._memory = mmap.mmap(self.descriptor, _FORMAT.size)
+
+    def set(self, call: int, limit_s: float) -> None:
+        """Set the running call, as of now."""
+        _FORMAT.pack_into(self._memory, 0, call, time.monotonic(), limit_s)
+
+    def clear(self) -> None:
+        """Set that no call runs."""
+        _FORMAT.pack_into(self._memory, 0, 0, 0.0, 0.0)
+
+    def get(self) -> RunningCall:
+        """Return the running call."""
+        return RunningCall(*_FORMAT.unpack_from(self._memory))
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._memory.close()
+        os.close(self.descriptor)

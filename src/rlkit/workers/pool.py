@@ -1,0 +1,213 @@
+"""A pool of workers that plays the rollouts of environments.
+
+Invariant: a rollout is played by one worker at a time. A worker that ends is replaced; the rollout whose code ended it
+fails, and its other rollouts are played again with the same seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import cloudpickle
+
+from rlkit._util.threads import run_together
+from rlkit.config.loading.objects import loaded_files
+from rlkit.env import Task
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.policy import Sampler
+from rlkit.rollout.runner import Rollout, RolloutRunner
+from rlkit.types import Episode
+from rlkit.workers.client import WorkerClient, WorkerLost
+from rlkit.workers.local import Connect
+from rlkit.workers.messages import Play, Score, Start, encode
+
+_REPLAYS_MAX = 5
+"""Number of times that a rollout is played again because others ended its worker."""
+
+_PICKLES = 64
+"""Number of pickled tasks in memory; the rollouts of a group share one."""
+
+
+_PATH_MAX = 8
+"""Maximum number of attributes in the name of what cannot be pickled."""
+
+
+class WorkerPool(RolloutRunner):
+    """Workers that play rollouts.
+
+    ::
+
+        async with WorkerPool.open(2, connect, LocalRunner(chat), tasks=tasks, show=print) as pool:
+            player = Player(pool, settings, seed=0, slots=Slots(64))
+    """
+
+    @property
+    def batch_wait_s(self) -> float:
+        """Maximum time between the first requests of a group's members in different workers."""
+        return 0.25
+
+    def __init__(self, connect: Connect, start: Start, *, show: Callable[[str, str], None]) -> None:
+        self._connect = connect
+        self._start = encode(start)
+        self._show = show
+        self._workers = list[WorkerClient]()
+        self._pickles = OrderedDict[int, tuple[Task, bytes]]()
+        self._lost_cpu_s = 0.0
+        self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
+        self.restarts = 0
+        """Number of workers that were replaced."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        count: int,
+        connect: Connect,
+        runner: RolloutRunner,
+        *,
+        tasks: Sequence[Task],
+        show: Callable[[str, str], None],
+    ) -> AsyncGenerator[WorkerPool]:
+        """Start workers, and end them with the block.
+
+        Args:
+            count: number of workers.
+            connect: starts a worker.
+            runner: plays the rollouts in the workers.
+            tasks: a task of each environment, to find out whether workers can load it.
+            show: receives each line that a worker prints, with the name of the environment or "".
+
+        Raises:
+            UsageError: a task cannot be pickled, or a worker cannot start.
+        """
+        pool = cls(connect, Start(loaded_files(), runner, [pickle_task(task) for task in tasks]), show=show)
+        pool._workers += [pool._add_worker() for _ in range(count)]
+        try:
+            await run_together(worker.wait_until_ready() for worker in pool._workers)
+            yield pool
+        finally:
+            await run_together(worker.close() for worker in pool._workers)
+
+    async def play(  # noqa: D102  inherited
+        self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
+    ) -> Episode:
+        task, settings, member, attempt = rollout.task, rollout.settings, rollout.member, rollout.attempt
+        data = self._pickle(task)
+
+        def message(call: int) -> Play:
+            return Play(call, data, settings, member, attempt, rollout.seed, rollout.purpose)
+
+        began_s = asyncio.get_running_loop().time()
+        try:
+            return cast("Episode", await self._call(message, (first_sampler, sampler)))
+        except EnvironmentFault as fault:
+            seconds = asyncio.get_running_loop().time() - began_s
+            return Episode(member, attempt, (), "failed", None, {}, {}, seconds, str(fault))
+
+    async def score(  # noqa: D102  inherited
+        self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
+    ) -> tuple[list[float] | None, str | None]:
+        data = self._pickle(task)
+        try:
+            scored = await self._call(lambda call: Score(call, data, episodes, timeout_s), None)
+        except EnvironmentFault as fault:
+            return None, str(fault)
+        return cast("tuple[list[float] | None, str | None]", scored)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the workers since the last call.
+
+        - `live`: number of workers.
+        - `restarts`: number of workers that were replaced since the start of the run.
+        - `busy`: processor time of the workers, as a share of the time.
+        - `rollouts`: unfinished rollouts.
+        """
+        now_s, cpu_s = time.monotonic(), self._lost_cpu_s + sum(worker.cpu_s for worker in self._workers)
+        passed_s = (now_s - self._measured_s) * max(len(self._workers), 1)
+        busy = max(cpu_s - self._measured_cpu_s, 0.0) / passed_s if passed_s else 0.0
+        self._measured_s, self._measured_cpu_s = now_s, cpu_s
+        return {
+            "live": float(len(self._workers)),
+            "restarts": float(self.restarts),
+            "busy": busy,
+            "rollouts": float(sum(worker.load for worker in self._workers)),
+        }
+
+    async def _call(
+        self,
+        message: Callable[[int], Play | Score],
+        samplers: tuple[Callable[[], Sampler], Callable[[], Sampler]] | None,
+    ) -> object:
+        """Call a worker; raise EnvironmentFault if the call's code ended it."""
+        reason = ""
+        for _ in range(1 + _REPLAYS_MAX):
+            worker = min(self._workers, key=lambda worker: worker.load)
+            try:
+                return await worker.call(message, samplers)
+            except WorkerLost as lost:
+                reason = str(lost)
+                if lost.is_culprit:
+                    raise EnvironmentFault(reason) from lost
+        raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they played this rollout; the last: {reason}")
+
+    def _add_worker(self) -> WorkerClient:
+        return WorkerClient(self._connect, self._start, show=self._show, lose=self._replace)
+
+    def _replace(self, lost: WorkerClient) -> None:
+        if lost in self._workers:
+            self.restarts += 1
+            self._lost_cpu_s += lost.cpu_s
+            self._workers[self._workers.index(lost)] = self._add_worker()
+
+    def _pickle(self, task: Task) -> bytes:
+        kept = self._pickles.get(id(task))
+        if kept is not None and kept[0] is task:
+            return kept[1]
+        data = pickle_task(task)
+        self._pickles[id(task)] = task, data
+        if len(self._pickles) > _PICKLES:
+            self._pickles.popitem(last=False)
+        return data
+
+
+def pickle_task(task: Task) -> bytes:
+    """Return a pickled task; UsageError names the attribute that cannot be pickled."""
+    try:
+        return cloudpickle.dumps(task)
+    except Exception as error:  # pickling runs the user's code
+        reason = " ".join(str(error).split())
+        attribute = _find_unpicklable(task.env)
+        raise UsageError(
+            f"envs.{task.name}: workers need tasks that can be pickled, but {attribute} cannot ({reason}): create it "
+            f"in `rollout`, make it a `rlkit.WorkerResource`, or set envs.{task.name}.workers to 0"
+        ) from error
+
+
+def _find_unpicklable(value: object) -> str:
+    """Return the innermost attribute that cannot be pickled, such as `Page.browser.socket (of type socket)`."""
+    path, current = type(value).__name__, value
+    for _ in range(_PATH_MAX):  # objects may refer to each other
+        found = next((item for item in _attributes(current) if not _can_pickle(item[1])), None)
+        if found is None:
+            break
+        path, current = f"{path}.{found[0]}", found[1]
+    return f"{path} (of type {type(current).__name__})"
+
+
+def _attributes(value: object) -> Sequence[tuple[str, object]]:
+    fields = cast("Mapping[str, object]", getattr(value, "__dict__", {}))
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    return [*fields.items(), *((name, getattr(value, name)) for name in slots)]
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # as above
+        return False
+    return True

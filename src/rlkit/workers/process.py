@@ -1,0 +1,284 @@
+"""A worker: a process that plays rollouts and asks the run for completions.
+
+Invariant: each call has one result. The worker ends when the run closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO, cast, override
+
+from rlkit._util.frames import describe_error
+from rlkit._util.gc_tuning import rare_garbage_collection
+from rlkit._util.loop_holds import loop_holds
+from rlkit._util.stopwatch import current_stopwatches, request_wait
+from rlkit.config.loading.objects import load_file
+from rlkit.env import Task
+from rlkit.errors import EnvironmentFault, RlkitError
+from rlkit.policy import Sampler
+from rlkit.rollout.runner import Rollout, RolloutRunner
+from rlkit.rollout.task_guard import stop_leftover_tasks
+from rlkit.types import Completion, Prompt, Sampling
+from rlkit.workers.marker import Marker
+from rlkit.workers.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Excuse,
+    FrameReader,
+    FromWorker,
+    Play,
+    Printed,
+    Ready,
+    Result,
+    Score,
+    Start,
+    ToWorker,
+    Withdraw,
+    encode,
+)
+
+_running_call: ContextVar[tuple[int, float]] = ContextVar("rlkit_running_call", default=(0, 0.0))
+"""Number of the call to which the current asyncio task belongs, and its time limit."""
+
+
+class Worker:
+    """The calls of a worker.
+
+    Args:
+        send: sends a message to the run.
+    """
+
+    def __init__(self, send: Callable[[FromWorker], None]) -> None:
+        self.send = send
+        self.has_ended = asyncio.Event()
+        self._runner: RolloutRunner | None = None
+        self._calls = dict[int, asyncio.Task[None]]()
+        self._requests = dict[int, RemoteRequest]()
+        self._numbers = count(1)
+
+    def receive(self, frame: bytes) -> None:
+        """Handle a message of the run."""
+        message: ToWorker = pickle.loads(frame)
+        match message:
+            case Start():
+                self._start(message)
+            case Play():
+                self._begin(message.call, message.settings.timeout_s, self._play(message))
+            case Score():
+                self._begin(message.call, message.timeout_s, self._score(message))
+            case Cancel(call):
+                if call in self._calls:
+                    self._calls[call].cancel()
+            case Answer() | Excuse():
+                if message.request in self._requests:
+                    self._requests[message.request].hear(message)
+            case _:
+                self.has_ended.set()
+
+    async def ask(
+        self, call: int, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int, new: bool
+    ) -> Answer:
+        """Ask the run for completions, and wait."""
+        number = next(self._numbers)
+        request = self._requests[number] = RemoteRequest()
+        self.send(Ask(call, number, prompt, sampling, seed, num_samples, new))
+        try:
+            with request_wait(request):
+                answer = await request.answer
+        except asyncio.CancelledError:
+            self.send(Withdraw(call, number))
+            raise
+        finally:
+            del self._requests[number]
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    async def stop(self) -> None:
+        """Cancel all calls, and wait until they have cleaned up."""
+        for task in self._calls.values():
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls.values())
+
+    def _start(self, message: Start) -> None:
+        self._runner, problem = message.runner, None
+        try:
+            for path in message.files:
+                load_file(path)
+            for task in message.tasks:
+                _load_task(task)
+        except RlkitError as error:
+            problem = str(error)
+        self.send(Ready(os.getpid(), problem))
+
+    def _begin(self, call: int, limit_s: float, work: Coroutine[object, object, object]) -> None:
+        token = _running_call.set((call, limit_s))
+        task = self._calls[call] = asyncio.create_task(self._answer(call, work))
+        _running_call.reset(token)
+        task.add_done_callback(lambda _: self._calls.pop(call))
+
+    async def _answer(self, call: int, work: Coroutine[object, object, object]) -> None:
+        value, failure = None, None
+        try:
+            value = await work
+        except asyncio.CancelledError:
+            pass  # the run no longer wants the result
+        except RlkitError as error:
+            failure = error
+        try:
+            self.send(Result(call, value, failure, time.process_time()))
+        except Exception as error:  # a value of the user that cannot be pickled
+            fault = EnvironmentFault(f"a result of the worker cannot be pickled: {describe_error(error)}")
+            self.send(Result(call, None, fault, time.process_time()))
+
+    async def _play(self, message: Play) -> object:
+        assert self._runner is not None  # `Start` is the first message
+        task = _load_task(message.task)
+        rollout = Rollout(task, message.settings, message.member, message.attempt, message.seed, message.purpose)
+
+        def sampler() -> Sampler:
+            return _RemoteSampler(self, message.call)
+
+        return await self._runner.play(rollout, sampler, sampler)
+
+    async def _score(self, message: Score) -> object:
+        assert self._runner is not None  # as above
+        return await self._runner.score(_load_task(message.task), message.episodes, timeout_s=message.timeout_s)
+
+
+class RemoteRequest:
+    """A request that the run forwards to the service; a `Request` of stopwatches."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.get_running_loop().create_future()
+        self.excused_s = 0.0
+        self._silent_since_s: float | None = None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds of waiting since the service last answered any request; 0 if it is not silent."""
+        return 0.0 if self._silent_since_s is None else loop_holds().now_s - self._silent_since_s
+
+    def hear(self, message: Answer | Excuse) -> None:
+        """Receive the answer, or the state of the wait."""
+        self.excused_s = message.excused_s
+        if isinstance(message, Answer):
+            if not self.answer.done():
+                self.answer.set_result(message)
+        else:
+            self._silent_since_s = loop_holds().now_s - message.silent_s
+
+
+class _RemoteSampler(Sampler):
+    """The newest sampler of a rollout, which is in the process of the run."""
+
+    def __init__(self, worker: Worker, call: int) -> None:
+        self._worker = worker
+        self._call = call
+        self._version: int | None = None
+
+    @property
+    def version(self) -> int:
+        assert self._version is not None  # known from the first answer
+        return self._version
+
+    async def sample(
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        answer = await self._worker.ask(
+            self._call, prompt, sampling, seed=seed, num_samples=num_samples, new=self._version is None
+        )
+        self._version = answer.version
+        return answer.completions
+
+
+class _EnvOutput(io.TextIOBase):
+    """A text stream that sends each line to the run, with the name of the environment that wrote it."""
+
+    def __init__(self, send: Callable[[Printed], None]) -> None:
+        self._send = send
+        self._rest = dict[str, str]()
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def fileno(self) -> int:
+        return 1
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """Binary stream whose lines have no name of an environment."""
+        assert sys.__stdout__ is not None
+        return cast("BinaryIO", sys.__stdout__.buffer)
+
+    @override
+    def write(self, text: str, /) -> int:
+        env = next((stopwatch.name for stopwatch in current_stopwatches() if stopwatch.name), "")
+        *lines, self._rest[env] = (self._rest.get(env, "") + text).split("\n")
+        for line in lines:
+            self._send(Printed(env, line))
+        return len(text)
+
+
+def _load_task(data: bytes) -> Task:
+    """Return a pickled task; EnvironmentFault if the worker cannot load it."""
+    try:
+        return cast("Task", pickle.loads(data))
+    except BaseException as error:  # unpickling runs the user's code
+        raise EnvironmentFault(f"a worker cannot load the task: {describe_error(error)}") from error
+
+
+@stop_leftover_tasks()
+async def _serve(connection: socket.socket, marker: Marker) -> None:
+    loop = asyncio.get_running_loop()
+    transport: asyncio.WriteTransport | None = None
+
+    def send(message: FromWorker) -> None:
+        assert transport is not None
+        transport.write(encode(message))
+
+    def send_line(message: Printed) -> None:  # from any thread
+        if asyncio._get_running_loop() is loop:
+            send(message)
+        else:
+            loop.call_soon_threadsafe(send, message)
+
+    def mark(begins: bool) -> None:
+        if begins:
+            marker.set(*_running_call.get())
+        else:
+            marker.clear()
+
+    worker = Worker(send)
+    transport, _ = await loop.create_connection(
+        lambda: FrameReader(worker.receive, worker.has_ended.set), sock=connection
+    )
+    sys.stdout = sys.stderr = _EnvOutput(send_line)
+    loop_holds().on_step = mark
+    with rare_garbage_collection():
+        await worker.has_ended.wait()
+        await worker.stop()
+
+
+def main(connection: int, marker: int) -> None:
+    """Serve a run over the given file descriptors, until it closes the connection."""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # the closed connection ends the worker
+    with suppress(OSError):  # the system should end a worker, not the run
+        Path("/proc/self/oom_score_adj").write_text("500")
+    asyncio.run(_serve(socket.socket(fileno=connection), Marker(marker)))
