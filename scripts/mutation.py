@@ -98,8 +98,8 @@ TESTS = {
         "-k",
         f"not test_resume or {_PLAYED}",
     ],
-    "rollout/boundary.py": [
-        "tests/rollout/test_boundary.py",
+    "rollout/runner.py": [
+        "tests/rollout/test_runner.py",
         "tests/rollout/test_player.py",
         "tests/_util/test_loop_holds.py",
     ],

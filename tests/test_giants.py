@@ -23,8 +23,8 @@ from rlkit.config.loading.secrets import redact
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.errors import ContextFull, RewardError
 from rlkit.policy import Limits
-from rlkit.rollout.boundary import play_env
 from rlkit.rollout.recorder import INLINE_CHARS, RecordingPolicy
+from rlkit.rollout.runner import play_env
 from rlkit.rollout.validation import INFO_BYTES, as_outcome
 from rlkit.store import RunStore
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler

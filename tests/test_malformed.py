@@ -23,7 +23,8 @@ from rlkit.algorithms.estimators import GroupMean
 from rlkit.env import Task
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.limits import HANG_S, wait_until

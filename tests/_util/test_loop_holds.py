@@ -18,7 +18,7 @@ from rlkit._util.frames import Place
 from rlkit._util.loop_holds import REPORTED_HOLD_S, attribute_holds, loop_holds, processor_wait_s
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.cli.app import app
-from rlkit.rollout.boundary import play_env
+from rlkit.rollout.runner import play_env
 from rlkit.service.watch import SILENCE_S, ServiceWatch
 from rlkit.testing import ScriptedPolicy, VirtualClock, run_virtual
 from rlkit.types import Outcome

@@ -123,7 +123,7 @@ def list_options() -> Mapping[str, set[tuple[str, str]]]:
         for name, field in section.model_fields.items():
             if tagged and name == "name":  # it chooses the class, and need not be read
                 continue
-            inner = [type(track_config())] if name == "track" else list(_sections_in(field.annotation))
+            inner = [type(track_config(TRACKED))] if name == "track" else list(_sections_in(field.annotation))
             path = f"{prefix}{name}.<name>" if inner and "dict" in str(field.annotation) else f"{prefix}{name}"
             for inner_section in inner:
                 add(inner_section, f"{path}.", tagged=len(inner) > 1)
@@ -166,6 +166,9 @@ def test_every_option_is_read_where_the_table_says(
     config = load_config([], settings={"envs": {"words": WORDS}, "name": "x", "model": str(byte_model_dir)}).config
     require_run_directory(config)
     load_chat(config, engine=choose_service(config.service, environ={}).kind == "engine", note=lambda note: None)
+    # A run on virtual time has no workers.
+    workers = {"rollouts": {"workers": {"count": 1}}, "envs": {"words": {**WORDS, "workers": None}}}
+    asyncio.run(_open_workers(load_config([], settings=BASE | workers)))
     # Processes beside a run read these.
     monkeypatch.setenv("DOCENT_API_KEY", "the-key")
     monkeypatch.setitem(sys.modules, "docent", DOCENT)
@@ -187,6 +190,12 @@ def test_every_option_is_read_where_the_table_says(
         assert all(fields_read[place] for place in places), f"nothing reads {option}"
     rows = [f"| `{option}` | {modules} |" for option, modules in acts.items()]
     assert [line for line in TABLE.read_text().splitlines() if line.startswith("| `")] == rows
+
+
+async def _open_workers(resolved: rlkit.config.ResolvedConfig) -> None:
+    tasks = {name: load_envs(name, env, field=name, seed=0) for name, env in resolved.config.envs.items()}
+    async with open_runner(resolved.config, LocalRunner(ByteChat()), tasks, {}):
+        pass
 
 
 def _refused(*_: object) -> None:

@@ -16,8 +16,8 @@ import rlkit
 from rlkit.algorithms.datums import Preparation, UpdateResult
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.metrics import blocking_findings
 from rlkit.metrics import diagnostics as module
+from rlkit.metrics import env_reports
 from rlkit.metrics.diagnostics import Finding, FindingMonitor, Line, find_problems
 from rlkit.metrics.metrics import update_metrics
 from rlkit.store.history import read_metrics
@@ -127,7 +127,7 @@ def test_metrics_within_bounds_are_no_finding(changed: dict[str, float]) -> None
 def test_every_finding_is_on_the_page() -> None:
     page = (Path(__file__).parents[1].parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
     rules = re.findall(r"^def _(\w+)\(history: _History", inspect.getsource(module), re.MULTILINE)
-    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, blocking_findings.RULE])
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, env_reports.RULE])
     assert len(rules) == 8
 
 

@@ -16,7 +16,8 @@ from rlkit.env import Env, Task
 from rlkit.errors import EnvironmentFault, RewardError, ServiceError, UsageError
 from rlkit.policy import Limits, Policy, Sampler
 from rlkit.rollout.player import GroupProgress, Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.rollout.task_guard import GRACE_S
 from rlkit.rollout.validation import as_outcome
 from rlkit.testing import ByteChat, ScriptedSampler, run_virtual

@@ -32,7 +32,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import LocalRunner, Runners
+from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.tasks.from_config import count_draws, load_tasks, resolve_steps, task_contents
@@ -217,7 +217,7 @@ class _Rehearser:
         """Play short and long rollouts of an evaluation."""
         tasks = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASK_COUNT])]
         slots = Slots(self.config.rollouts.max_concurrent)
-        player = make_eval_player(self.config, Runners(LocalRunner(self.chat)), slots=slots, context=None)
+        player = make_eval_player(self.config, LocalRunner(self.chat), slots=slots, context=None)
         return await self._play(f"eval.envs.{name}", tasks, player)
 
     async def _play(self, field: str, tasks: Sequence[Task], player: Player) -> Pair:

@@ -9,7 +9,6 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,16 +21,16 @@ from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
 from rlkit.chat.renderers import load_chat
 from rlkit.config import ResolvedConfig, load_envs
-from rlkit.config.schema import Config, EvalEnvConfig
+from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
 from rlkit.evaluation.scores import compute_score_metrics
-from rlkit.metrics.blocking_findings import BlockingFindings
+from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
-from rlkit.rollout.player import FailureNotes, Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner, Runners
-from rlkit.rollout.settings import make_sampling
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import LocalRunner, RolloutRunner
+from rlkit.rollout.settings import EnvSettings, make_sampling
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.store.history import upsert_attempt
@@ -41,6 +40,7 @@ from rlkit.tasks.sources import as_source
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
+from rlkit.workers import open_runner
 
 if TYPE_CHECKING:
     from rlkit.evaluation.openai_endpoint import Endpoint
@@ -127,16 +127,7 @@ async def evaluate(
     """
     config = config.config if isinstance(config, ResolvedConfig) else config
     field = "eval.envs" if config.eval.envs else "envs"
-    specs = config.eval.envs or {
-        name: EvalEnvConfig(
-            env=spec.env or name,
-            args=spec.args,
-            max_tokens=spec.max_tokens,
-            max_turns=spec.max_turns,
-            timeout_s=spec.timeout_s,
-        )
-        for name, spec in config.envs.items()
-    }
+    specs = config.eval.envs or {name: _evaluate_as_trained(name, spec) for name, spec in config.envs.items()}
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
     tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
     slots = Slots(config.rollouts.max_concurrent)
@@ -144,12 +135,15 @@ async def evaluate(
         from rlkit.evaluation.openai_endpoint import NoSampler, connect_endpoint
 
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
-            player = make_eval_player(config, Runners(LocalRunner(None, make_policy)), slots=slots, context=None)
+            player = make_eval_player(config, LocalRunner(None, make_policy), slots=slots, context=None)
             return await _measure(player, tasks, NoSampler(), note=note, on_progress=on_progress, on_groups=on_groups)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
     watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
-    async with watch.watch_silence(), connect(config.service, choice=choice, note=note) as service:
+    async with (
+        watch.watch_silence(),
+        connect(config.service, choice=choice, note=note, warn=watch.remember_warning) as service,
+    ):
         sampler = await watch.call(
             lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
         )
@@ -157,14 +151,19 @@ async def evaluate(
             lambda: service.context_tokens(config.model), "reading the context length", retry=True
         )
         patient = PatientSampler(sampler, watch, sampler.version)
-        async with AsyncExitStack() as stack:
-            runners = Runners(LocalRunner(chat))
-            if config.has_workers:
-                from rlkit.workers.from_config import open_workers
-
-                runners = await stack.enter_async_context(open_workers(config, runners.default, {}, tasks))
-            player = make_eval_player(config, runners, slots=slots, context=context)
+        async with open_runner(config, LocalRunner(chat), {}, tasks) as runner:
+            player = make_eval_player(config, runner, slots=slots, context=context)
             return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
+
+
+def _evaluate_as_trained(name: str, spec: EnvConfig) -> EvalEnvConfig:
+    return EvalEnvConfig(
+        env=spec.env or name,
+        args=spec.args,
+        max_tokens=spec.max_tokens,
+        max_turns=spec.max_turns,
+        timeout_s=spec.timeout_s,
+    )
 
 
 async def _measure(
@@ -236,7 +235,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     return errors
 
 
-def make_eval_player(config: Config, runners: Runners, *, slots: Slots, context: int | None) -> Player:
+def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, context: int | None) -> Player:
     """Return the player of an evaluation, with separate random streams."""
     settings = {
         name: EnvSettings(
@@ -249,7 +248,7 @@ def make_eval_player(config: Config, runners: Runners, *, slots: Slots, context:
         )
         for name, spec in config.eval.envs.items()
     }
-    return Player(runners.default, settings, seed=config.seed, slots=slots, runners=runners.evaluation, purpose="eval")
+    return Player(runner, settings, seed=config.seed, slots=slots, purpose="eval")
 
 
 def load_eval_tasks(

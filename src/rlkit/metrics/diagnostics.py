@@ -1,7 +1,7 @@
 """Diagnosis of a run from its metrics: each finding has a name, its evidence and one action.
 
 Invariant: findings depend only on the lines of metrics, so a running run and its folder report the same. Steady,
-healthy metrics have no findings. `rlkit.metrics.blocking_findings` reports code that blocks the event loop, which
+healthy metrics have no findings. `rlkit.metrics.env_reports` reports code that blocks the event loop, which
 metrics do not show.
 
 A rule looks at the last `WINDOW` steps that have a metric, and needs at least `ENOUGH` of them. It uses the mean of a

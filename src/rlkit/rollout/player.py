@@ -15,11 +15,9 @@ from rlkit._util.threads import run_together
 from rlkit.env import GroupScorer, SingleTurnEnv, Task
 from rlkit.policy import Sampler
 from rlkit.rollout.request_batcher import RequestBatcher
-from rlkit.rollout.runner import EnvSettings, Rollout, RolloutRunner
+from rlkit.rollout.runner import Rollout, RolloutRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.types import Episode, Group
-
-_ERROR_CHARS = 500
-"""Limit of the length of an error in a note."""
 
 
 @dataclass(slots=True)
@@ -52,31 +50,6 @@ class GroupProgress:
     failed: int = 0
 
 
-class FailureNotes:
-    """Report the first failed episode of each environment.
-
-    Args:
-        note: receives each message.
-        redact: removes secrets from an error.
-        prefix: text before the name of an environment, such as "the evaluation of ".
-    """
-
-    def __init__(self, note: Callable[[str], None], *, redact: Callable[[str], str], prefix: str = "") -> None:
-        self._note = note
-        self._redact = redact
-        self._prefix = prefix
-        self._envs = set[str]()
-
-    def add(self, task: Task, episode: Episode) -> None:
-        """Report an episode if it is the first failed episode of its environment."""
-        if episode.status != "failed" or task.name in self._envs:
-            return
-        self._envs.add(task.name)
-        error = " ".join(self._redact(episode.error or "no reason").split())
-        excerpt = error if len(error) <= _ERROR_CHARS else f"{error[:_ERROR_CHARS]} …"
-        self._note(f"the first failed rollout of {self._prefix}{task.name}, task {task.id}: {excerpt}")
-
-
 @dataclass(slots=True)
 class Player:
     """Plays groups.
@@ -86,7 +59,6 @@ class Player:
         settings: settings of each environment by name.
         seed: see `Rollout`.
         slots: limit of concurrent rollouts; earlier draws have priority.
-        runners: runners of single environments by name.
         purpose: see `Rollout`.
         record: receives each episode when it ends, failed episodes too.
         record_score: receives each episode whose reward changed when its group was scored.
@@ -96,7 +68,6 @@ class Player:
     settings: Mapping[str, EnvSettings]
     seed: int
     slots: Slots
-    runners: Mapping[str, RolloutRunner] = field(default_factory=dict[str, RolloutRunner])
     purpose: str = "train"
     record: Callable[[Task, Episode], None] = _ignore
     record_score: Callable[[Task, Episode], None] = _ignore
@@ -126,7 +97,7 @@ class Player:
             UsageError: the environment and the model do not fit together.
         """
         settings = self.settings[task.name]
-        batcher = RequestBatcher(settings.group_size, self._runner(task).batch_wait_s)
+        batcher = RequestBatcher(settings.group_size, self.runner.batch_wait_s)
         rank, retries = task.draw if rank is None else rank, settings.max_retries - progress.failed
         group = _GroupInPlay(task, settings, sampler, batcher, rank, retries)
         self.counts.queued += settings.group_size
@@ -146,7 +117,7 @@ class Player:
         valid = [episode for episode in episodes if episode.status != "failed"]
         if all(episode.group_scored for episode in valid):  # none, or scored before an interruption
             return episodes
-        scores, error = await self._runner(task).score(task, valid, timeout_s=timeout_s)
+        scores, error = await self.runner.score(task, valid, timeout_s=timeout_s)
         if error is not None:
             changed = [replace(episode, status="failed", reward=None, error=error) for episode in valid]
         elif scores is not None:
@@ -200,10 +171,7 @@ class Player:
         is_batched = settings.coalesce == "always" or (settings.coalesce == "single_turn" and has_one_turn)
         first_sampler = (lambda: group.batcher.wrap(sampler())) if is_batched else sampler
         rollout = Rollout(task, settings, member, attempt, self.seed, self.purpose)
-        return await self._runner(task).play(rollout, sampler, first_sampler)
-
-    def _runner(self, task: Task) -> RolloutRunner:
-        return self.runners.get(task.name, self.runner)
+        return await self.runner.play(rollout, sampler, first_sampler)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,46 +1,35 @@
 """Run the code of environments: play a rollout, or score a group.
 
-Invariant: a fault of the environment is an episode without a reward; a fault of the service is raised.
+Invariant: every call of an environment ends with a result or with the reason of its failure in one line. Faults of the
+service and of the configuration are raised.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
+from rlkit._util.frames import describe_error
+from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit._util.seeds import derive_seed
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.chat.format import ChatFormat
-from rlkit.env import GroupScorer, Task
+from rlkit.env import Env, GroupScorer, Task
+from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.policy import Limits, Policy, Sampler
-from rlkit.rollout.boundary import play_env, score_group
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.types import Episode, Sampling
+from rlkit.rollout.settings import EnvSettings
+from rlkit.rollout.task_guard import EnvironmentExit, guard_tasks, stop
+from rlkit.rollout.validation import as_outcome, as_scores
+from rlkit.types import Episode, Outcome, Sampling
 
-
-@dataclass(frozen=True, slots=True)
-class EnvSettings:
-    """Settings of the rollouts of an environment.
-
-    Args:
-        group_size: rollouts per task.
-        sampling: settings of the sampler.
-        timeout_s: limit in seconds of a rollout; service outages do not count (see `Stopwatch`).
-        max_retries: failed episodes to play again, per group.
-        min_valid: minimum number of valid episodes of a usable group.
-        coalesce: environments whose groups send their first turns as one request.
-        newest_weights: a running rollout uses newer weights from its next turn on.
-    """
-
-    group_size: int
-    sampling: Sampling
-    timeout_s: float
-    max_retries: int
-    limits: Limits
-    min_valid: int = 1
-    coalesce: Literal["single_turn", "always", "never"] = "never"
-    newest_weights: bool = True
+type GroupScores = tuple[list[float] | None, str | None]
+"""Rewards of a group, or None and the reason of the failure; None for both if the rewards stay unchanged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,45 +50,35 @@ class Rollout:
 
     def seed_of(self, turn: int) -> int:
         """Return the seed of a turn."""
-        draw = self.task.draw
+        stream = (self.seed, self.purpose, self.task.draw)
         if turn == 0:  # consecutive in the group, so that its first turns can be one request
-            return derive_seed(self.seed, self.purpose, draw, self.attempt) + self.member
-        return derive_seed(self.seed, self.purpose, draw, self.member, self.attempt, turn)
+            return derive_seed(*stream, self.attempt) + self.member
+        return derive_seed(*stream, self.member, self.attempt, turn)
 
 
-class RolloutRunner(Protocol):
+class RolloutRunner(ABC):
     """Runs the code of environments: in this process, or elsewhere (`rlkit.workers`)."""
 
-    @property
-    def batch_wait_s(self) -> float:
-        """Time to wait for the first requests of a group, see `RequestBatcher`."""
-        ...
+    batch_wait_s: float = 0.0
+    """Time to wait for the first requests of a group, see `RequestBatcher`."""
 
+    @abstractmethod
     async def play(
         self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        """Play a rollout.
+        """Play a rollout; `first_sampler` returns the sampler of its first turn. Errors as in `play_env`."""
 
-        Args:
-            sampler: returns the sampler of a turn after the first.
-            first_sampler: returns the sampler of the first turn.
+    @abstractmethod
+    async def score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> GroupScores:
+        """Score the valid episodes of a task that is a `GroupScorer`; errors as in `play_env`."""
 
-        Raises:
-            ServiceError: the service failed after retries.
-            UsageError: the environment and the model do not fit together.
-            MissingError: a package, model or credential is missing.
-        """
-        ...
-
-    async def score(
-        self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
-    ) -> tuple[list[float] | None, str | None]:
-        """Score the valid episodes of a task that is a `GroupScorer`; results and errors as in `score_group`."""
-        ...
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics of the runner since the last call; by default none."""
+        return {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalRunner:
+@dataclass(frozen=True, eq=False)
+class LocalRunner(RolloutRunner):
     """Runs the code of environments in this process.
 
     Args:
@@ -109,7 +88,6 @@ class LocalRunner:
 
     chat: ChatFormat | None
     make_policy: Callable[[Sampling, Limits], Policy] | None = None
-    batch_wait_s: float = 0.0
 
     async def play(  # noqa: D102  inherited
         self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
@@ -133,29 +111,91 @@ class LocalRunner:
         seconds = clock() - started_s
         if outcome is None:
             return Episode(member, attempt, policy.turns, "failed", None, {}, {}, seconds, error)
-        status, reward = "truncated" if outcome.truncated else "completed", outcome.reward
-        metrics, info, masked = outcome.metrics, outcome.info, outcome.masked
-        return Episode(member, attempt, policy.turns, status, reward, metrics, info, seconds, masked=masked)
+        status = "truncated" if outcome.truncated else "completed"
+        scored = (outcome.reward, outcome.metrics, outcome.info)
+        return Episode(member, attempt, policy.turns, status, *scored, seconds, masked=outcome.masked)
 
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
-    ) -> tuple[list[float] | None, str | None]:
-        assert isinstance(task.env, GroupScorer)
-        return await score_group(task.env, episodes, timeout_s=timeout_s, name=task.name)
+    ) -> GroupScores:
+        score, kind = cast("GroupScorer", task.env).score_group, type(task.env).__name__
+        parse = partial(as_scores, count=len(episodes), env=kind)
+        scoring = _await_call(lambda: score(episodes), parse, f"{kind}.score_group")
+        return await _guard(scoring, "scoring the group", Stopwatch(task.name), timeout_s)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Runners:
-    """The runners of a run.
+async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = "") -> tuple[Outcome | None, str | None]:
+    """Play an environment and return its outcome, or None and the reason of the failure.
 
     Args:
-        default: runner of all environments that are not named.
-        training: runners by environment.
-        evaluation: runners by environment of the evaluation.
-        metrics: returns metrics of the runners since its last call.
-    """
+        env: the task to play.
+        policy: handle passed to `env.rollout`.
+        timeout_s: limit in seconds; service outages do not count (see `Stopwatch`).
+        name: name of the environment in the run; by default that of its class.
 
-    default: RolloutRunner
-    training: Mapping[str, RolloutRunner] = field(default_factory=dict[str, RolloutRunner])
-    evaluation: Mapping[str, RolloutRunner] = field(default_factory=dict[str, RolloutRunner])
-    metrics: Callable[[], Mapping[str, float]] = dict
+    Raises:
+        ServiceError: the service failed after retries.
+        UsageError: the environment and the model do not fit together.
+        MissingError: a package, model or credential is missing.
+    """
+    kind = type(env).__name__
+    parse = partial(as_outcome, env=kind)
+    playing = _await_call(lambda: env.rollout(policy), parse, f"{kind}.rollout")
+    return await _guard(playing, "the rollout", Stopwatch(name or kind), timeout_s)
+
+
+async def _guard[T](
+    call: Coroutine[object, object, T], activity: str, stopwatch: Stopwatch, timeout_s: float
+) -> tuple[T | None, str | None]:
+    """Run code of an environment in an asyncio task of its own, so that it cannot cancel the caller."""
+    has_stopped = True
+    guard_tasks()
+    with use_stopwatches([stopwatch]):
+        task = asyncio.create_task(call)
+    try:
+        is_late = await stopwatch.wait_for_limit(timeout_s, task)
+    finally:
+        if not task.done():
+            has_stopped = await stop([task])
+    timeout = f"{activity} took longer than {timeout_s:g} s (timeout_s)"
+    if is_late:
+        return None, timeout if has_stopped else f"{timeout} and ignored its cancellation"
+    try:
+        result = task.result()
+        # Code that blocks the event loop can exceed the limit and still return.
+        return (None, timeout) if stopwatch.played_s > timeout_s else (result, None)
+    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last comes from a signal
+        raise
+    except asyncio.CancelledError:
+        return None, "the environment cancelled its own rollout"
+    except BaseException as error:  # an environment may raise anything; the record names the error
+        errors = _flatten(error)
+        for fault in errors:
+            if isinstance(fault, ServiceError | UsageError | MissingError):
+                raise fault from error
+        return None, " ".join(_describe(errors[0]).splitlines())
+
+
+async def _await_call[T](call: Callable[[], object], parse: Callable[[object], T], method: str) -> T:
+    """Await a method and parse its result here, because parsing may call the user's code (`__str__`)."""
+    awaitable = call()
+    if not inspect.isawaitable(awaitable):
+        raise RewardError(f"{method} is an ordinary function; write `async def {method.rpartition('.')[2]}`")
+    return parse(await awaitable)
+
+
+def _flatten(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group of errors, and in groups inside it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for inner in group.exceptions for leaf in _flatten(inner)]
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, EnvironmentFault):  # raised deliberately
+        return safe_str(error)
+    if isinstance(error, LimitReached):
+        return f"{safe_str(error)}; an environment that catches rlkit.LimitReached can grade the result so far"
+    error = (error.__cause__ if isinstance(error, EnvironmentExit) else None) or error
+    return escape_surrogates(describe_error(error))

@@ -1,13 +1,38 @@
-"""Make the settings of rollouts from the configuration."""
+"""Settings of rollouts, and their translation from the configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.policy import Limits
-from rlkit.rollout.runner import EnvSettings
 from rlkit.types import BudgetForcing, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSettings:
+    """Settings of the rollouts of an environment.
+
+    Args:
+        group_size: rollouts per task.
+        sampling: settings of the sampler.
+        timeout_s: limit in seconds of a rollout; service outages do not count (see `Stopwatch`).
+        max_retries: failed episodes to play again, per group.
+        min_valid: minimum number of valid episodes of a usable group.
+        coalesce: environments whose groups send their first turns as one request.
+        newest_weights: a running rollout uses newer weights from its next turn on.
+    """
+
+    group_size: int
+    sampling: Sampling
+    timeout_s: float
+    max_retries: int
+    limits: Limits
+    min_valid: int = 1
+    coalesce: Literal["single_turn", "always", "never"] = "never"
+    newest_weights: bool = True
 
 
 def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:

@@ -7,15 +7,13 @@ silent for `timeout_s`. A possibly lost request is repeated earlier if it is rep
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import override
 
 from rlkit._util.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit._util.loop_holds import LoopHolds, loop_holds
@@ -129,18 +127,16 @@ class ServiceWatch:
 
     async def note_silences(self) -> None:
         """Report silences of the service, for ever."""
-        with capture_warnings(self._remember):
-            while True:
-                await asyncio.sleep(_CHECK_S)
-                silence_s = loop_holds().now_s - self.last_answer_s
-                if self._open.total() and silence_s >= SILENCE_S and not self.is_computing():
-                    waits = ", ".join(f"{activity} ({count})" for activity, count in self._open.items() if count)
-                    warning = f"; the Tinker client says: {self._last_warning}" if self._last_warning else ""
-                    self._silence.add(
-                        f"no answer from the service for {silence_s:.0f} s; waiting for: {waits}{warning}"
-                    )
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            silence_s = loop_holds().now_s - self.last_answer_s
+            if self._open.total() and silence_s >= SILENCE_S and not self.is_computing():
+                waits = ", ".join(f"{activity} ({count})" for activity, count in self._open.items() if count)
+                warning = f"; the Tinker client says: {self._last_warning}" if self._last_warning else ""
+                self._silence.add(f"no answer from the service for {silence_s:.0f} s; waiting for: {waits}{warning}")
 
-    def _remember(self, warning: str) -> None:
+    def remember_warning(self, warning: str) -> None:
+        """Remember the last warning of the service's client, for notes about silences."""
         self._last_warning = warning
 
     async def _repeat[T](self, make: Callable[[], Awaitable[T]], activity: str) -> T:
@@ -240,24 +236,3 @@ class PatientSampler:
             except NoAnswer:  # the rollout's time limit ends this loop while other requests are answered
                 if self.watch.is_service_gone:
                     raise
-
-
-class _WarningHandler(logging.Handler):
-    def __init__(self, receive: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._receive = receive
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        self._receive(record.getMessage().splitlines()[0])
-
-
-@contextmanager
-def capture_warnings(receive: Callable[[str], None]) -> Generator[None]:
-    """Pass the first line of each warning of the SDK to `receive`, such as that a queue is paused."""
-    logger, handler = logging.getLogger("tinker"), _WarningHandler(receive)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -115,6 +115,7 @@ async def connect(
     *,
     choice: ServiceChoice | None = None,
     note: Callable[[str], None] = lambda message: None,
+    warn: Callable[[str], None] = lambda warning: None,
     session: bool = True,
 ) -> AsyncGenerator[Service]:
     """Connect to the chosen service; the engine runs while the context is open.
@@ -123,13 +124,14 @@ async def connect(
         config: settings of the service.
         choice: result of `choose_service`; by default it is called.
         note: receives one line for the user while the service does not answer.
+        warn: receives the first line of each warning of the SDK.
         session: open a session, which training and sampling need and the management of checkpoints does not.
 
     Raises:
         ConfigError: the address is no URL.
         MissingError: the service does not answer within `connect_timeout_s`, or rejected the key.
     """
-    from rlkit.tinker_client.sdk import TinkerService
+    from rlkit.tinker_client.sdk import TinkerService, capture_warnings
 
     async with (
         reach_service(config, choice=choice, note=note) as address,
@@ -142,7 +144,8 @@ async def connect(
     ):
         if session and address.connector is not None:
             await service.open_session()
-        yield service
+        with capture_warnings(warn):
+            yield service
 
 
 def describe_service(choice: ServiceChoice) -> str:

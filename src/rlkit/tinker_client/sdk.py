@@ -6,10 +6,11 @@ Invariant: no type, exception or warning of the SDK leaves this module.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Self, override
 
 import numpy as np
 import tinker
@@ -21,7 +22,6 @@ from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
-from rlkit.service.watch import capture_warnings
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
@@ -393,3 +393,24 @@ def translate_error(error: tinker.TinkerError, activity: str) -> RlkitError:
 def _first_line(error: Exception) -> str:
     first = (str(getattr(error, "message", "") or error).strip().splitlines() or [repr(error)])[0]
     return first.split(" for self.request_id=")[0]  # drop the SDK's internal details
+
+
+class _WarningHandler(logging.Handler):
+    def __init__(self, receive: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._receive = receive
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self._receive(record.getMessage().splitlines()[0])
+
+
+@contextmanager
+def capture_warnings(receive: Callable[[str], None]) -> Generator[None]:
+    """Pass the first line of each warning of the SDK to `receive`, such as that a queue is paused."""
+    logger, handler = logging.getLogger("tinker"), _WarningHandler(receive)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -5,8 +5,7 @@ Invariant: each part gets only its own settings, never the whole configuration.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.algorithms.datums import Preparation
@@ -15,11 +14,8 @@ from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
-from rlkit.env import Env
-from rlkit.rollout.runner import RolloutRunner, Runners
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
-from rlkit.tasks.sources import Tasks
 from rlkit.training.model_selection import Criterion, ModelSelection
 from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe
@@ -102,20 +98,6 @@ def make_learning_rate(config: Config) -> LearningRate:
         final_fraction=optimizer.final_fraction,
         steps=config.step_count,
     )
-
-
-@asynccontextmanager
-async def open_runners(
-    config: Config, default: RolloutRunner, tasks: Mapping[str, Tasks], eval_tasks: Mapping[str, Sequence[Env]]
-) -> AsyncGenerator[Runners]:
-    """Start the workers of a run, if it has any; errors as in `open_workers`."""
-    if not config.has_workers:
-        yield Runners(default)
-        return
-    from rlkit.workers.from_config import open_workers
-
-    async with open_workers(config, default, tasks, eval_tasks) as runners:
-        yield runners
 
 
 async def load_kl_reference(config: Config, service: Service, watch: ServiceWatch) -> Score | None:

@@ -16,7 +16,8 @@ from rlkit.cost.budget import UsageLog
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
-from rlkit.rollout.player import Counts, FailureNotes, GroupProgress, Player
+from rlkit.metrics.env_reports import FailureNotes
+from rlkit.rollout.player import Counts, GroupProgress, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
 from rlkit.store.history import GroupRecord

@@ -31,9 +31,9 @@ from rlkit.cost.usage import Price, price_of
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
-from rlkit.metrics.blocking_findings import BlockingFindings
-from rlkit.rollout.player import FailureNotes, Player
-from rlkit.rollout.runner import LocalRunner, Runners
+from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import LocalRunner, RolloutRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
@@ -54,12 +54,12 @@ from rlkit.training.from_config import (
     make_preparation,
     make_step_recipe,
     make_supply_limits,
-    open_runners,
 )
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
 from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
 from rlkit.training.run import Run
+from rlkit.workers import open_runner
 
 _LAST_SAVE_S = 120.0
 """Time to save the weights of a run that failed."""
@@ -190,9 +190,9 @@ class RLTrainer(Trainer):
             seed=config.seed,
             is_computing=lambda: is_engine and bool(self._activity.counts),
         )
-        connection = self._service or connect(config.service, choice=choice, note=note)
-        workers = open_runners(config, LocalRunner(chat), self._tasks, self._eval_tasks)
-        async with watch.watch_silence(), connection as service, workers as runners:
+        connection = self._service or connect(config.service, choice=choice, note=note, warn=watch.remember_warning)
+        opening = open_runner(config, LocalRunner(chat), self._tasks, self._eval_tasks)
+        async with watch.watch_silence(), connection as service, opening as runner:
             budget = Budget(
                 Limits(config.budget_usd, config.budget_tokens, config.max_hours),
                 price=price,
@@ -202,14 +202,7 @@ class RLTrainer(Trainer):
             )
             usage = UsageLog(store.directory, budget)
             run, learner, groups = await self._build(
-                store,
-                service,
-                chat=chat,
-                watch=watch,
-                budget=budget,
-                usage=usage,
-                resumption=resumption,
-                runners=runners,
+                store, service, watch=watch, budget=budget, usage=usage, resumption=resumption, runner=runner
             )
             budget.expect(lambda: groups.pending_usage + learner.pending_usage)
             info = RunInfo(
@@ -248,12 +241,11 @@ class RLTrainer(Trainer):
         store: RunStore,
         service: Service,
         *,
-        chat: ChatFormat,
         watch: ServiceWatch,
         budget: Budget,
         usage: UsageLog,
         resumption: Resumption,
-        runners: Runners,
+        runner: RolloutRunner,
     ) -> tuple[Run, PolicyLearner, Groups]:
         """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
@@ -270,13 +262,7 @@ class RLTrainer(Trainer):
         slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
         groups = Groups(
             self._sources,
-            Player(
-                runners.default,
-                make_env_settings(config, context=context),
-                seed=config.seed,
-                slots=slots,
-                runners=runners.training,
-            ),
+            Player(runner, make_env_settings(config, context=context), seed=config.seed, slots=slots),
             preparation,
             make_supply_limits(config, is_repeatable=service.is_repeatable),
             is_streaming=recipe.is_streaming,
@@ -287,7 +273,7 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluator = replace(make_eval_player(config, runners, slots=slots, context=context), record=failures.add)
+        evaluator = replace(make_eval_player(config, runner, slots=slots, context=context), record=failures.add)
         selection = make_model_selection(config, store.read_metrics())
         run = Run(
             steps=config.step_count,
@@ -306,7 +292,7 @@ class RLTrainer(Trainer):
             usage=usage,
             activity=self._activity,
             estimate=await in_thread(load_estimate, config),
-            runner_metrics=runners.metrics,
+            runner_metrics=runner.metrics,
         )
         learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, loader=loader, learner=weights, step=step)
         return run, learner, groups

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.env import Env, Task, TaskSource
-from rlkit.rollout.runner import RolloutRunner, Runners
+from rlkit.policy import Sampler
+from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.tasks.sources import Tasks
+from rlkit.types import Episode
 from rlkit.workers.local import LocalWorker
 from rlkit.workers.pool import WorkerPool
 
@@ -30,14 +33,14 @@ type Setting = int | str | WorkersConfig
 @asynccontextmanager
 async def open_workers(
     config: Config,
-    runner: RolloutRunner,
+    local: RolloutRunner,
     tasks: Mapping[str, Tasks],
     eval_tasks: Mapping[str, Sequence[Env]],
-) -> AsyncGenerator[Runners]:
+) -> AsyncGenerator[RolloutRunner]:
     """Start the workers of a run, and end them with the block.
 
     Args:
-        runner: plays the rollouts in the workers.
+        local: plays the rollouts in the workers, and those of environments without workers in this process.
         tasks: tasks of each environment; one is sent to each worker, to find out whether it can be loaded.
 
     Raises:
@@ -45,34 +48,52 @@ async def open_workers(
         MissingError: Ray is not installed.
     """
     run = config.rollouts.workers
-    trained = {name: run if env.workers is None else env.workers for name, env in config.envs.items()}
-    settings = [(True, name, trained[name], tasks[name]) for name in tasks]
-    settings += [(False, name, trained.get(name, run), eval_tasks[name]) for name in eval_tasks]
-    users = dict[WorkersConfig, list[tuple[bool, str, Tasks]]]()
-    for is_training, name, setting, env_tasks in settings:
-        if (workers := _resolve(setting)) is not None:
-            users.setdefault(workers, []).append((is_training, name, env_tasks))
+    settings = {name: run if env.workers is None else env.workers for name, env in config.envs.items()}
+    users = dict[WorkersConfig, dict[str, list[Tasks]]]()
+    for name in {**tasks, **eval_tasks}:
+        if (workers := _resolve(settings.get(name, run))) is not None:
+            env_tasks = [source[name] for source in (tasks, eval_tasks) if name in source]
+            users.setdefault(workers, {})[name] = env_tasks
     async with AsyncExitStack() as stack:
-        opened = list[WorkerPool]()
-        pools: tuple[dict[str, WorkerPool], dict[str, WorkerPool]] = {}, {}
+        pools = dict[str, WorkerPool]()
         for workers, envs in users.items():
-            firsts = [Task(0, name, env) for _, name, source in envs if (env := _first_task(source)) is not None]
-            opened.append(
-                pool := await stack.enter_async_context(
-                    WorkerPool.open(_count(workers), _connector(workers), runner, tasks=firsts, show=_print_line)
-                )
-            )
-            for is_training, name, _ in envs:
-                pools[0 if is_training else 1][name] = pool
-        yield Runners(runner, *pools, partial(_merge_metrics, opened))
+            firsts = [
+                Task(0, name, env)
+                for name, sources in envs.items()
+                for source in sources
+                if (env := _first_task(source)) is not None
+            ]
+            pool = WorkerPool.open(_count(workers), _connector(workers), local, tasks=firsts, show=_print_line)
+            pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
+        yield _PoolsByEnv(local, pools)
 
 
-def _merge_metrics(pools: Sequence[WorkerPool]) -> dict[str, float]:
-    """Return the metrics of all workers since the last call, see `WorkerPool.metrics`."""
-    parts = [pool.metrics() for pool in pools]
-    total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "rollouts")}
-    busy = sum(part["busy"] * part["live"] for part in parts) / max(total["workers/live"], 1.0)
-    return {**total, "workers/busy": busy}
+@dataclass(frozen=True, eq=False)
+class _PoolsByEnv(RolloutRunner):
+    """The pools of a run; environments without one run in this process."""
+
+    local: RolloutRunner
+    pools: Mapping[str, WorkerPool]
+
+    batch_wait_s = WorkerPool.batch_wait_s
+
+    async def play(
+        self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
+    ) -> Episode:
+        return await self._of(rollout.task).play(rollout, sampler, first_sampler)
+
+    async def score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> GroupScores:
+        return await self._of(task).score(task, episodes, timeout_s=timeout_s)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all workers since the last call, see `WorkerPool.metrics`."""
+        parts = [pool.metrics() for pool in {id(pool): pool for pool in self.pools.values()}.values()]
+        total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "rollouts")}
+        busy = sum(part["busy"] * part["live"] for part in parts) / max(total["workers/live"], 1.0)
+        return {**total, "workers/busy": busy}
+
+    def _of(self, task: Task) -> RolloutRunner:
+        return self.pools.get(task.name, self.local)
 
 
 def _resolve(setting: Setting) -> WorkersConfig | None:

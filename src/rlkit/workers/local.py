@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlkit._util import keeper
 from rlkit._util.threads import in_thread
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
+from rlkit.sandbox.runners import keeper
 from rlkit.workers.marker import Marker
 from rlkit.workers.messages import FrameReader, Stop, encode
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import override
 
-from rlkit.rollout.runner import EnvSettings, RolloutRunner
+from rlkit.rollout.runner import RolloutRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.types import Completion, Episode, Prompt, Sampling
 
 _LENGTH_BYTES = 8

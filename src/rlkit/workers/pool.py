@@ -20,7 +20,7 @@ from rlkit.config.loading.objects import loaded_files
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Sampler
-from rlkit.rollout.runner import Rollout, RolloutRunner
+from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.types import Episode
 from rlkit.workers.client import WorkerClient, WorkerLost
 from rlkit.workers.local import Connect
@@ -46,10 +46,7 @@ class WorkerPool(RolloutRunner):
             player = Player(pool, settings, seed=0, slots=Slots(64))
     """
 
-    @property
-    def batch_wait_s(self) -> float:
-        """Maximum time between the first requests of a group's members in different workers."""
-        return 0.25
+    batch_wait_s = 0.25  # members of a group are in different workers
 
     def __init__(self, connect: Connect, start: Start, *, show: Callable[[str, str], None]) -> None:
         self._connect = connect
@@ -111,13 +108,13 @@ class WorkerPool(RolloutRunner):
 
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
-    ) -> tuple[list[float] | None, str | None]:
+    ) -> GroupScores:
         data = self._pickle(task)
         try:
             scored = await self._call(lambda call: Score(call, data, episodes, timeout_s), None)
         except EnvironmentFault as fault:
             return None, str(fault)
-        return cast("tuple[list[float] | None, str | None]", scored)
+        return cast("GroupScores", scored)
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the workers since the last call.

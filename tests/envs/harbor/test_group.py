@@ -14,7 +14,8 @@ from rlkit.env import Task
 from rlkit.envs.harbor import harbor
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling

@@ -18,7 +18,8 @@ from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Group, Sampling
 from tests.envs.openreward.worlds import Served, call

@@ -19,7 +19,8 @@ from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
 from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served

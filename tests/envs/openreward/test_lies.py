@@ -23,7 +23,8 @@ from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Sampling
 from tests.envs.openreward.worlds import call

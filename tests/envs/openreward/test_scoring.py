@@ -14,7 +14,8 @@ from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.blocks import make_candidate
 from rlkit.policy import Limits
 from rlkit.rollout.player import GroupProgress, Player
-from rlkit.rollout.runner import EnvSettings, LocalRunner
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.envs.openreward.worlds import CALLS, Served, call

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rlkit._util import keeper
 from rlkit.errors import UsageError
+from rlkit.sandbox.runners import keeper
 
 _PORT = "{port}"
 _POLL_S = 0.05

@@ -1,6 +1,6 @@
-"""Findings about environments that block the event loop.
+"""Reports about the code of environments: the first failure of each, and lines that block the event loop.
 
-Invariant: each blocking line of an environment is reported once during the run, and recorded with its count.
+Invariant: each failing environment and each blocking line is reported once during the run.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from rlkit._util.loop_holds import Hold
+from rlkit.env import Task
 from rlkit.metrics.diagnostics import Finding
-from rlkit.types import Json
+from rlkit.types import Episode, Json
 
 RULE = "blocking"
 
 _FINDINGS_MAX = 20
 """Maximum number of findings of one run."""
+
+_ERROR_CHARS = 500
+"""Limit of the length of an error in a note."""
 
 _ACTION = "await slow calls, or run the work in a thread: `await asyncio.to_thread(...)`"
 
@@ -58,3 +62,28 @@ class BlockingFindings:
             self._record([asdict(recorded) for recorded, _, _ in self._findings.values()])
         if new:
             self._tell(finding)
+
+
+class FailureNotes:
+    """Report the first failed episode of each environment.
+
+    Args:
+        note: receives each message.
+        redact: removes secrets from an error.
+        prefix: text before the name of an environment, such as "the evaluation of ".
+    """
+
+    def __init__(self, note: Callable[[str], None], *, redact: Callable[[str], str], prefix: str = "") -> None:
+        self._note = note
+        self._redact = redact
+        self._prefix = prefix
+        self._envs = set[str]()
+
+    def add(self, task: Task, episode: Episode) -> None:
+        """Report an episode if it is the first failed episode of its environment."""
+        if episode.status != "failed" or task.name in self._envs:
+            return
+        self._envs.add(task.name)
+        error = " ".join(self._redact(episode.error or "no reason").split())
+        excerpt = error if len(error) <= _ERROR_CHARS else f"{error[:_ERROR_CHARS]} …"
+        self._note(f"the first failed rollout of {self._prefix}{task.name}, task {task.id}: {excerpt}")

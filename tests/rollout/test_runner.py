@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlkit
-from rlkit.rollout.boundary import play_env
+from rlkit.rollout.runner import play_env
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
