@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rlkit.training import StopSignal, Trainer
     from rlkit.training.trainer import RLTrainer
     from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
+    from rlkit.workers.resource import WorkerResource
 
 _MODULES = {
     "algorithms.advantages": ["AdvantageEstimator", "step_estimator"],
@@ -56,6 +57,7 @@ _MODULES = {
     "training.trainer": ["RLTrainer"],
     "trackers": ["Progress", "RunInfo", "RunResult", "Tracker"],
     "training": ["StopSignal", "Trainer"],
+    "workers.resource": ["WorkerResource"],
     "types": ["Checkpoint", "Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
@@ -96,6 +98,7 @@ __all__ = [
     "Trainer",
     "Turn",
     "UsageError",
+    "WorkerResource",
     "evaluate",
     "load_config",
     "rehearse",

@@ -19,16 +19,18 @@ import torch
 import rlkit
 from rlkit._util.sections import Section, SectionTable
 from rlkit.chat.renderers import load_chat
-from rlkit.config import load_config
+from rlkit.config import ResolvedConfig, load_config, load_envs
 from rlkit.config.loading.run_config import require_run_directory
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
+from rlkit.rollout.runner import LocalRunner
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
 from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum
+from rlkit.workers import open_runner
 from tests.simulation import Word
 from tests.trackers.folders import write_run
 
@@ -192,7 +194,7 @@ def test_every_option_is_read_where_the_table_says(
     assert [line for line in TABLE.read_text().splitlines() if line.startswith("| `")] == rows
 
 
-async def _open_workers(resolved: rlkit.config.ResolvedConfig) -> None:
+async def _open_workers(resolved: ResolvedConfig) -> None:
     tasks = {name: load_envs(name, env, field=name, seed=0) for name, env in resolved.config.envs.items()}
     async with open_runner(resolved.config, LocalRunner(ByteChat()), tasks, {}):
         pass

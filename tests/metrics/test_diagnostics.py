@@ -105,6 +105,8 @@ def test_problem_of_an_environment_is_found(name: str, changed: dict[str, float]
     "changed",
     [
         {"groups__mixed": 0.21},
+        {"workers__busy": 0.49},
+        {"workers__busy": 0.89, "workers__live": 2.0},
         {
             "groups__mixed": 0.0,
             "episodes": 8.0,
@@ -124,11 +126,24 @@ def test_metrics_within_bounds_are_no_finding(changed: dict[str, float]) -> None
     assert find_problems(make_lines(25, lambda step: changed)) == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "evidence", "action"),
+    [
+        ({"workers__busy": 0.7}, "ran for 70% of the time, in the run's process", "set rollouts.workers to auto"),
+        ({"workers__busy": 0.95, "workers__live": 2.0}, "2 workers were busy for 95% of the time", "add processors"),
+    ],
+)
+def test_a_run_that_waits_for_its_environments_is_found(changed: dict[str, float], evidence: str, action: str) -> None:
+    finding = assert_single_finding(find_problems(make_lines(25, lambda step: changed)), "environment_cpu", "all")
+    assert evidence in finding.evidence
+    assert action in finding.action
+
+
 def test_every_finding_is_on_the_page() -> None:
     page = (Path(__file__).parents[1].parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
     rules = re.findall(r"^def _(\w+)\(history: _History", inspect.getsource(module), re.MULTILINE)
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, env_reports.RULE])
-    assert len(rules) == 8
+    assert len(rules) == 9
 
 
 def test_one_odd_step_is_no_finding() -> None:

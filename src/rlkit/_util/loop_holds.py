@@ -81,6 +81,8 @@ class LoopHolds:
         """Called with True when a step begins, and with False when it ends."""
         self.held_s = 0.0
         """Seconds of all holds so far."""
+        self._busy_s = 0.0
+        self._lap_s: float | None = None
 
     @property
     def now_s(self) -> float:
@@ -101,7 +103,11 @@ class LoopHolds:
         step, self._step = self._step, None
         if self.on_step is not None:
             self.on_step(False)
-        if step is None or (seconds := _clock() - step.began_s) < HOLD_S:
+        if step is None:
+            return
+        seconds = _clock() - step.began_s
+        self._busy_s += seconds
+        if seconds < HOLD_S:
             return
         self.held_s += seconds
         names = [step.env] if step.env else []
@@ -114,6 +120,13 @@ class LoopHolds:
         if seconds - (processor_wait_s(threading.get_native_id()) - self._waited_s) >= REPORTED_HOLD_S:
             place = step.places.most_common(1)[0][0] if step.places else None
             asyncio.get_running_loop().call_soon(self._tell, Hold(names[0], seconds, place))
+
+    def lap(self) -> float:
+        """Return the share of the time since the last call in which steps of user code ran."""
+        now_s, busy_s = _clock(), self._busy_s
+        passed_s = now_s - self._lap_s if self._lap_s is not None else 0.0
+        self._lap_s, self._busy_s = now_s, 0.0
+        return busy_s / passed_s if passed_s else 0.0
 
     @contextmanager
     def watch(

@@ -57,6 +57,13 @@ KL_NEGLIGIBLE = HEALTHY_KL / 10
 ERRORS = 2.0
 """Standard errors by which two means must differ, at two evaluations in a row."""
 
+BUSY_MAX = 0.5
+"""Maximum share of a step's time in which the run's own process runs code of environments: above it, a second process
+can nearly double the speed."""
+
+WORKERS_BUSY_MAX = 0.9
+"""Maximum processor use of workers. Above it, rollouts wait for each other's code."""
+
 RETRY_GROUPS = 20
 RETRY_ERRORS = 4.0
 """Standard errors of the retry gap. Larger than `ERRORS`, because this rule is tested at every step."""
@@ -333,10 +340,24 @@ def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
     )
 
 
+def _environment_cpu(history: _History, _: str) -> _Diagnosis | None:
+    """Diagnose a run that is bound by the processor time of its environments."""
+    busy, live = history.mean("workers/busy"), history.mean("workers/live")
+    if busy is None:
+        return None
+    if live is None and busy.value > BUSY_MAX:
+        evidence = f"{busy.steps}, the code of environments ran for {busy.value:.0%} of the time, in the run's process"
+        return _Diagnosis(evidence, "play rollouts in other processes: set rollouts.workers to auto")
+    if live is not None and busy.value > WORKERS_BUSY_MAX:
+        evidence = f"{busy.steps}, {live.value:.0f} workers were busy for {busy.value:.0%} of the time"
+        return _Diagnosis(evidence, "add processors, or a Ray cluster (rollouts.workers), and raise their number")
+    return None
+
+
 type _Rule = Callable[[_History, str], _Diagnosis | None]
 
 _ENV_RULES: tuple[_Rule, ...] = (_dead_groups, _truncation, _infrastructure_failures, _retry_bias)
-_RULES: tuple[_Rule, ...] = (_evaluation_diverges, _entropy_collapse, _no_kl, _sampler_trainer_kl)
+_RULES: tuple[_Rule, ...] = (_evaluation_diverges, _entropy_collapse, _no_kl, _sampler_trainer_kl, _environment_cpu)
 
 
 def _mean(values: Sequence[tuple[int, float]]) -> _Mean:

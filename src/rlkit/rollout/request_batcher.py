@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -43,7 +42,7 @@ class RequestBatcher:
     def __init__(self, members: int = 1, wait_s: float = 0.0) -> None:
         self._members = members
         self._wait_s = wait_s
-        self._is_complete = asyncio.Event()
+        self._complete = asyncio.get_running_loop().create_future()  # all members have sent their requests
         self._pending = dict[_Key, list[_Request]]()
         self._tasks = set[asyncio.Task[None]]()
 
@@ -62,8 +61,8 @@ class RequestBatcher:
             task = asyncio.create_task(self._send(key, sampler, prompt, sampling))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if len(self._pending[key]) == self._members:
-            self._is_complete.set()
+        if len(self._pending[key]) == self._members and not self._complete.done():
+            self._complete.set_result(None)
         return await request.completion
 
     def close(self) -> None:
@@ -74,8 +73,7 @@ class RequestBatcher:
     async def _send(self, key: _Key, sampler: Sampler, prompt: Prompt, sampling: Sampling) -> None:
         await asyncio.sleep(0)  # let the other rollouts of the group add their requests
         if self._wait_s:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_complete.wait(), self._wait_s)
+            await asyncio.wait([self._complete], timeout=self._wait_s)
         requests = [request for request in self._pending.pop(key) if not request.completion.done()]
         await asyncio.gather(*(_answer(batch, sampler, prompt, sampling) for batch in _split_by_seed(requests)))
 

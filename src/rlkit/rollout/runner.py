@@ -16,6 +16,7 @@ from typing import cast
 
 from rlkit._util.frames import describe_error
 from rlkit._util.json_values import escape_surrogates, safe_str
+from rlkit._util.loop_holds import loop_holds
 from rlkit._util.seeds import derive_seed
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.chat.format import ChatFormat
@@ -73,8 +74,8 @@ class RolloutRunner(ABC):
         """Score the valid episodes of a task that is a `GroupScorer`; errors as in `play_env`."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return metrics of the runner since the last call; by default none."""
-        return {}
+        """Return metrics since the last call; `workers/busy` is the share of the time in which environments ran."""
+        return {"workers/busy": loop_holds().lap()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,6 +108,11 @@ class WorkerClient:
         """Number of unfinished calls."""
         return len(self._calls)
 
+    @property
+    def computing(self) -> int:
+        """Number of unfinished calls that do not wait for completions."""
+        return sum(not call.requests for call in self._calls.values())
+
     async def wait_until_ready(self) -> None:
         """Wait until the worker can play; raise UsageError if it cannot."""
         await asyncio.shield(self._ready)

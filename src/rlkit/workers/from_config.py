@@ -88,7 +88,7 @@ class _PoolsByEnv(RolloutRunner):
     def metrics(self) -> dict[str, float]:
         """Return the metrics of all workers since the last call, see `WorkerPool.metrics`."""
         parts = [pool.metrics() for pool in {id(pool): pool for pool in self.pools.values()}.values()]
-        total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "rollouts")}
+        total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "queue")}
         busy = sum(part["busy"] * part["live"] for part in parts) / max(total["workers/live"], 1.0)
         return {**total, "workers/busy": busy}
 

@@ -122,7 +122,7 @@ class WorkerPool(RolloutRunner):
         - `live`: number of workers.
         - `restarts`: number of workers that were replaced since the start of the run.
         - `busy`: processor time of the workers, as a share of the time.
-        - `rollouts`: unfinished rollouts.
+        - `queue`: rollouts that do not wait for completions, minus one for each worker.
         """
         now_s, cpu_s = time.monotonic(), self._lost_cpu_s + sum(worker.cpu_s for worker in self._workers)
         passed_s = (now_s - self._measured_s) * max(len(self._workers), 1)
@@ -132,7 +132,7 @@ class WorkerPool(RolloutRunner):
             "live": float(len(self._workers)),
             "restarts": float(self.restarts),
             "busy": busy,
-            "rollouts": float(sum(worker.load for worker in self._workers)),
+            "queue": float(sum(max(worker.computing - 1, 0) for worker in self._workers)),
         }
 
     async def _call(
