@@ -192,7 +192,7 @@ class RLTrainer(Trainer):
         )
         connection = self._service or connect(config.service, choice=choice, note=note, warn=watch.remember_warning)
         opening = open_runner(config, LocalRunner(chat), self._tasks, self._eval_tasks)
-        async with watch.watch_silence(), connection as service, opening as runner:
+        async with watch.watch_silence(), opening as runner, connection as service:
             budget = Budget(
                 Limits(config.budget_usd, config.budget_tokens, config.max_hours),
                 price=price,

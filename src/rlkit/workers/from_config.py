@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rlkit.config.schema import Config
     from rlkit.workers.local import Connect
 
-type Setting = int | str | WorkersConfig
-"""Value of `rollouts.workers`; a text is `auto`."""
-
 
 @asynccontextmanager
 async def open_workers(
@@ -51,7 +48,7 @@ async def open_workers(
     settings = {name: run if env.workers is None else env.workers for name, env in config.envs.items()}
     users = dict[WorkersConfig, dict[str, list[Tasks]]]()
     for name in {**tasks, **eval_tasks}:
-        if (workers := _resolve(settings.get(name, run))) is not None:
+        if workers := settings.get(name, run):
             env_tasks = [source[name] for source in (tasks, eval_tasks) if name in source]
             users.setdefault(workers, {})[name] = env_tasks
     async with AsyncExitStack() as stack:
@@ -94,12 +91,6 @@ class _PoolsByEnv(RolloutRunner):
 
     def _of(self, task: Task) -> RolloutRunner:
         return self.pools.get(task.name, self.local)
-
-
-def _resolve(setting: Setting) -> WorkersConfig | None:
-    if isinstance(setting, WorkersConfig):
-        return setting
-    return WorkersConfig.model_validate({"count": setting}) if setting else None
 
 
 def _count(workers: WorkersConfig) -> int:

@@ -15,6 +15,7 @@ from typing import cast
 
 import cloudpickle
 
+from rlkit._util.activity import current_activity
 from rlkit._util.threads import run_together
 from rlkit.config.loading.objects import loaded_files
 from rlkit.env import Task
@@ -53,6 +54,7 @@ class WorkerPool(RolloutRunner):
         self._start = encode(start)
         self._show = show
         self._workers = list[WorkerClient]()
+        self._activity = current_activity()
         self._pickles = OrderedDict[int, tuple[Task, bytes]]()
         self._lost_cpu_s = 0.0
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
@@ -84,6 +86,7 @@ class WorkerPool(RolloutRunner):
         """
         pool = cls(connect, Start(loaded_files(), runner, [pickle_task(task) for task in tasks]), show=show)
         pool._workers += [pool._add_worker() for _ in range(count)]
+        pool._activity.put("workers", count)
         try:
             await run_together(worker.wait_until_ready() for worker in pool._workers)
             yield pool
@@ -127,6 +130,7 @@ class WorkerPool(RolloutRunner):
         now_s, cpu_s = time.monotonic(), self._lost_cpu_s + sum(worker.cpu_s for worker in self._workers)
         passed_s = (now_s - self._measured_s) * max(len(self._workers), 1)
         busy = max(cpu_s - self._measured_cpu_s, 0.0) / passed_s if passed_s else 0.0
+        self._activity.put("workers' processor use in %", round(100 * busy))
         self._measured_s, self._measured_cpu_s = now_s, cpu_s
         return {
             "live": float(len(self._workers)),
@@ -158,6 +162,7 @@ class WorkerPool(RolloutRunner):
     def _replace(self, lost: WorkerClient) -> None:
         if lost in self._workers:
             self.restarts += 1
+            self._activity.put("workers replaced", self.restarts)
             self._lost_cpu_s += lost.cpu_s
             self._workers[self._workers.index(lost)] = self._add_worker()
 

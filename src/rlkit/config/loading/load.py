@@ -83,7 +83,7 @@ def load_config(
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = rewrite(_expand_names(_add_envs(without_nulls(root), envs)), _make_path_absolute)
+    root = rewrite(_expand_short_forms(_add_envs(without_nulls(root), envs)), _make_path_absolute)
     refuse_redacted(root)
     config, root = _check(root)
     return ResolvedConfig.from_nodes(config, root)
@@ -113,11 +113,17 @@ def _add_envs(root: Node, names: Iterable[str]) -> Node:
     return merge(root, from_python({"envs": missing})) if missing else root
 
 
-def _expand_names(root: Node) -> Node:
-    """Expand a bare `advantage: name` to a section."""
+def _expand_short_forms(root: Node) -> Node:
+    """Expand a bare `advantage: name`, and a bare `workers: 2`, to a section."""
     envs = find(root, ("envs",))
-    env_paths = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
-    for keys in [("advantage",), *env_paths]:
+    env_paths = [("envs", name) for name in envs.value] if envs and is_mapping(envs.value) else []
+    for keys in [("rollouts", "workers"), *((*path, "workers") for path in env_paths)]:
+        node = find(root, keys)
+        if node is not None and node.value is not None and not is_mapping(node.value):
+            root = replace(root, keys, Node({"count": node}, node.origin))
+        elif node is not None and is_mapping(node.value) and node.value and "count" not in node.value:
+            root = replace(root, keys, Node({**node.value, "count": Node("auto", node.origin)}, node.origin))
+    for keys in [("advantage",), *((*path, "advantage") for path in env_paths)]:
         node = find(root, keys)
         if node is not None and isinstance(node.value, str):
             section = expand_advantage(node.value)

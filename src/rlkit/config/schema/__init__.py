@@ -206,7 +206,7 @@ class Config(Section):
     @property
     def has_workers(self) -> bool:
         """True if an environment runs in other processes than the run."""
-        return bool(self.rollouts.workers) or any(env.workers for env in self.envs.values())
+        return any([self.rollouts.workers, *(env.workers for env in self.envs.values())])
 
     def _check_length(self) -> None:
         if self.steps is None and self.epochs is None:

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from rlkit._util.sections import Positive, Probability, Section
 from rlkit.config.schema.objective import AdvantageConfig
-from rlkit.config.schema.sampling import WorkerCount, WorkersConfig
+from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.errors import ConfigError
 
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
@@ -100,7 +100,7 @@ class EnvConfig(Section):
     max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
     """Maximum rollouts of a group that may fail after all retries; with more, the group is dropped. An alternative to
     `min_valid`."""
-    workers: WorkerCount | WorkersConfig | None = None
+    workers: WorkersConfig | None = None
     """Processes that run the environment's code; null for `rollouts.workers`."""
     newest_weights: bool = True
     """Switch a running rollout to newer weights at its next turn; if false, it keeps its initial weights."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, override
 
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from rlkit._util.sections import Positive, Probability, Section
 
@@ -37,27 +39,40 @@ class SamplingConfig(Section):
     """Forced answer for a turn that used up `max_tokens`; null truncates the turn, as most environments expect."""
 
 
+def _validate_count(value: object, validate: ValidatorFunctionWrapHandler) -> int | Literal["auto"]:
+    try:
+        return validate(value)
+    except ValueError:
+        raise PydanticCustomError("count", "an integer of at least 0, or auto") from None
+
+
 class WorkersConfig(Section):
-    """Processes that run the code of environments."""
+    """Processes that run the code of environments; a number or `auto` is short for `count`."""
 
     runner: Literal["local", "ray"] = "local"
     """`local` for processes on this machine; `ray` for actors on a Ray cluster: the one of `ray.init()` or of
     RAY_ADDRESS, or else a local one."""
-    count: Positive | Literal["auto"] = "auto"
-    """Number of processes; `auto` for one for each processor."""
+    count: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], WrapValidator(_validate_count)] = 0
+    """Number of processes: 0 for the run's own, which is right for environments that mostly wait for the model; `auto`,
+    the default if another field is set, for one for each processor."""
     cpus: Positive = 1
     """Processors of a process: Ray reserves them, and numerical libraries use as many threads."""
 
+    @classmethod
+    @override
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        return {"anyOf": [handler(core_schema), {"type": "integer", "minimum": 0}, {"const": "auto", "type": "string"}]}
 
-type WorkerCount = Annotated[int, Field(ge=0)] | Literal["auto"]
+    def __bool__(self) -> bool:
+        """Return whether environments run in other processes than the run."""
+        return self.count != 0
 
 
 class RolloutsConfig(Section):
     """Limits, retries and requests of rollouts."""
 
-    workers: WorkerCount | WorkersConfig = 0
-    """Processes that run the code of environments: 0 for this process, a number, `auto` for one for each processor, or
-    a mapping. Set it for environments that compute, block or crash."""
+    workers: WorkersConfig = WorkersConfig(count=0)
+    """Processes that run the code of environments, for environments that compute, block or crash."""
 
     max_concurrent: Positive = 256
     """Maximum concurrent rollouts. The Tinker service queues excess requests, so more is rarely faster."""
