@@ -12,7 +12,8 @@ from typing import TypedDict, Unpack, cast
 from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimator import Estimator
-from rlkit.config import ResolvedConfig, load_config
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError

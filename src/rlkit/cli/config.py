@@ -37,7 +37,8 @@ def init(
 
 def show(output: Output, config: Configs) -> int:
     """Print the complete configuration with the origin of each value."""
-    from rlkit.config import load_arguments, show_lines
+    from rlkit.config.loading.load import load_arguments
+    from rlkit.config.loading.resolved import show_lines
 
     resolved = load_arguments(config)
     output.result({"config": resolved.tree, "origins": resolved.origins}, "\n".join(show_lines(resolved)))
@@ -46,7 +47,7 @@ def show(output: Output, config: Configs) -> int:
 
 def schema(output: Output) -> int:
     """Print the JSON schema of configurations, for editors."""
-    from rlkit.config import schema_json
+    from rlkit.config.reference.describe import schema_json
 
     text = schema_json()
     output.result(json.loads(text), text)

@@ -39,7 +39,7 @@ def evaluate(
 
     Tasks come from `eval.envs`, or from `envs` if there are no evaluation environments. Sampling is greedy by default.
     """
-    from rlkit.config import load_arguments
+    from rlkit.config.loading.load import load_arguments
 
     resolved = load_arguments(config)
     from rlkit.evaluation.evaluate import evaluate

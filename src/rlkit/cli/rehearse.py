@@ -28,7 +28,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     Output of environments goes to stderr. The process ends if an environment blocks the event loop for longer than the
     time limit of a rollout.
     """
-    from rlkit.config import load_arguments
+    from rlkit.config.loading.load import load_arguments
 
     resolved = load_arguments(arguments, name=name)
     note = output.silent if quiet else output.note

@@ -36,7 +36,7 @@ def check(
     The solution must earn the full reward, and the idle agent must not. The exit code is 1 if a task fails.
     With --redteam, it is 1 if a cheating agent earns more than an idle one.
     """
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
     from rlkit.envs.harbor import settings
     from rlkit.envs.harbor.checking import check_tasks, render_checks
     from rlkit.envs.harbor.tasks import Selection, find_tasks

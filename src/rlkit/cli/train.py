@@ -16,7 +16,7 @@ from rlkit.cli.common.signals import graceful_shutdown
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlkit.config import ResolvedConfig
+    from rlkit.config.loading.resolved import ResolvedConfig
     from rlkit.trackers import RunResult, Tracker
     from rlkit.trackers.panel import PanelTracker
 
@@ -51,7 +51,7 @@ def train(
         return rehearse(config, output, name=name, pilot=pilot or 0, quiet=quiet)
     if pilot is not None:
         raise UsageError("--pilot has no effect without --dry-run: add --dry-run")
-    from rlkit.config import load_arguments
+    from rlkit.config.loading.load import load_arguments
 
     resolved = load_arguments(config, name=name)
     from rlkit.config.loading.run_config import is_run_directory, require_run_directory
@@ -75,7 +75,7 @@ def resume(
 
     The run starts from its last checkpoint, and replays later steps from its records.
     """
-    from rlkit.config import load_arguments
+    from rlkit.config.loading.load import load_arguments
     from rlkit.config.loading.run_config import find_run, find_run_config
 
     directory = find_run(run)

@@ -20,8 +20,8 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
-from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate

@@ -20,7 +20,8 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
 from rlkit.chat.renderers import load_chat
-from rlkit.config import ResolvedConfig, load_envs
+from rlkit.config.loading.objects import load_envs
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task

@@ -17,7 +17,7 @@ from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit._util.files.lock import LockFile, find_holder
 from rlkit._util.threads import in_thread
-from rlkit.config import ResolvedConfig
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
 from rlkit.errors import UsageError

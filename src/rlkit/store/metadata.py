@@ -21,7 +21,7 @@ from rlkit._util.files import json_lines
 from rlkit._util.frames import error_place
 from rlkit._util.json_values import map_text, safe_str
 from rlkit._util.redaction import make_redactor
-from rlkit.config import ResolvedConfig, show_lines
+from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rlkit._util.seeds import derive_seed
-from rlkit.config import load_envs
+from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
 from rlkit.env import Env, SingleTurnEnv, TaskSource

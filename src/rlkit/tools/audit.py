@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import OverlongAction, Preparation
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.run_config import find_run, find_run_config
 from rlkit.store.history import load_history
 from rlkit.types import Datum, Episode, Group, Prompt, Turn, join

@@ -21,8 +21,8 @@ from rlkit._util.threads import in_thread
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
-from rlkit.config import ResolvedConfig
 from rlkit.config.loading.objects import load_estimators, load_loss
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import choose_run_directory
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits, UsageLog, read_usage

@@ -79,7 +79,7 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
     try:
         with redirect_stdout(sys.stderr) if json else nullcontext():
             if dotenv:
-                from rlkit.config import export_dotenv
+                from rlkit.config.loading.environment_variables import export_dotenv
 
                 export_dotenv()
             yield output

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import plain
 from rlkit.config.loading.yaml_text import read_file
 from rlkit.config.schema import DEFAULT_MODEL
