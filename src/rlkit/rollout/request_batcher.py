@@ -40,8 +40,7 @@ class RequestBatcher:
     """
 
     def __init__(self, members: int = 1, wait_s: float = 0.0) -> None:
-        self._members = members
-        self._wait_s = wait_s
+        self._members, self._wait_s = members, wait_s
         self._complete = asyncio.get_running_loop().create_future()  # all members have sent their requests
         self._pending = dict[_Key, list[_Request]]()
         self._tasks = set[asyncio.Task[None]]()
