@@ -77,8 +77,6 @@ class LoopHolds:
         self._step: _Step | None = None
         self._tell: Callable[[Hold], None] | None = None
         self._waited_s = 0.0  # wait for a processor, when the watch last observed a new step
-        self.on_step: Callable[[bool], None] | None = None
-        """Called with True when a step begins, and with False when it ends."""
         self.held_s = 0.0
         """Seconds of all holds so far."""
         self._busy_s = 0.0
@@ -94,15 +92,11 @@ class LoopHolds:
         if self._step is not None:
             return False
         self._step = _Step(charged, env, _clock())
-        if self.on_step is not None:
-            self.on_step(True)
         return True
 
     def end(self) -> None:
         """End the current step, and charge it to its rollouts if it was a hold."""
         step, self._step = self._step, None
-        if self.on_step is not None:
-            self.on_step(False)
         if step is None:
             return
         seconds = _clock() - step.began_s

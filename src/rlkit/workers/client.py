@@ -28,20 +28,25 @@ from rlkit.workers.messages import (
     Result,
     Score,
     Withdraw,
+    as_portable,
     encode,
 )
 
+type Samplers = tuple[Callable[[], Sampler], Callable[[], Sampler]]
+"""Samplers of the first and of later turns of a rollout."""
+
 _EXCUSE_EVERY_S = 1.0
+_RAW_CHARACTERS = 500
 _SILENT_S = 2.0
 """Seconds of the service's silence from which workers are told about it; a busy service answers more often."""
 
 
 class WorkerLost(Exception):
-    """The worker of a call ended; `is_culprit` if the code of this call is the likely reason."""
+    """The worker of a call ended; `suspects` is the number of calls of which one is the reason, 0 if it is not this."""
 
-    def __init__(self, reason: str, *, is_culprit: bool) -> None:
+    def __init__(self, reason: str, *, suspects: int) -> None:
         super().__init__(reason)
-        self.is_culprit = is_culprit
+        self.suspects = suspects
 
 
 class _WaitProbe(Stopwatch):
@@ -65,12 +70,12 @@ class _Call:
     """An unfinished call of a worker.
 
     Args:
-        samplers: samplers of the first and of later turns; None for the scores of a group.
+        samplers: None for the scores of a group.
         sampler: sampler of the last turn.
     """
 
     result: asyncio.Future[Result]
-    samplers: tuple[Callable[[], Sampler], Callable[[], Sampler]] | None
+    samplers: Samplers | None
     sampler: Sampler | None = None
     requests: dict[int, tuple[asyncio.Task[None], _WaitProbe]] = field(
         default_factory=dict[int, "tuple[asyncio.Task[None], _WaitProbe]"]
@@ -92,7 +97,8 @@ class WorkerClient:
     ) -> None:
         self.cpu_s = 0.0
         """Processor time of the worker, as of its last result."""
-        self.is_lost = False
+        self.start_problem: str | None = None
+        """Reason why the worker could not start."""
         self._show = show
         self._lose = lose
         self._calls = dict[int, _Call]()
@@ -117,9 +123,7 @@ class WorkerClient:
         """Wait until the worker can play; raise UsageError if it cannot."""
         await asyncio.shield(self._ready)
 
-    async def call(
-        self, make: Callable[[int], Play | Score], samplers: tuple[Callable[[], Sampler], Callable[[], Sampler]] | None
-    ) -> object:
+    async def call(self, make: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
         """Send a call, and return its result.
 
         Args:
@@ -148,6 +152,8 @@ class WorkerClient:
                 call.result.exception()
         if result.error is not None:
             raise result.error
+        if result.value is None:
+            raise WorkerLost("a rollout in the worker process cancelled all rollouts", suspects=len(self._calls) + 1)
         return result.value
 
     async def close(self) -> None:
@@ -162,7 +168,7 @@ class WorkerClient:
                 if problem is None:
                     self._ready.set_result(None)
                 else:
-                    self._fail_start(UsageError(problem))
+                    self._fail_start(problem)
             case Ask():
                 if message.call in self._calls:
                     self._begin_request(self._calls[message.call], message)
@@ -180,8 +186,7 @@ class WorkerClient:
 
     def _begin_request(self, call: _Call, ask: Ask) -> None:
         probe = _WaitProbe()
-        with use_stopwatches([probe]):
-            task = asyncio.create_task(self._answer(call, ask, probe))
+        task = asyncio.create_task(self._answer(call, ask, probe))  # without a stopwatch: it is no task of a rollout
         call.requests[ask.request] = task, probe
         task.add_done_callback(lambda _: call.requests.pop(ask.request, None))
 
@@ -191,11 +196,12 @@ class WorkerClient:
         try:
             if call.sampler is None or ask.is_new_turn:
                 call.sampler = call.samplers[0 if call.sampler is None else 1]()
-            completions = await call.sampler.sample(
-                ask.prompt, ask.sampling, seed=ask.seed, num_samples=ask.num_samples
-            )
+            with use_stopwatches([probe]):
+                completions = await call.sampler.sample(
+                    ask.prompt, ask.sampling, seed=ask.seed, num_samples=ask.num_samples
+                )
         except Exception as failure:  # raised in the worker, and from there in the call's result
-            error = failure
+            error = as_portable(failure)
         excused_s = 0.0 if probe.request is None else probe.request.excused_s
         version = -1 if call.sampler is None else call.sampler.version
         self._connection.send(encode(Answer(ask.request, completions, version, excused_s, error)))
@@ -211,21 +217,23 @@ class WorkerClient:
                         self._connection.send(encode(Excuse(number, request.excused_s, request.silent_s)))
 
     def _end(self, loss: WorkerLoss) -> None:
-        self.is_lost = True
         self._excusing.cancel()
         has_started = self._ready.done()
         if not has_started:
-            output = "".join(f"\n  {line}" for line in self._raw_lines)
-            self._fail_start(UsageError(f"{loss.reason} while it started; its output:{output}"))
+            output = "".join(f"\n  {line[:_RAW_CHARACTERS]}" for line in self._raw_lines)
+            self._fail_start(f"{loss.reason} while it started; its output:{output}")
+        suspects = {loss.culprit} & self._calls.keys()
+        if has_started and not suspects and loss.culprit is not None:  # a thread, perhaps
+            suspects = {number for number, call in self._calls.items() if not call.requests}
         for number, call in self._calls.items():
-            is_computing = call.samplers is None or not call.requests
-            is_culprit = has_started and (loss.culprit == number or (loss.culprit == 0 and is_computing))
             if not call.result.done():
-                call.result.set_exception(WorkerLost(loss.reason, is_culprit=is_culprit))
+                count = len(suspects) if number in suspects else 0
+                call.result.set_exception(WorkerLost(loss.reason, suspects=count))
         self._lose(self)
 
-    def _fail_start(self, error: UsageError) -> None:
-        self._ready.set_exception(error)
+    def _fail_start(self, problem: str) -> None:
+        self.start_problem = problem
+        self._ready.set_exception(UsageError(problem))
         self._ready.exception()  # retrieved, in case nobody waits
 
     def _show_raw(self, line: str) -> None:

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from rlkit._util.threads import in_thread
+from rlkit.errors import UsageError
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
 from rlkit.sandbox.runners import keeper
 from rlkit.workers.marker import Marker
-from rlkit.workers.messages import FrameReader, Stop, encode
+from rlkit.workers.messages import FrameProtocol, Stop, encode
 
 _CHECK_S = 0.5
 """Seconds between two checks of a worker's marker."""
@@ -85,85 +86,82 @@ class LocalWorker(Connection):
         self._marker = Marker()
         self._is_closing = False
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _start(theirs.fileno(), self._marker.descriptor, cpus=cpus)
-        self._transport: asyncio.WriteTransport | None = None
-        self._unsent: list[bytes] = []
-        self._has_ended = asyncio.Event()
-        self._task = asyncio.create_task(self._watch(ours, receive, show))
+        try:
+            with theirs:
+                self._process, self._stdin = _start(theirs.fileno(), self._marker.descriptor, cpus=cpus)
+        except OSError as error:  # too many processes or open files
+            ours.close()
+            self._marker.close()
+            raise UsageError(f"a worker cannot be started: {error}") from error
+        self._protocol = FrameProtocol(receive, self._note_cut)
+        self._is_cut = asyncio.Event()
+        self._is_garbled = False
+        self._task = asyncio.create_task(self._watch(ours, show))
 
     def send(self, frame: bytes) -> None:  # noqa: D102  inherited
-        if self._transport is None:
-            self._unsent.append(frame)
-        elif not self._transport.is_closing():
-            self._transport.write(frame)
+        self._protocol.send(frame)
 
     async def close(self) -> None:  # noqa: D102  inherited
         self._is_closing = True
         self.send(encode(Stop()))
         try:
-            async with asyncio.timeout(CLEAN_UP_S + 2 * GRACE_S):
-                await self._has_ended.wait()
-        except TimeoutError:
-            pass
+            await asyncio.wait([self._task], timeout=CLEAN_UP_S + 2 * GRACE_S)
         finally:
-            assert self._process.stdin is not None
-            self._process.stdin.close()  # the keeper ends the worker
-            self._task.cancel()
-            await in_thread(self._process.wait)
-            self._marker.close()
+            self._stdin.close()  # the keeper ends the worker
+            await self._task
 
-    async def _watch(
-        self, connection: socket.socket, receive: Callable[[bytes], None], show: Callable[[str], None]
-    ) -> None:
+    async def _watch(self, connection: socket.socket, show: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_connection(
-            lambda: FrameReader(receive, self._has_ended.set), sock=connection
-        )
-        for frame in self._unsent:
-            self._transport.write(frame)
-        self._unsent.clear()
         output = asyncio.create_task(_read_lines(self._process.stdout, show))
-        blocked = None
         try:
-            while not self._has_ended.is_set() and blocked is None:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_ended.wait(), _CHECK_S)
-                blocked = self._blocking_call()
-            code = await self._end(is_blocked=blocked is not None)
-            await output  # complete at the end of the process
+            await loop.create_connection(lambda: self._protocol, sock=connection)
+            loss = await self._wait_for_loss()
+            await asyncio.wait([output], timeout=1.0)  # complete, unless a process that left still has the pipe
         finally:
             output.cancel()
-            self._transport.abort()
-        self._has_ended.set()
+            self._protocol.abort()
+            self._stdin.close()
+            self._marker.close()
         if not self._is_closing:
-            if blocked is not None:
-                limit = f"{self._marker.get().limit_s:g}"
-                self._lose(WorkerLoss(f"the rollout blocked its worker for longer than {limit} s (timeout_s)", blocked))
-            else:
-                self._lose(WorkerLoss(_describe_end(code), self._marker.get().call))
+            self._lose(loss)
 
-    def _blocking_call(self) -> int | None:
-        """Return the call that blocks the worker for longer than its time limit; None for none."""
-        running = self._marker.get()
-        now_s = asyncio.get_running_loop().time()
-        return running.call if running.call and now_s - running.began_s > running.limit_s + GRACE_S else None
+    async def _wait_for_loss(self) -> WorkerLoss:
+        """Wait for the end of the worker; end it if it is blocked, or cannot talk."""
+        clock = asyncio.get_running_loop().time
+        while not self._is_cut.is_set() and self._process.poll() is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_cut.wait(), _CHECK_S)
+            running = self._marker.get()
+            if clock() - running.began_s > running.limit_s + GRACE_S:
+                await self._kill()
+                limit = f"{running.limit_s:g} s (timeout_s)"
+                return WorkerLoss(f"the rollout blocked its worker for longer than {limit}", running.call)
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = await in_thread(self._process.wait, GRACE_S)
+        if code is None:
+            await self._kill()
+        if code is None or self._is_garbled:
+            return WorkerLoss("an environment closed the connection of its worker, or wrote to it", 0)
+        return WorkerLoss(_describe_end(code), self._marker.get().call)
 
-    async def _end(self, *, is_blocked: bool) -> int:
-        """Wait for the end of the process, and return its exit code."""
-        assert self._process.stdin is not None
-        if is_blocked:
-            with suppress(OSError):
-                self._process.stdin.write(b"k")
-                self._process.stdin.flush()
-        return await in_thread(self._process.wait)
+    def _note_cut(self, is_garbled: bool) -> None:
+        self._is_garbled = is_garbled
+        self._is_cut.set()
+
+    async def _kill(self) -> None:
+        with suppress(OSError):  # it has ended
+            self._stdin.write(b"k")
+        await in_thread(self._process.wait)
 
 
-def _start(connection: int, marker: int, *, cpus: int) -> subprocess.Popen[bytes]:
+def _start(connection: int, marker: int, *, cpus: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start a worker; return the process of its keeper, and what ends it."""
     code = _CODE.format(path=[entry or str(Path.cwd()) for entry in sys.path], connection=connection, marker=marker)
     threads = {name: os.environ.get(name, str(cpus)) for name in _THREAD_VARIABLES}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-I", keeper.__file__, sys.executable, "-c", code],
+        bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -171,24 +169,33 @@ def _start(connection: int, marker: int, *, cpus: int) -> subprocess.Popen[bytes
         env=os.environ | threads,
         start_new_session=True,  # otherwise Ctrl-C would end it while the run finishes its step
     )
+    assert process.stdin is not None
+    return process, process.stdin
 
 
 async def _read_lines(pipe: object, show: Callable[[str], None]) -> None:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     rest = b""
-    while chunk := await reader.read(_LINE_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
-            show(line.decode(errors="replace"))
-    if rest:
-        show(rest.decode(errors="replace"))
+    try:
+        while chunk := await reader.read(_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                show(line.decode(errors="replace"))
+    finally:
+        transport.close()
+        if rest:
+            show(rest.decode(errors="replace"))
 
 
 def _describe_end(code: int) -> str:
-    """Describe the end of a process with an exit code of the keeper: 128 plus a signal's number, or the code."""
+    """Describe the end of a process with an exit code of the keeper: 128 plus a signal's number, or the code.
+
+    A negative code means that the keeper was killed.
+    """
+    code = code if code >= 0 else 128 - code
     if code <= 128:
         return f"the worker process ended with exit code {code}"
     try:

@@ -1,11 +1,12 @@
 """The call whose code a worker runs at this moment, in memory that survives the worker.
 
-Invariant: the marker is set exactly while code of an environment runs on the worker's event loop, so that the reader
-knows which rollout ended or blocked the worker.
+Invariant: the marker names a call exactly while code of an environment runs on the worker's event loop, so that the
+reader knows which rollout ended or blocked the worker. Otherwise it is renewed while the event loop runs.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -20,8 +21,8 @@ class RunningCall(NamedTuple):
 
     Args:
         call: number of the call; 0 for none.
-        began_s: start of the code, as `time.monotonic()`.
-        limit_s: time limit of the rollout.
+        began_s: start of the code, or the last renewal, as `time.monotonic()`.
+        limit_s: time limit of the rollout; without one, that of the last.
     """
 
     call: int
@@ -37,14 +38,17 @@ class Marker:
         if descriptor is None:
             os.truncate(self.descriptor, _FORMAT.size)
         self._memory = mmap.mmap(self.descriptor, _FORMAT.size)
+        self._limit_s = math.inf
+        self.clear()
 
     def set(self, call: int, limit_s: float) -> None:
         """Set the running call, as of now."""
+        self._limit_s = limit_s
         _FORMAT.pack_into(self._memory, 0, call, time.monotonic(), limit_s)
 
     def clear(self) -> None:
-        """Set that no call runs."""
-        _FORMAT.pack_into(self._memory, 0, 0, 0.0, 0.0)
+        """Set that no call runs, as of now."""
+        _FORMAT.pack_into(self._memory, 0, 0, time.monotonic(), self._limit_s)
 
     def get(self) -> RunningCall:
         """Return the running call."""

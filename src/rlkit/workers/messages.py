@@ -1,27 +1,30 @@
 """Messages between a run and its workers.
 
-Invariant: messages are pickles, each behind its length in bytes. Tasks are pickled by cloudpickle, which also pickles
-classes of scripts and notebooks.
+Invariant: messages are pickles, each behind a mark and its length in bytes. Tasks are pickled by cloudpickle, which
+also pickles classes of scripts and notebooks. Named tuples take half as long as dataclasses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import pickle
+import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import override
+from typing import NamedTuple, cast, override
 
+from rlkit._util.frames import describe_error
+from rlkit.errors import EnvironmentFault, RlkitError
 from rlkit.rollout.runner import RolloutRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.types import Completion, Episode, Prompt, Sampling
 
-_LENGTH_BYTES = 8
+_HEADER = struct.Struct("<4sQ")
+_MARK = b"\x93rlk"
+"""Begins each frame, because environments can write to the connection too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """First message to a worker.
 
     Args:
@@ -35,8 +38,7 @@ class Start:
     tasks: Sequence[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Play:
+class Play(NamedTuple):
     """Play a rollout; fields as in `Rollout`."""
 
     call: int
@@ -48,8 +50,7 @@ class Play:
     purpose: str
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """Score the episodes of a group."""
 
     call: int
@@ -58,15 +59,13 @@ class Score:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """Cancel a call; its result follows."""
 
     call: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Answer to an `Ask`: completions, or the error of the service.
 
     Args:
@@ -81,8 +80,7 @@ class Answer:
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Excuse:
+class Excuse(NamedTuple):
     """State of an unanswered request; fields as in `rlkit._util.stopwatch.Request`."""
 
     request: int
@@ -90,24 +88,21 @@ class Excuse:
     silent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Last message to a worker: clean up, and exit."""
 
 
 type ToWorker = Start | Play | Score | Cancel | Answer | Excuse | Stop
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """The worker can play, or `problem` says why it cannot."""
 
     process: int
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """Request for completions.
 
     Args:
@@ -123,16 +118,14 @@ class Ask:
     is_new_turn: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(NamedTuple):
     """The environment no longer waits for a request."""
 
     call: int
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """Result of a call; None for both if it was cancelled.
 
     Args:
@@ -145,8 +138,7 @@ class Result:
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
+class Printed(NamedTuple):
     """A line that an environment printed; `env` is "" outside of rollouts."""
 
     env: str
@@ -159,34 +151,77 @@ type FromWorker = Ready | Ask | Withdraw | Result | Printed
 def encode(message: ToWorker | FromWorker) -> bytes:
     """Return the frame of a message."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    return _HEADER.pack(_MARK, len(data)) + data
 
 
-class FrameReader(asyncio.Protocol):
-    """Split a stream of bytes into messages.
+def as_portable(error: Exception) -> Exception:
+    """Return an error that every process can load, in place of one whose class may need other arguments."""
+    module = RlkitError.__module__
+    kind = next((kind for kind in type(error).__mro__ if kind.__module__ == module), None)
+    if kind is None:
+        return EnvironmentFault(describe_error(error))
+    return error if kind is type(error) else cast("type[Exception]", kind)(str(error))
+
+
+class _GarbledStream(ConnectionError):
+    """Other bytes came between the messages."""
+
+
+class FrameProtocol(asyncio.Protocol):
+    """Send and receive frames over a stream of bytes.
 
     Args:
         receive: receives the content of each frame.
-        lose: called when the connection is closed.
+        lose: called when the connection is closed; True if the stream is not one of frames.
     """
 
-    def __init__(self, receive: Callable[[bytes], None], lose: Callable[[], None]) -> None:
+    def __init__(self, receive: Callable[[bytes], None], lose: Callable[[bool], None]) -> None:
         self._receive = receive
         self._lose = lose
         self._data = bytearray()
+        self._unsent = list[bytes]()
+        self._transport: asyncio.WriteTransport | None = None
+        self.send: Callable[[bytes], None] = self._unsent.append
+        """Sends a frame as soon as possible; does nothing after the end of the connection."""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+        self.resume_writing()
+
+    @override
+    def pause_writing(self) -> None:
+        self.send = self._unsent.append  # a transport takes longer for each frame that it has not sent yet
+
+    @override
+    def resume_writing(self) -> None:
+        assert self._transport is not None
+        frames = b"".join(self._unsent)
+        self._unsent.clear()
+        self.send = self._transport.write
+        self.send(frames)
 
     @override
     def data_received(self, data: bytes) -> None:
         self._data += data
         start = 0
-        while len(self._data) - start >= _LENGTH_BYTES:
-            end = start + _LENGTH_BYTES + int.from_bytes(self._data[start : start + _LENGTH_BYTES], "little")
+        while len(self._data) - start >= _HEADER.size:
+            mark, length = _HEADER.unpack_from(self._data, start)
+            if mark != _MARK:
+                raise _GarbledStream  # closes the connection
+            end = start + _HEADER.size + length
             if len(self._data) < end:
                 break
-            self._receive(bytes(self._data[start + _LENGTH_BYTES : end]))
+            self._receive(bytes(self._data[start + _HEADER.size : end]))
             start = end
         del self._data[:start]
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose()
+        self.send = lambda frame: None
+        self._lose(isinstance(exc, _GarbledStream))
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()

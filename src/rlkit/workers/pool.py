@@ -23,16 +23,18 @@ from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Sampler
 from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.types import Episode
-from rlkit.workers.client import WorkerClient, WorkerLost
+from rlkit.workers.client import Samplers, WorkerClient, WorkerLost
 from rlkit.workers.local import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
 
 _REPLAYS_MAX = 5
 """Number of times that a rollout is played again because others ended its worker."""
 
+_STARTS_MAX = 3
+"""Number of replacements in a row that may fail to start; after that, the pool has a worker less."""
+
 _PICKLES = 64
 """Number of pickled tasks in memory; the rollouts of a group share one."""
-
 
 _PATH_MAX = 8
 """Maximum number of attributes in the name of what cannot be pickled."""
@@ -49,7 +51,8 @@ class WorkerPool(RolloutRunner):
 
     batch_wait_s = 0.25  # members of a group are in different workers
 
-    def __init__(self, connect: Connect, start: Start, *, show: Callable[[str, str], None]) -> None:
+    def __init__(self, count: int, connect: Connect, start: Start, *, show: Callable[[str, str], None]) -> None:
+        self._lone_workers = asyncio.Semaphore(count)
         self._connect = connect
         self._start = encode(start)
         self._show = show
@@ -58,6 +61,8 @@ class WorkerPool(RolloutRunner):
         self._pickles = OrderedDict[int, tuple[Task, bytes]]()
         self._lost_cpu_s = 0.0
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
+        self._failed_starts = _STARTS_MAX  # until the first workers have started, none is replaced
+        self._start_problem = ""
         self.restarts = 0
         """Number of workers that were replaced."""
 
@@ -84,14 +89,16 @@ class WorkerPool(RolloutRunner):
         Raises:
             UsageError: a task cannot be pickled, or a worker cannot start.
         """
-        pool = cls(connect, Start(loaded_files(), runner, [pickle_task(task) for task in tasks]), show=show)
+        pool = cls(count, connect, Start(loaded_files(), runner, [pickle_task(task) for task in tasks]), show=show)
         pool._workers += [pool._add_worker() for _ in range(count)]
         pool._activity.put("workers", count)
         try:
             await run_together(worker.wait_until_ready() for worker in pool._workers)
+            pool._failed_starts = 0
             yield pool
         finally:
-            await run_together(worker.close() for worker in pool._workers)
+            workers, pool._workers = pool._workers, []  # none is replaced from here on
+            await run_together(worker.close() for worker in workers)
 
     async def play(  # noqa: D102  inherited
         self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
@@ -139,32 +146,55 @@ class WorkerPool(RolloutRunner):
             "queue": float(sum(max(worker.computing - 1, 0) for worker in self._workers)),
         }
 
-    async def _call(
-        self,
-        message: Callable[[int], Play | Score],
-        samplers: tuple[Callable[[], Sampler], Callable[[], Sampler]] | None,
-    ) -> object:
-        """Call a worker; raise EnvironmentFault if the call's code ended it."""
-        reason = ""
+    async def _call(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
+        """Call a worker; raise EnvironmentFault if the call's code ended it, and UsageError without a worker.
+
+        If one of several calls ended a worker, each of them is repeated in a worker of its own.
+        """
+        reason, is_suspect = "", False
         for _ in range(1 + _REPLAYS_MAX):
-            worker = min(self._workers, key=lambda worker: worker.load)
+            worker = min(self._workers, key=lambda worker: worker.load, default=None)
+            if worker is None:
+                raise UsageError(f"no worker is left, and none can be started: {self._start_problem}")
             try:
+                if is_suspect:
+                    return await self._call_alone(message, samplers)
                 return await worker.call(message, samplers)
             except WorkerLost as lost:
                 reason = str(lost)
-                if lost.is_culprit:
+                if lost.suspects == 1 or (lost.suspects and is_suspect):
                     raise EnvironmentFault(reason) from lost
+                is_suspect = is_suspect or lost.suspects > 1
         raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they played this rollout; the last: {reason}")
+
+    async def _call_alone(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
+        async with self._lone_workers:
+            worker = self._add_worker()
+            try:
+                return await worker.call(message, samplers)
+            finally:
+                await worker.close()
+                self._lost_cpu_s += worker.cpu_s
 
     def _add_worker(self) -> WorkerClient:
         return WorkerClient(self._connect, self._start, show=self._show, lose=self._replace)
 
     def _replace(self, lost: WorkerClient) -> None:
-        if lost in self._workers:
+        if lost not in self._workers:
+            return
+        self._workers.remove(lost)
+        self._lost_cpu_s += lost.cpu_s
+        if lost.start_problem is None:
+            self._failed_starts = 0
+        else:
+            self._failed_starts, self._start_problem = self._failed_starts + 1, lost.start_problem
+        if self._failed_starts < _STARTS_MAX:
             self.restarts += 1
             self._activity.put("workers replaced", self.restarts)
-            self._lost_cpu_s += lost.cpu_s
-            self._workers[self._workers.index(lost)] = self._add_worker()
+            try:
+                self._workers.append(self._add_worker())
+            except UsageError as error:
+                self._start_problem = str(error)
 
     def _pickle(self, task: Task) -> bytes:
         kept = self._pickles.get(id(task))

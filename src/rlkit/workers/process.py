@@ -6,6 +6,9 @@ Invariant: each call has one result. The worker ends when the run closes the con
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import ctypes
+import faulthandler
 import io
 import os
 import pickle
@@ -14,11 +17,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, cast, override
+from typing import BinaryIO, TextIO, cast, override
 
 from rlkit._util.frames import describe_error
 from rlkit._util.gc_tuning import rare_garbage_collection
@@ -37,7 +40,7 @@ from rlkit.workers.messages import (
     Ask,
     Cancel,
     Excuse,
-    FrameReader,
+    FrameProtocol,
     FromWorker,
     Play,
     Printed,
@@ -47,10 +50,14 @@ from rlkit.workers.messages import (
     Start,
     ToWorker,
     Withdraw,
+    as_portable,
     encode,
 )
 
-_running_call: ContextVar[tuple[int, float]] = ContextVar("rlkit_running_call", default=(0, 0.0))
+_RENEW_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+_running_call: ContextVar[tuple[int, float] | None] = ContextVar("rlkit_running_call", default=None)
 """Number of the call to which the current asyncio task belongs, and its time limit."""
 
 
@@ -110,7 +117,8 @@ class Worker:
     async def stop(self) -> None:
         """Cancel all calls, and wait until they have cleaned up."""
         for task in self._calls.values():
-            task.cancel()
+            if not task.cancelling():  # otherwise its environment is cleaning up
+                task.cancel()
         if self._calls:
             await asyncio.wait(self._calls.values())
 
@@ -136,9 +144,9 @@ class Worker:
         try:
             value = await work
         except asyncio.CancelledError:
-            pass  # the run no longer wants the result
-        except RlkitError as error:
-            failure = error
+            pass
+        except Exception as error:  # raised in the run
+            failure = as_portable(error)
         try:
             self.send(Result(call, value, failure, time.process_time()))
         except Exception as error:  # a value of the user that cannot be pickled
@@ -244,14 +252,38 @@ def _load_task(data: bytes) -> Task:
         raise EnvironmentFault(f"a worker cannot load the task: {describe_error(error)}") from error
 
 
+class _CallLoop(asyncio.SelectorEventLoop):
+    """An event loop that no call can stop."""
+
+    @override
+    def stop(self) -> None:
+        if _running_call.get() is not None:
+            raise EnvironmentFault("an environment must not stop the event loop")
+        super().stop()
+
+
+def _mark_calls(marker: Marker) -> None:
+    """Mark the call to which each callback of the event loop belongs, while it runs."""
+    loop, run = asyncio.get_running_loop(), asyncio.Handle._run
+
+    def run_marked(self: asyncio.Handle) -> None:
+        running = cast("contextvars.Context", self._context).get(_running_call)
+        if running is None or self._loop is not loop:
+            run(self)
+            return
+        marker.set(*running)
+        run(self)
+        marker.clear()
+
+    asyncio.Handle._run = run_marked
+
+
 @stop_leftover_tasks()
 async def _serve(connection: socket.socket, marker: Marker) -> None:
     loop = asyncio.get_running_loop()
-    transport: asyncio.WriteTransport | None = None
 
     def send(message: FromWorker) -> None:
-        assert transport is not None
-        transport.write(encode(message))
+        protocol.send(encode(message))
 
     def send_line(message: Printed) -> None:  # from any thread
         if asyncio._get_running_loop() is loop:
@@ -259,19 +291,17 @@ async def _serve(connection: socket.socket, marker: Marker) -> None:
         else:
             loop.call_soon_threadsafe(send, message)
 
-    def mark(begins: bool) -> None:
-        if begins:
-            marker.set(*_running_call.get())
-        else:
-            marker.clear()
+    def renew_marker() -> None:
+        marker.clear()
+        loop.call_later(_RENEW_S, renew_marker)
 
     worker = Worker(send)
-    transport, _ = await loop.create_connection(
-        lambda: FrameReader(worker.receive, worker.has_ended.set), sock=connection
-    )
-    sys.stdout = sys.stderr = _EnvOutput(send_line)
-    loop_holds().on_step = mark
-    with rare_garbage_collection():
+    protocol = FrameProtocol(worker.receive, lambda _: worker.has_ended.set())
+    await loop.create_connection(lambda: protocol, sock=connection)
+    renew_marker()
+    _mark_calls(marker)
+    output = cast("TextIO", _EnvOutput(send_line))
+    with rare_garbage_collection(), redirect_stdout(output), redirect_stderr(output):
         await worker.has_ended.wait()
         await worker.stop()
 
@@ -279,6 +309,10 @@ async def _serve(connection: socket.socket, marker: Marker) -> None:
 def main(connection: int, marker: int) -> None:
     """Serve a run over the given file descriptors, until it closes the connection."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # the closed connection ends the worker
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an environment that sends it is to blame
+    faulthandler.enable()  # a crash in native code shows its line
     with suppress(OSError):  # the system should end a worker, not the run
         Path("/proc/self/oom_score_adj").write_text("500")
-    asyncio.run(_serve(socket.socket(fileno=connection), Marker(marker)))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with asyncio.Runner(loop_factory=_CallLoop) as runner:
+        runner.run(_serve(socket.socket(fileno=connection), Marker(marker)))

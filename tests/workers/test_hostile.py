@@ -1,0 +1,296 @@
+"""A rollout that ends, blocks or misuses its worker fails, and the rollouts beside it have their usual results."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import rlkit
+from rlkit._util.priority_semaphore import Slots
+from rlkit.config.loading.objects import load_object
+from rlkit.env import Task
+from rlkit.errors import UsageError
+from rlkit.rollout.player import Player
+from rlkit.testing import ByteChat, ScriptedSampler
+from tests.limits import HANG_S
+from tests.workers.equal_envs import Talk
+from tests.workers.helpers import (
+    Played,
+    descendants,
+    describe,
+    make_settings,
+    opened_pool,
+    play,
+    processes_with,
+    reply,
+    wait_for,
+)
+from tests.workers.hostile_envs import ACTS, Hostile, Innocent
+
+BLOCKED = "the rollout blocked its worker for longer than 1 s (timeout_s)"
+CUT = "an environment closed the connection of its worker, or wrote to it"
+
+FAULTS: Mapping[str, str | None] = {
+    "exits": "the worker process ended with exit code 3",
+    "crashes": "the worker process was killed by SIGSEGV",
+    "kills_itself": "the worker process was killed by SIGKILL, as the system does if memory is short",
+    "waits_for_ever": BLOCKED,
+    "holds_the_interpreter": BLOCKED,
+    "crashes_in_a_thread": "the worker process was killed by SIGSEGV",
+    "leaves_a_child_and_exits": "the worker process ended with exit code 6",
+    "stops_the_loop": "an environment must not stop the event loop",
+    "writes_to_everything": CUT,
+}
+"""Reason of the failure; None if the rollout succeeds."""
+
+MORE_FAULTS: Mapping[str, str | None] = {
+    "exits_as_if_well": "the worker process ended with exit code 0",
+    "interrupts_itself": "the worker process was killed by SIGINT",
+    "kills_its_parent": "the worker process was killed by SIGKILL, as the system does if memory is short",
+    "forks_many": "OSError: no more processes at",
+    "blocks_in_a_callback": BLOCKED,
+    "uses_up_memory": "MemoryError: ",
+    "replaces_json": None,
+    "cancels_all_tasks": "a rollout in the worker process cancelled all rollouts",
+    "closes_the_loop": "RuntimeError: Cannot close a running event loop at",
+    "exits_in_a_task": "SystemExit: 4 at",
+    "exits_in_a_thread": "the worker process ended with exit code 5",
+    "leaves_a_daemon": None,
+    "writes_a_little_to_the_connection": CUT,
+    "closes_everything": "the worker process ended with exit code 1",
+    "prints_a_lot": None,
+    "prints_a_long_line": None,
+    "returns_a_huge_info": "Hostile returned an info of more than",
+    "returns_an_unpicklable_info": None,
+    "raises_a_strange_error": "KeyError: <",
+}
+
+
+def play_beside_innocents(act: str, *, timeout_s: float = 1.0) -> Played:
+    """A hostile rollout and its siblings in two workers."""
+    settings = {
+        "innocent": make_settings(group_size=4, retries=0),
+        "hostile": make_settings(group_size=1, retries=0, timeout_s=timeout_s),
+    }
+    return play({"innocent": Innocent(), "hostile": Hostile(act)}, 2, settings=settings)
+
+
+def check(act: str, reason: str | None) -> None:
+    id_text = uuid.uuid4().hex
+    os.environ["RLKIT_TEST_ID"] = id_text  # of the workers and all that they start
+    try:
+        played = play_beside_innocents(act, timeout_s=60.0 if reason is None else 1.0)
+    finally:
+        del os.environ["RLKIT_TEST_ID"]
+    (episode,) = played.groups["hostile"].episodes
+    if reason is None:
+        assert episode.status == "completed"
+    else:
+        assert (episode.status, (episode.error or "")[: len(reason)]) == ("failed", reason)
+        assert len((episode.error or "").splitlines()) == 1
+    alone = play({"innocent": Innocent()}, 0, settings={"innocent": make_settings(group_size=4, retries=0)})
+    assert describe(played.groups["innocent"]) == describe(alone.groups["innocent"])
+    assert played.metrics["live"] == 2
+    assert played.metrics["queue"] == 0
+    assert not descendants()
+    assert not processes_with(id_text)
+
+
+@pytest.mark.parametrize("act", FAULTS)
+def test_a_hostile_rollout_fails_alone(act: str) -> None:
+    check(act, FAULTS[act])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", MORE_FAULTS)
+def test_another_hostile_rollout_fails_alone(act: str) -> None:
+    check(act, MORE_FAULTS[act])
+
+
+def test_each_act_is_tested() -> None:
+    assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon"} == {*ACTS}
+
+
+def test_a_rollout_that_ends_its_worker_is_retried_within_the_budget() -> None:
+    settings = {"hostile": make_settings(group_size=2, retries=1)}
+    played = play({"hostile": Hostile("exits")}, 1, settings=settings)
+    assert len(played.episodes) == 3  # two members and a retry
+    assert played.metrics["restarts"] == 3
+
+
+RUN = """
+import asyncio, sys, time
+sys.path.insert(0, {root!r})
+from tests.workers.helpers import *  # with what they import
+from tests.workers.hostile_envs import Hostile
+
+async def main():
+    tasks = [Task(0, "hostile", Hostile("waits_with_a_daemon"))]
+    async with opened_pool(2, tasks) as pool:
+        player = Player(pool, {{"hostile": make_settings(group_size=4)}}, seed=0, slots=Slots(9))
+        sampler = ScriptedSampler(reply, chat=ByteChat())
+        asyncio.get_running_loop().call_later(1.0, lambda: print("playing", flush=True))
+        await player.play(tasks[0], lambda: sampler)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_run_leaves_no_process() -> None:
+    id_text = uuid.uuid4().hex
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN.format(root=str(Path(__file__).parents[2]))],
+        env=os.environ | {"RLKIT_TEST_ID": id_text},
+        stdout=subprocess.PIPE,
+    )
+    with run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"playing\n"
+        assert wait_for(lambda: len(processes_with(id_text)) >= 1 + 2 + 2 + 4, 10.0) < 10.0  # with keepers and daemons
+        run.kill()
+    assert wait_for(lambda: not processes_with(id_text), HANG_S) < 10.0
+
+
+class Holder(rlkit.Env):
+    """Holds a value."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        return 1.0
+
+
+async def open_and_close(*tasks: Task) -> None:
+    async with opened_pool(1, tasks):
+        pass
+
+
+def test_a_task_that_cannot_be_pickled_is_refused_with_its_attribute() -> None:
+    match = r"envs\.e: workers need tasks that can be pickled, but Holder\.value\.value \(of type socket\) cannot \("
+    with socket.socket() as connection, pytest.raises(UsageError, match=match):
+        asyncio.run(open_and_close(Task(0, "e", Holder(Holder(connection)))))
+
+
+class DiesWhenLoaded:
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return os._exit, (7,)
+
+
+def test_workers_that_cannot_start_are_not_replaced_for_ever() -> None:
+    match = r"the worker process ended with exit code 7 while it started; its output:$"
+    with pytest.raises(UsageError, match=match):
+        asyncio.run(open_and_close(Task(0, "e", Holder(DiesWhenLoaded()))))
+    assert not descendants()
+
+
+def test_a_run_without_workers_that_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter of the second worker is missing."""
+
+    async def main() -> None:
+        task = Task(0, "hostile", Hostile("exits"))
+        async with opened_pool(1, [task]) as pool:
+            monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+            player = Player(pool, {"hostile": make_settings(retries=5)}, seed=0, slots=Slots(9))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            await player.play(task, lambda: sampler)
+
+    with pytest.raises(UsageError, match=r"no worker is left.*No such file"):
+        asyncio.run(main())
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+import rlkit
+from tests.workers.helpers import play
+
+class Local(rlkit.SingleTurnEnv):
+    def prompt(self):
+        return "in a script"
+    def grade(self, reply):
+        return float(len(reply.text))
+
+if __name__ == "__main__":
+    print(*[episode.reward for episode in play({{"e": Local()}}, 2).groups["e"].episodes])
+"""
+
+
+def test_a_class_of_a_script_is_played_in_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(root=str(Path(__file__).parents[2])))
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=HANG_S)
+    assert [float(word) > 0 for word in run.stdout.split()] == [True] * 4
+
+
+def test_a_class_of_a_file_is_played_in_workers(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(SCRIPT.format(root=str(Path(__file__).parents[2])))
+    env = load_object(f"{file}:Local", field="envs.e.env")
+    assert [episode.status for episode in play({"e": env()}, 2).groups["e"].episodes] == ["completed"] * 4
+
+
+class CleansUp(rlkit.Env):
+    """Writes a file when it is cancelled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        await policy.chat([{"role": "user", "content": "hi"}])
+        (self.path / "began").touch()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            (self.path / "ended").touch()
+        return 1.0
+
+
+@pytest.mark.parametrize("is_hasty", [False, True])
+def test_a_cancelled_rollout_cleans_up(tmp_path: Path, is_hasty: bool) -> None:
+    async def main() -> None:
+        task = Task(0, "e", CleansUp(tmp_path))
+        async with opened_pool(1, [task, Task(1, "talk", Talk())]) as pool:
+            settings = {"e": make_settings(group_size=2), "talk": make_settings()}
+            player = Player(pool, settings, seed=0, slots=Slots(9))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            playing = asyncio.create_task(player.play(task, lambda: sampler))
+            while not (tmp_path / "began").exists():
+                await asyncio.sleep(0.01)
+            playing.cancel()
+            if is_hasty:  # the pool is closed meanwhile
+                return
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+            assert (tmp_path / "ended").exists()
+            group = await player.play(Task(1, "talk", Talk()), lambda: sampler)
+            assert [episode.status for episode in group.episodes] == ["completed"] * 4
+
+    asyncio.run(main())
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_killed_worker_between_rollouts_is_replaced() -> None:
+    async def main() -> None:
+        task = Task(0, "talk", Talk())
+        async with opened_pool(2, [task]) as pool:
+            keepers = {pid for pid in descendants() if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+            for process in descendants() - keepers:
+                os.kill(process, signal.SIGKILL)
+            player = Player(pool, {"talk": make_settings()}, seed=0, slots=Slots(9))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            group = await player.play(task, lambda: sampler)
+            assert [episode.status for episode in group.episodes] == ["completed"] * 4
+            assert pool.metrics()["restarts"] == 2
+
+    asyncio.run(main())
