@@ -103,7 +103,8 @@ class WorkerClient:
         self._lose = lose
         self._calls = dict[int, _Call]()
         self._number = 0
-        self._ready = asyncio.get_running_loop().create_future()
+        self.ready = asyncio.get_running_loop().create_future()
+        """Done when the worker can play; has the UsageError if it cannot."""
         self._raw_lines = list[str]()
         self._connection = connect(self._receive, self._end, self._show_raw)
         self._connection.send(start)
@@ -121,7 +122,7 @@ class WorkerClient:
 
     async def wait_until_ready(self) -> None:
         """Wait until the worker can play; raise UsageError if it cannot."""
-        await asyncio.shield(self._ready)
+        await asyncio.shield(self.ready)
 
     async def call(self, make: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
         """Send a call, and return its result.
@@ -166,7 +167,7 @@ class WorkerClient:
         match message:
             case Ready(_, problem):
                 if problem is None:
-                    self._ready.set_result(None)
+                    self.ready.set_result(None)
                 else:
                     self._fail_start(problem)
             case Ask():
@@ -218,7 +219,7 @@ class WorkerClient:
 
     def _end(self, loss: WorkerLoss) -> None:
         self._excusing.cancel()
-        has_started = self._ready.done()
+        has_started = self.ready.done()
         if not has_started:
             output = "".join(f"\n  {line[:_RAW_CHARACTERS]}" for line in self._raw_lines)
             self._fail_start(f"{loss.reason} while it started; its output:{output}")
@@ -233,8 +234,8 @@ class WorkerClient:
 
     def _fail_start(self, problem: str) -> None:
         self.start_problem = problem
-        self._ready.set_exception(UsageError(problem))
-        self._ready.exception()  # retrieved, in case nobody waits
+        self.ready.set_exception(UsageError(problem))
+        self.ready.exception()  # retrieved, in case nobody waits
 
     def _show_raw(self, line: str) -> None:
         self._raw_lines = [*self._raw_lines, line][-20:]

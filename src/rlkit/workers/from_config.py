@@ -42,7 +42,7 @@ async def open_workers(
 
     Raises:
         UsageError: a task cannot be pickled, or a worker cannot start.
-        MissingError: Ray is not installed.
+        MissingError: Ray is not installed, or RAY_ADDRESS names no cluster.
     """
     run = config.rollouts.workers
     settings = {name: run if env.workers is None else env.workers for name, env in config.envs.items()}
@@ -60,7 +60,10 @@ async def open_workers(
                 for source in sources
                 if (env := _first_task(source)) is not None
             ]
-            pool = WorkerPool.open(_count(workers), _connector(workers), local, tasks=firsts, show=_print_line)
+            connect, connect_extra = _connectors(workers)
+            pool = WorkerPool.open(
+                _count(workers), connect, local, tasks=firsts, show=_print_line, connect_extra=connect_extra
+            )
             pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
         yield _PoolsByEnv(local, pools)
 
@@ -94,11 +97,23 @@ class _PoolsByEnv(RolloutRunner):
 
 
 def _count(workers: WorkersConfig) -> int:
-    return len(os.sched_getaffinity(0)) if workers.count == "auto" else workers.count
+    if workers.count != "auto":
+        return workers.count
+    if workers.runner == "ray":
+        from rlkit.workers.ray_actor import count_processors
+
+        return max(1, count_processors() // workers.cpus)
+    return max(1, len(os.sched_getaffinity(0)) // workers.cpus)
 
 
-def _connector(workers: WorkersConfig) -> Connect:
-    return partial(LocalWorker, cpus=workers.cpus)
+def _connectors(workers: WorkersConfig) -> tuple[Connect, Connect]:
+    """Return what starts a worker, and what starts one more than `count`."""
+    if workers.runner == "ray":
+        from rlkit.workers.ray_actor import RayWorker
+
+        return partial(RayWorker, cpus=workers.cpus), partial(RayWorker, cpus=workers.cpus, reserves=False)
+    connect = partial(LocalWorker, cpus=workers.cpus)
+    return connect, connect
 
 
 def _first_task(tasks: Tasks) -> Env | None:

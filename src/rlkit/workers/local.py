@@ -27,8 +27,8 @@ from rlkit.workers.messages import FrameProtocol, Stop, encode
 _CHECK_S = 0.5
 """Seconds between two checks of a worker's marker."""
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables of the number of threads of numerical libraries; each worker is to use its own processors."""
+_PROCESSOR_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_CPU_COUNT")
+"""Variables of the number of processors for numerical libraries, Python and `ForkServer`: each worker has its own."""
 
 _LINE_BYTES = 2**16
 
@@ -158,7 +158,7 @@ class LocalWorker(Connection):
 def _start(connection: int, marker: int, *, cpus: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Start a worker; return the process of its keeper, and what ends it."""
     code = _CODE.format(path=[entry or str(Path.cwd()) for entry in sys.path], connection=connection, marker=marker)
-    threads = {name: os.environ.get(name, str(cpus)) for name in _THREAD_VARIABLES}
+    processors = {name: os.environ.get(name, str(cpus)) for name in _PROCESSOR_VARIABLES}
     process = subprocess.Popen(
         [sys.executable, "-I", keeper.__file__, sys.executable, "-c", code],
         bufsize=0,
@@ -166,7 +166,7 @@ def _start(connection: int, marker: int, *, cpus: int) -> tuple[subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(connection, marker),
-        env=os.environ | threads,
+        env=os.environ | processors,
         start_new_session=True,  # otherwise Ctrl-C would end it while the run finishes its step
     )
     assert process.stdin is not None

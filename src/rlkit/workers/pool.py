@@ -51,9 +51,17 @@ class WorkerPool(RolloutRunner):
 
     batch_wait_s = 0.25  # members of a group are in different workers
 
-    def __init__(self, count: int, connect: Connect, start: Start, *, show: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        count: int,
+        connect: Connect,
+        start: Start,
+        *,
+        show: Callable[[str, str], None],
+        connect_extra: Connect | None = None,
+    ) -> None:
         self._lone_workers = asyncio.Semaphore(count)
-        self._connect = connect
+        self._connect, self._connect_extra = connect, connect_extra or connect
         self._start = encode(start)
         self._show = show
         self._workers = list[WorkerClient]()
@@ -76,6 +84,7 @@ class WorkerPool(RolloutRunner):
         *,
         tasks: Sequence[Task],
         show: Callable[[str, str], None],
+        connect_extra: Connect | None = None,
     ) -> AsyncGenerator[WorkerPool]:
         """Start workers, and end them with the block.
 
@@ -85,12 +94,14 @@ class WorkerPool(RolloutRunner):
             runner: plays the rollouts in the workers.
             tasks: a task of each environment, to find out whether workers can load it.
             show: receives each line that a worker prints, with the name of the environment or "".
+            connect_extra: starts a worker that is not one of the `count`; by default `connect`.
 
         Raises:
             UsageError: a task cannot be pickled, or a worker cannot start.
         """
-        pool = cls(count, connect, Start(loaded_files(), runner, [pickle_task(task) for task in tasks]), show=show)
-        pool._workers += [pool._add_worker() for _ in range(count)]
+        start = Start(loaded_files(), runner, [pickle_task(task) for task in tasks])
+        pool = cls(count, connect, start, show=show, connect_extra=connect_extra)
+        pool._workers += [pool._add_worker(connect) for _ in range(count)]
         pool._activity.put("workers", count)
         try:
             await run_together(worker.wait_until_ready() for worker in pool._workers)
@@ -153,9 +164,7 @@ class WorkerPool(RolloutRunner):
         """
         reason, is_suspect = "", False
         for _ in range(1 + _REPLAYS_MAX):
-            worker = min(self._workers, key=lambda worker: worker.load, default=None)
-            if worker is None:
-                raise UsageError(f"no worker is left, and none can be started: {self._start_problem}")
+            worker = await self._choose_worker()
             try:
                 if is_suspect:
                     return await self._call_alone(message, samplers)
@@ -169,15 +178,23 @@ class WorkerPool(RolloutRunner):
 
     async def _call_alone(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
         async with self._lone_workers:
-            worker = self._add_worker()
+            worker = self._add_worker(self._connect_extra)
             try:
                 return await worker.call(message, samplers)
             finally:
                 await worker.close()
                 self._lost_cpu_s += worker.cpu_s
 
-    def _add_worker(self) -> WorkerClient:
-        return WorkerClient(self._connect, self._start, show=self._show, lose=self._replace)
+    async def _choose_worker(self) -> WorkerClient:
+        """Return the started worker with the fewest calls; a replacement may wait long for a machine of a cluster."""
+        while not (workers := [worker for worker in self._workers if worker.ready.done()]):
+            if not self._workers:
+                raise UsageError(f"no worker is left, and none can be started: {self._start_problem}")
+            await asyncio.wait([worker.ready for worker in self._workers], return_when=asyncio.FIRST_COMPLETED)
+        return min(workers, key=lambda worker: worker.load)
+
+    def _add_worker(self, connect: Connect) -> WorkerClient:
+        return WorkerClient(connect, self._start, show=self._show, lose=self._replace)
 
     def _replace(self, lost: WorkerClient) -> None:
         if lost not in self._workers:
@@ -192,7 +209,7 @@ class WorkerPool(RolloutRunner):
             self.restarts += 1
             self._activity.put("workers replaced", self.restarts)
             try:
-                self._workers.append(self._add_worker())
+                self._workers.append(self._add_worker(self._connect))
             except UsageError as error:
                 self._start_problem = str(error)
 

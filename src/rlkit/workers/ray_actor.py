@@ -1,0 +1,185 @@
+"""Workers on the machines of a Ray cluster: an actor on a machine starts a worker there, and relays its messages.
+
+Invariant: an actor and its worker end with the run, however that ends. If Ray loses an actor, no rollout is blamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from rlkit._util.frames import describe_error
+from rlkit.errors import MissingError, missing_extra
+from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
+from rlkit.workers.local import Connection, LocalWorker, WorkerLoss
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+type _Event = bytes | str | WorkerLoss | None
+"""A frame of the worker, a line of its raw output, its loss, or None after `close`."""
+
+_PATIENCE_S = 20.0
+"""Seconds without an actor after which the run says that it waits; an idle machine needs a few."""
+
+_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
+"""Variables of an actor: Ray must not kill the keeper of a worker, which would no longer kill the worker."""
+
+
+class _Method(Protocol):
+    def remote(self, *arguments: object) -> Awaitable[object]: ...
+
+
+class _Actor(Protocol):
+    start: _Method
+    send: _Method
+    receive: _Method
+    close: _Method
+
+
+class RayWorker(Connection):
+    """A worker on a Ray cluster, where rlkit must be installed; arguments as of `LocalWorker`.
+
+    Args:
+        reserves: let Ray reserve the processors; otherwise it starts the worker even on a full cluster.
+
+    Raises:
+        MissingError: Ray is not installed, or RAY_ADDRESS names no cluster.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[bytes], None],
+        lose: Callable[[WorkerLoss], None],
+        show: Callable[[str], None],
+        *,
+        cpus: int = 1,
+        reserves: bool = True,
+    ) -> None:
+        self._receive, self._lose, self._show = receive, lose, show
+        self._ray = _connect()
+        host = self._ray.remote(_Host).options(
+            num_cpus=cpus if reserves else 0, max_restarts=0, runtime_env={"env_vars": _VARIABLES}
+        )
+        self._actor = cast("_Actor", host.remote([entry or str(Path.cwd()) for entry in sys.path], Path.cwd(), cpus))
+        self._frames = asyncio.Queue[bytes]()
+        self._has_started = asyncio.Event()
+        self._is_closing = False
+        self._watching = asyncio.create_task(self._watch(f"waiting for {cpus} free processors of the Ray cluster"))
+
+    def send(self, frame: bytes) -> None:  # noqa: D102  inherited
+        self._frames.put_nowait(frame)
+
+    async def close(self) -> None:  # noqa: D102  inherited
+        self._is_closing = True
+        try:
+            if self._has_started.is_set():
+                async with asyncio.timeout(CLEAN_UP_S + 4 * GRACE_S):  # longer than that of the worker
+                    await self._actor.close.remote()
+                    await self._watching
+        except (TimeoutError, self._ray.exceptions.RayError):
+            pass
+        finally:
+            self._watching.cancel()
+            self._ray.kill(self._actor)
+
+    async def _watch(self, notice: str) -> None:
+        waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, self._show, notice)
+        pushing = asyncio.create_task(self._push())
+        try:
+            await self._actor.start.remote()
+            self._has_started.set()
+            waiting.cancel()
+            loss = await self._relay_events()
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1].strip().partition(". ")[0]
+            loss = WorkerLoss(f"the machine of the worker was lost or cannot start it ({reason})", None)
+        except Exception as error:  # unpickling runs the user's code
+            loss = WorkerLoss(f"a message of the worker cannot be read: {describe_error(error)}", 0)
+        finally:
+            waiting.cancel()
+            pushing.cancel()
+            self._ray.kill(self._actor)
+        if loss is not None and not self._is_closing:
+            self._lose(loss)
+
+    async def _push(self) -> None:
+        await self._has_started.wait()
+        with suppress(self._ray.exceptions.RayError):  # `_watch` reports it
+            while True:  # Ray does not keep the order of calls that are on their way together
+                await self._actor.send.remote(await _take(self._frames))
+
+    async def _relay_events(self) -> WorkerLoss | None:
+        while True:
+            for event in cast("list[_Event]", await self._actor.receive.remote()):
+                if isinstance(event, bytes):
+                    self._receive(event)
+                elif isinstance(event, str):
+                    self._show(event)
+                else:
+                    return event
+
+
+class _Host:
+    """The actor; `path` and `folder` are the module search path and the working directory of the run."""
+
+    def __init__(self, path: Sequence[str], folder: Path, cpus: int) -> None:
+        sys.path[:] = dict.fromkeys([*path, *sys.path])
+        if folder.is_dir():
+            os.chdir(folder)
+        self._cpus = cpus
+        self._worker: LocalWorker | None = None
+        self._events = asyncio.Queue[_Event]()
+
+    async def start(self) -> None:
+        put = self._events.put_nowait
+        self._worker = LocalWorker(put, put, put, cpus=self._cpus)
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        assert self._worker is not None  # `start` is the first call
+        for frame in frames:
+            self._worker.send(frame)
+
+    async def receive(self) -> list[_Event]:
+        return await _take(self._events)
+
+    async def close(self) -> None:
+        assert self._worker is not None  # as above
+        await self._worker.close()
+        self._events.put_nowait(None)
+
+
+def count_processors() -> int:
+    """Return the number of processors of the cluster; errors as of `RayWorker`."""
+    return int(_connect().cluster_resources().get("CPU", 1))
+
+
+def _connect() -> ModuleType:
+    # Under `uv run`, Ray would start each actor with `uv run` in a copy of the working directory. This takes minutes
+    # and sometimes hangs; rlkit must be installed there anyway.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    try:
+        module = importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise missing_extra("ray") from None
+    if not module.is_initialized():
+        try:
+            module.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS, or a new cluster if there is none
+        except (ConnectionError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise MissingError(
+                f"cannot connect to a Ray cluster ({reason}): start one with `ray start --head`, or correct or unset "
+                "RAY_ADDRESS"
+            ) from error
+    return module
+
+
+async def _take[T](queue: asyncio.Queue[T]) -> list[T]:
+    """Wait for an item, and return all items of a queue."""
+    return [await queue.get(), *(queue.get_nowait() for _ in range(queue.qsize()))]
