@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -141,6 +142,21 @@ def test_a_cancelled_program_is_killed(server: ForkServer) -> None:
             assert (await server.run(Program("def run(): return 1.0"), LIMITS)).value == 1.0
 
     asyncio.run(main())
+
+
+def test_processors_of_the_process_limit_concurrent_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_CPU_COUNT", "1")  # as in the workers of a run
+    server = ForkServer(preload=["numpy"])
+    source = "from time import *\ndef run():\n    began = monotonic()\n    sleep(0.1)\n    return [began, monotonic()]"
+
+    async def main() -> list[list[float]]:
+        results = await asyncio.gather(*(server.run(Program(source), LIMITS) for _ in range(3)))
+        return sorted(result.value.tolist() for result in results if result.value is not None)
+
+    times = asyncio.run(main())
+    server.close()
+    assert len(times) == 3
+    assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(times))
 
 
 def test_a_server_that_died_is_restarted() -> None:

@@ -320,7 +320,7 @@ def check_model_programs(
         measure, timeout_s=timeout_s, progress=lambda seconds: note(f"model programs: still testing ({seconds:.0f} s)")
     )
     if not results:
-        fix = "only the environment `discovery` needs them: use another machine, or runner: ray"
+        fix = "only the environment `discovery` needs them: use another machine"
         return Finding(subject, "warn", f"cannot run: {problem}", fix)
     detail = f"isolation {results[0].level!r}: {results[0]}"
     if LEVELS.index(results[0].level) >= LEVELS.index("os"):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -382,16 +381,18 @@ def test_waiting_for_other_programs_does_not_count_as_rollout_time(task: Constru
 def test_a_run_fails_before_sampling_if_programs_cannot_be_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    source = search()
-    without_ray = Discovery(source.archive, replace(PlaySettings(), runner=RunnerChoice("ray")))
-    tasks = Mixture({"erdos": without_ray}, weights={"erdos": 1.0}, seed=0)
-    with pytest.raises(MissingError, match="uv sync --extra ray"):
-        tasks.set_folder(tmp_path)
     monkeypatch.setattr(runners, "ForkServer", partial(ForkServer, layers=("environment", "session")))
-    bare = Discovery(source.archive, replace(PlaySettings(), runner=RunnerChoice(min_isolation="limits")))
+    bare = Discovery(search().archive, replace(PlaySettings(), runner=RunnerChoice(min_isolation="limits")))
+    tasks = Mixture({"erdos": bare}, weights={"erdos": 1.0}, seed=0)
     with pytest.raises(MissingError, match="isolation 'none', below min_isolation 'limits'"):
-        bare.set_folder(tmp_path)
+        tasks.set_folder(tmp_path)
+
+
+def test_unknown_argument_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"erdos\.args\.runner: unknown argument\. Known: problem, .*, workers, "):
+        load_envs(
+            "erdos", EnvConfig.model_validate({"env": "discovery", "args": {"runner": "ray"}}), field="erdos", seed=0
+        )
 
 
 @pytest.mark.parametrize(

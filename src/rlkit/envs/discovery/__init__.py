@@ -49,7 +49,6 @@ def discovery(
     memory_mb: Count = 2048,
     cpus: Count = 1,
     workers: Count | None = None,
-    runner: Literal["local", "ray"] = "local",
     min_isolation: Literal["none", "limits", "os"] | None = None,
     helpers: bool = True,
     polish_s: Annotated[float, Field(ge=0)] = 0.0,
@@ -65,14 +64,15 @@ def discovery(
             that made them; or, for `erdos`, `flat`: h = 1/2 with `n_points` pieces.
         starts: number of random initial constructions; by default 8 with `puct`, otherwise 1.
         buffer_size: maximum number of states in the archive; by default 1000 with `puct` and 16 with `epsilon_greedy`.
-        workers: maximum number of concurrent programs; by default the number of processors divided by `cpus`.
+        workers: maximum number of concurrent programs of a process that plays rollouts; by default the number of its
+            processors divided by `cpus`.
         min_isolation: required isolation of programs; by default `os` on Linux, and `limits` elsewhere.
         helpers: let programs call the problem's local search, if SciPy is installed.
         polish_s: seconds of local search on each construction before it is archived; improvements earn no reward.
 
     Raises:
         UsageError: the problem does not exist, or an argument is invalid.
-        MissingError: Ray, or SciPy for `polish_s`, is required and not installed.
+        MissingError: SciPy is required for `polish_s` and not installed.
     """
     from rlkit.envs.discovery.prompts import ProgramTerms
     from rlkit.envs.discovery.runners import RunnerChoice
@@ -87,11 +87,9 @@ def discovery(
     preload = _helper_modules(mathematics, helpers=helpers, polish_s=polish_s)
     rule = _make_reuse_rule(reuse, buffer_size, epsilon, puct_c)
     archive = _make_archive(mathematics, rule, start, starts or (8 if reuse == "puct" else 1), seed)
-    if runner == "ray" and find_spec("ray") is None:
-        raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
     terms = ProgramTerms(limits, helpers and find_spec("scipy") is not None)
-    choice = RunnerChoice(runner, workers, cpus, min_isolation, preload)
+    choice = RunnerChoice(workers, cpus, min_isolation, preload)
     _report(archive, min_isolation, note)
     return Discovery(archive, PlaySettings(terms, choice, polish_s, _keep_json_options(mathematics)))
 

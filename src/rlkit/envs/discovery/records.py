@@ -6,13 +6,13 @@ Invariant: a record is written before its rollout ends, so it survives a kill; i
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+from filelock import FileLock
 
 from rlkit._util import files
 from rlkit.envs.discovery.problem import Certificate, Construction, Problem
@@ -21,8 +21,6 @@ from rlkit.types import Json
 
 _SUFFIX = ".record.json"
 _FORMAT = 1
-_LOCKS: dict[Path, threading.Lock] = {}
-"""Locks by folder, shared by all rollouts of this process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +81,7 @@ def save_if_better(folder: Path, state: State, problem: Problem, *, options: Map
     Raises:
         OSError: the record cannot be written.
     """
-    with _LOCKS.setdefault(folder, threading.Lock()):  # atomic, unlike functools.cache
+    with FileLock(folder / ".lock"):  # rollouts of other processes save records too
         paths = _paths(folder)
         best = json.loads(paths[-1].read_text())["value"] if paths else None  # the last one is the best
         if best is not None and not problem.is_better(state.value, best):

@@ -67,7 +67,13 @@ def default_level() -> Level:
 
 
 class ForkServer:
-    """A `CodeRunner` on this machine.
+    """Runner of programs on this machine, with a limit on concurrent programs.
+
+    ::
+
+        runner = ForkServer()
+        ran = await runner.run(Program("def run(seed): return [seed, 2.0]", arguments={"seed": 1}), ProgramLimits())
+        assert ran.value.tolist() == [1.0, 2.0]
 
     The server starts with the first program, and is restarted if it dies. Several event loops and threads may use it
     concurrently.
@@ -105,7 +111,7 @@ class ForkServer:
         return None if server is None else server.process.pid
 
     async def isolation(self) -> Isolation:
-        """Return the isolation of programs; see `CodeRunner`."""
+        """Return the isolation of programs; start the server if necessary. Errors as of `run`."""
         return (await asyncio.get_running_loop().run_in_executor(self._threads, self._ensure_server)).isolation
 
     def start(self) -> Isolation:
@@ -113,7 +119,12 @@ class ForkServer:
         return self._ensure_server().isolation
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
-        """Run a program to its end, when a slot is free; see `CodeRunner`."""
+        """Run a program to its end, when a slot is free; errors of the program are in the result.
+
+        Raises:
+            MissingError: the isolation is below the required level.
+            EnvironmentFault: the server failed, through no fault of the program.
+        """
         call = _PendingCall()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program, limits, call)
@@ -367,4 +378,8 @@ def _read_line(source: socket.socket) -> bytes:
 
 
 def _count_processors() -> int:
+    """Return the number of processors of this process, which its parent may limit in the way of Python 3.13."""
+    limit = os.environ.get("PYTHON_CPU_COUNT", "")
+    if limit.isdecimal():
+        return int(limit)
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Protocol of runners for a model's programs; data types for programs, limits and results.
+"""A model's programs, their limits, results and isolation.
 
 Invariant: the result of a program is numbers and text. It is never unpickled, evaluated, or trusted.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,35 +121,3 @@ class Isolation:
 
         present, missing = join(self.layers) or "nothing", join(layer for layer in LAYERS if layer not in self.layers)
         return f"{present}; without {missing}" if missing else present
-
-
-class CodeRunner(Protocol):
-    """Runner of programs, with a limit on concurrent programs.
-
-    ::
-
-        runner = ForkServer()
-        ran = await runner.run(Program("def run(seed): return [seed, 2.0]", arguments={"seed": 1}), ProgramLimits())
-        assert ran.value.tolist() == [1.0, 2.0]
-    """
-
-    async def isolation(self) -> Isolation:
-        """Return the isolation of programs; start the runner if necessary.
-
-        Raises:
-            MissingError: the isolation is below the required level.
-        """
-        ...
-
-    async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
-        """Run a program to its end, when a slot is free; errors of the program are in the result.
-
-        Raises:
-            MissingError: the isolation is below the required level.
-            EnvironmentFault: the runner failed, through no fault of the program.
-        """
-        ...
-
-    def close(self) -> None:
-        """End all running programs."""
-        ...
