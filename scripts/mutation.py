@@ -53,7 +53,12 @@ _RECOVERED = "replay or checkpoint or last_step or stopped or is_retried or unob
 _STORED = [_STORE, "tests/resume/test_missing_files.py", _RESUME]
 _BATCHES = ["tests/algorithms/test_datums.py", "tests/algorithms/test_advantages.py"]
 TESTS = {
-    "store/__init__.py": ["tests/store/test_lock.py", *_STORED, "-k", "not test_resume or old_segments or on_the_disk or incomplete_record"],
+    "store/__init__.py": [
+        "tests/store/test_lock.py",
+        *_STORED,
+        "-k",
+        "not test_resume or old_segments or on_the_disk or incomplete_record",
+    ],
     "store/metadata.py": [*_STORED, "-k", "not test_resume or is_an_error or by_name or started or not_replaced"],
     "tools/run_ending.py": ["tests/tools/test_run_ending.py"],
     "store/history.py": [
