@@ -105,8 +105,8 @@ def test_problem_of_an_environment_is_found(name: str, changed: dict[str, float]
     "changed",
     [
         {"groups__mixed": 0.21},
-        {"workers__busy": 0.49},
-        {"workers__busy": 0.89, "workers__live": 2.0},
+        {"time__env_busy": 0.49},
+        {"time__env_busy": 0.89, "workers__live": 2.0},
         {
             "groups__mixed": 0.0,
             "episodes": 8.0,
@@ -129,8 +129,8 @@ def test_metrics_within_bounds_are_no_finding(changed: dict[str, float]) -> None
 @pytest.mark.parametrize(
     ("changed", "evidence", "action"),
     [
-        ({"workers__busy": 0.7}, "ran for 70% of the time, in the run's process", "set rollouts.workers to auto"),
-        ({"workers__busy": 0.95, "workers__live": 2.0}, "2 workers were busy for 95% of the time", "add processors"),
+        ({"time__env_busy": 0.7}, "ran for 70% of the time, in the run's process", "set rollouts.workers to auto"),
+        ({"time__env_busy": 0.95, "workers__live": 2.0}, "2 workers were busy for 95% of the time", "add processors"),
     ],
 )
 def test_a_run_that_waits_for_its_environments_is_found(changed: dict[str, float], evidence: str, action: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 
 import pytest
 
@@ -124,7 +123,7 @@ def test_silence_is_reported_with_growing_pauses() -> None:
         await asyncio.sleep(1000)  # nobody asks for anything: there is nothing to say
         asking = asyncio.create_task(watch.call(lambda: asyncio.sleep(3600), "sampling"))
         await asyncio.sleep(10)
-        logging.getLogger("tinker.lib.queue").warning("Sampling is paused. Reason: billing\nmore")
+        watch.remember_warning("Sampling is paused. Reason: billing")
         await asking
         looking.cancel()
 

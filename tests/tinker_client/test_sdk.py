@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.tinker_client.sdk import TinkerService, model_input
+from rlkit.tinker_client.sdk import TinkerService, capture_warnings, model_input
 from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
 
 
@@ -153,3 +154,12 @@ def test_process_can_connect_to_one_service_repeatedly(engine: EngineServer, byt
         run_with_service(engine, lambda service: service.context_tokens(str(byte_model_dir))) for _ in range(3)
     ]
     assert context_sizes[0] == context_sizes[1] == context_sizes[2]
+
+
+def test_the_first_line_of_a_warning_is_captured() -> None:
+    logger, warnings = logging.getLogger("tinker.lib.queue"), list[str]()
+    with capture_warnings(warnings.append):
+        logger.warning("Sampling is paused. Reason: billing\nmore")
+        logger.info("no warning")
+    logger.warning("too late")
+    assert warnings == ["Sampling is paused. Reason: billing"]

@@ -61,6 +61,6 @@ def test_a_run_is_shown_by_a_tracker_of_another_package(rlkit: Command, tmp_path
 
 def test_a_tracker_that_cannot_be_loaded_is_named(rlkit: Command, tmp_path: Path) -> None:
     (tmp_path / "site" / "spreadsheets.py").write_text("import nothing_like_it\n")
-    done = rlkit("config", "show", "envs.arithmetic={}")
+    done = rlkit("config", "show", "envs.arithmetic={}", "track.rewards_csv={}")
     assert done.returncode == 3
     assert "the tracker rewards_csv, spreadsheets:RewardsCsvTracker, cannot be loaded" in done.stderr

@@ -85,7 +85,7 @@ def play_beside_innocents(act: str, *, timeout_s: float = 1.0) -> Played:
 
 
 def check(act: str, reason: str | None) -> None:
-    id_text = uuid.uuid4().hex
+    id_text, earlier = uuid.uuid4().hex, descendants()
     os.environ["RLKIT_TEST_ID"] = id_text  # of the workers and all that they start
     try:
         played = play_beside_innocents(act, timeout_s=60.0 if reason is None else 1.0)
@@ -101,7 +101,7 @@ def check(act: str, reason: str | None) -> None:
     assert describe(played.groups["innocent"]) == describe(alone.groups["innocent"])
     assert played.metrics["live"] == 2
     assert played.metrics["queue"] == 0
-    assert not descendants()
+    assert not descendants() - earlier
     assert not processes_with(id_text)
 
 
@@ -187,10 +187,10 @@ class DiesWhenLoaded:
 
 
 def test_workers_that_cannot_start_are_not_replaced_for_ever() -> None:
-    match = r"the worker process ended with exit code 7 while it started; its output:$"
+    match, earlier = r"the worker process ended with exit code 7 while it started; its output:$", descendants()
     with pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close(Task(0, "e", Holder(DiesWhenLoaded()))))
-    assert not descendants()
+    assert not descendants() - earlier
 
 
 def test_a_run_without_workers_that_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

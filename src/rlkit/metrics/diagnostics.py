@@ -342,7 +342,7 @@ def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
 
 def _environment_cpu(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a run that is bound by the processor time of its environments."""
-    busy, live = history.mean("workers/busy"), history.mean("workers/live")
+    busy, live = history.mean("time/env_busy"), history.mean("workers/live")
     if busy is None:
         return None
     if live is None and busy.value > BUSY_MAX:

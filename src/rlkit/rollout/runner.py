@@ -74,8 +74,8 @@ class RolloutRunner(ABC):
         """Score the valid episodes of a task that is a `GroupScorer`; errors as in `play_env`."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return metrics since the last call; `workers/busy` is the share of the time in which environments ran."""
-        return {"workers/busy": loop_holds().lap()}
+        """Return metrics since the last call; `time/env_busy` is the share of the time in which environments ran."""
+        return {"time/env_busy": loop_holds().lap()}
 
 
 @dataclass(frozen=True, eq=False)

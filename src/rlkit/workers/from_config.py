@@ -90,7 +90,7 @@ class _PoolsByEnv(RolloutRunner):
         parts = [pool.metrics() for pool in {id(pool): pool for pool in self.pools.values()}.values()]
         total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "queue")}
         busy = sum(part["busy"] * part["live"] for part in parts) / max(total["workers/live"], 1.0)
-        return {**total, "workers/busy": busy}
+        return {**total, "time/env_busy": busy}
 
     def _of(self, task: Task) -> RolloutRunner:
         return self.pools.get(task.name, self.local)
