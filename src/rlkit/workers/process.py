@@ -88,7 +88,7 @@ class Worker:
                 self._begin(message.call, message.timeout_s, self._score(message))
             case Cancel(call):
                 if call in self._calls:
-                    self._calls[call].cancel()
+                    _cancel_once(self._calls[call])
             case Answer() | Excuse():
                 if message.request in self._requests:
                     self._requests[message.request].hear(message)
@@ -117,8 +117,7 @@ class Worker:
     async def stop(self) -> None:
         """Cancel all calls, and wait until they have cleaned up."""
         for task in self._calls.values():
-            if not task.cancelling():  # otherwise its environment is cleaning up
-                task.cancel()
+            _cancel_once(task)
         if self._calls:
             await asyncio.wait(self._calls.values())
 
@@ -242,6 +241,11 @@ class _EnvOutput(io.TextIOBase):
         for line in lines:
             self._send(Printed(env, line))
         return len(text)
+
+
+def _cancel_once(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():  # otherwise its environment is cleaning up
+        task.cancel()
 
 
 def _load_task(data: bytes) -> Task:
