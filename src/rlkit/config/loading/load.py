@@ -119,10 +119,9 @@ def _expand_short_forms(root: Node) -> Node:
     env_paths = [("envs", name) for name in envs.value] if envs and is_mapping(envs.value) else []
     for keys in [("rollouts", "workers"), *((*path, "workers") for path in env_paths)]:
         node = find(root, keys)
-        if node is not None and node.value is not None and not is_mapping(node.value):
-            root = replace(root, keys, Node({"count": node}, node.origin))
-        elif node is not None and is_mapping(node.value) and node.value and "count" not in node.value:
-            root = replace(root, keys, Node({**node.value, "count": Node("auto", node.origin)}, node.origin))
+        if node is not None and node.value is not None and not (is_mapping(node.value) and node.value):
+            count = Node(0, node.origin) if is_mapping(node.value) else node  # without fields, the run's own process
+            root = replace(root, keys, Node({"count": count}, node.origin))
     for keys in [("advantage",), *((*path, "advantage") for path in env_paths)]:
         node = find(root, keys)
         if node is not None and isinstance(node.value, str):

@@ -52,9 +52,9 @@ class WorkersConfig(Section):
     runner: Literal["local", "ray"] = "local"
     """`local` for processes on this machine; `ray` for actors on a Ray cluster: the one of `ray.init()` or of
     RAY_ADDRESS, or else a local one."""
-    count: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], WrapValidator(_validate_count)] = 0
-    """Number of processes: 0 for the run's own, which is right for environments that mostly wait for the model; `auto`,
-    the default if another field is set, for the processors of this machine or of the cluster, divided by `cpus`."""
+    count: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], WrapValidator(_validate_count)] = "auto"
+    """Number of processes: 0 for the run's own, which is right for environments that mostly wait for the model; `auto`
+    for the processors of this machine or of the cluster, divided by `cpus`."""
     cpus: Positive = 1
     """Processors of a process: Ray reserves them, and numerical libraries use as many threads."""
 
