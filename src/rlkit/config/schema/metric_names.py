@@ -35,7 +35,8 @@ STEP_METRICS = {
         *("ratio/max", "ratio/min", "ratio/effective", "ratio/clipped"),
     ),
     "kl_reference": ("v1", "v2"),
-    "time": ("sample_s", "train_s", "step_s", "tokens_per_s", "episodes_per_s", "utilisation"),
+    "time": ("sample_s", "train_s", "step_s", "tokens_per_s", "episodes_per_s", "utilisation", "env_busy"),
+    "workers": ("live", "restarts", "queue"),
     "usage": ("requests", "prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens", "usd"),
 }
 """All other metrics of a step by the first part of their names, except the service's own under `service/`."""
