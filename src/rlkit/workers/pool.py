@@ -214,9 +214,9 @@ class WorkerPool(RolloutRunner):
                 self._start_problem = str(error)
 
     def _pickle(self, task: Task) -> bytes:
-        kept = self._pickles.get(id(task))
-        if kept is not None and kept[0] is task:
-            return kept[1]
+        entry = self._pickles.get(id(task))
+        if entry is not None and entry[0] is task:  # another task may have got its id
+            return entry[1]
         data = pickle_task(task)
         self._pickles[id(task)] = task, data
         if len(self._pickles) > _PICKLES:
@@ -241,10 +241,10 @@ def _find_unpicklable(value: object) -> str:
     """Return the innermost attribute that cannot be pickled, such as `Page.browser.socket (of type socket)`."""
     path, current = type(value).__name__, value
     for _ in range(_PATH_MAX):  # objects may refer to each other
-        found = next((item for item in _attributes(current) if not _can_pickle(item[1])), None)
-        if found is None:
+        attribute = next((item for item in _attributes(current) if not _can_pickle(item[1])), None)
+        if attribute is None:
             break
-        path, current = f"{path}.{found[0]}", found[1]
+        path, current = f"{path}.{attribute[0]}", attribute[1]
     return f"{path} (of type {type(current).__name__})"
 
 

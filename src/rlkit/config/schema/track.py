@@ -79,8 +79,8 @@ def track_config(sections: object = None) -> Section:
 def _choose_type(sections: object) -> type[Section]:
     if not isinstance(sections, Mapping):
         return _section_type()
-    given = cast("Mapping[object, object]", sections)
-    return _section_type(*(name for name in tracker_paths() if given.get(name) is not None))
+    section_by_name = cast("Mapping[object, object]", sections)
+    return _section_type(*(name for name in tracker_paths() if section_by_name.get(name) is not None))
 
 
 class _TrackSchema:
