@@ -22,7 +22,7 @@ import argparse
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat
 from rlkit.types import Completion, Prompt, Sampling
 from rlkit.workers.client import WorkerClient
-from rlkit.workers.local import Connection, LocalWorker, WorkerLoss
+from rlkit.workers.local import Connection, LocalWorker, WorkerOwner
 from rlkit.workers.messages import Ask, Play, Ready, Start, encode
 from rlkit.workers.pool import WorkerPool
 
@@ -142,12 +142,10 @@ def _least(costs: Sequence[Cost]) -> Cost:
 class SimulatedWorker(Connection):
     """A connection to no worker: `ask` sends a frame as a worker would, and answers are counted."""
 
-    def __init__(
-        self, receive: Callable[[bytes], None], lose: Callable[[WorkerLoss], None], show: Callable[[str], None]
-    ) -> None:
-        self._receive = receive
+    def __init__(self, owner: WorkerOwner) -> None:
+        self._owner = owner
         self.answers = -1 - CALLS  # the first messages are the start and the calls
-        receive(_content(Ready(0)))
+        owner.receive(_content(Ready()))
 
     def send(self, frame: bytes) -> None:
         self.answers += 1
@@ -157,7 +155,7 @@ class SimulatedWorker(Connection):
 
     def ask(self, frame: bytes) -> None:
         """Receive the content of a frame."""
-        self._receive(frame)
+        self._owner.receive(frame)
 
 
 def _content(message: Ready | Ask) -> bytes:
@@ -169,15 +167,15 @@ async def scale(requests: int) -> float:
     """Return the CPU seconds per request of the event loop, with many simulated workers."""
     connections, clients = list[SimulatedWorker](), list[WorkerClient]()
 
-    def connect(*receivers: Callable[..., None]) -> Connection:
-        connections.append(SimulatedWorker(*receivers))
+    def connect(owner: WorkerOwner) -> Connection:
+        connections.append(SimulatedWorker(owner))
         return connections[-1]
 
     sampler = InstantSampler(COMPLETION)
     prompt = Prompt(np.zeros(PROMPT, np.int32))
     start = encode(Start((), LocalRunner(ByteChat()), ()))
     for _ in range(CONNECTIONS):
-        clients.append(WorkerClient(connect, start, show=print_nothing, lose=print_nothing))
+        clients.append(WorkerClient(connect, start, print_line=print_nothing, replace=print_nothing))
     samplers = (lambda: sampler, lambda: sampler)
     calls = [
         asyncio.create_task(client.call(lambda number: Play(number, b"", SETTINGS, 0, 0, 0, "train"), samplers))

@@ -18,7 +18,7 @@ from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
-from rlkit.workers.local import LocalWorker
+from rlkit.workers.local import Connect, LocalWorker
 from rlkit.workers.pool import WorkerPool
 
 
@@ -46,13 +46,13 @@ class Played:
 
 @asynccontextmanager
 async def opened_pool(
-    count: int, tasks: Sequence[Task], lines: list[tuple[str, str]] | None = None
+    count: int, tasks: Sequence[Task], lines: list[tuple[str, str]] | None = None, *, connect: Connect = LocalWorker
 ) -> AsyncGenerator[WorkerPool]:
     def show(env: str, line: str) -> None:
         if lines is not None:
             lines.append((env, line))
 
-    async with WorkerPool.open(count, LocalWorker, LocalRunner(ByteChat()), tasks=tasks, show=show) as pool:
+    async with WorkerPool.open(count, connect, LocalRunner(ByteChat()), tasks=tasks, show=show) as pool:
         yield pool
 
 
@@ -65,6 +65,7 @@ def play(
     workers: int,
     *,
     settings: Mapping[str, EnvSettings] | None = None,
+    connect: Connect = LocalWorker,
     make_sampler: Callable[[], Sampler] = lambda: ScriptedSampler(reply, chat=ByteChat()),
 ) -> Played:
     """Play each environment as a group, all at once; with 0 workers in this process."""
@@ -85,7 +86,7 @@ def play(
         if not workers:
             await play_with(LocalRunner(ByteChat()))
             return
-        async with opened_pool(workers, tasks, played.lines) as pool:
+        async with opened_pool(workers, tasks, played.lines, connect=connect) as pool:
             await play_with(pool)
 
     asyncio.run(main())

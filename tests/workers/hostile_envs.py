@@ -40,6 +40,25 @@ class Innocent(rlkit.Env):
 
 
 @dataclass(frozen=True)
+class Leaking(rlkit.Env):
+    """Leave memory behind, a bit in each rollout, or all at once in code that does not end."""
+
+    mib: int
+    at_once: bool = False
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        await policy.chat([{"role": "user", "content": "begin"}])
+        LEAKED.append(b"x" * (self.mib * 2**20))
+        if self.at_once:
+            time.sleep(120)
+        await asyncio.sleep(1.5)
+        return 1.0
+
+
+LEAKED: list[bytes] = []
+
+
+@dataclass(frozen=True)
 class Hostile(rlkit.Env):
     """Plays a turn, and then does an act of `ACTS`."""
 

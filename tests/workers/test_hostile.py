@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
 from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.workers.local import LocalWorker
 from tests.limits import HANG_S
 from tests.workers.equal_envs import Talk
 from tests.workers.helpers import (
@@ -34,7 +36,7 @@ from tests.workers.helpers import (
     reply,
     wait_for,
 )
-from tests.workers.hostile_envs import ACTS, Hostile, Innocent
+from tests.workers.hostile_envs import ACTS, Hostile, Innocent, Leaking
 
 BLOCKED = "the rollout blocked its worker for longer than 1 s (timeout_s)"
 CUT = "an environment closed the connection of its worker, or wrote to it"
@@ -125,6 +127,27 @@ def test_a_rollout_that_ends_its_worker_is_retried_within_the_budget() -> None:
     played = play({"hostile": Hostile("exits")}, 1, settings=settings)
     assert len(played.episodes) == 3  # two members and a retry
     assert played.metrics["restarts"] == 3
+
+
+LIMIT = partial(LocalWorker, memory_bytes=900 * 2**20)
+"""Starts a worker with a limit; a fresh one needs about 100 MiB."""
+
+
+def test_a_worker_that_leaks_is_replaced_and_no_rollout_fails() -> None:
+    settings = {"leaking": make_settings(group_size=6, retries=0)}
+    played = play({"leaking": Leaking(200)}, 1, settings=settings, connect=LIMIT)
+    assert [episode.status for episode in played.episodes] == ["completed"] * 6
+    assert played.metrics["restarts"] == 1
+
+
+@pytest.mark.slow
+def test_a_rollout_that_takes_too_much_memory_fails_alone() -> None:
+    envs = {"leaking": Leaking(1200, at_once=True), "innocent": Innocent()}
+    settings = {name: make_settings(group_size=1, retries=0) for name in envs}
+    played = play(envs, 1, settings=settings, connect=LIMIT)
+    (episode,) = played.groups["leaking"].episodes
+    assert episode.error == "the worker process used more than 900 MiB of memory (rollouts.workers.memory_mb)"
+    assert played.groups["innocent"].episodes[0].status == "completed"
 
 
 RUN = """

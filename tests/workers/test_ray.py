@@ -29,6 +29,7 @@ from rlkit.types import Group, Sampling
 from rlkit.workers import open_runner
 from rlkit.workers.pool import WorkerPool
 from tests.limits import HANG_S, wait_until
+from tests.workers import test_runs
 
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -166,6 +167,15 @@ def test_rollouts_have_the_same_results_as_in_this_process(cluster: Any) -> None
     expected = asyncio.run(play(LOCAL, Count()))
     assert tokens_and_rewards(groups) == tokens_and_rewards(expected)
     check_that_nothing_is_left()
+
+
+def test_a_run_does_not_depend_on_the_cluster(
+    cluster: Any, byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    here, there = test_runs.run(byte_model_dir, 0), test_runs.run(byte_model_dir, {"runner": "ray", "count": 2})
+    assert there == here
+    assert len(there[1]) == 8
 
 
 def test_worker_that_ends_in_its_actor_fails_only_the_rollout_that_ended_it(cluster: Any) -> None:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+import rlkit
+from rlkit._util.priority_semaphore import Slots
 from rlkit.config import load_config
+from rlkit.env import Task
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import LocalRunner
 from rlkit.store import table
 from rlkit.store.history import table_path
+from rlkit.testing import ByteChat, Latency, ScriptedSampler, SimulatedTinker
+from rlkit.tools.doctor import examine_run
 from rlkit.training.trainer import RLTrainer
-from tests.workers.helpers import describe
+from rlkit.workers import open_runner
+from tests.workers.helpers import describe, make_settings, reply
 
 TIMES = ("time/", "workers/", "usage/")
 """Beginnings of the names of metrics that depend on the machine."""
@@ -20,7 +31,7 @@ TIMES = ("time/", "workers/", "usage/")
 type Result = tuple[list[dict[str, float]], list[object]]
 
 
-def run(model: Path, workers: int) -> Result:
+def run(model: Path, workers: int | Mapping[str, object]) -> Result:
     """Metrics of the steps, and the tokens and rewards of all episodes."""
     settings = {
         "model": str(model),
@@ -30,7 +41,7 @@ def run(model: Path, workers: int) -> Result:
         "steps": 2,
         "service": {"engine_threads": 1},
         "rollouts": {"workers": workers},
-        "name": f"workers-{workers}",
+        "name": f"workers-{workers if isinstance(workers, int) else workers['runner']}",
     }
     result = asyncio.run(RLTrainer(load_config([], settings=settings), trackers=()).train())
     lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
@@ -54,3 +65,81 @@ def test_a_run_does_not_depend_on_its_workers(byte_model_dir: Path, result_here:
     assert metrics == result_here[0]
     assert groups == result_here[1]
     assert len(groups) == 8
+
+
+class WhereAmI(rlkit.Env):
+    """The reward is the number of the process."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        await asyncio.sleep(0.5)  # so that each worker gets one
+        return float(os.getpid())
+
+
+def test_environments_have_the_workers_of_their_settings() -> None:
+    names = {"shared": None, "also_shared": None, "own": {"count": 1, "cpus": 2}, "here": 0}
+    envs = {name: {"env": "arithmetic", "workers": workers} for name, workers in names.items()}
+    config = load_config([], settings={"model": "m", "envs": envs, "rollouts": {"workers": 2}}).config
+    local, tasks = LocalRunner(ByteChat()), {name: [WhereAmI()] for name in names}
+
+    async def play_all() -> tuple[dict[str, set[float | None]], Mapping[str, float]]:
+        async with open_runner(config, local, tasks, {}) as runner:
+            player = Player(runner, {name: make_settings(group_size=4) for name in names}, seed=0, slots=Slots(99))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            drawn = [Task(draw, name, tasks[name][0]) for draw, name in enumerate(names)]
+            groups = await asyncio.gather(*(player.play(task, lambda: sampler) for task in drawn))
+            return {group.env: {episode.reward for episode in group.episodes} for group in groups}, runner.metrics()
+
+    processes, metrics = asyncio.run(play_all())
+    assert processes["here"] == {os.getpid()}
+    assert len(processes["own"]) == 1
+    shared = processes["shared"] | processes["also_shared"]
+    assert len(shared) == 2
+    assert len(shared | processes["own"] | processes["here"]) == 4
+    assert {name: metrics[f"workers/{name}"] for name in ("live", "restarts", "queue")} == {
+        "live": 3.0,
+        "restarts": 0.0,
+        "queue": 0.0,
+    }
+
+
+class Computing(rlkit.Env):
+    """Computes, or only waits."""
+
+    def __init__(self, compute_s: float, wait_s: float) -> None:
+        self.compute_s = compute_s
+        self.wait_s = wait_s
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        reply = await policy.chat([{"role": "user", "content": "begin"}])
+        end_s = time.monotonic() + self.compute_s
+        while time.monotonic() < end_s:
+            pass
+        await asyncio.sleep(self.wait_s)
+        return len(reply.text) % 3
+
+
+@pytest.mark.parametrize(("compute_s", "wait_s", "is_bound"), [(0.03, 0.0, True), (0.0, 0.03, False)])
+def test_doctor_finds_a_run_that_is_bound_by_the_code_of_its_environment(
+    compute_s: float, wait_s: float, is_bound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    settings = {
+        "model": "simulated",
+        "envs": {"computing": {}},
+        "batch": {"groups": 2, "group_size": 4},
+        "sampling": {"max_tokens": 8},
+        "steps": 6,
+        "name": "bound",
+    }
+    instant = Latency(first_s=0.0, token_s=0.0, gradient_s=0.0, step_s=0.0, save_s=0.0, load_s=0.0, clock_s=0.0)
+    trainer = RLTrainer(
+        load_config([], settings=settings),
+        envs={"computing": [Computing(compute_s, wait_s)]},
+        service=SimulatedTinker(latency=instant),
+        chat=ByteChat(),
+    )
+    result = asyncio.run(trainer.train())
+    findings = {finding.name: finding for finding in examine_run(result.directory)[3]}
+    assert ("environment_cpu" in findings) == is_bound
+    if is_bound:
+        assert "rollouts.workers" in str(findings["environment_cpu"])

@@ -9,13 +9,13 @@ import asyncio
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import override
+from typing import Literal, override
 
 from rlkit._util.stopwatch import Request, Stopwatch, use_stopwatches
 from rlkit.errors import UsageError
 from rlkit.policy import Sampler
 from rlkit.rollout.task_guard import GRACE_S
-from rlkit.workers.local import Connect, WorkerLoss
+from rlkit.workers.local import Connect, WorkerLoss, WorkerOwner
 from rlkit.workers.messages import (
     Answer,
     Ask,
@@ -42,11 +42,11 @@ _SILENT_S = 2.0
 
 
 class WorkerLost(Exception):
-    """The worker of a call ended; `suspects` is the number of calls of which one is the reason, 0 if it is not this."""
+    """The worker of a call ended: because of the call, perhaps because of it, or certainly not."""
 
-    def __init__(self, reason: str, *, suspects: int) -> None:
+    def __init__(self, reason: str, *, cause: Literal["yes", "perhaps", "no"]) -> None:
         super().__init__(reason)
-        self.suspects = suspects
+        self.cause = cause
 
 
 class _WaitProbe(Stopwatch):
@@ -82,31 +82,36 @@ class _Call:
     )
 
 
-class WorkerClient:
+class WorkerClient(WorkerOwner):
     """A running worker.
 
     Args:
         connect: starts the worker.
         start: frame of the first message.
-        show: receives each line that the worker prints, with the name of the environment or "".
-        lose: called once if the worker ends by itself.
+        print_line: receives each line that the worker prints, with the name of the environment or "".
+        replace: called once if the worker ends by itself.
     """
 
     def __init__(
-        self, connect: Connect, start: bytes, *, show: Callable[[str, str], None], lose: Callable[[WorkerClient], None]
+        self,
+        connect: Connect,
+        start: bytes,
+        *,
+        print_line: Callable[[str, str], None],
+        replace: Callable[[WorkerClient], None],
     ) -> None:
         self.cpu_s = 0.0
         """Processor time of the worker, as of its last result."""
         self.start_problem: str | None = None
         """Reason why the worker could not start."""
-        self._show = show
-        self._lose = lose
+        self._print_line = print_line
+        self._replace = replace
         self._calls = dict[int, _Call]()
         self._number = 0
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the worker can play; has the UsageError if it cannot."""
         self._raw_lines = list[str]()
-        self._connection = connect(self._receive, self._end, self._show_raw)
+        self._connection = connect(self)
         self._connection.send(start)
         self._excusing = asyncio.create_task(self._send_excuses())
 
@@ -154,7 +159,7 @@ class WorkerClient:
         if result.error is not None:
             raise result.error
         if result.value is None:
-            raise WorkerLost("a rollout in the worker process cancelled all rollouts", suspects=len(self._calls) + 1)
+            raise WorkerLost("a rollout in the worker process cancelled all rollouts", cause="perhaps")
         return result.value
 
     async def close(self) -> None:
@@ -162,10 +167,10 @@ class WorkerClient:
         self._excusing.cancel()
         await self._connection.close()
 
-    def _receive(self, frame: bytes) -> None:
+    def receive(self, frame: bytes, /) -> None:  # noqa: D102  inherited
         message: FromWorker = pickle.loads(frame)
         match message:
-            case Ready(_, problem):
+            case Ready(problem):
                 if problem is None:
                     self.ready.set_result(None)
                 else:
@@ -183,7 +188,7 @@ class WorkerClient:
                 if call is not None and not call.result.done():
                     call.result.set_result(message)
             case Printed(env, line):
-                self._show(env, line)
+                self._print_line(env, line)
 
     def _begin_request(self, call: _Call, ask: Ask) -> None:
         probe = _WaitProbe()
@@ -217,26 +222,25 @@ class WorkerClient:
                     if request is not None and (request.silent_s > _SILENT_S or request.excused_s):
                         self._connection.send(encode(Excuse(number, request.excused_s, request.silent_s)))
 
-    def _end(self, loss: WorkerLoss) -> None:
+    def lose(self, loss: WorkerLoss, /) -> None:  # noqa: D102  inherited
         self._excusing.cancel()
         has_started = self.ready.done()
         if not has_started:
             output = "".join(f"\n  {line[:_RAW_CHARACTERS]}" for line in self._raw_lines)
             self._fail_start(f"{loss.reason} while it started; its output:{output}")
-        suspects = {loss.culprit} & self._calls.keys()
-        if has_started and not suspects and loss.culprit is not None:  # a thread, perhaps
-            suspects = {number for number, call in self._calls.items() if not call.requests}
+        is_known = loss.culprit is None or loss.culprit in self._calls  # otherwise a thread or a process, perhaps
         for number, call in self._calls.items():
+            is_suspect = has_started and not is_known and not call.requests
+            cause = "yes" if number == loss.culprit else "perhaps" if is_suspect else "no"
             if not call.result.done():
-                count = len(suspects) if number in suspects else 0
-                call.result.set_exception(WorkerLost(loss.reason, suspects=count))
-        self._lose(self)
+                call.result.set_exception(WorkerLost(loss.reason, cause=cause))
+        self._replace(self)
 
     def _fail_start(self, problem: str) -> None:
         self.start_problem = problem
         self.ready.set_exception(UsageError(problem))
         self.ready.exception()  # retrieved, in case nobody waits
 
-    def _show_raw(self, line: str) -> None:
+    def show(self, line: str, /) -> None:  # noqa: D102  inherited
         self._raw_lines = [*self._raw_lines, line][-20:]
-        self._show("", line)
+        self._print_line("", line)

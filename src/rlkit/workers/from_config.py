@@ -5,6 +5,7 @@ Invariant: environments with equal settings share workers.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.env import Env, Task, TaskSource
 from rlkit.policy import Sampler
 from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
+from rlkit.sandbox.spec import MIB
 from rlkit.tasks.sources import Tasks
 from rlkit.types import Episode
 from rlkit.workers.local import LocalWorker
@@ -25,6 +27,9 @@ from rlkit.workers.pool import WorkerPool
 if TYPE_CHECKING:
     from rlkit.config.schema import Config
     from rlkit.workers.local import Connect
+
+_MEMORY_SHARE = 0.9
+"""Part of the machine's memory for its workers together."""
 
 
 @asynccontextmanager
@@ -60,10 +65,9 @@ async def open_workers(
                 for source in sources
                 if (env := _first_task(source)) is not None
             ]
-            connect, connect_extra = _connectors(workers)
-            pool = WorkerPool.open(
-                _count(workers), connect, local, tasks=firsts, show=_print_line, connect_extra=connect_extra
-            )
+            count = _count(workers)
+            connect, connect_extra = _make_connectors(workers, count)
+            pool = WorkerPool.open(count, connect, local, tasks=firsts, show=_print_line, connect_extra=connect_extra)
             pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
         yield _PoolsByEnv(local, pools)
 
@@ -106,13 +110,16 @@ def _count(workers: WorkersConfig) -> int:
     return max(1, len(os.sched_getaffinity(0)) // workers.cpus)
 
 
-def _connectors(workers: WorkersConfig) -> tuple[Connect, Connect]:
+def _make_connectors(workers: WorkersConfig, count: int) -> tuple[Connect, Connect]:
     """Return what starts a worker, and what starts one more than `count`."""
     if workers.runner == "ray":
         from rlkit.workers.ray_actor import RayWorker
 
-        return partial(RayWorker, cpus=workers.cpus), partial(RayWorker, cpus=workers.cpus, reserves=False)
-    connect = partial(LocalWorker, cpus=workers.cpus)
+        connect = partial(RayWorker, cpus=workers.cpus, memory_bytes=MIB * (workers.memory_mb or math.inf))
+        return connect, partial(connect, reserves=False)
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = MIB * workers.memory_mb if workers.memory_mb else _MEMORY_SHARE * machine_bytes / count
+    connect = partial(LocalWorker, cpus=workers.cpus, memory_bytes=memory_bytes)
     return connect, connect
 
 

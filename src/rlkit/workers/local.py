@@ -6,6 +6,7 @@ Invariant: a worker and all processes that it started end with the process of th
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from rlkit._util.threads import in_thread
 from rlkit.errors import UsageError
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
 from rlkit.sandbox.runners import keeper
+from rlkit.sandbox.spec import MIB
 from rlkit.workers.marker import Marker
 from rlkit.workers.messages import FrameProtocol, Stop, encode
 
@@ -60,29 +62,37 @@ class Connection(Protocol):
         ...
 
 
-type Connect = Callable[[Callable[[bytes], None], Callable[[WorkerLoss], None], Callable[[str], None]], Connection]
-"""Starts a worker; it takes receivers of frames, of the end of the worker, and of lines of raw output."""
+class WorkerOwner(Protocol):
+    """Receiver of what a worker sends, wherever it runs."""
+
+    def receive(self, frame: bytes, /) -> None:
+        """Receive the content of a frame."""
+        ...
+
+    def lose(self, loss: WorkerLoss, /) -> None:
+        """Receive the end of the worker, once, unless `close` was called."""
+        ...
+
+    def show(self, line: str, /) -> None:
+        """Receive a line that was written to the worker's standard output, not by Python code."""
+        ...
+
+
+type Connect = Callable[[WorkerOwner], Connection]
+"""Starts a worker."""
 
 
 class LocalWorker(Connection):
     """A worker on this machine.
 
     Args:
-        receive: receives the content of each frame.
-        lose: receives the end of the worker, once, unless `close` was called.
-        show: receives each line that is written to the worker's standard output, not by Python code.
         cpus: processors for numerical libraries.
+        memory_bytes: resident memory at which the worker is ended.
     """
 
-    def __init__(
-        self,
-        receive: Callable[[bytes], None],
-        lose: Callable[[WorkerLoss], None],
-        show: Callable[[str], None],
-        *,
-        cpus: int = 1,
-    ) -> None:
-        self._lose = lose
+    def __init__(self, owner: WorkerOwner, *, cpus: int = 1, memory_bytes: float = math.inf) -> None:
+        self._owner = owner
+        self._memory_bytes = memory_bytes
         self._marker = Marker()
         self._is_closing = False
         ours, theirs = socket.socketpair()
@@ -93,10 +103,10 @@ class LocalWorker(Connection):
             ours.close()
             self._marker.close()
             raise UsageError(f"a worker cannot be started: {error}") from error
-        self._protocol = FrameProtocol(receive, self._note_cut)
+        self._protocol = FrameProtocol(owner.receive, self._note_cut)
         self._is_cut = asyncio.Event()
         self._is_garbled = False
-        self._task = asyncio.create_task(self._watch(ours, show))
+        self._task = asyncio.create_task(self._watch(ours))
 
     def send(self, frame: bytes) -> None:  # noqa: D102  inherited
         self._protocol.send(frame)
@@ -110,9 +120,9 @@ class LocalWorker(Connection):
             self._stdin.close()  # the keeper ends the worker
             await self._task
 
-    async def _watch(self, connection: socket.socket, show: Callable[[str], None]) -> None:
+    async def _watch(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        output = asyncio.create_task(_read_lines(self._process.stdout, show))
+        output = asyncio.create_task(_read_lines(self._process.stdout, self._owner.show))
         try:
             await loop.create_connection(lambda: self._protocol, sock=connection)
             loss = await self._wait_for_loss()
@@ -123,10 +133,10 @@ class LocalWorker(Connection):
             self._stdin.close()
             self._marker.close()
         if not self._is_closing:
-            self._lose(loss)
+            self._owner.lose(loss)
 
     async def _wait_for_loss(self) -> WorkerLoss:
-        """Wait for the end of the worker; end it if it is blocked, or cannot talk."""
+        """Wait for the end of the worker; end it if it is blocked, needs too much memory, or cannot talk."""
         clock = asyncio.get_running_loop().time
         while not self._is_cut.is_set() and self._process.poll() is None:
             with suppress(TimeoutError):
@@ -136,6 +146,10 @@ class LocalWorker(Connection):
                 await self._kill()
                 limit = f"{running.limit_s:g} s (timeout_s)"
                 return WorkerLoss(f"the rollout blocked its worker for longer than {limit}", running.call)
+            if _measure_memory(self._process.pid) > self._memory_bytes:
+                await self._kill()
+                limit = f"{self._memory_bytes / MIB:.0f} MiB of memory (rollouts.workers.memory_mb)"
+                return WorkerLoss(f"the worker process used more than {limit}", 0)  # earlier calls may have leaked
         code = None
         with suppress(subprocess.TimeoutExpired):
             code = await in_thread(self._process.wait, GRACE_S)
@@ -171,6 +185,14 @@ def _start(connection: int, marker: int, *, cpus: int) -> tuple[subprocess.Popen
     )
     assert process.stdin is not None
     return process, process.stdin
+
+
+def _measure_memory(keeper: int) -> int:
+    """Return the resident memory of a keeper's worker in bytes; 0 if the system does not tell."""
+    with suppress(OSError, IndexError):
+        worker = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0]  # the oldest
+        return int(Path(f"/proc/{worker}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 async def _read_lines(pipe: object, show: Callable[[str], None]) -> None:

@@ -98,7 +98,6 @@ type ToWorker = Start | Play | Score | Cancel | Answer | Excuse | Stop
 class Ready(NamedTuple):
     """The worker can play, or `problem` says why it cannot."""
 
-    process: int
     problem: str | None = None
 
 

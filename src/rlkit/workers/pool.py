@@ -160,7 +160,7 @@ class WorkerPool(RolloutRunner):
     async def _call(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
         """Call a worker; raise EnvironmentFault if the call's code ended it, and UsageError without a worker.
 
-        If one of several calls ended a worker, each of them is repeated in a worker of its own.
+        A call that perhaps ended its worker is repeated in a worker of its own.
         """
         reason, is_suspect = "", False
         for _ in range(1 + _REPLAYS_MAX):
@@ -171,9 +171,9 @@ class WorkerPool(RolloutRunner):
                 return await worker.call(message, samplers)
             except WorkerLost as lost:
                 reason = str(lost)
-                if lost.suspects == 1 or (lost.suspects and is_suspect):
+                if lost.cause == "yes" or (lost.cause == "perhaps" and is_suspect):
                     raise EnvironmentFault(reason) from lost
-                is_suspect = is_suspect or lost.suspects > 1
+                is_suspect = is_suspect or lost.cause == "perhaps"
         raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they played this rollout; the last: {reason}")
 
     async def _call_alone(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
@@ -194,7 +194,7 @@ class WorkerPool(RolloutRunner):
         return min(workers, key=lambda worker: worker.load)
 
     def _add_worker(self, connect: Connect) -> WorkerClient:
-        return WorkerClient(connect, self._start, show=self._show, lose=self._replace)
+        return WorkerClient(connect, self._start, print_line=self._show, replace=self._replace)
 
     def _replace(self, lost: WorkerClient) -> None:
         if lost not in self._workers:

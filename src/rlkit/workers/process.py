@@ -10,7 +10,6 @@ import contextvars
 import ctypes
 import faulthandler
 import io
-import os
 import pickle
 import signal
 import socket
@@ -130,7 +129,7 @@ class Worker:
                 _load_task(task)
         except RlkitError as error:
             problem = str(error)
-        self.send(Ready(os.getpid(), problem))
+        self.send(Ready(problem))
 
     def _begin(self, call: int, limit_s: float, work: Coroutine[object, object, object]) -> None:
         token = _running_call.set((call, limit_s))

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rlkit._util.frames import describe_error
 from rlkit.errors import MissingError, missing_extra
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
-from rlkit.workers.local import Connection, LocalWorker, WorkerLoss
+from rlkit.workers.local import Connection, LocalWorker, WorkerLoss, WorkerOwner
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -54,20 +55,15 @@ class RayWorker(Connection):
     """
 
     def __init__(
-        self,
-        receive: Callable[[bytes], None],
-        lose: Callable[[WorkerLoss], None],
-        show: Callable[[str], None],
-        *,
-        cpus: int = 1,
-        reserves: bool = True,
+        self, owner: WorkerOwner, *, cpus: int = 1, memory_bytes: float = math.inf, reserves: bool = True
     ) -> None:
-        self._receive, self._lose, self._show = receive, lose, show
+        self._owner = owner
         self._ray = _connect()
         host = self._ray.remote(_Host).options(
             num_cpus=cpus if reserves else 0, max_restarts=0, runtime_env={"env_vars": _VARIABLES}
         )
-        self._actor = cast("_Actor", host.remote([entry or str(Path.cwd()) for entry in sys.path], Path.cwd(), cpus))
+        path, folder = [entry or str(Path.cwd()) for entry in sys.path], Path.cwd()
+        self._actor = cast("_Actor", host.remote(path, folder, cpus=cpus, memory_bytes=memory_bytes))
         self._frames = asyncio.Queue[bytes]()
         self._has_started = asyncio.Event()
         self._is_closing = False
@@ -90,7 +86,7 @@ class RayWorker(Connection):
             self._ray.kill(self._actor)
 
     async def _watch(self, notice: str) -> None:
-        waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, self._show, notice)
+        waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, self._owner.show, notice)
         pushing = asyncio.create_task(self._push())
         try:
             await self._actor.start.remote()
@@ -107,7 +103,7 @@ class RayWorker(Connection):
             pushing.cancel()
             self._ray.kill(self._actor)
         if loss is not None and not self._is_closing:
-            self._lose(loss)
+            self._owner.lose(loss)
 
     async def _push(self) -> None:
         await self._has_started.wait()
@@ -119,27 +115,38 @@ class RayWorker(Connection):
         while True:
             for event in cast("list[_Event]", await self._actor.receive.remote()):
                 if isinstance(event, bytes):
-                    self._receive(event)
+                    self._owner.receive(event)
                 elif isinstance(event, str):
-                    self._show(event)
+                    self._owner.show(event)
                 else:
                     return event
 
 
-class _Host:
-    """The actor; `path` and `folder` are the module search path and the working directory of the run."""
+class _Events(asyncio.Queue[_Event]):
+    """What the worker of an actor sent, in order."""
 
-    def __init__(self, path: Sequence[str], folder: Path, cpus: int) -> None:
+    receive = lose = show = asyncio.Queue[_Event].put_nowait
+
+
+class _Host:
+    """The actor.
+
+    Args:
+        path: module search path of the run.
+        folder: working directory of the run.
+        settings: arguments of `LocalWorker`.
+    """
+
+    def __init__(self, path: Sequence[str], folder: Path, **settings: Any) -> None:
         sys.path[:] = dict.fromkeys([*path, *sys.path])
         if folder.is_dir():
             os.chdir(folder)
-        self._cpus = cpus
+        self._settings = settings
         self._worker: LocalWorker | None = None
-        self._events = asyncio.Queue[_Event]()
+        self._events = _Events()
 
     async def start(self) -> None:
-        put = self._events.put_nowait
-        self._worker = LocalWorker(put, put, put, cpus=self._cpus)
+        self._worker = LocalWorker(self._events, **self._settings)
 
     async def send(self, frames: Sequence[bytes]) -> None:
         assert self._worker is not None  # `start` is the first call

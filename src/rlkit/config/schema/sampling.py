@@ -57,6 +57,9 @@ class WorkersConfig(Section):
     for the processors of this machine or of the cluster, divided by `cpus`."""
     cpus: Positive = 1
     """Processors of a process: Ray reserves them, and numerical libraries use as many threads."""
+    memory_mb: Positive | None = None
+    """Resident memory in MiB at which a process is replaced; by default its share of 90 % of this machine's memory, and
+    on a Ray cluster as Ray decides."""
 
     @classmethod
     @override
