@@ -33,7 +33,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Env, Task
 from rlkit.policy import Limits, Policy, Sampler
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import LocalRunner, RolloutRunner
+from rlkit.rollout.runner import LocalRunner, Rollout, RolloutRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat
 from rlkit.types import Completion, Prompt, Sampling
@@ -178,7 +178,9 @@ async def scale(requests: int) -> float:
         clients.append(WorkerClient(connect, start, print_line=print_nothing, replace=print_nothing))
     samplers = (lambda: sampler, lambda: sampler)
     calls = [
-        asyncio.create_task(client.call(lambda number: Play(number, b"", SETTINGS, 0, 0, 0, "train"), samplers))
+        asyncio.create_task(
+            client.call(lambda number: Play(number, b"", Rollout(0, SETTINGS, 0, 0, 0, "train")), samplers)
+        )
         for client in clients
         for _ in range(CALLS)
     ]

@@ -170,8 +170,8 @@ class Player:
         has_one_turn = isinstance(task.env, SingleTurnEnv) or settings.limits.max_turns == 1
         is_batched = settings.coalesce == "always" or (settings.coalesce == "single_turn" and has_one_turn)
         first_sampler = (lambda: group.batcher.wrap(sampler())) if is_batched else sampler
-        rollout = Rollout(task, settings, member, attempt, self.seed, self.purpose)
-        return await self.runner.play(rollout, sampler, first_sampler)
+        rollout = Rollout(task.draw, settings, member, attempt, self.seed, self.purpose)
+        return await self.runner.play(task, rollout, sampler, first_sampler)
 
 
 @dataclass(slots=True, eq=False)

@@ -42,7 +42,7 @@ class Rollout:
         purpose: name of the random stream, so evaluation does not repeat the draws of training.
     """
 
-    task: Task
+    draw: int
     settings: EnvSettings
     member: int
     attempt: int
@@ -51,7 +51,7 @@ class Rollout:
 
     def seed_of(self, turn: int) -> int:
         """Return the seed of a turn."""
-        stream = (self.seed, self.purpose, self.task.draw)
+        stream = (self.seed, self.purpose, self.draw)
         if turn == 0:  # consecutive in the group, so that its first turns can be one request
             return derive_seed(*stream, self.attempt) + self.member
         return derive_seed(*stream, self.member, self.attempt, turn)
@@ -65,9 +65,9 @@ class RolloutRunner(ABC):
 
     @abstractmethod
     async def play(
-        self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
+        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        """Play a rollout; `first_sampler` returns the sampler of its first turn. Errors as in `play_env`."""
+        """Play a rollout of a task; `first_sampler` returns the sampler of its first turn. Errors as in `play_env`."""
 
     @abstractmethod
     async def score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> GroupScores:
@@ -91,9 +91,9 @@ class LocalRunner(RolloutRunner):
     make_policy: Callable[[Sampling, Limits], Policy] | None = None
 
     async def play(  # noqa: D102  inherited
-        self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
+        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        task, settings, member, attempt = rollout.task, rollout.settings, rollout.member, rollout.attempt
+        settings, member, attempt = rollout.settings, rollout.member, rollout.attempt
         if self.make_policy is not None:
             policy = self.make_policy(settings.sampling, settings.limits)
         else:

@@ -82,9 +82,9 @@ class _PoolsByEnv(RolloutRunner):
     batch_wait_s = WorkerPool.batch_wait_s
 
     async def play(
-        self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
+        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        return await self._of(rollout.task).play(rollout, sampler, first_sampler)
+        return await self._of(task).play(task, rollout, sampler, first_sampler)
 
     async def score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> GroupScores:
         return await self._of(task).score(task, episodes, timeout_s=timeout_s)

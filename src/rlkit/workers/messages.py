@@ -15,8 +15,7 @@ from typing import NamedTuple, cast, override
 
 from rlkit._util.frames import describe_error
 from rlkit.errors import EnvironmentFault, RlkitError
-from rlkit.rollout.runner import RolloutRunner
-from rlkit.rollout.settings import EnvSettings
+from rlkit.rollout.runner import Rollout, RolloutRunner
 from rlkit.types import Completion, Episode, Prompt, Sampling
 
 _HEADER = struct.Struct("<4sQ")
@@ -39,15 +38,11 @@ class Start(NamedTuple):
 
 
 class Play(NamedTuple):
-    """Play a rollout; fields as in `Rollout`."""
+    """Play a rollout of a pickled task."""
 
     call: int
     task: bytes
-    settings: EnvSettings
-    member: int
-    attempt: int
-    seed: int
-    purpose: str
+    rollout: Rollout
 
 
 class Score(NamedTuple):

@@ -112,20 +112,15 @@ class WorkerPool(RolloutRunner):
             await run_together(worker.close() for worker in workers)
 
     async def play(  # noqa: D102  inherited
-        self, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
+        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        task, settings, member, attempt = rollout.task, rollout.settings, rollout.member, rollout.attempt
         data = self._pickle(task)
-
-        def message(call: int) -> Play:
-            return Play(call, data, settings, member, attempt, rollout.seed, rollout.purpose)
-
         began_s = asyncio.get_running_loop().time()
         try:
-            return cast("Episode", await self._call(message, (first_sampler, sampler)))
+            return cast("Episode", await self._call(lambda call: Play(call, data, rollout), (first_sampler, sampler)))
         except EnvironmentFault as fault:
             seconds = asyncio.get_running_loop().time() - began_s
-            return Episode(member, attempt, (), "failed", None, {}, {}, seconds, str(fault))
+            return Episode(rollout.member, rollout.attempt, (), "failed", None, {}, {}, seconds, str(fault))
 
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float

@@ -30,7 +30,7 @@ from rlkit.config.loading.objects import load_file
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, RlkitError
 from rlkit.policy import Sampler
-from rlkit.rollout.runner import Rollout, RolloutRunner
+from rlkit.rollout.runner import RolloutRunner
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Completion, Prompt, Sampling
 from rlkit.workers.marker import Marker
@@ -82,7 +82,7 @@ class Worker:
             case Start():
                 self._start(message)
             case Play():
-                self._begin(message.call, message.settings.timeout_s, self._play(message))
+                self._begin(message.call, message.rollout.settings.timeout_s, self._play(message))
             case Score():
                 self._begin(message.call, message.timeout_s, self._score(message))
             case Cancel(call):
@@ -94,21 +94,19 @@ class Worker:
             case _:
                 self.has_ended.set()
 
-    async def ask(
-        self, call: int, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int, new: bool
-    ) -> Answer:
-        """Ask the run for completions, and wait."""
-        number = next(self._numbers)
-        request = self._requests[number] = RemoteRequest()
-        self.send(Ask(call, number, prompt, sampling, seed, num_samples, new))
+    async def ask(self, make: Callable[[int], Ask]) -> Answer:
+        """Send the request that `make` returns for a number, and wait for its answer."""
+        ask = make(next(self._numbers))
+        request = self._requests[ask.request] = RemoteRequest()
+        self.send(ask)
         try:
             with request_wait(request):
                 answer = await request.answer
         except asyncio.CancelledError:
-            self.send(Withdraw(call, number))
+            self.send(Withdraw(ask.call, ask.request))
             raise
         finally:
-            del self._requests[number]
+            del self._requests[ask.request]
         if answer.error is not None:
             raise answer.error
         return answer
@@ -153,13 +151,11 @@ class Worker:
 
     async def _play(self, message: Play) -> object:
         assert self._runner is not None  # `Start` is the first message
-        task = _load_task(message.task)
-        rollout = Rollout(task, message.settings, message.member, message.attempt, message.seed, message.purpose)
 
         def sampler() -> Sampler:
             return _RemoteSampler(self, message.call)
 
-        return await self._runner.play(rollout, sampler, sampler)
+        return await self._runner.play(_load_task(message.task), message.rollout, sampler, sampler)
 
     async def _score(self, message: Score) -> object:
         assert self._runner is not None  # as above
@@ -205,8 +201,9 @@ class _RemoteSampler(Sampler):
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
+        is_new = self._version is None
         answer = await self._worker.ask(
-            self._call, prompt, sampling, seed=seed, num_samples=num_samples, new=self._version is None
+            lambda number: Ask(self._call, number, prompt, sampling, seed, num_samples, is_new)
         )
         self._version = answer.version
         return answer.completions

@@ -10,10 +10,10 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rlkit._util.frames import describe_error
 from rlkit.errors import MissingError, missing_extra
@@ -31,17 +31,6 @@ _PATIENCE_S = 20.0
 
 _VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
 """Variables of an actor: Ray must not kill the keeper of a worker, which would no longer kill the worker."""
-
-
-class _Method(Protocol):
-    def remote(self, *arguments: object) -> Awaitable[object]: ...
-
-
-class _Actor(Protocol):
-    start: _Method
-    send: _Method
-    receive: _Method
-    close: _Method
 
 
 class RayWorker(Connection):
@@ -63,7 +52,7 @@ class RayWorker(Connection):
             num_cpus=cpus if reserves else 0, max_restarts=0, runtime_env={"env_vars": _VARIABLES}
         )
         path, folder = [entry or str(Path.cwd()) for entry in sys.path], Path.cwd()
-        self._actor = cast("_Actor", host.remote(path, folder, cpus=cpus, memory_bytes=memory_bytes))
+        self._actor: Any = host.remote(path, folder, cpus=cpus, memory_bytes=memory_bytes)
         self._frames = asyncio.Queue[bytes]()
         self._has_started = asyncio.Event()
         self._is_closing = False
