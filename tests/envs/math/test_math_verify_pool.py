@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +52,15 @@ def test_math_verify_compares_whole_answers_only(pool: MathVerifyPool) -> None:
 
     assert not any(grade.correct for grade in asyncio.run(grades()))
     assert pool.ask(r"\gcd(42, 84)", "42").result() == "yes"
+
+
+def test_a_process_that_cannot_load_math_verify_in_time_ends(tmp_path: Path) -> None:
+    (tmp_path / "math_verify.py").write_text("import time; time.sleep(1000)")
+    code = "from rlkit.envs.math import math_verify_worker as worker; worker.START_S = 0.2; worker.main(1.0)"
+    loading = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=HANG_S, check=False
+    )
+    assert loading.returncode == -signal.SIGALRM
 
 
 def test_a_fork_starts_its_own_processes(pool: MathVerifyPool) -> None:

@@ -1,7 +1,7 @@
-"""Pool of processes that run math-verify and are killed at a time limit.
+"""Pool of processes that run math-verify and end at a time limit.
 
-Invariant: a process answers each question within the limit; the caller's event loop never waits for an answer; a
-process that hangs is killed and replaced.
+Invariant: a process answers each question within the limit or ends, and is replaced; the caller's event loop never
+waits for an answer. A process keeps what math-verify has cached, which makes it several times as fast as a fresh one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import importlib.util
 import json
 import os
 import queue
-import select
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -23,14 +21,7 @@ from typing import Literal
 
 type MathVerifyReply = Literal["yes", "no", "gold unread", "timeout"]
 
-START_S = 120.0
-"""Limit for loading math-verify; a slower process counts as broken."""
-
-GRACE_S = 1.0
-"""Delay after the limit until a process ends itself, in case its parent does not kill it."""
-
 _WORKER_PATH = Path(__file__).with_name("math_verify_worker.py")
-_CHUNK_BYTES = 65_536
 
 
 @cache
@@ -104,13 +95,11 @@ class _Process:
     """Process that runs math-verify; methods raise `OSError` after it ended."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        command = [sys.executable, "-P", str(_WORKER_PATH), str(limit_s + GRACE_S)]
+        command = [sys.executable, "-P", str(_WORKER_PATH), str(limit_s)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self._buffer = b""
-        if not self._read_line(START_S):
+        if not self._read_line():
             self.kill()
             raise OSError("math-verify does not start")
 
@@ -119,7 +108,7 @@ class _Process:
         assert stdin is not None
         stdin.write(json.dumps([answer, gold]).encode() + b"\n")
         stdin.flush()
-        line = self._read_line(self._limit_s)
+        line = self._read_line()
         if not line:
             return "timeout"
         verdict: bool | None = json.loads(line)
@@ -133,21 +122,10 @@ class _Process:
             with suppress(OSError):  # unwritten data
                 pipe.close()
 
-    def _read_line(self, limit_s: float) -> bytes:
-        """Return the next line; nothing after the limit, or if the process ended."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        deadline = time.monotonic() + limit_s
-        while b"\n" not in self._buffer:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
-                return b""
-            data = os.read(stdout.fileno(), _CHUNK_BYTES)
-            if not data:
-                return b""
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+    def _read_line(self) -> bytes:
+        """Return the next line; nothing if the process ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
 
 @cache

@@ -12,6 +12,9 @@ import signal
 import sys
 
 MEMORY_BYTES = 4 << 30
+START_S = 120.0
+"""Limit for loading math-verify."""
+
 DIGITS = 12
 """Digits to which math-verify compares decimals."""
 
@@ -20,6 +23,7 @@ def main(limit_s: float) -> None:
     """Answer each line `[answer, gold]` by `true`, `false`, or `null` if the gold answer cannot be parsed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, START_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted run ends its workers itself
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -34,6 +38,7 @@ def main(limit_s: float) -> None:
         expected = parse_boxed(gold)
         return verify(expected, parse_boxed(answer), float_rounding=DIGITS, timeout_seconds=None) if expected else None  # pyright: ignore  likewise
 
+    signal.setitimer(signal.ITIMER_REAL, 0)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         answer, gold = json.loads(line)
