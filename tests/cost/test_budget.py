@@ -13,7 +13,8 @@ import pytest
 import rlkit
 from rlkit._util.threads import in_thread
 from rlkit.config import load_config
-from rlkit.cost.budget import Budget, Limits
+from rlkit.config.schema import Config
+from rlkit.cost.budget import Budget
 from rlkit.cost.usage import FREE, Price, Usage, price_of
 from rlkit.errors import ConfigError
 from rlkit.store.history import load_resume_history
@@ -262,14 +263,18 @@ def test_usage_of_a_run_equals_the_tokens_of_its_episodes(tmp_path: Path) -> Non
     assert last["usage/trained_tokens"] == usage["trained_tokens"] > 0
 
 
-def test_the_usage_of_processes_adds_up() -> None:
+def test_the_usage_of_processes_adds_up(tmp_path: Path) -> None:
     async def run() -> None:
         clock = asyncio.get_running_loop().time
-        first = Budget(Limits(), price=FREE, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, previous={})
+
+        def begin_process(config: Config, price: Price | None) -> Budget:
+            usage = Usage(1, 2, 3, 4, 5)
+            return Budget(config, tmp_path, price=price, used=lambda: usage, clock=clock, note=pytest.fail)
+
+        first = begin_process(make_config(), FREE)
         await asyncio.sleep(10)
-        second = Budget(
-            Limits(tokens=28), price=None, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, previous=first.state_dict()
-        )
+        first.write()
+        second = begin_process(make_config(budget_tokens=28), None)
         await asyncio.sleep(5)
         assert second.usage == Usage(2, 4, 6, 8, 10)
         assert second.seconds == 15
@@ -280,17 +285,17 @@ def test_the_usage_of_processes_adds_up() -> None:
     run_virtual(run())
 
 
-def config(**settings: object) -> object:
+def make_config(**settings: object) -> Config:
     return load_config([], settings={"envs": {"words": {}}, **settings}).config
 
 
 def test_prices_are_those_of_the_service_that_is_used() -> None:
-    hosted_price = price_of(config(model="Qwen/Qwen3-8B"), "hosted")  # type: ignore[arg-type]  a Config
+    hosted_price = price_of(make_config(model="Qwen/Qwen3-8B"), "hosted")
     assert hosted_price == Price(0.195, 0.039, 0.60, 0.44, "2026-10-07")
-    assert price_of(config(model="Qwen/Qwen3-8B"), "url") is None  # type: ignore[arg-type]  a Config
-    assert price_of(config(), "engine") == FREE  # type: ignore[arg-type]  a Config
-    configured = config(prices={"prefill": 1, "sample": 2, "train": 3})
-    assert price_of(configured, "url") == Price(1, 1, 2, 3)  # type: ignore[arg-type]  a Config
+    assert price_of(make_config(model="Qwen/Qwen3-8B"), "url") is None
+    assert price_of(make_config(), "engine") == FREE
+    configured = make_config(prices={"prefill": 1, "sample": 2, "train": 3})
+    assert price_of(configured, "url") == Price(1, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +309,7 @@ def test_prices_are_those_of_the_service_that_is_used() -> None:
 )
 def test_budget_that_cannot_be_enforced_is_an_error(settings: dict[str, object], kind: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        price_of(config(**settings), kind)  # type: ignore[arg-type]  a Config, and a kind
+        price_of(make_config(**settings), kind)  # type: ignore[arg-type]  a kind
 
 
 def test_rejected_budget_leaves_no_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import yaml
 from rlkit._util.files import json_lines
 from rlkit.config import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
-from rlkit.cost.budget import Budget, Limits, UsageLog, read_usage
+from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.envs.arithmetic import arithmetic
@@ -243,16 +243,13 @@ def test_resuming_removes_incomplete_files_and_lines(tmp_path: Path) -> None:
 
 
 def test_usage_is_read_by_the_next_process_of_the_same_run_only(tmp_path: Path) -> None:
-    def sampled() -> Json:
-        return read_usage(tmp_path / "run", note=lambda message: None).get("sampled_tokens")
-
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-        assert sampled() is None
+        assert make_budget(store).usage == Usage()
         for tokens in (5, 7):
-            usage_log(store, tokens).write()
-        assert sampled() == 7
-    with RunStore(tmp_path / "run", resolved=RESOLVED):  # it finished nothing, so it is replaced
-        assert sampled() is None
+            make_budget(store, sampled_tokens=tokens).write()
+        assert make_budget(store).usage == Usage(sampled_tokens=12)
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:  # it finished nothing, so it is replaced
+        assert make_budget(store).usage == Usage()
 
 
 def test_checkpoints_reflect_the_last_line_of_each(
@@ -270,9 +267,10 @@ def test_checkpoints_reflect_the_last_line_of_each(
         assert store.checkpoints() == [replace(first, expires=9.0), third]
 
 
-def usage_log(store: RunStore, sampled_tokens: int) -> UsageLog:
+def make_budget(store: RunStore, sampled_tokens: int = 0) -> Budget:
     usage = Usage(sampled_tokens=sampled_tokens)
-    return UsageLog(store.directory, Budget(Limits(), price=None, used=lambda: usage, clock=lambda: 0.0, previous={}))
+    config = RESOLVED.config
+    return Budget(config, store.directory, price=None, used=lambda: usage, clock=lambda: 0.0, note=pytest.fail)
 
 
 def with_secrets(episode: Episode, secret: str) -> Episode:
@@ -386,13 +384,14 @@ def test_a_run_whose_description_was_never_finished_is_replaced(content: str, tm
 
 def test_failed_write_ends_the_run_and_names_the_path(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        budget = make_budget(store)
         for name in ("usage.json", "metrics.jsonl", "checkpoints.jsonl"):
             (tmp_path / "run" / name).mkdir()
         (tmp_path / "run" / "evaluations").write_text("")
         checkpoint = Checkpoint(1, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=None)
         played = Group("arithmetic", "task", 0, (episode(1.0),))
         for write in (
-            lambda: usage_log(store, 0).write(),
+            budget.write,
             lambda: store.add_metrics(1, {}),
             lambda: store.add_checkpoint(checkpoint),
             lambda: store.remove_checkpoint(checkpoint),

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
 from rlkit.algorithms.datums import PlayedGroup, Preparation, StepGroup, sequence_lengths
-from rlkit.cost.budget import UsageLog
+from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
@@ -80,7 +80,7 @@ class Groups:
     passes: int
     store: RunStore
     trackers: Broadcast
-    usage: UsageLog
+    budget: Budget
     resumption: InitVar[Resumption]
     published: PublishedSampler = field(default_factory=PublishedSampler)
 
@@ -217,7 +217,7 @@ class Groups:
         group = await self._player.play(task, lambda: self.published.newest, progress=progress)
         if self.is_streaming:  # otherwise the learner waits once for all groups of a step
             await self.store.sync()
-        await self.usage.write_if_due()
+        await self.budget.write_if_due()
         played = await self.prepare(group)
         self._unprepared_usage.pop(task.draw, None)
         return played

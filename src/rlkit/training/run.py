@@ -14,7 +14,7 @@ from functools import cached_property
 from rlkit._util.activity import Activity
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
-from rlkit.cost.budget import Budget, UsageLog
+from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import Estimate
 from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics
 from rlkit.metrics.metrics import throughput
@@ -66,7 +66,6 @@ class Run:
     stop: StopSignal
     slots: Slots
     budget: Budget
-    usage: UsageLog
     activity: Activity
     estimate: Estimate | None
     runner_metrics: Callable[[], Mapping[str, float]]
@@ -94,7 +93,7 @@ class Run:
         usage = self.budget.metrics()  # before any await, so that a slow disk does not change it
         if trained.checkpoint is not None:
             self.checkpoints.record(step.number, trained.checkpoint)
-        await in_thread(self.usage.write)
+        await in_thread(self.budget.write)
         times = self.timer.lap(step.complete_s, trained.metrics)
         metrics = {**usage, **trained.metrics, **step.task_metrics, **times, **self.runner_metrics()}
         self.begin_report(step.number, metrics, trained.sampler)

@@ -25,7 +25,7 @@ from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import choose_run_directory
 from rlkit.config.schema import Config
-from rlkit.cost.budget import Budget, Limits, UsageLog, read_usage
+from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import load_estimate
 from rlkit.cost.usage import Price, price_of
 from rlkit.env import Task
@@ -194,17 +194,17 @@ class RLTrainer(Trainer):
         opening = open_runner(config, LocalRunner(chat), self._tasks, self._eval_tasks)
         async with watch.watch_silence(), opening as runner, connection as service:
             budget = Budget(
-                Limits(config.budget_usd, config.budget_tokens, config.max_hours),
+                config,
+                store.directory,
                 price=price,
                 used=lambda: service.usage,
                 clock=asyncio.get_running_loop().time,
-                previous=read_usage(store.directory, note),
+                note=note,
             )
-            usage = UsageLog(store.directory, budget)
             run, learner, groups = await self._build(
-                store, service, watch=watch, budget=budget, usage=usage, resumption=resumption, runner=runner
+                store, service, watch=watch, budget=budget, resumption=resumption, runner=runner
             )
-            budget.expect(lambda: groups.pending_usage + learner.pending_usage)
+            budget.pending_usage = lambda: groups.pending_usage + learner.pending_usage
             info = RunInfo(
                 name=store.directory.name,
                 directory=store.directory,
@@ -217,7 +217,7 @@ class RLTrainer(Trainer):
             if resumption.step:
                 note(f"resuming after step {resumption.step}")
             self._stop.watch()
-            async with _save_and_close(run, learner, groups, usage, failure):
+            async with _save_and_close(run, learner, groups, failure):
                 yield run, learner, groups
 
     async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
@@ -243,7 +243,6 @@ class RLTrainer(Trainer):
         *,
         watch: ServiceWatch,
         budget: Budget,
-        usage: UsageLog,
         resumption: Resumption,
         runner: RolloutRunner,
     ) -> tuple[Run, PolicyLearner, Groups]:
@@ -269,7 +268,7 @@ class RLTrainer(Trainer):
             passes=self._loss.passes,
             store=store,
             trackers=trackers,
-            usage=usage,
+            budget=budget,
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
@@ -289,7 +288,6 @@ class RLTrainer(Trainer):
             stop=self._stop,
             slots=slots,
             budget=budget,
-            usage=usage,
             activity=self._activity,
             estimate=await in_thread(load_estimate, config),
             runner_metrics=runner.metrics,
@@ -337,7 +335,7 @@ class _FailureRecord:
 
 @asynccontextmanager
 async def _save_and_close(
-    run: Run, learner: PolicyLearner, groups: Groups, usage: UsageLog, failure: _FailureRecord
+    run: Run, learner: PolicyLearner, groups: Groups, failure: _FailureRecord
 ) -> AsyncGenerator[None]:
     """At the end of the block, save the weights of the last step and close all parts of the run."""
     try:
@@ -364,5 +362,5 @@ async def _save_and_close(
     finally:
         learner.cancel_requests()
         with suppress(RlkitError):  # only the usage of an unfinished step is lost
-            usage.write()
+            run.budget.write()
         await run.close()
