@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Never
 
-from rlkit.cli.common.output import Data, Output
+from rlkit.cli.common.output import Output
 from rlkit.cli.common.progress import report_periodically
 from rlkit.trackers.console import render_band, render_dollars, render_duration, render_estimate
 
@@ -53,7 +53,11 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
 
         def end(place: Place) -> Never:
             problem = f"a rollout blocked the event loop for more than {limit_s:g} s (timeout_s)"
-            _end(output, f"{stage}: {problem}, at {place.file}:{place.line}, in {place.function}")
+            location = f"{place.file}:{place.line}, in {place.function}"
+            remedy = "await slow calls, or run them in a thread (asyncio.to_thread)"
+            message = f"{stage}: {problem}, at {location}: {remedy}"
+            output.failure(message, kind="EnvironmentFault", exit_code=FAILED)
+            os._exit(FAILED)  # the blocked event loop cannot be stopped otherwise
 
         with _let_threads_run(), loop_holds().watch(None, limit_s=limit_s, end=end):
             return await rehearse(resolved, pilot=pilot, note=begin)
@@ -62,10 +66,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     with redirect_stdout(output.err):
         with report_periodically(report_progress):
             rehearsal = threads.run(run_rehearsal())
-        record: dict[str, Data] = {"ok": rehearsal.ok, "parts": [asdict(part) for part in rehearsal.parts]}
-        record["estimate"] = rehearsal.estimate and rehearsal.estimate.to_json()
-        record["hosted_estimate"] = rehearsal.hosted_estimate and rehearsal.hosted_estimate.to_json()
-        output.result(record, render_table(rehearsal))
+        output.result({"ok": rehearsal.ok, **asdict(rehearsal)}, render_table(rehearsal))
     return 0 if rehearsal.ok else FAILED
 
 
@@ -73,13 +74,6 @@ def longest_timeout_s(config: Config) -> float:
     """Return the longest time limit of a rollout in seconds, over all environments of training and evaluation."""
     specs = [*config.envs.values(), *config.eval.envs.values()]
     return max(spec.timeout_s or config.rollouts.timeout_s for spec in specs)
-
-
-def _end(output: Output, problem: str) -> Never:
-    """End the process immediately, because the event loop is blocked and cannot be stopped otherwise."""
-    message = f"{problem}: await slow calls, or run them in a thread (asyncio.to_thread)"
-    output.failure(message, kind="EnvironmentFault", exit_code=FAILED)
-    os._exit(FAILED)
 
 
 @contextmanager
@@ -103,12 +97,8 @@ def render_table(rehearsal: Rehearsal) -> str:
         is_piloted = any(part.name == "service" and part.status == "ok" for part in rehearsal.parts)
         unknown = "unknown" if is_piloted else "unknown; --pilot 1 measures it"
         lines.append(f"  time: {rehearsal.estimate.speed if rehearsal.estimate.seconds else unknown}")
-    if (
-        rehearsal.hosted_estimate is not None
-        and rehearsal.hosted_estimate.usd is not None
-        and rehearsal.hosted_estimate.seconds is not None
-    ):
-        price = render_band(rehearsal.hosted_estimate.usd, render_dollars)
-        duration = render_band(rehearsal.hosted_estimate.seconds, render_duration)
-        lines.append(f"  on the hosted Tinker service: {price}, {duration} ({rehearsal.hosted_estimate.speed})")
+    hosted = rehearsal.hosted_estimate
+    if hosted is not None and hosted.usd is not None and hosted.seconds is not None:
+        price, duration = render_band(hosted.usd, render_dollars), render_band(hosted.seconds, render_duration)
+        lines.append(f"  on the hosted Tinker service: {price}, {duration} ({hosted.speed})")
     return "\n".join(lines)
