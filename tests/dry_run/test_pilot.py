@@ -9,7 +9,7 @@ import pytest
 import rlkit
 from rlkit.config import load_config
 from rlkit.cost.estimate import Band, Speed
-from rlkit.dry_run.pilot import Pilot, measure_speed, run_pilot
+from rlkit.dry_run.pilot import Pilot, make_speed, run_pilot, tokens_per_second
 from rlkit.service import Service
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, run_virtual
 from rlkit.tinker_client.connect import ServiceChoice
@@ -18,41 +18,31 @@ from tests.simulation import Word
 SERVICE = ServiceChoice("url", "http://127.0.0.1:9", "it is simulated")
 
 
-def make_speed(
-    *, sampled: int = 100, waited_s: float = 10.0, played_s: float = 5.0, trained: int = 200, trained_s: float = 2.0,
-    scored: int = 0, is_local: bool = False,
-) -> Speed | None:  # fmt: skip
-    return measure_speed(
-        stream=(sampled, waited_s),
-        total=(sampled, played_s),
-        trained=(trained, trained_s),
-        reference=(scored, 4.0),
-        step_s=1.0,
-        is_local=is_local,
-    )
+SPEEDS = {"stream": 10.0, "total": 20.0, "trained": 100.0}
+
+
+def make_service_speed(*, reference: float = 0.0, is_local: bool = False, **speeds: float) -> Speed | None:
+    return make_speed(**(SPEEDS | speeds), reference=reference, step_s=1.0, is_local=is_local)
 
 
 def test_speed_is_tokens_per_second() -> None:
-    measured = make_speed(scored=400, is_local=True)
+    assert tokens_per_second(100, 5.0) == 20
+    measured = make_service_speed(reference=100.0, is_local=True)
     assert measured is not None
     assert measured.stream == Band(10 / 1.5, 10 * 1.5)
     assert measured.total == Band(20 / 1.5, 20 * 3)
     assert measured.trained == Band(100 / 1.5, 100 * 1.5)
     assert measured.reference == Band(100 / 1.5, 100 * 1.5)
     assert measured.source == "measured: 20 tokens a second sampled, 100 trained on, 100 by the reference"
-    other = make_speed()
+    other = make_service_speed()
     assert other is not None
     assert (other.total, other.reference) == (None, None)
 
 
-@pytest.mark.parametrize("nothing", ["sampled", "trained"])
-def test_pilot_without_samples_or_training_has_no_speed(nothing: str) -> None:
-    assert (make_speed(sampled=0) if nothing == "sampled" else make_speed(trained=0)) is None
-
-
-@pytest.mark.parametrize("instant", ["waited_s", "played_s", "trained_s"])
-def test_instant_operation_gives_no_speed(instant: str) -> None:
-    assert make_speed(**{instant: 0.0}) is None
+@pytest.mark.parametrize("name", SPEEDS)
+@pytest.mark.parametrize(("tokens", "seconds"), [(0, 5.0), (100, 0.0)], ids=["no tokens", "instant"])
+def test_pilot_without_a_measurement_has_no_speed(name: str, tokens: int, seconds: float) -> None:
+    assert make_service_speed(**{name: tokens_per_second(tokens, seconds)}) is None
 
 
 def run_word_pilot(monkeypatch: pytest.MonkeyPatch, **more: object) -> Pilot:

@@ -116,11 +116,11 @@ async def run_pilot(
     if reference is not None:
         scored = sum(trained_tokens(episode) for episode in episodes if episode.reward is not None)
     sampling_s = sum(turn.seconds for episode in episodes for turn in episode.turns)
-    speed = measure_speed(
-        stream=(sampled, sampling_s),
-        total=(sampled, rollouts_s),
-        trained=(sum(len(datum.targets) for datum in data), trained_s),
-        reference=(scored, scored_s),
+    speed = make_speed(
+        stream=tokens_per_second(sampled, sampling_s),
+        total=tokens_per_second(sampled, rollouts_s),
+        trained=tokens_per_second(sum(len(datum.targets) for datum in data), trained_s),
+        reference=tokens_per_second(scored, scored_s),
         step_s=step_s,
         is_local=choice.kind == "engine",
     )
@@ -152,38 +152,34 @@ async def _timed[T](work: Awaitable[T]) -> tuple[T, float]:
     return await work, clock() - began_s
 
 
-def measure_speed(
-    *,
-    stream: tuple[int, float],
-    total: tuple[int, float],
-    trained: tuple[int, float],
-    reference: tuple[int, float],
-    step_s: float,
-    is_local: bool,
+def tokens_per_second(tokens: int, seconds: float) -> float:
+    """Return a speed; 0 if it could not be measured."""
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+def make_speed(
+    *, stream: float, total: float, trained: float, reference: float, step_s: float, is_local: bool
 ) -> Speed | None:
-    """Return the speed of a service from pairs of tokens and seconds; None if nothing was sampled or trained on.
+    """Return the speed of a service, with its uncertainty; None if nothing was sampled or trained on.
 
     Args:
-        stream: sampled tokens, and the sum of the seconds of their completions.
-        total: sampled tokens, and the seconds of all rollouts together.
-        trained: tokens of the gradient, and its seconds.
-        reference: tokens scored by the reference of the KL penalty, and the seconds; 0 tokens without a penalty.
+        stream: sampled tokens per second of a completion.
+        total: sampled tokens per second of all rollouts together.
+        trained: tokens of a gradient per second.
+        reference: tokens per second that the reference of the KL penalty scored; 0 without a penalty.
         step_s: seconds of the optimiser step and the transfer of its weights.
         is_local: the service runs on this machine, so its total throughput is limited; a hosted service scales.
     """
-    if not all(tokens and seconds > 0 for tokens, seconds in (stream, total, trained)):
+    if not (stream and total and trained):
         return None
-    sampled, gradient, scored = (
-        tokens / seconds if seconds else 0.0 for tokens, seconds in (total, trained, reference)
-    )
-    source = f"measured: {sampled:,.0f} tokens a second sampled, {gradient:,.0f} trained on"
+    source = f"measured: {total:,.0f} tokens a second sampled, {trained:,.0f} trained on"
     return Speed(
-        stream=_make_band(stream[0] / stream[1]),
-        total=Band(sampled / _UNCERTAINTY, sampled * _BATCHING_GAIN) if is_local else None,
-        trained=_make_band(gradient),
+        stream=_make_band(stream),
+        total=Band(total / _UNCERTAINTY, total * _BATCHING_GAIN) if is_local else None,
+        trained=_make_band(trained),
         step_s=_make_band(step_s),
-        source=source + (f", {scored:,.0f} by the reference" if scored else ""),
-        reference=_make_band(scored) if scored else None,
+        source=source + (f", {reference:,.0f} by the reference" if reference else ""),
+        reference=_make_band(reference) if reference else None,
     )
 
 
@@ -216,13 +212,7 @@ class NudgedEstimator(Estimator):
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
         advantages = estimate_advantages(self.inner, groups)
-        return [_nudge_zeros(rows, group) for rows, group in zip(advantages, groups, strict=True)]
+        return [rows if any(map(np.any, rows)) else np.resize([-_NUDGE, _NUDGE], len(rows)) for rows in advantages]
 
     def metrics(self, group: Group) -> Mapping[str, float]:  # noqa: D102  inherited
         return self.inner.metrics(group)
-
-
-def _nudge_zeros(rows: Advantages, group: Group) -> Advantages:
-    if any(np.any(row) for row in rows):
-        return rows
-    return np.where(np.arange(len(rows)) % 2, _NUDGE, -_NUDGE)
