@@ -11,6 +11,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
-from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
+from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, Tests, estimate, save_estimate
 from rlkit.cost.usage import Price, listed_price, price_of, similar_model
 from rlkit.dry_run.pilot import NudgedEstimator, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
@@ -131,25 +132,25 @@ async def rehearse(
     load_loss(config.loss)
     parts = list[Part]()
     if chat is None:
-        chat, part = await _load_chat_part(config, choice, note, pilot=pilot)
-        parts.append(part)
+        chat, parts = await _load_chat(config, choice, note, pilot=pilot)
     note("loading the environments")
     tests = load_eval_tasks(config.eval.envs, seed=config.seed, note=note)
     tasks = load_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
     config = resolve_steps(config, tasks, note=note)
     make_learning_rate(config)
-    rehearser = _Rehearser(make_small_config(config), chat, tasks, _load_states(tasks), tests, parts, note)
-    rollouts = {name: await rehearser.play(name) for name in config.envs}
-    evaluated = {name: (await rehearser.evaluate(name), len(tests[name])) for name in config.eval.envs}
+    rehearser = _Rehearser(make_small_config(config), chat, tasks, _load_states(tasks), parts, note)
+    rollouts, evaluated = await rehearser.play(tests)
     if rehearser.is_passing:
         await rehearser.train(config)
     speed = HOSTED if choice.kind == "hosted" else None
-    if pilot and rehearser.is_passing:
+    if not pilot:
+        parts += _list_untried(config, choice)
+    elif rehearser.is_passing:
         rehearser.rewind()
         result = await run_pilot(config, tasks, chat, choice, groups=pilot, note=note)
         rollouts, speed = result.rollouts, result.speed
         parts.append(Part("service", "ok", _render_pilot(result, choice)))
-    parts += [*_list_untried(config, choice, piloted=bool(pilot)), *price_parts]
+    parts += price_parts
     if not rehearser.is_passing:
         return Rehearsal(parts, None)
     estimate_run = partial(estimate, config, rollouts, evaluated, draws=count_draws(config, tasks))
@@ -160,22 +161,22 @@ async def rehearse(
 
 def make_small_config(config: Config) -> Config:
     """Return the configuration with the fewest and smallest groups that its settings allow, and without budgets."""
+    largest = max(config.batch.group_size, *(spec.group_size or 0 for spec in config.envs.values()))
+    for size in range(2, largest):
+        with suppress(ValueError):  # an estimator or a minimum of valid episodes needs more
+            return _shrink_config(config, size)
+    return _shrink_config(config, largest)
+
+
+def _shrink_config(config: Config, group_size: int) -> Config:
     tree = config.model_dump(mode="json")
     tree |= {"name": None, "epochs": None, "budget_usd": None, "budget_tokens": None, "max_hours": None}
     tree["best"] |= {"goal": None, "patience": None, "min_gain": 0.0}
     tree["batch"]["groups"] = max(config.batch.substeps, 2)
+    for section in (tree["batch"], *tree["envs"].values()):
+        section["group_size"] = section["group_size"] and min(section["group_size"], group_size)
     for spec in tree["eval"]["envs"].values():
         spec["tasks"] = min(spec["tasks"], _TASK_COUNT)
-    largest = max(spec.group_size or config.batch.group_size for spec in config.envs.values())
-    for size in range(2, largest):
-        smaller = json.loads(json.dumps(tree))
-        for section in (smaller["batch"], *smaller["envs"].values()):
-            if section["group_size"] is not None:
-                section["group_size"] = min(section["group_size"], size)
-        try:
-            return Config.model_validate_json(json.dumps(smaller), strict=True)
-        except ValueError:  # an estimator or a minimum of valid episodes needs more
-            continue
     return Config.model_validate_json(json.dumps(tree), strict=True)
 
 
@@ -187,7 +188,6 @@ class _Rehearser:
     chat: ChatFormat
     tasks: Mapping[str, Tasks]
     states: Mapping[str, tuple[TaskSource, Mapping[str, Json]]]
-    tests: Mapping[str, Sequence[Env]]
     parts: list[Part]
     note: Callable[[str], None]
 
@@ -207,34 +207,50 @@ class _Rehearser:
                 reason = f"{type(error).__name__}: {error}"
                 self.fail(f"envs.{name}", f"load_state_dict failed on the result of state_dict: {reason}")
 
-    async def play(self, name: str) -> Pair:
-        """Play short and long rollouts of an environment."""
-        config, slots = self.config, Slots(self.config.rollouts.max_concurrent)
-        player = Player(LocalRunner(self.chat), make_env_settings(config, context=None), seed=config.seed, slots=slots)
-        return await self._play(f"envs.{name}", draw_tasks(config, name, self.tasks[name], _TASK_COUNT), player)
+    async def play(self, tests: Mapping[str, Sequence[Env]]) -> tuple[Mapping[str, Pair], Tests]:
+        """Play short and long rollouts of each environment and each evaluation; leave out those that fail."""
+        config, runner, slots = self.config, LocalRunner(self.chat), Slots(self.config.rollouts.max_concurrent)
+        player = Player(runner, make_env_settings(config, context=None), seed=config.seed, slots=slots)
+        rollouts, evaluated = dict[str, Pair](), dict[str, tuple[Pair, int]]()
+        for name, tasks in self.tasks.items():
+            drawn = draw_tasks(config, name, tasks, _TASK_COUNT)
+            if pair := await self._play(f"envs.{name}", drawn, player):
+                rollouts[name] = pair
+        player = make_eval_player(config, runner, slots=slots, context=None)
+        for name, envs in tests.items():
+            drawn = [Task(draw, name, env) for draw, env in enumerate(envs[:_TASK_COUNT])]
+            if pair := await self._play(f"eval.envs.{name}", drawn, player):
+                evaluated[name] = pair, len(envs)
+        return rollouts, evaluated
 
-    async def evaluate(self, name: str) -> Pair:
-        """Play short and long rollouts of an evaluation."""
-        tasks = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASK_COUNT])]
-        slots = Slots(self.config.rollouts.max_concurrent)
-        player = make_eval_player(self.config, LocalRunner(self.chat), slots=slots, context=None)
-        return await self._play(f"eval.envs.{name}", tasks, player)
-
-    async def _play(self, field: str, tasks: Sequence[Task], player: Player) -> Pair:
+    async def _play(self, field: str, tasks: Sequence[Task], player: Player) -> Pair | None:
+        """Play a group with short replies and a group with long ones; return None if a rollout fails."""
         if not tasks:
-            self.fail(field, "there are no tasks")
-            return EMPTY, EMPTY
+            return self.fail(field, "there are no tasks")
         self.note(f"playing {field}")
         limit = player.settings[tasks[0].name].sampling.max_tokens
         began_s = time.monotonic()
         groups = list[Group]()
-        for task, mean in ((tasks[0], max(1.0, _SHORT_REPLY * limit)), (tasks[-1], _LONG_REPLY * limit)):
-            service = SimulatedTinker(latency=replace(_NO_LATENCY, mean_tokens=mean))
-            sampler = await service.sampler(model=self.config.model)
+        for task, factor in ((tasks[0], _SHORT_REPLY), (tasks[-1], _LONG_REPLY)):
+            sampler = await _simulate(factor * limit).sampler(model=self.config.model)
             groups.append(await player.play(task, lambda sampler=sampler: sampler))
+        seconds = time.monotonic() - began_s
+        episodes = [episode for group in groups for episode in group.episodes]
+        errors = [episode.error for episode in episodes if episode.error is not None]
+        if errors:
+            return self.fail(field, f"{len(errors)} of {len(episodes)} rollouts failed: {errors[0]}")
         short, long = Rollout.of(groups[:1]), Rollout.of(groups[1:])
-        self.parts.append(_env_part(field, groups, short, long, time.monotonic() - began_s))
-        return short or long or EMPTY, long or short or EMPTY
+        if short is None or long is None:
+            return self.fail(field, f"none of {len(episodes)} rollouts made a request to the model")
+        rewards = [episode.reward for episode in episodes if episode.reward is not None]
+        detail = (
+            f"{len(episodes)} rollouts in {seconds:.1f} s; {_render_range(short.turns, long.turns)} turns, "
+            f"{_render_range(short.first, long.first)} tokens in the first prompt, "
+            f"{_render_range(short.sampled, long.sampled)} sampled; "
+            f"rewards {_render_range(min(rewards), max(rewards))}"
+        )
+        self.parts.append(Part(field, "ok", detail))
+        return short, long
 
     async def train(self, whole: Config) -> None:
         """Take two steps, with a checkpoint and a resumption between them."""
@@ -243,18 +259,16 @@ class _Rehearser:
         world, metrics = World(), set[str]()
         if (path := self.config.load_checkpoint) is not None:
             world.checkpoints[path] = 0
-        mean = max(1.0, _SHORT_REPLY * self.config.sampling.max_tokens)
-        service = SimulatedTinker(latency=replace(_NO_LATENCY, mean_tokens=mean), world=world)
+        service = _simulate(_SHORT_REPLY * self.config.sampling.max_tokens, world)
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-dry-run-") as folder:
                 for steps in (1, 2):
                     result = await self._train_to(service, Path(folder) / "run", steps=steps)
                     metrics |= result.metrics.keys()
                     if result.steps < steps:
-                        detail = (
-                            f"ended after {result.steps} steps, {result.reason or 'because there are no more tasks'}"
-                        )
-                        self.parts.append(Part("training", "failed" if steps == 1 else "not tried", detail))
+                        reason = result.reason or "because there are no more tasks"
+                        status = "failed" if steps == 1 else "not tried"
+                        self.parts.append(Part("training", status, f"ended after {result.steps} steps, {reason}"))
                         return
         except RlkitError as error:
             return self.fail("training", str(error))
@@ -281,8 +295,8 @@ class _Rehearser:
         return await trainer.train()
 
 
-EMPTY = Rollout(0, 0, 0, 0, 0, 0, 0)
-"""Placeholder for rollouts that could not be played."""
+def _simulate(mean_tokens: float, world: World | None = None) -> SimulatedTinker:
+    return SimulatedTinker(latency=replace(_NO_LATENCY, mean_tokens=max(1.0, mean_tokens)), world=world)
 
 
 def _load_prices(
@@ -294,17 +308,20 @@ def _load_prices(
     No key is needed.
     """
     price, model = price_of(config, choice.kind), config.model
-    hint = similar_model(model)
-    if choice.kind != "engine":
-        if price is None:
-            remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
-            detail = f"no price of {model} is known: {remedy}{'.' + hint if hint else ''}"
-            return price, None, [Part("prices", "not tried", detail)]
-        return price, None, [_make_price_part(price)] if price.date else []
-    hosted = listed_price(model)
-    prices = [] if hosted is None else [_make_price_part(hosted)]
-    if model == DEFAULT_MODEL or has_weights(model, note):
-        return price, hosted, prices
+    hosted, hint = listed_price(model) if choice.kind == "engine" else None, similar_model(model)
+    if price is None:
+        remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
+        detail = f"no price of {model} is known: {remedy}{'.' + hint if hint else ''}"
+        return None, None, [Part("prices", "not tried", detail)]
+    listed, parts = hosted or price, list[Part]()
+    if listed.date:
+        detail = (
+            f"of the hosted service on {listed.date}, for a million tokens: ${listed.prefill:g} prefill, "
+            f"${listed.cached:g} cached, ${listed.sample:g} sample, ${listed.train:g} train"
+        )
+        parts.append(Part("prices", "ok", detail))
+    if choice.kind != "engine" or model == DEFAULT_MODEL or has_weights(model, note):
+        return price, hosted, parts
     hub = hub_problem()
     detail = (
         f"the weights of {model} are not on this machine, "
@@ -312,51 +329,25 @@ def _load_prices(
         "need them: set TINKER_API_KEY"
     )
     unlisted = Part("prices", "not tried", f"{model} is not in the price table of the hosted service.{hint}")
-    return None, hosted, [Part("model", "not tried", detail), *(prices or [unlisted])]
+    return None, hosted, [Part("model", "not tried", detail), *(parts or [unlisted])]
 
 
-def _make_price_part(price: Price) -> Part:
-    return Part(
-        "prices",
-        "ok",
-        f"of the hosted service on {price.date}, for a million tokens: ${price.prefill:g} prefill, "
-        f"${price.cached:g} cached, ${price.sample:g} sample, ${price.train:g} train",
-    )
-
-
-async def _load_chat_part(
+async def _load_chat(
     config: Config, choice: ServiceChoice, note: Callable[[str], None], *, pilot: int
-) -> tuple[ChatFormat, Part]:
+) -> tuple[ChatFormat, list[Part]]:
     try:
         chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note, fetch=bool(pilot)))
     except MissingError as error:
         if pilot:
             raise
-        return ByteChat(), Part("chat", "not tried", f"{error}; bytes are used and counted as tokens")
+        return ByteChat(), [Part("chat", "not tried", f"{error}; bytes are used and counted as tokens")]
     prompt_tokens = len(chat.render([{"role": "user", "content": "?"}]))
-    return chat, Part("chat", "ok", f"a question of one letter is {prompt_tokens} tokens of {config.model}")
+    return chat, [Part("chat", "ok", f"a question of one letter is {prompt_tokens} tokens of {config.model}")]
 
 
 def _load_states(tasks: Mapping[str, Tasks]) -> dict[str, tuple[TaskSource, Mapping[str, Json]]]:
     """Return the task sources, each with its initial state."""
     return {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
-
-
-def _env_part(field: str, groups: Sequence[Group], short: Rollout | None, long: Rollout | None, seconds: float) -> Part:
-    episodes = [episode for group in groups for episode in group.episodes]
-    errors = [episode.error for episode in episodes if episode.error is not None]
-    if errors:
-        return Part(field, "failed", f"{len(errors)} of {len(episodes)} rollouts failed: {errors[0]}")
-    if short is None or long is None:
-        return Part(field, "failed", f"none of {len(episodes)} rollouts made a request to the model")
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    return Part(
-        field,
-        "ok",
-        f"{len(episodes)} rollouts in {seconds:.1f} s; {_render_range(short.turns, long.turns)} turns, "
-        f"{_render_range(short.first, long.first)} tokens in the first prompt, "
-        f"{_render_range(short.sampled, long.sampled)} sampled; rewards {_render_range(min(rewards), max(rewards))}",
-    )
 
 
 def _render_range(first: float, second: float) -> str:
@@ -382,18 +373,14 @@ def _render_pilot(pilot: Pilot, choice: ServiceChoice) -> str:
     return f"{describe_service(choice)}: {done}{caveat}"
 
 
-def _list_untried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
+def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
     """Return the parts that only the real service can check."""
-    if piloted:
-        return []
     reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"
     paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": reference}
-    service = f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it"
-    return [
-        Part("service", "not tried", service),
-        *(
-            Part(name, "not tried", f"existence of {path}")
-            for name, path in paths.items()
-            if path not in (None, "base")
-        ),
+    parts = [
+        Part("service", "not tried", f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it")
     ]
+    for name, path in paths.items():
+        if path not in (None, "base"):
+            parts.append(Part(name, "not tried", f"existence of {path}"))
+    return parts
