@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def test_ending_is_solved_or_reported_or_failed() -> None:
 
 def test_a_task_is_scored_over_its_attempts() -> None:
     (score,) = score_tasks([group([1.0, 0.5, None, 0.0], env="terminal")])
-    assert score.to_json() == {
+    assert asdict(score) == {
         "env": "terminal",
         "task": "task",
         "attempts": 4,

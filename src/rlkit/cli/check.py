@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.options import RedTeam
 from rlkit.cli.common.output import Data, Output
 from rlkit.cli.common.signals import run_terminable
@@ -14,8 +15,6 @@ from rlkit.cli.common.signals import run_terminable
 if TYPE_CHECKING:
     from rlkit.check import Report
     from rlkit.redteam.report import RedTeamReport
-
-FAULTS_FOUND = 1
 
 
 def check(
@@ -61,7 +60,7 @@ def check(
         tables.append(f"{name}\n{_table(report)}")
         good = good and report.ok
     output.result({"ok": good, "envs": records}, "\n\n".join(tables))
-    return 0 if good else FAULTS_FOUND
+    return 0 if good else FAILED
 
 
 def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:
@@ -70,7 +69,7 @@ def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:
     records: dict[str, Data] = {name: report.to_json() for name, report in reports.items()}
     body = reports[""].to_json() if "" in reports else {"envs": records}
     output.result({"ok": good, **body}, "\n\n".join(f"{name}\n{report}".lstrip() for name, report in reports.items()))
-    return 0 if good else FAULTS_FOUND
+    return 0 if good else FAILED
 
 
 def _table(report: Report) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.options import Best, CheckpointStep, Merged, NewFolder, OptionalRun, RunName, RunOrState
 from rlkit.cli.common.output import Data, Output
 from rlkit.cli.common.signals import run_terminable
@@ -34,13 +35,12 @@ All = Annotated[bool, typer.Option("--all", help="Select every checkpoint of the
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the affected checkpoints, but change nothing.")]
 
-NOT_ALL = 1
 _DAY_S = 86400
 _MIB = 2**20
 _SUMMARIES = {"adapter": "the adapter is", "merged": "the merged model is", "raw": "the service's files are"}
 
 
-def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, older_than: OlderThan = None) -> int:
+def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, older_than: OlderThan = None) -> None:
     """List the checkpoints on the service, newest first.
 
     With RUN, list only the checkpoints of that run.
@@ -51,7 +51,6 @@ def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, olde
         list_checkpoints(run, checkpoint_filter=CheckpointFilter.parse(kind, older_than), note=output.note)
     )
     output.result(rows, "\n".join(map(_line, rows)) or "there are no checkpoints")
-    return 0
 
 
 def show(
@@ -60,7 +59,7 @@ def show(
     *,
     step: CheckpointStep = None,
     best: Best = False,
-) -> int:
+) -> None:
     """Print the details of a checkpoint."""
     from rlkit.tools.checkpoints import choose_checkpoint, describe_checkpoint
 
@@ -68,7 +67,6 @@ def show(
     details = run_terminable(describe_checkpoint(checkpoint, note=output.note))
     lines = [f"{key.removesuffix('_bytes'):<8} {_field(key, value)}" for key, value in details.items()]
     output.result(details, "\n".join(lines))
-    return 0
 
 
 def delete(
@@ -128,7 +126,7 @@ def ttl(
     kind: Kind = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
-) -> int:
+) -> None:
     """Set the time at which checkpoints expire."""
     from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints, set_expiry
 
@@ -143,16 +141,17 @@ def ttl(
     checkpoints = [replace(checkpoint, expires=expires) for checkpoint in selection.checkpoints]
     expiry = "never" if days is None else f"in {days:g} days"
     if dry_run or not checkpoints:
-        return _print(output, checkpoints, f"would expire {expiry}", changed=0)
+        _print(output, checkpoints, f"would expire {expiry}", changed=0)
+        return
     run_terminable(set_expiry(selection, ttl_s=ttl_s, now=checkpoint_filter.now, note=output.note))
-    return _print(output, checkpoints, f"expire {expiry}", changed=len(checkpoints))
+    _print(output, checkpoints, f"expire {expiry}", changed=len(checkpoints))
 
 
 def download(
     output: Output, name: RunOrState, directory: NewFolder, *, step: CheckpointStep = None, best: Best = False
-) -> int:
+) -> None:
     """Download the files of a checkpoint in the service's format."""
-    return _write(output, name, directory, "raw", step=step, best=best)
+    _write(output, name, directory, "raw", step=step, best=best)
 
 
 def export(
@@ -163,9 +162,9 @@ def export(
     step: CheckpointStep = None,
     best: Best = False,
     merged: Merged = False,
-) -> int:
+) -> None:
     """Export the weights of a checkpoint for other programs."""
-    return _write(output, name, directory, "merged" if merged else "adapter", step=step, best=best)
+    _write(output, name, directory, "merged" if merged else "adapter", step=step, best=best)
 
 
 def export_run(
@@ -176,12 +175,12 @@ def export_run(
     step: CheckpointStep = None,
     best: Best = False,
     merged: Merged = False,
-) -> int:
+) -> None:
     """Export the weights of a run for other programs."""
-    return _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
+    _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
 
 
-def _write(output: Output, name: str, directory: Path, form: ExportForm, *, step: int | None, best: bool) -> int:
+def _write(output: Output, name: str, directory: Path, form: ExportForm, *, step: int | None, best: bool) -> None:
     from rlkit.tools.checkpoints import choose_checkpoint
     from rlkit.tools.export import export
 
@@ -191,7 +190,6 @@ def _write(output: Output, name: str, directory: Path, form: ExportForm, *, step
     output.result(
         {"checkpoint": checkpoint.path, "form": form, "directory": str(directory)}, f"{_SUMMARIES[form]} in {directory}"
     )
-    return 0
 
 
 def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_run: bool) -> int:
@@ -199,7 +197,8 @@ def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_ru
 
     checkpoints = selection.checkpoints
     if dry_run or not checkpoints:
-        return _print(output, checkpoints, "would be deleted", changed=0)
+        _print(output, checkpoints, "would be deleted", changed=0)
+        return 0
     if not yes:
         output.note("\n".join(_line(asdict(checkpoint)) for checkpoint in checkpoints))
         if not _confirm(f"delete {_amount(checkpoints)}, permanently?", output):
@@ -209,7 +208,7 @@ def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_ru
     for failure in failures:
         output.error(str(failure))
     _print(output, deleted, "deleted", changed=len(deleted))
-    return NOT_ALL if failures else 0
+    return FAILED if failures else 0
 
 
 def _confirm(question: str, output: Output) -> bool:
@@ -220,11 +219,10 @@ def _confirm(question: str, output: Output) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _print(output: Output, checkpoints: Sequence[StoredCheckpoint], verb: str, *, changed: int) -> int:
+def _print(output: Output, checkpoints: Sequence[StoredCheckpoint], verb: str, *, changed: int) -> None:
     rows = [asdict(checkpoint) for checkpoint in checkpoints]
     lines = [*map(_line, rows), f"{_amount(checkpoints)} {verb}"] if rows else ["there is no such checkpoint"]
     output.result({"changed_count": changed, "checkpoints": rows}, "\n".join(lines))
-    return 0
 
 
 def _amount(checkpoints: Sequence[StoredCheckpoint]) -> str:

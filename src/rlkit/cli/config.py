@@ -18,7 +18,7 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create, or an empty one.")],
     *,
     name: Annotated[str | None, typer.Option(help="Name of the environment; by default the folder's.")] = None,
-) -> int:
+) -> None:
     """Create a project.
 
     The folder contains an environment, its configuration, a passing test and a README.
@@ -32,31 +32,28 @@ def init(
         {"directory": str(directory), "files": [str(path) for path in files]},
         "\n".join([summary, "next:", *(f"  {step}" for step in steps)]),
     )
-    return 0
 
 
-def show(output: Output, config: Configs) -> int:
+def show(output: Output, config: Configs) -> None:
     """Print the complete configuration with the origin of each value."""
     from rlkit.config.loading.load import load_arguments
     from rlkit.config.loading.resolved import show_lines
 
     resolved = load_arguments(config)
     output.result({"config": resolved.tree, "origins": resolved.origins}, "\n".join(show_lines(resolved)))
-    return 0
 
 
-def schema(output: Output) -> int:
+def schema(output: Output) -> None:
     """Print the JSON schema of configurations, for editors."""
     from rlkit.config.reference.describe import schema_json
 
     text = schema_json()
     output.result(json.loads(text), text)
-    return 0
 
 
 def import_openreward(
     output: Output, file: Annotated[Path, typer.Argument(metavar="FILE", help="tinker-config.yaml file to convert.")]
-) -> int:
+) -> None:
     """Convert a tinker-config.yaml of OpenReward's cookbook.
 
     The rlkit configuration is printed on stdout, and notes on the conversion on stderr.
@@ -70,4 +67,3 @@ def import_openreward(
     output.result({"config": converted.settings, "notes": [*converted.notes]}, text)
     for note in () if output.json else converted.notes:
         output.note(note)
-    return 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.options import Configs, Quiet
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.progress import report_periodically
@@ -17,8 +18,6 @@ from rlkit.errors import UsageError
 if TYPE_CHECKING:
     from rlkit.trackers import Progress
     from rlkit.types import Group
-
-FAILED = 1
 
 
 def evaluate(

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Never
 
+from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.progress import report_periodically
 from rlkit.trackers.console import render_band, render_dollars, render_duration, render_estimate
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from rlkit._util.frames import Place
     from rlkit.config.schema import Config
     from rlkit.dry_run.rehearse import Rehearsal
-
-FAILED = 1
 
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:

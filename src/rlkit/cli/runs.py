@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlkit.cli.common.guard import MISSING
+from rlkit.cli.common.guard import FAILED, MISSING
 from rlkit.cli.common.options import OptionalRun, RunName
 from rlkit.cli.common.output import Data, Output
 from rlkit.errors import UsageError
@@ -38,7 +38,8 @@ def doctor(
     if run is not None:
         if no_engine:
             raise UsageError("--no-engine has no effect on a run: leave it out")
-        return _examine_run(output, run)
+        _examine_run(output, run)
+        return 0
     from rlkit.tools.doctor import Finding, examine_machine
 
     findings: list[Finding] = []
@@ -54,7 +55,7 @@ def doctor(
     return 0 if is_ok else MISSING
 
 
-def _examine_run(output: Output, run: str) -> int:
+def _examine_run(output: Output, run: str) -> None:
     """Print a run's outcome and its findings."""
     from rlkit.tools.doctor import examine_run
 
@@ -80,7 +81,6 @@ def _examine_run(output: Output, run: str) -> int:
         },
         "\n".join(lines),
     )
-    return 0
 
 
 def audit(output: Output, run: RunName) -> int:
@@ -102,7 +102,7 @@ def audit(output: Output, run: RunName) -> int:
             output.line(line)
         if mismatch is not None:
             output.error(mismatch)
-    return 0 if mismatch is None else 1
+    return 0 if mismatch is None else FAILED
 
 
 def records(
@@ -111,7 +111,7 @@ def records(
     *,
     best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
     no_draw: Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")] = False,
-) -> int:
+) -> None:
     """List and draw the best constructions of a `discovery` run.
 
     Each entry shows its proven properties. The pictures are PNG files in the run's folder, beside the records.
@@ -131,4 +131,3 @@ def records(
             lines.append(f"{env}, for comparison: {search.known_results}")
     known_results = {env: search.known_results for env, search in searches.items()}
     output.result({"run": directory.name, "records": envs, "known_results": known_results}, "\n".join(lines))
-    return 0

@@ -29,7 +29,7 @@ def serve(
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
-) -> int:
+) -> None:
     """Serve the embedded engine to any Tinker client, until Ctrl-C."""
     from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
@@ -55,4 +55,3 @@ def serve(
         if host not in ("127.0.0.1", "localhost"):
             output.note("other machines can reach the engine, and the key is sent unencrypted: use a trusted network")
         stop.wait()
-    return 0

@@ -35,7 +35,7 @@ def sync(
     follow: Annotated[
         bool, typer.Option("--follow", help="Send new steps during the run, until standard input is closed.")
     ] = False,
-) -> int:
+) -> None:
     """Send a run to a tracker.
 
     Steps that were already sent are skipped. Settings default to the section `track` of the run's configuration.
@@ -67,7 +67,6 @@ def sync(
         count = send(directory, tracker, is_new_run=new_run)
     summary = f"sent {count} steps of {directory.name} to {to}" if count else f"{to} has all steps of {directory.name}"
     output.result({"run": directory.name, "to": to, "steps": count}, summary)
-    return 0
 
 
 def _watch_input_end() -> threading.Event:

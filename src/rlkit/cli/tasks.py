@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rlkit.cli.check import FAULTS_FOUND, print_attacks
+from rlkit.cli.check import print_attacks
+from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.options import RedTeam
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.signals import run_terminable
@@ -60,7 +61,7 @@ def check(
     )
     is_ok = all(check.ok for check in checks)
     output.result({"ok": is_ok, "tasks": [asdict(check) for check in checks]}, render_checks(checks))
-    return 0 if is_ok else FAULTS_FOUND
+    return 0 if is_ok else FAILED
 
 
 def convert(
@@ -80,7 +81,7 @@ def convert(
     lines += [f"failed  {name}: {reason}" for name, reason in conversion.failed.items()]
     record = {"folders": [str(path) for path in conversion.folders], "failed": dict(conversion.failed)}
     output.result({**record, "differences": differences}, "\n".join(lines))
-    return FAULTS_FOUND if conversion.failed else 0
+    return FAILED if conversion.failed else 0
 
 
 def generate(
@@ -90,11 +91,10 @@ def generate(
     variants: Annotated[int, typer.Option(min=1, max=20, help="Number of training tasks of each kind.")] = 12,
     held_out: Annotated[int, typer.Option(min=1, max=20, help="Number of evaluation tasks of each kind.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the file and folder names.")] = 0,
-) -> int:
+) -> None:
     """Generate small Harbor tasks about files (`file_tasks`)."""
     from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
     from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 
     count = write_file_tasks(FileTasksSettings(variants=variants, held_out=held_out, seed=seed), to)
     output.result({"folder": str(to), "tasks": count}, f"wrote {count} tasks to {to}")
-    return 0

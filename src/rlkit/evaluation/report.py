@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 from rlkit.evaluation.task_scores import TaskScore, count_endings, score_tasks
@@ -52,7 +52,7 @@ class EvaluationReport:
             name: {**row, "endings": self._count_endings(name), "scores": self.scores[name]}
             for name, row in self.rows.items()
         }
-        return {"envs": envs, "tasks": [score.to_json() for score in self.tasks], "metrics": self.metrics}
+        return {"envs": envs, "tasks": [asdict(score) for score in self.tasks], "metrics": self.metrics}
 
     def render(self, *, tasks: bool = False) -> str:
         """Render tables of rewards and scores; with `tasks`, also a table of all tasks."""

@@ -28,12 +28,11 @@ _Z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Mean of values from 0 to 1, one for each of the `tasks`, with the ends of its 95 % interval."""
+    """Mean of values from 0 to 1, one per task, with the ends of its 95 % interval."""
 
     mean: float
     low: float
     high: float
-    tasks: int
 
 
 def compute_scores(groups: Sequence[Group]) -> dict[str, Score]:
@@ -82,7 +81,7 @@ def estimate_mean(values: Sequence[float]) -> Score:
     scale = 1 + _Z**2 / effective
     centre = (mean + _Z**2 / (2 * effective)) / scale
     half_width = _Z / scale * math.sqrt(mean * (1 - mean) / effective + _Z**2 / (4 * effective**2))
-    return Score(mean, max(0.0, min(mean, centre - half_width)), min(1.0, max(mean, centre + half_width)), tasks)
+    return Score(mean, max(0.0, min(mean, centre - half_width)), min(1.0, max(mean, centre + half_width)))
 
 
 def compute_score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlkit.metrics.metrics import SOLVED
-from rlkit.types import Episode, Group, Json
+from rlkit.types import Episode, Group
 
 _ERROR_NAME = re.compile(r"([A-Za-z_]\w*):")
 
@@ -34,11 +34,6 @@ class TaskScore:
     solved: int
     reward: float | None
     endings: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the score as JSON."""
-        counts: dict[str, Json] = {"attempts": self.attempts, "solved": self.solved, "reward": self.reward}
-        return {"env": self.env, "task": self.task, **counts, "endings": dict(self.endings)}
 
 
 def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:

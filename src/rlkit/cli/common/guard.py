@@ -23,7 +23,7 @@ from rlkit._util.redaction import redact
 from rlkit.cli.common.output import Output, rlkit_version
 from rlkit.errors import RlkitError
 
-RUN_FAILED = 1
+FAILED = 1
 MISSING = 3
 BUDGET_REACHED = 4
 INTERRUPTED = 130
@@ -36,7 +36,7 @@ _PATH_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG}
 def add_command(
     group: typer.Typer,
     name: str,
-    body: Callable[..., int],
+    body: Callable[..., int | None],
     *,
     dotenv: bool = True,
     json_help: str = "Print JSON on stdout.",
@@ -45,14 +45,14 @@ def add_command(
 
     Args:
         body: function of the command. The first argument is an `Output`, the others are the command's arguments and
-            options, and the result is the exit code. The docstring is the command's help.
+            options, and the result is the exit code, or None for 0. The docstring is the command's help.
         dotenv: export the working directory's `.env` first.
         json_help: help text of `--json`.
     """
 
     def run(*, json: bool, debug: bool, **options: object) -> None:
         with command(json=json, debug=debug, dotenv=dotenv) as output:
-            raise typer.Exit(body(output, **options))
+            raise typer.Exit(body(output, **options) or 0)
 
     _, *command_parameters = inspect.signature(body, eval_str=True).parameters.values()
     shared = {
@@ -109,11 +109,11 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
     if isinstance(error, RlkitError):
         code, message = error.exit_code, str(error)
     elif isinstance(error, OSError) and error.errno in _DISK_ERRORS | _PATH_ERRORS:
-        code, message = RUN_FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
+        code, message = FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
     else:
         trace = "" if debug else f"; the traceback is in {_save_traceback(error, output)}"
         text = " ".join(str(error).split())
-        code, message = RUN_FAILED, f"this is a bug in rlkit: {type(error).__name__}: {text}{trace}"
+        code, message = FAILED, f"this is a bug in rlkit: {type(error).__name__}: {text}{trace}"
     output.failure(message, kind=type(error).__name__, exit_code=code)
     return code
 
