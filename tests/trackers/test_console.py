@@ -167,7 +167,7 @@ def test_a_sparkline_runs_from_the_lowest_to_the_highest() -> None:
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:
-    rate = TokenRate(window_s=60)
+    rate = TokenRate()
     assert rate.update(0, 0) is None
     assert rate.update(10, 1000) == 100
     assert rate.update(60, 1000) == pytest.approx(1000 / 60)

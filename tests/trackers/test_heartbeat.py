@@ -52,9 +52,13 @@ def test_line_has_the_progress_and_the_activity_of_the_step(progress: Progress, 
     assert render_progress(progress) == line
 
 
-def test_silent_run_gets_lines_until_it_ends(other_threads: set[threading.Thread]) -> None:
+def test_silent_run_gets_lines_until_it_ends(
+    other_threads: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.trackers.console.QUIET_S", 0.001)
+    monkeypatch.setattr("rlkit.trackers.console.QUIET_MAX_S", 0.002)
     lines = list[str]()
-    heartbeat = Heartbeat(lines.append, quiet_s=0.001, quiet_max_s=0.002)
+    heartbeat = Heartbeat(lines.append)
     heartbeat.start(lambda: Progress(steps=len(lines) + 1))
     wait_until(lambda: len(lines) >= 5)
     heartbeat.stop()
@@ -64,7 +68,10 @@ def test_silent_run_gets_lines_until_it_ends(other_threads: set[threading.Thread
     assert len(lines) == count
 
 
-def test_heartbeat_ends_quietly_if_its_output_is_closed(other_threads: set[threading.Thread]) -> None:
+def test_heartbeat_ends_quietly_if_its_output_is_closed(
+    other_threads: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.trackers.console.QUIET_S", 0.01)
     for error in (BrokenPipeError(), ValueError("I/O operation on closed file")):
         written_lines = list[str]()
 
@@ -72,7 +79,7 @@ def test_heartbeat_ends_quietly_if_its_output_is_closed(other_threads: set[threa
             written_lines.append(line)
             raise error
 
-        heartbeat = Heartbeat(say, quiet_s=0.01)
+        heartbeat = Heartbeat(say)
         heartbeat.start(Progress)
         for thread in running_heartbeats(other_threads):  # none, where it has ended already
             thread.join(HANG_S)
@@ -80,9 +87,10 @@ def test_heartbeat_ends_quietly_if_its_output_is_closed(other_threads: set[threa
         heartbeat.stop()
 
 
-def test_a_line_postpones_the_next() -> None:
+def test_a_line_postpones_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.trackers.console.QUIET_S", 1e6)
     lines = list[str]()
-    heartbeat = Heartbeat(lines.append, quiet_s=1e6)
+    heartbeat = Heartbeat(lines.append)
     heartbeat.start(Progress)
     heartbeat.postpone()
     heartbeat.stop()  # ends a wait of days at once

@@ -164,28 +164,24 @@ def _record(result: RunResult) -> dict[str, Data]:
 
 
 def _summary(result: RunResult) -> str:
-    from rlkit.trackers.console import (
-        collect_best_values,
-        collect_rewards,
-        render_estimate,
-        render_number,
-        render_spending,
-    )
+    from rlkit.trackers import console
 
     status = "out of budget" if result.status == "budget" else result.status
     lines = [f"{status} after {result.steps} steps: {result.directory}"]
-    if last := collect_rewards(result.metrics):
-        lines.append("last rewards  " + "  ".join(f"{name} {render_number(value)}" for name, value in last.items()))
-    lines += [f"best found    {name} {text}" for name, text in collect_best_values(result.metrics).items()]
+    if last := console.collect_rewards(result.metrics):
+        lines.append(
+            "last rewards  " + "  ".join(f"{name} {console.render_number(value)}" for name, value in last.items())
+        )
+    lines += [f"best found    {name} {text}" for name, text in console.collect_best_values(result.metrics).items()]
     if result.checkpoint is not None:
         lines.append(f"checkpoint    {result.checkpoint.state}")
         lines.append(f"weights       {result.checkpoint.sampler}")
     if result.best_checkpoint is not None and result.best_checkpoint != result.checkpoint:
         lines.append(f"best weights  {result.best_checkpoint.sampler} (step {result.best_checkpoint.step})")
     if result.spending is not None:
-        used = render_spending(result.spending)
+        used = console.render_spending(result.spending)
         if result.estimate is not None and result.status == "completed":  # the estimate covers all steps
-            used += f" (the dry run expected {render_estimate(result.estimate)})"
+            used += f" (the dry run expected {console.render_estimate(result.estimate)})"
         lines.append(f"used          {used}")
     return "\n".join(lines)
 

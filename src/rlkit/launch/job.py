@@ -7,16 +7,13 @@ of secrets stored in Beaker, never their values.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from rlkit._util.redaction import redact
-from rlkit.config.loading.secrets import is_secret
-from rlkit.config.loading.secrets import redact as redact_shapes
+from rlkit.config.loading.secrets import clean, is_secret
 from rlkit.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -35,7 +32,6 @@ _SOURCE_FIELDS: Mapping[MountKind, str] = {
     "volume": "volume",
     "secret": "secret",
 }
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 SCRIPT = """\
 if [ -n "${RLKIT_REPOSITORY:-}" ]; then
@@ -132,7 +128,7 @@ class Job:
         if self.preemptible is not None and self.min_runtime is not None:
             raise UsageError("--min-runtime and --preemptible exclude each other: leave out one of them")
         for name, value in (self.env or {}).items():
-            if not _VARIABLE_NAME.fullmatch(name):
+            if not (name.isascii() and name.isidentifier()):
                 raise UsageError(f"--env: {name!r} is not a valid variable name")
             if is_secret(name, value):
                 raise UsageError(
@@ -142,7 +138,7 @@ class Job:
         public = {"--description": self.description, "--install": self.install}
         public |= {f"--env {name}": value for name, value in (self.env or {}).items()}
         for place, text in [*(("the command", word) for word in self.command), *public.items()]:
-            if text is not None and redact(redact_shapes(text)) != text:
+            if text is not None and clean(text) != text:
                 raise UsageError(
                     f"{place} contains a secret, which would be visible to everyone who can see the job: store it in "
                     "Beaker (`beaker secret write NAME …`) and use --secret NAME"

@@ -122,10 +122,7 @@ class ChosenCheckpoint:
     checkpoint: Checkpoint | None = None
 
 
-async def list_stored_checkpoints(
-    service: ServiceConfig, *, note: Note = lambda message: None
-) -> Sequence[StoredCheckpoint]:
-    """Return all checkpoints on a service."""
+async def _list_stored_checkpoints(service: ServiceConfig, note: Note) -> Sequence[StoredCheckpoint]:
     async with connect(service, note=note, session=False) as connection:
         return await connection.list_checkpoints()
 
@@ -142,17 +139,12 @@ async def list_checkpoints(
     checkpoint.
     """
     checkpoint_filter = checkpoint_filter or CheckpointFilter()
-    if run is None:
-        return [
-            asdict(checkpoint)
-            for checkpoint in checkpoint_filter.select(await list_stored_checkpoints(ServiceConfig(), note=note))
-        ]
-    directory = find_run(run)
-    service = load_run_config(directory).service
-    stored_by_path = {
-        checkpoint.path: checkpoint
-        for checkpoint in checkpoint_filter.select(await list_stored_checkpoints(service, note=note))
-    }
+    directory = None if run is None else find_run(run)
+    service = ServiceConfig() if directory is None else load_run_config(directory).service
+    selected = checkpoint_filter.select(await _list_stored_checkpoints(service, note))
+    if directory is None:
+        return [asdict(checkpoint) for checkpoint in selected]
+    stored_by_path = {checkpoint.path: checkpoint for checkpoint in selected}
     saved = checkpoints(directory)
     best = _load_selection(directory).best_checkpoint(saved)
     rows = list[dict[str, Json]]()
@@ -206,9 +198,10 @@ async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda m
             **details,
             "sampler": chosen.checkpoint.sampler,
         }
-    return details | next(
-        (asdict(checkpoint) for checkpoint in stored if checkpoint.path == chosen.path), dict[str, Json]()
-    )
+    for checkpoint in stored:
+        if checkpoint.path == chosen.path:
+            details |= asdict(checkpoint)
+    return details
 
 
 async def select_checkpoints(
@@ -239,7 +232,7 @@ async def select_checkpoints(
     if any(service != services[0] for service in services):
         raise UsageError("the runs are on different services: name them one at a time")
     saved = {path for run in runs for checkpoint in checkpoints(run) for path in (checkpoint.state, checkpoint.sampler)}
-    stored = await list_stored_checkpoints(services[0], note=note)
+    stored = await _list_stored_checkpoints(services[0], note)
     missing = sorted(paths - {checkpoint.path for checkpoint in stored}) if checkpoint_filter.selects_all else ()
     selected = [
         checkpoint for checkpoint in checkpoint_filter.select(stored) if select_all or checkpoint.path in paths | saved
@@ -253,7 +246,7 @@ async def select_superfluous(
     """Select the checkpoints of a run that are neither among the newest nor among the best by `best.metric`."""
     directory = find_run(run)
     service = load_run_config(directory).service
-    stored = {checkpoint.path: checkpoint for checkpoint in await list_stored_checkpoints(service, note=note)}
+    stored = {checkpoint.path: checkpoint for checkpoint in await _list_stored_checkpoints(service, note)}
     saved = [checkpoint for checkpoint in checkpoints(directory) if checkpoint.state in stored]
     ranking = _load_selection(directory)
     ranking.keep_last, ranking.keep_best = keep_last, keep_best

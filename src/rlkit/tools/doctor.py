@@ -23,6 +23,8 @@ from rlkit.errors import RlkitError, UsageError
 from rlkit.tools.time_limits import ProgramResult, call_within, run_program
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from rlkit.metrics.diagnostics import Finding as RunFinding
     from rlkit.tinker_client.connect import ServiceChoice
     from rlkit.tools.run_ending import RunEnding
@@ -134,25 +136,17 @@ def check_python() -> Finding:
 
 def check_packages() -> Iterator[Finding]:
     """Check the versions of the main dependencies against the requirements of rlkit."""
-    from packaging.requirements import Requirement
-
-    try:
-        requirements = {r.name: r for r in map(Requirement, metadata.requires("rlkit") or []) if r.marker is None}
-    except metadata.PackageNotFoundError:
-        yield Finding("rlkit", "fail", "importable but not installed", "run `uv sync`, or `pip install .`")
-        requirements = dict[str, Requirement]()
+    requirements = {requirement.name: requirement for requirement in _read_requirements() if requirement.marker is None}
     for name in PACKAGES:
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            if name != "rlkit":
-                yield Finding(name, "fail", "not installed", "run `uv sync`, or `pip install .`")
-            continue
-        specifier = requirements[name].specifier if name in requirements else None
-        if specifier is None or specifier.contains(version, prereleases=True):
+        version, requirement = _installed_version(name), requirements.get(name)
+        if version is None:
+            problem = "importable but not installed" if name == "rlkit" else "not installed"
+            yield Finding(name, "fail", problem, "run `uv sync`, or `pip install .`")
+        elif requirement is None or requirement.specifier.contains(version, prereleases=True):
             yield Finding(name, "ok", version)
         else:
-            yield Finding(name, "fail", f"{version}, but rlkit needs {specifier}", f"install '{requirements[name]}'")
+            problem = f"{version}, but rlkit needs {requirement.specifier}"
+            yield Finding(name, "fail", problem, f"install '{requirement}'")
 
 
 def check_keys(environ: Mapping[str, str]) -> Finding:
@@ -284,12 +278,11 @@ def check_docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
 
 def check_extras() -> Iterator[Finding]:
     """Check the packages of each optional extra."""
-    try:
-        extras = metadata.metadata("rlkit").get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        return
-    for extra in extras:
-        absent = [name for name in _list_requirements(extra) if not _is_installed(name)]
+    requirements = [(requirement.name, requirement.marker) for requirement in _read_requirements()]
+    extras = metadata.metadata("rlkit").get_all("Provides-Extra") if requirements else None
+    for extra in extras or []:
+        names = [name for name, marker in requirements if marker and marker.evaluate({"extra": extra})]
+        absent = [name for name in names if _installed_version(name) is None]
         if not absent:
             yield Finding(f"extra {extra}", "ok", "installed")
         elif extra != "all":
@@ -366,17 +359,15 @@ def check_sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
     )
 
 
-def _list_requirements(extra: str) -> Iterator[str]:
+def _read_requirements() -> list[Requirement]:
+    """Return the requirements of rlkit; none if it is not installed."""
     from packaging.requirements import Requirement
 
-    for requirement in map(Requirement, metadata.requires("rlkit") or []):
-        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
-            yield requirement.name
+    return [Requirement(text) for text in metadata.requires("rlkit") or []] if _installed_version("rlkit") else []
 
 
-def _is_installed(name: str) -> bool:
+def _installed_version(package: str) -> str | None:
     try:
-        metadata.version(name)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None

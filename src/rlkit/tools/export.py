@@ -49,13 +49,15 @@ async def export(
         MissingError: the service or the base model is not available.
         ServiceError: the service failed.
     """
+    from rlkit.engine.model.model_files import resolve_model  # imported late to keep `rlkit.tools` light
+
     if not path.startswith("tinker://") or "/weights/" not in path:
         raise UsageError(f"{path!r} is not a training state: only tinker://…/weights/… paths can be exported")
     directory = _resolve_directory(directory)
     async with reach_service(service or ServiceConfig(), note=note) as at:
         async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
             model = await connection.model_of(path)
-        base = str(await in_thread(_resolve, model)) if at.embedded and form != "raw" else model
+        base = str(await in_thread(resolve_model, model)) if at.embedded and form != "raw" else model
         await in_thread(lambda: _write(path, directory, form, at, base=base, name=hub_id(model)))
 
 
@@ -121,12 +123,6 @@ def _download(path: str, adapter: Path, at: ServiceAddress) -> None:
     except WeightsDownloadError as error:
         reason = f" ({_first_line(error.__cause__)})" if isinstance(error.__cause__, Exception) else ""
         raise ServiceError(f"downloading {path}: {_first_line(error)}{reason}") from error
-
-
-def _resolve(model: str) -> Path:
-    from rlkit.engine.model.model_files import resolve_model
-
-    return resolve_model(model)
 
 
 def _build(base: str, adapter: Path, output: Path, form: ExportForm) -> None:

@@ -130,15 +130,10 @@ class Heartbeat:
 
     Args:
         note: prints a line; called on the heartbeat's thread.
-        quiet_s: seconds without output before the first line; None for `QUIET_S`.
     """
 
-    def __init__(
-        self, note: Callable[[str], None], *, quiet_s: float | None = None, quiet_max_s: float = QUIET_MAX_S
-    ) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._quiet_s = QUIET_S if quiet_s is None else quiet_s
-        self._quiet_max_s = quiet_max_s
         self._wake = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -161,17 +156,17 @@ class Heartbeat:
             self._thread = None
 
     def _run(self, progress: Callable[[], Progress]) -> None:
-        quiet_s = self._quiet_s
+        quiet_s = QUIET_S
         while not self._stopped:
             if self._wake.wait(quiet_s):
                 self._wake.clear()
-                quiet_s = self._quiet_s
+                quiet_s = QUIET_S
                 continue
             try:
                 self._note(render_progress(progress()))
             except (OSError, ValueError):  # the stream is full, broken or closed
                 return
-            quiet_s = min(2 * quiet_s, self._quiet_max_s)
+            quiet_s = min(2 * quiet_s, QUIET_MAX_S)
 
 
 class ConsoleTracker(Tracker):

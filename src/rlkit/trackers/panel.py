@@ -185,16 +185,15 @@ class PanelTracker(Tracker):
 
 
 class TokenRate:
-    """Rate of tokens per second over the last `window_s`, by the run's clock."""
+    """Rate of tokens per second over the last `RATE_WINDOW_S`, by the run's clock."""
 
-    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._points = deque[tuple[float, int]]()
 
     def update(self, seconds: float, tokens: int) -> float | None:
         """Return the rate, given the total number of tokens at a time; None if it is unknown or 0."""
         self._points.append((seconds, tokens))
-        while seconds - self._points[0][0] > self._window_s:
+        while seconds - self._points[0][0] > RATE_WINDOW_S:
             self._points.popleft()
         since, before = self._points[0]
         return (tokens - before) / (seconds - since) if tokens > before and seconds > since else None

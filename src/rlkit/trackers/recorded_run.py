@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlkit._util.files import json_lines
 from rlkit._util.json_values import map_text
+from rlkit.config.loading.secrets import clean
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,14 +105,6 @@ class RecordedStep:
         """Return a random sample of `count` rollouts (0 for all), which is the same at each call."""
         rollouts = self.rollouts()
         return rollouts if not 0 < count < len(rollouts) else random.Random(self.number).sample(rollouts, count)
-
-
-def clean(text: str) -> str:
-    """Return `text` without credentials."""
-    from rlkit._util.redaction import redact
-    from rlkit.config.loading.secrets import redact as redact_shapes
-
-    return redact(redact_shapes(text))
 
 
 def read_run(directory: Path) -> RecordedRun:

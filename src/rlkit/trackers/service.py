@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar
 
 from rlkit._util.sections import Section
+from rlkit.config.loading.secrets import clean
 from rlkit.errors import RlkitError
 from rlkit.trackers import RunInfo, RunResult, Tracker
-from rlkit.trackers.recorded_run import RecordedRun, RecordedStep, clean
+from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 
 if TYPE_CHECKING:
     from rlkit.types import Json

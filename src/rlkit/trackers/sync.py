@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from rlkit._util import files
+from rlkit.config.loading.secrets import clean
 from rlkit.errors import RlkitError, UsageError
-from rlkit.trackers.recorded_run import StepReader, clean, read_run
+from rlkit.trackers.recorded_run import StepReader, read_run
 from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit._util.redaction import is_secret_name
+from rlkit._util.redaction import redact as redact_variables
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, from_python, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError
 
@@ -69,6 +70,11 @@ def redact(text: str, *, hidden: Iterable[str] = ()) -> str:
     for secret in sorted(hidden, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
     return CREDENTIAL_SHAPES.sub(REDACTED, text)
+
+
+def clean(text: str) -> str:
+    """Return `text` without well-known credentials and without values of secret environment variables."""
+    return redact_variables(redact(text))
 
 
 def is_secret(key: str, text: str) -> bool:
