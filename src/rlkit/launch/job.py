@@ -49,6 +49,7 @@ exec "$@"
 """Script of the job: fetches the code, then replaces itself by the command, which receives the preemption signal."""
 
 RESULTS = "/results"
+"""Folder that Beaker stores."""
 
 RUNS_VARIABLE = "RLKIT_RUNS_DIR"
 _SERVICE_VARIABLES = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_URL")
@@ -93,7 +94,6 @@ class Job:
         secrets: names of secrets in Beaker, by environment variable.
         code: commit to fetch before the command runs; None for the content of the image.
         install: shell command to run first, in the code's folder.
-        results: folder that Beaker stores.
     """
 
     command: Sequence[str]
@@ -118,7 +118,6 @@ class Job:
     mounts: Sequence[Mount] = ()
     code: GitCommit | None = None
     install: str | None = None
-    results: str = RESULTS
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -161,7 +160,7 @@ def make_spec(job: Job) -> dict[str, Json]:
         "datasets": [
             {"source": {_SOURCE_FIELDS[mount.kind]: mount.source}, "mountPath": mount.target} for mount in job.mounts
         ],
-        "result": {"path": job.results},
+        "result": {"path": RESULTS},
         "resources": _drop_none({"gpuCount": job.gpus, "cpuCount": job.cpus, "memory": job.memory}),
         "context": context,
         "hostNetworking": job.host_networking,

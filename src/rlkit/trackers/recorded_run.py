@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +127,7 @@ class StepReader:
     def __init__(self, directory: Path, *, after: int = -1) -> None:
         self._directory = directory
         self._newest = after
-        self._size = 0
-        self._waiting = deque[tuple[int, dict[str, float]]]()
+        self._read_bytes = 0  # size of metrics.jsonl when its last step was yielded
 
     def steps(self, *, has_ended: bool) -> Iterator[RecordedStep]:
         """Yield the recorded steps that were not yielded before.
@@ -137,29 +135,21 @@ class StepReader:
         The table of a step is written in the background, after the step's metrics. Unless the run has ended, a step is
         yielded only after its table is written.
         """
-        from rlkit.store.history import table_path
+        from rlkit.store.history import read_metrics, table_path
 
-        self._read_metrics()
-        while self._waiting:
-            number, metrics = self._waiting[0]
+        path = self._directory / "metrics.jsonl"
+        if not path.exists() or (size := path.stat().st_size) == self._read_bytes:
+            return
+        for number, metrics in read_metrics(path):
+            if number <= self._newest:
+                continue
             table = table_path(self._directory, number)
             exists = table.exists()
             if number > 0 and not has_ended and not exists:
                 return
-            self._waiting.popleft()
+            self._newest = number
             yield RecordedStep(number, metrics, table if exists else None)
-
-    def _read_metrics(self) -> None:
-        from rlkit.store.history import read_metrics
-
-        path = self._directory / "metrics.jsonl"
-        if not path.exists() or (size := path.stat().st_size) == self._size:
-            return
-        self._size = size
-        for number, metrics in read_metrics(path):
-            if number > self._newest:
-                self._newest = number
-                self._waiting.append((number, metrics))
+        self._read_bytes = size
 
 
 _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "reward", "error", "seconds", "metrics"]
