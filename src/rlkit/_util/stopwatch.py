@@ -33,6 +33,25 @@ class Request(Protocol):
         ...
 
 
+class OwnWait:
+    """Wait inside rlkit that does not count as rollout time, like an outage of the service.
+
+    Args:
+        counted_s: seconds at its beginning that count.
+    """
+
+    silent_s = 0.0
+
+    def __init__(self, *, counted_s: float = 0.0) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._excused_from_s = self._clock() + counted_s
+
+    @property
+    def excused_s(self) -> float:
+        """Seconds so far that do not count."""
+        return max(0.0, self._clock() - self._excused_from_s)
+
+
 class Stopwatch:
     """Measure the time of one rollout since its creation; `name` is the environment, for findings."""
 

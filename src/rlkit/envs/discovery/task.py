@@ -6,7 +6,6 @@ construction. If the program runner fails, the episode fails and has no reward.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rlkit._util.activity import current_activity
-from rlkit._util.stopwatch import request_wait
+from rlkit._util.stopwatch import OwnWait, request_wait
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
@@ -52,22 +51,6 @@ class PlaySettings:
     runner: RunnerChoice = field(default_factory=RunnerChoice)
     polish_s: float = 0.0
     options: Mapping[str, Json] = field(default_factory=dict[str, Json])
-
-
-class _QueueWait:
-    """Wait for a program; time beyond the program's limit counts as queueing.
-
-    Queueing does not count as rollout time, because hundreds of rollouts may share two processors.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._clock = asyncio.get_running_loop().time
-        self._excused_from_s = self._clock() + timeout_s
-        self.silent_s = 0.0
-
-    @property
-    def excused_s(self) -> float:
-        return max(0.0, self._clock() - self._excused_from_s)
 
 
 @dataclass(frozen=True)
@@ -143,7 +126,8 @@ class ConstructionProblem(Env):
         return Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
 
     async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
-        with request_wait(_QueueWait(limits.timeout_s)), current_activity().track(activity):
+        # Time beyond the program's limit is queueing, because hundreds of rollouts may share two processors.
+        with request_wait(OwnWait(counted_s=limits.timeout_s)), current_activity().track(activity):
             return await shared_runner(self.play.runner).run(program, limits)
 
     def _verify(self, result: ProgramResult) -> tuple[VerifiedConstruction | None, str]:

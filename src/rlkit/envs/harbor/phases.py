@@ -6,10 +6,12 @@ Invariant: a trial releases every gate that it holds, however it ends. Waiting a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from rlkit._util.stopwatch import request_wait
+from rlkit._util.stopwatch import OwnWait, request_wait
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class GatePass:
         """Wait until the trial's environment may start."""
         await self._acquire(self._gates.starting)
         if (left_s := self._gates.reserve_start_s()) > 0:
-            with _GateWait(self):
+            with self._excused_wait():
                 await asyncio.sleep(left_s)
 
     async def wait_to_play(self) -> None:
@@ -56,32 +58,18 @@ class GatePass:
 
     async def _acquire(self, gate: asyncio.Semaphore | None) -> None:
         if gate is not None:
-            with _GateWait(self):
+            with self._excused_wait():
                 await gate.acquire()
             self._gates_held.add(gate)
 
-
-class _GateWait:
-    """A wait at a gate, which does not count as rollout time, like a service outage."""
-
-    silent_s = 0.0
-
-    def __init__(self, gate_pass: GatePass) -> None:
-        self._gate_pass = gate_pass
-        self._clock = asyncio.get_running_loop().time
-        self._start_s = self._clock()
-        self._excusing = request_wait(self)
-
-    @property
-    def excused_s(self) -> float:
-        return self._clock() - self._start_s
-
-    def __enter__(self) -> None:
-        self._excusing.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._excusing.__exit__()
-        self._gate_pass.waited_s += self.excused_s
+    @contextmanager
+    def _excused_wait(self) -> Generator[None]:
+        wait = OwnWait()
+        try:
+            with request_wait(wait):
+                yield
+        finally:
+            self.waited_s += wait.excused_s
 
 
 class Gates:

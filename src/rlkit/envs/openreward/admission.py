@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 from weakref import WeakKeyDictionary
 
-from rlkit._util.stopwatch import request_wait
+from rlkit._util.stopwatch import OwnWait, request_wait
 
 _CALM_S = 1.0
 """Time after a reduction in which 429 answers are ignored, because their requests were sent before it."""
@@ -74,7 +74,7 @@ class Gate:
     @asynccontextmanager
     async def admitted(self) -> AsyncGenerator[None]:
         """Wait for a slot, and hold it."""
-        with request_wait(_Wait()):
+        with request_wait(OwnWait()):
             await self._enter()
         try:
             yield
@@ -86,7 +86,7 @@ class Gate:
         """Pause before the next attempt if the last sessions failed."""
         if not self.limit.failures:
             return
-        with request_wait(_Wait()):
+        with request_wait(OwnWait()):
             await asyncio.sleep(self.limit.pause_s(self._random))
 
     def opened(self) -> None:
@@ -119,20 +119,6 @@ class Gate:
             if not turn.cancelled():
                 self.active += 1
                 turn.set_result(None)
-
-
-class _Wait:
-    """Wait that does not count as rollout time, like an outage of the service."""
-
-    silent_s = 0.0
-
-    def __init__(self) -> None:
-        self._clock = asyncio.get_running_loop().time
-        self._since_s = self._clock()
-
-    @property
-    def excused_s(self) -> float:
-        return self._clock() - self._since_s
 
 
 _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[object, int], Gate]]()
