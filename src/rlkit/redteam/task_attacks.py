@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, cast
 from rlkit._util.threads import in_thread, run_together
 from rlkit.envs.harbor.checking import find_error, join_line
 from rlkit.envs.harbor.outcome import parse_rewards
-from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import find_task_fault
-from rlkit.envs.harbor.trial import make_environment_fields, play_trial
+from rlkit.envs.harbor.trial import play_trial
 from rlkit.errors import MissingError
 from rlkit.redteam.report import Attempt, RedTeamReport, classify_attempt
 from rlkit.redteam.task_cheat import SKIP_EXIT_CODE, TaskCheat
@@ -74,11 +73,11 @@ async def attack_tasks(
         UsageError: the environment cannot run a task.
         MissingError: the environment cannot run on this machine.
     """
-    slots, gates = asyncio.Semaphore(jobs), Gates(PhaseLimits())
+    slots = asyncio.Semaphore(jobs)
 
     async def run(path: Path, cheat: TaskCheat) -> _Trial:
         async with slots:
-            return await _run_trial(path, cheat, environment, gates)
+            return await _run_trial(path, cheat, environment)
 
     async def attack_task(name: str, path: Path) -> Sequence[Attempt] | str:
         if (reason := await in_thread(find_task_fault, path)) is not None:
@@ -120,20 +119,14 @@ def _compare_rewards(rewards: Mapping[str, float] | None, honest: Mapping[str, f
     return max(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0.0))
 
 
-async def _run_trial(path: Path, cheat: TaskCheat, environment: Environment, gates: Gates) -> _Trial:
+async def _run_trial(path: Path, cheat: TaskCheat, environment: Environment) -> _Trial:
     variables = await in_thread(_read_variables, path)
-
-    def make(folder: Path) -> dict[str, Json]:
-        return {
-            "task": {"path": str(path)},
-            "trials_dir": str(folder),
-            "agent": {"import_path": AGENT, "kwargs": {"script": cheat.command, "variables": variables}},
-            "environment": make_environment_fields(environment),
-            "verifier": {"max_timeout_sec": VERIFIER_S},
-        }
-
+    fields: dict[str, Json] = {
+        "agent": {"import_path": AGENT, "kwargs": {"script": cheat.command, "variables": variables}},
+        "verifier": {"max_timeout_sec": VERIFIER_S},
+    }
     try:
-        return await play_trial(make, _read_trial, gates=gates, trials_dir=None, keep=lambda trial: False)
+        return await play_trial(path, environment, _read_trial, fields=fields)
     except MissingError:  # no trial can run
         raise
     except Exception as error:  # a fault of one trial must not hide the others
@@ -151,7 +144,7 @@ def _read_variables(path: Path) -> dict[str, Json]:
     }
 
 
-def _read_trial(result: TrialResult, _passing: GatePass, folder: Path) -> _Trial:
+def _read_trial(result: TrialResult, folder: Path) -> _Trial:
     from rlkit.redteam.agent import REPORT
 
     error = find_error(result)

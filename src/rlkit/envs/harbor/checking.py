@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Literal
 from rlkit._util.threads import in_thread, run_together
 from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import AGENT_ERRORS, FATAL_ERRORS, VERIFIER_ERRORS, parse_rewards
-from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import find_task_fault
-from rlkit.envs.harbor.trial import list_steps, make_environment_fields, play_trial
+from rlkit.envs.harbor.trial import list_steps, play_trial
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.metrics.metrics import SOLVED
 from rlkit.rollout.task_guard import stop_leftover_tasks
-from rlkit.types import Json
 
 if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
@@ -101,11 +99,10 @@ async def check_tasks(
         MissingError: the environment cannot run on this machine.
     """
     slots = asyncio.Semaphore(jobs)
-    gates = Gates(PhaseLimits())
 
     async def check(name: str, path: Path) -> TaskCheck:
         async with slots:
-            result = await _check_task(name, path, environment, gates)
+            result = await _check_task(name, path, environment)
         on_check(result)
         return result
 
@@ -139,13 +136,13 @@ def _select_numbers(rewards: Mapping[str, float]) -> Collection[float]:
     return [rewards["reward"]] if "reward" in rewards else rewards.values()
 
 
-async def _check_task(name: str, path: Path, environment: Environment, gates: Gates) -> TaskCheck:
+async def _check_task(name: str, path: Path, environment: Environment) -> TaskCheck:
     start_s = time.monotonic()
     if (fault := await in_thread(find_task_fault, path)) is not None:
         return TaskCheck(name, "broken", None, None, fault, time.monotonic() - start_s)
     solvable = await in_thread(_has_solution, path)
     agents = ["oracle", "nop"] if solvable else ["nop"]
-    results = await asyncio.gather(*(_run_agent(path, agent, environment, gates) for agent in agents))
+    results = await asyncio.gather(*(_run_agent(path, agent, environment) for agent in agents))
     trials = dict(zip(agents, results, strict=True))
     nothing, solution = trials["nop"], trials.get("oracle")
     finding, detail, output = _judge(solution, nothing)
@@ -184,17 +181,9 @@ def _judge(solution: _AgentTrial | None, nothing: _AgentTrial) -> tuple[Finding,
     return ("sound" if solution else "no solution"), "", ()
 
 
-async def _run_agent(path: Path, agent: str, environment: Environment, gates: Gates) -> _AgentTrial:
-    def make(folder: Path) -> dict[str, Json]:
-        return {
-            "task": {"path": str(path)},
-            "trials_dir": str(folder),
-            "agent": {"name": agent},
-            "environment": make_environment_fields(environment),
-        }
-
+async def _run_agent(path: Path, agent: str, environment: Environment) -> _AgentTrial:
     try:
-        return await play_trial(make, _read, gates=gates, trials_dir=None, keep=lambda trial: False)
+        return await play_trial(path, environment, _read, fields={"agent": {"name": agent}})
     except MissingError:  # no task could run
         raise
     except Exception as error:  # a fault of one task must not hide faults of others
@@ -203,7 +192,7 @@ async def _run_agent(path: Path, agent: str, environment: Environment, gates: Ga
         return _AgentTrial(None, join_line(type(error).__name__, str(error)), not isinstance(error, UsageError), output)
 
 
-def _read(result: TrialResult, _passing: GatePass, folder: Path) -> _AgentTrial:
+def _read(result: TrialResult, folder: Path) -> _AgentTrial:
     error = find_error(result)
     text = "" if error is None else join_line(error.exception_type, error.exception_message)
     output = _read_test_output(folder) or _last_lines("" if error is None else error.exception_message)

@@ -19,7 +19,7 @@ from rlkit.env import Env
 from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, make_outcome
 from rlkit.envs.harbor.phases import GatePass, get_gates
 from rlkit.envs.harbor.settings import TrialSettings
-from rlkit.envs.harbor.trial import list_steps, make_environment_fields, measure_phases, play_trial
+from rlkit.envs.harbor.trial import list_steps, measure_phases, play_trial
 from rlkit.policy import Policy
 from rlkit.types import Json, Outcome
 
@@ -58,36 +58,37 @@ class HarborTask(Env):
         await in_thread(import_module, settings.agent.import_path.partition(":")[0])  # the first import takes seconds
         from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
 
+        gate_pass = GatePass(get_gates(settings.phases))
         stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
         start_s = clock()
 
-        def read(result: TrialResult, gate_pass: GatePass, folder: Path) -> Report:
+        def read(result: TrialResult, folder: Path) -> Report:
             excused_s = clock() - start_s - stopwatch.played_s
             outage_s = excused_s - gate_pass.waited_s
             return self._make_report(result, gate_pass, folder, get_agent_end(key), outage_s=outage_s)
 
         with register_policy(policy) as key, use_stopwatches({*current_stopwatches(), stopwatch}):
             report = await play_trial(
-                lambda folder: self._make_config(folder, key),
+                self.path,
+                settings.environment,
                 read,
-                gates=get_gates(settings.phases),
+                fields=self._make_fields(key),
+                gate_pass=gate_pass,
                 trials_dir=settings.trials_dir,
                 keep=self._is_folder_kept,
             )
         return make_outcome(report, settings.rules, settings.reward)
 
-    def _make_config(self, folder: Path, key: str) -> dict[str, Json]:
+    def _make_fields(self, key: str) -> dict[str, Json]:
+        """Return fields of Harbor's `TrialConfig`, given the key of the policy."""
         settings = self.settings
         return {
-            "task": {"path": str(self.path)},
-            "trials_dir": str(folder),
             "timeout_multiplier": settings.timeout_multiplier,
             "agent": {
                 "import_path": settings.agent.import_path,
                 "kwargs": settings.agent.options(key),
                 "override_timeout_sec": agent_timeout_s(self.path, settings),
             },
-            "environment": make_environment_fields(settings.environment),
             "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
         }
 

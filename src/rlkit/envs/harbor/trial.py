@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit._util.threads import in_thread
-from rlkit.envs.harbor.phases import GatePass, Gates
+from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.rollout.task_guard import register_cleanup
 from rlkit.sandbox.sandbox_folders import SandboxFolder
@@ -34,25 +34,41 @@ _log = logging.getLogger("rlkit.harbor")
 
 
 async def play_trial[T](
-    make: Callable[[Path], Mapping[str, Json]],
-    read: Callable[[TrialResult, GatePass, Path], T],
+    task_path: Path,
+    environment: Environment,
+    read: Callable[[TrialResult, Path], T],
     *,
-    gates: Gates,
-    trials_dir: Path | None,
-    keep: Callable[[T | None], bool],
+    fields: Mapping[str, Json],
+    gate_pass: GatePass | None = None,
+    trials_dir: Path | None = None,
+    keep: Callable[[T | None], bool] = lambda verdict: False,
 ) -> T:
     """Run a trial and return its verdict.
 
     Args:
-        make: makes the fields of Harbor's `TrialConfig`, given a folder of trials.
-        read: makes the verdict from Harbor's result, the gate pass and the trial's folder, after verification.
+        read: makes the verdict from Harbor's result and the trial's folder, after verification.
+        fields: other fields of Harbor's `TrialConfig`.
+        gate_pass: gates of the trial; None for no limits.
         trials_dir: folder of trials; None for a temporary folder, removed by a later process if this one is killed.
         keep: decides from the verdict (None without one) whether the trial's folder is kept.
 
     Raises:
         Exception: Harbor cannot create the task or the environment.
     """
-    running = _RunningTrial(make, read, GatePass(gates), trials_dir, keep)
+    config = {
+        **fields,
+        "task": {"path": str(task_path)},
+        "environment": {
+            "type": environment.type,
+            "import_path": environment.import_path,
+            "kwargs": dict(environment.kwargs),
+            "force_build": environment.force_build,
+            "override_cpus": environment.cpus,
+            "override_memory_mb": environment.memory_mb,
+            "override_storage_mb": environment.storage_mb,
+        },
+    }
+    running = _RunningTrial(config, read, gate_pass or GatePass(Gates(PhaseLimits())), trials_dir, keep)
     task = asyncio.create_task(running.run())
     is_awaited_by_run = register_cleanup(task)
     try:
@@ -67,8 +83,8 @@ async def play_trial[T](
 
 @dataclass(eq=False)
 class _RunningTrial[T]:
-    make: Callable[[Path], Mapping[str, Json]]
-    read: Callable[[TrialResult, GatePass, Path], T]
+    config: Mapping[str, Json]
+    read: Callable[[TrialResult, Path], T]
     gate_pass: GatePass
     trials_dir: Path | None
     keep: Callable[[T | None], bool]
@@ -79,7 +95,8 @@ class _RunningTrial[T]:
         folder: Path | None = None
         try:
             temporary = await in_thread(SandboxFolder, ()) if self.trials_dir is None else None
-            trial = await _create_trial(self.make(temporary.path if temporary else self.trials_dir or Path()))
+            trials_dir = temporary.path if temporary else self.trials_dir
+            trial = await _create_trial({**self.config, "trials_dir": str(trials_dir)})
             folder = trial.paths.trial_dir
             self._add_hooks(trial)
             result = await trial.run()
@@ -142,7 +159,7 @@ class _RunningTrial[T]:
         if self.verdict.done():
             return
         try:
-            self.verdict.set_result(self.read(result, self.gate_pass, folder))
+            self.verdict.set_result(self.read(result, folder))
         except Exception as error:
             self.verdict.set_exception(error)
 
@@ -163,19 +180,6 @@ async def _create_trial(fields: Mapping[str, Json]) -> Trial:
     config = TrialConfig.model_validate(fields)
     config.verifier.import_path = config.verifier.import_path or SEALED_VERIFIER
     return await Trial.create(config)
-
-
-def make_environment_fields(environment: Environment) -> dict[str, Json]:
-    """Return the fields of Harbor's `EnvironmentConfig`."""
-    return {
-        "type": environment.type,
-        "import_path": environment.import_path,
-        "kwargs": dict(environment.kwargs),
-        "force_build": environment.force_build,
-        "override_cpus": environment.cpus,
-        "override_memory_mb": environment.memory_mb,
-        "override_storage_mb": environment.storage_mb,
-    }
 
 
 def list_steps(result: TrialResult) -> Sequence[TrialResult | StepResult]:
