@@ -47,7 +47,7 @@ def reward(task: FileTask, folder: Path, *commands: str) -> str:
 def test_a_task_is_solved_by_its_solution_only(task_id: str, tmp_path: Path) -> None:
     task = TASKS[task_id]
     assert reward(task, tmp_path / "untouched") == "0"
-    assert reward(task, tmp_path / "solved", *task.solution) == "1"
+    assert reward(task, tmp_path / "solved", *task.solution.splitlines()) == "1"
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def test_a_partial_solution_earns_nothing(kind: str, commands: list[str], tmp_pa
 
 def test_one_command_of_two_earns_nothing(tmp_path: Path) -> None:
     task = TASKS["train/3-two-commands-00"]
-    first, second = task.solution
+    first, second = task.solution.splitlines()
     assert (reward(task, tmp_path / "first", first), reward(task, tmp_path / "second", second)) == ("0", "0")
     assert reward(task, tmp_path / "both", second, first) == "1"
 
 
 def test_a_last_line_needs_no_newline(tmp_path: Path) -> None:
     task = TASKS["train/1-write-word-00"]
-    (command,) = task.solution
+    (command,) = task.solution.splitlines()
     assert reward(task, tmp_path, command.replace("echo", "printf")) == "1"
 
 
@@ -109,7 +109,7 @@ def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
     for task in tasks:
         part = task.task_id.partition("/")[0]
         (other,) = {"train", "held-out"} - {part}
-        texts = [task.instruction, *task.solution, *task.files, *task.files.values(), *task.checks]
+        texts = [task.instruction, task.solution, *task.files, *task.files.values(), *task.checks]
         assert not set(re.findall("[a-z]+", " ".join(texts))) & set(NAMES[other]), task
 
 

@@ -68,13 +68,14 @@ class FileTask:
     """A task about files.
 
     Args:
+        solution: commands, one per line.
         checks: calls of shell functions of `task_folders`, such as `is_gone x`; all succeed when the task is solved.
         files: contents of the initial files, by path.
         task_id: `<split>/<level>-<kind>-<number>`.
     """
 
     instruction: str
-    solution: tuple[str, ...]
+    solution: str
     checks: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     task_id: str = ""
@@ -94,62 +95,52 @@ class _Names:
         return f"{self.word()}.txt"
 
 
-def _make_one_command_task(
-    instruction: str, command: str, checks: tuple[str, ...], files: Mapping[str, str] | None = None
-) -> FileTask:
-    return FileTask(instruction, (command,), checks, files or {})
-
-
 def _make_folder(names: _Names) -> FileTask:
     name = names.word()
-    return _make_one_command_task(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
+    return FileTask(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
 
 
 def _delete_file(names: _Names) -> FileTask:
     name, other, word = names.file(), names.file(), names.word()
     files = {name: f"{names.word()}\n", other: f"{word}\n"}
-    return _make_one_command_task(
-        f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files
-    )
+    return FileTask(f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files)
 
 
 def _rename_file(names: _Names) -> FileTask:
     old, new, word = names.file(), names.file(), names.word()
     checks = (f"is_gone {old}", f"holds {new} {word}")
-    return _make_one_command_task(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
+    return FileTask(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
 
 
 def _copy_file(names: _Names) -> FileTask:
     name, copy, word = names.file(), names.file(), names.word()
     checks = (f"holds {name} {word}", f"holds {copy} {word}")
-    return _make_one_command_task(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
+    return FileTask(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
 
 
 def _write_word(names: _Names) -> FileTask:
     word, name = names.word(), names.file()
     instruction = f"Write the word {word} into the file {name}."
-    return _make_one_command_task(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
+    return FileTask(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
 
 
 def _append_word(names: _Names) -> FileTask:
     word, name, first = names.word(), names.file(), names.word()
     checks = (f"holds {name} {first} {word}",)
     instruction = f"Add the word {word} to the end of the file {name}."
-    return _make_one_command_task(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
+    return FileTask(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
 
 
 def _empty_file(names: _Names) -> FileTask:
     name = names.file()
-    return _make_one_command_task(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
+    return FileTask(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
 
 
 def _move_file(names: _Names) -> FileTask:
     name, folder, other, word = names.file(), names.word(), names.file(), names.word()
     checks = (f"is_gone {name}", f"holds {folder}/{name} {word}", f"holds {folder}/{other} {other[:-4]}")
     files = {name: f"{word}\n", f"{folder}/{other}": f"{other[:-4]}\n"}
-    return _make_one_command_task(
-        f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files
-    )
+    return FileTask(f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files)
 
 
 def _sort_lines(names: _Names) -> FileTask:
@@ -159,30 +150,28 @@ def _sort_lines(names: _Names) -> FileTask:
         shuffled.reverse()
     checks = (f"holds {name} {' '.join(shuffled)}", f"holds {into} {' '.join(words)}")
     instruction = f"Sort the lines of {name} into the file {into}."
-    return _make_one_command_task(
-        instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)}
-    )
+    return FileTask(instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)})
 
 
 def _count_lines(names: _Names) -> FileTask:
     name, into, count = names.file(), names.file(), names.rng.randint(3, 12)
     text = "".join(f"{names.word()}\n" for _ in range(count))
     instruction = f"Count the lines of {name} and write the number into the file {into}."
-    return _make_one_command_task(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
+    return FileTask(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
 
 
 def _folder_and_file(names: _Names) -> FileTask:
     folder, name, word = names.word(), names.file(), names.word()
     instruction = f"Make a directory named {folder} and write the word {word} into the file {folder}/{name}."
     command = f"mkdir {folder} && echo {word} > {folder}/{name}"
-    return _make_one_command_task(instruction, command, (f"holds {folder}/{name} {word}",))
+    return FileTask(instruction, command, (f"holds {folder}/{name} {word}",))
 
 
 def _number_lines(names: _Names) -> FileTask:
     name, last = names.file(), names.rng.randint(4, 30)
     numbers = " ".join(map(str, range(1, last + 1)))
     instruction = f"Write the numbers from 1 to {last} into the file {name}, one on each line."
-    return _make_one_command_task(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
+    return FileTask(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
 
 
 type _Kind = Callable[[_Names], FileTask]
@@ -200,7 +189,7 @@ def _two_commands(names: _Names) -> FileTask:
     first, second = (make(names) for make in names.rng.sample(list(_LEVEL_1_KINDS.values()), 2))
     instruction = f"{first.instruction} Then {second.instruction[0].lower()}{second.instruction[1:]}"
     files = {**first.files, **second.files}
-    return FileTask(instruction, first.solution + second.solution, first.checks + second.checks, files)
+    return FileTask(instruction, f"{first.solution}\n{second.solution}", first.checks + second.checks, files)
 
 
 _LEVELS: Mapping[int, Mapping[str, _Kind]] = {

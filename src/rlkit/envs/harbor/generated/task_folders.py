@@ -75,7 +75,7 @@ def make_task_files(task: FileTask) -> Mapping[str, str]:
         "environment/Dockerfile": dockerfile,
         **{f"environment/files/{path}": text for path, text in task.files.items()},
         "tests/test.sh": _TESTS.format(checks="\n".join(f"check {check}" for check in task.checks)),
-        "solution/solve.sh": "#!/bin/bash\nset -e\ncd /app\n" + "".join(f"{line}\n" for line in task.solution),
+        "solution/solve.sh": f"#!/bin/bash\nset -e\ncd /app\n{task.solution}\n",
     }
 
 
