@@ -14,10 +14,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
+from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
-from typing import IO
 
 from rlkit._util.redaction import hide_credentials
 from rlkit.errors import MissingError
@@ -136,40 +134,28 @@ class Git:
     def _read_output(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         assert process.stdout is not None
         assert process.stderr is not None
-        queue = Queue[tuple[bool, bytes]]()
-        for stream, is_error in ((process.stdout, False), (process.stderr, True)):
-            Thread(target=_forward, args=(stream, is_error, queue), daemon=True).start()
-        output = {False: bytearray(), True: bytearray()}
+        out, messages = bytearray(), bytearray()
         start_s = last_note_s = monotonic()
-        closed_streams = 0
-        while closed_streams < len(output):
-            left_s = start_s + self.limits.total_s - monotonic()
-            try:
-                is_error, data = queue.get(timeout=max(0.0, min(left_s, self.limits.silence_s)))
-            except Empty:
-                limit_s = self.limits.total_s if left_s <= self.limits.silence_s else self.limits.silence_s
-                problem = "did not finish within" if limit_s == self.limits.total_s else "printed nothing for"
-                raise GitError(f"git {problem} {limit_s:g} s", network=True, final=False) from None
-            closed_streams += not data
-            output[is_error] += data
-            is_note_due = is_error and monotonic() - last_note_s > self.limits.note_every_s
-            if is_note_due and (line := _find_progress(output[True])):
-                self.note(f"git: {line}")
-                last_note_s = monotonic()
+        with DefaultSelector() as selector:
+            selector.register(process.stdout, EVENT_READ, out)
+            selector.register(process.stderr, EVENT_READ, messages)
+            while selector.get_map():
+                left_s = start_s + self.limits.total_s - monotonic()
+                ready = selector.select(max(0.0, min(left_s, self.limits.silence_s)))
+                if not ready:
+                    limit_s = self.limits.total_s if left_s <= self.limits.silence_s else self.limits.silence_s
+                    problem = "did not finish within" if limit_s == self.limits.total_s else "printed nothing for"
+                    raise GitError(f"git {problem} {limit_s:g} s", network=True, final=False)
+                for key, _ in ready:
+                    data = os.read(key.fd, _READ_BYTES)
+                    key.data.extend(data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                if monotonic() - last_note_s > self.limits.note_every_s and (line := _find_progress(messages)):
+                    self.note(f"git: {line}")
+                    last_note_s = monotonic()
         process.wait()
-        return bytes(output[False]), _remove_progress(bytes(output[True]))
-
-
-def _forward(stream: IO[bytes], is_error: bool, queue: Queue[tuple[bool, bytes]]) -> None:
-    descriptor = stream.fileno()
-    while True:
-        try:
-            data = os.read(descriptor, _READ_BYTES)
-        except OSError:
-            data = b""
-        queue.put((is_error, data))
-        if not data:
-            return
+        return bytes(out), _remove_progress(bytes(messages))
 
 
 def _make_environment() -> dict[str, str]:
