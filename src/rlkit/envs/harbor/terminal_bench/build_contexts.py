@@ -6,24 +6,16 @@ Invariant: a converted task contains no files, build contexts or Dockerfiles fro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import yaml
 
 from rlkit.envs.harbor.terminal_bench.differences import as_mapping
 from rlkit.types import Json
 
-_FILE = "docker-compose.yaml"
 
-
-def find_context_fault(task: Path) -> str | None:
-    """Return the reason why the build contexts of a task cannot be copied, or None."""
-    try:
-        compose: object = yaml.safe_load((task / _FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        return f"its {_FILE} cannot be read: {' '.join(str(error).split())}"
-    for service, settings in as_mapping(as_mapping(compose).get("services")).items():
+def find_context_fault(task: Path, compose: Mapping[str, Json]) -> str | None:
+    """Return the reason why the build contexts of a task's compose file cannot be copied, or None."""
+    for service, settings in as_mapping(compose.get("services")).items():
         for setting, path in _list_paths(as_mapping(settings).get("build")):
             if _leaves(task, path):
                 return f"the {setting} of its service {service!r} leads out of its folder: {path!r}"

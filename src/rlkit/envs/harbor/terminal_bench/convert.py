@@ -23,7 +23,7 @@ from yaml.error import MarkedYAMLError
 from rlkit._util import files
 from rlkit.envs.harbor.tasks import OLD_TASK_FILE, find_task_fault
 from rlkit.envs.harbor.terminal_bench.build_contexts import find_context_fault
-from rlkit.envs.harbor.terminal_bench.differences import PYTEST, list_differences, read_parser_name
+from rlkit.envs.harbor.terminal_bench.differences import PYTEST, get_parser_name, list_differences
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
@@ -97,11 +97,13 @@ def convert(source: Path, target: Path) -> Conversion:
     _make_writable(target)
     folders, failed, differences = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
     for task in tasks:
-        if (reason := _convert_task(task, target)) is not None:
-            failed[task.name] = reason
+        try:
+            lines = _convert_task(task, target / task.name)
+        except ValueError as error:
+            failed[task.name] = str(error)
             continue
         folders.append(target / task.name)
-        if lines := list_differences(task):
+        if lines:
             differences[task.name] = lines
     return Conversion(folders, failed, differences)
 
@@ -122,30 +124,30 @@ def _make_writable(target: Path) -> None:
         raise UsageError(f"--to: {target} cannot be written: no permission; choose another folder")
 
 
-def _convert_task(source: Path, target: Path) -> str | None:
-    """Convert a task; return a one-line reason if it cannot be converted."""
+def _convert_task(source: Path, target: Path) -> list[str]:
+    """Convert a task, and list the differences; raise a one-line ValueError if it cannot be converted."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
 
-    target_folder = target / source.name
-    if target_folder.exists():
-        return f"{target_folder} already exists: remove it, or choose another folder"
-    reason = _find_file_fault(source) or find_context_fault(source)  # the mapper copies contexts from anywhere
-    if reason is not None:
-        return reason
+    if target.exists():
+        raise ValueError(f"{target} already exists: remove it, or choose another folder")
+    settings, compose = _read_files(source)
+    if (fault := find_context_fault(source, compose)) is not None:  # the mapper copies contexts from anywhere
+        raise ValueError(fault)
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(io.StringIO()):
         staged = Path(temporary) / source.name
         try:
             shutil.copytree(source, staged)
         except OSError as error:  # such as a broken link
             _require_room(str(error))
-            return f"its files cannot be read: {' '.join(str(error).split())}"
+            raise ValueError(f"its files cannot be read: {' '.join(str(error).split())}") from None
         (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper rejects tasks with this file
-        mapping = TerminalBenchMapper().map(staged.parent, target)
-    reason = " ".join(mapping.failed[0][1].split()) if mapping.failed else _finish(source, target_folder)
+        mapping = TerminalBenchMapper().map(staged.parent, target.parent)
+    reason = " ".join(mapping.failed[0][1].split()) if mapping.failed else _finish(source, target, settings)
     if reason is not None:  # an incomplete folder would block a retry
-        shutil.rmtree(target_folder, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
         _require_room(reason)
-    return reason
+        raise ValueError(reason)
+    return list_differences(source, settings, compose)
 
 
 def _require_room(reason: str) -> None:
@@ -154,24 +156,22 @@ def _require_room(reason: str) -> None:
         raise MissingError("the disk is full, so the tasks cannot be converted: free some space, then retry")
 
 
-def _find_file_fault(source: Path) -> str | None:
-    """Return the fault in a task's required files, or None; messages of the mapper name temporary files."""
+def _read_files(source: Path) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
+    """Return the contents of `task.yaml` and `docker-compose.yaml`; messages of the mapper name temporary files."""
     from harbor.mappers.terminal_bench import TerminalBenchTaskConfig
 
     if not (source / "run-tests.sh").is_file():
-        return "it has no run-tests.sh"
+        raise ValueError("it has no run-tests.sh")
+    settings, compose = _read_yaml(source / OLD_TASK_FILE), _read_yaml(source / "docker-compose.yaml")
     try:
-        settings, compose = _read_yaml(source / OLD_TASK_FILE), _read_yaml(source / "docker-compose.yaml")
         TerminalBenchTaskConfig.model_validate(settings)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        return f"{OLD_TASK_FILE}: {'; '.join(faults)}"
-    except ValueError as error:
-        return str(error)
+        raise ValueError(f"{OLD_TASK_FILE}: {'; '.join(faults)}") from None
     services = compose.get("services") or {}
     if not isinstance(services, Mapping) or not all(isinstance(service, Mapping) for service in services.values()):
-        return "docker-compose.yaml: services: must be a mapping from names to their settings"
-    return None
+        raise ValueError("docker-compose.yaml: services: must be a mapping from names to their settings")
+    return settings, compose
 
 
 def _read_yaml(path: Path) -> Mapping[str, Json]:
@@ -192,14 +192,15 @@ def _read_yaml(path: Path) -> Mapping[str, Json]:
     return cast("Mapping[str, Json]", content)
 
 
-def _finish(source: Path, target_folder: Path) -> str | None:
-    if not (target_folder / "environment" / "Dockerfile").is_file():
+def _finish(source: Path, target: Path, settings: Mapping[str, Json]) -> str | None:
+    """Complete a mapped task; return the reason if it cannot be played."""
+    if not (target / "environment" / "Dockerfile").is_file():
         return "it has no Dockerfile in the build context of its docker-compose.yaml"
     if (source / "tests" / "test.sh").exists():
         return "its tests have a test.sh, but Harbor needs this name"
-    shutil.copyfile(source / "run-tests.sh", target_folder / "tests" / "run-tests.sh")
-    rule = _BY_SUMMARY if read_parser_name(source) == PYTEST else _BY_EXIT_CODE
-    (target_folder / "tests" / "test.sh").write_text(_TEST + rule + _VERDICT, encoding="utf-8")
-    with (target_folder / "task.toml").open("a", encoding="utf-8") as file:
+    shutil.copyfile(source / "run-tests.sh", target / "tests" / "run-tests.sh")
+    rule = _BY_SUMMARY if get_parser_name(settings) == PYTEST else _BY_EXIT_CODE
+    (target / "tests" / "test.sh").write_text(_TEST + rule + _VERDICT, encoding="utf-8")
+    with (target / "task.toml").open("a", encoding="utf-8") as file:
         file.write(_METADATA)
-    return find_task_fault(target_folder)
+    return find_task_fault(target)

@@ -10,9 +10,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit._util import files
@@ -35,15 +34,6 @@ CONVERSION = 2
 _TASKS, _REPORT = "tasks", "conversion.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _NAMES_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class _ConvertedDataset:
-    """Folder of the converted tasks; by task name, reasons of failures and differences from terminal-bench 1."""
-
-    folder: Path
-    failed: Mapping[str, str]
-    differences: Mapping[str, Sequence[str]]
 
 
 def select_tasks(
@@ -70,7 +60,7 @@ def select_tasks(
     dataset = _load_converted(source, name=entry.label, note=note, limits=limits)
     if newest is not None and (commit == newest or not _branch_file(entry).is_file()):
         files.write_text(_branch_file(entry), commit)
-    tasks = {path.name: path for path in dataset.folder.iterdir()}
+    tasks = {path.name: path for path in dataset.folders}
     members = set(entry.task_id_subset) if entry.task_id_subset is not None else tasks.keys() | dataset.failed.keys()
     absent = sorted(members - tasks.keys() - dataset.failed.keys())
     if members and len(absent) == len(members):
@@ -92,7 +82,7 @@ def select_tasks(
     return playable
 
 
-def _load_converted(source: GitFolder, *, name: str, note: Note, limits: GitLimits) -> _ConvertedDataset:
+def _load_converted(source: GitFolder, *, name: str, note: Note, limits: GitLimits) -> Conversion:
     """Load converted tasks; fetch and convert them if this machine does not have them.
 
     Args:
@@ -111,7 +101,7 @@ def _load_converted(source: GitFolder, *, name: str, note: Note, limits: GitLimi
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)
     report = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
-    return _ConvertedDataset(folder / _TASKS, report["failed"], report["differences"])
+    return Conversion(list((folder / _TASKS).iterdir()), report["failed"], report["differences"])
 
 
 @contextmanager

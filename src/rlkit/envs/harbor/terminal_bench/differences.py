@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-import yaml
-
 from rlkit.types import Json
 
 PYTEST = "pytest"
@@ -20,33 +18,37 @@ PYTEST = "pytest"
 _IDLE_WORDS = set("sh bash /bin/sh /bin/bash -c sleep infinity inf tail -f /dev/null exec".split())  # noqa: SIM905
 
 
-def list_differences(task: Path) -> list[str]:
-    """List the differences of a task and its conversion, one line each; `task.yaml` must be readable."""
-    return [*_compare_settings(task), *_compare_compose_file(task / "docker-compose.yaml")]
+def list_differences(task: Path, settings: Mapping[str, Json], compose: Mapping[str, Json]) -> list[str]:
+    """List the differences of a task and its conversion, one line each.
+
+    Args:
+        settings: content of `task.yaml`.
+        compose: content of `docker-compose.yaml`.
+    """
+    return [*_compare_settings(task, settings), *_compare_compose_file(task.name, compose)]
 
 
-def read_parser_name(task: Path) -> str:
+def get_parser_name(settings: Mapping[str, Json]) -> str:
     """Return the name of the parser that reads the output of a task's tests."""
-    return str(_read_yaml(task / "task.yaml").get("parser_name") or PYTEST)
+    return str(settings.get("parser_name") or PYTEST)
 
 
-def _compare_settings(task: Path) -> Iterator[str]:
-    if (parser := read_parser_name(task)) != PYTEST:
+def _compare_settings(task: Path, settings: Mapping[str, Json]) -> Iterator[str]:
+    if (parser := get_parser_name(settings)) != PYTEST:
         yield f"the parser {parser} determined the result of its tests; here their exit code does"
-    if _read_yaml(task / "task.yaml").get("run_tests_in_same_shell"):
+    if settings.get("run_tests_in_same_shell"):
         yield "its tests ran in the agent's shell; here they run in a separate shell, without its variables"
     if (task / "solution.yaml").exists():
         yield "its solution (solution.yaml) is keystrokes, which cannot be replayed: `rlkit tasks check` finds none"
 
 
-def _compare_compose_file(path: Path) -> Iterator[str]:
+def _compare_compose_file(task_name: str, compose: Mapping[str, Json]) -> Iterator[str]:
     from harbor.mappers.terminal_bench import DockerComposeProcessor
 
-    compose = _read_yaml(path)
     services = as_mapping(compose.get("services"))
     if not services:
         return
-    processor = DockerComposeProcessor(path.parent.name)
+    processor = DockerComposeProcessor(task_name)
     main, _ = processor.get_main_service(dict(compose))
     service = as_mapping(services[main])
     if not processor.can_collapse_to_dockerfile(dict(compose)):
@@ -65,10 +67,6 @@ def _compare_command(command: Json) -> Iterator[str]:
     words = (command if isinstance(command, str) else " ".join(map(str, _as_sequence(command)))).split()
     if set(words) - _IDLE_WORDS:
         yield f"its container ran `{' '.join(words)}`; here nothing runs before the agent"
-
-
-def _read_yaml(path: Path) -> Mapping[str, Json]:
-    return as_mapping(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def as_mapping(value: object) -> Mapping[str, Json]:
