@@ -33,6 +33,12 @@ def run[T](main: Coroutine[object, object, T]) -> T:
     return asyncio.run(with_threads())
 
 
+def run_in_new_loop[T](main: Coroutine[object, object, T]) -> T:
+    """Run a coroutine to its end on a new event loop in a new thread, because this thread may run an event loop."""
+    with ThreadPoolExecutor(1, thread_name_prefix="rlkit-loop") as thread:
+        return thread.submit(asyncio.run, main).result()
+
+
 class DaemonThreadPool(ThreadPoolExecutor):
     """Pool of daemon threads for an event loop, abandoned at shutdown.
 

@@ -70,37 +70,35 @@ def test_the_parser_of_the_known_version_loses_spaces_and_is_replaced(
     import openreward.api._session.http as http
 
     monkeypatch.setattr(http, "_parse_sse_events", untouched._parse_sse_events)
-    assert sdk.patch_parser(), "fixed upstream: remove the patch"
-    assert http._parse_sse_events is sdk.parse_events
+    sdk.patch_parser()
+    assert http._parse_sse_events is sdk.parse_events, "fixed upstream: remove the patch"
 
 
 def test_a_correct_sdk_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     import openreward.api._session.http as http
-    import openreward.api.environments.client as client
 
     async def right(response: Stream) -> AsyncIterator[tuple[str, str]]:
         async for event in sdk.parse_events(response):
             yield event
 
     monkeypatch.setattr(http, "_parse_sse_events", right)
-    assert not sdk.patch_parser()
+    sdk.patch_parser()
     assert http._parse_sse_events is right
-    assert not sdk.patch_tool_calls(), "it was patched when it was loaded"
-    assert getattr(client.resumable_sse, "is_patched", False)
 
 
-def test_prompts_and_blocks_of_the_known_version_are_patched(
+def test_blocks_of_the_known_version_are_patched_once(
     untouched_client: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import openreward.api.environments.client as client
 
-    monkeypatch.setattr(client, "request_retryable", untouched_client.request_retryable)
     monkeypatch.setattr(client, "_parse_blocks", untouched_client._parse_blocks)
     blocks = [{"type": "text", "text": "a"}, {"type": "hologram"}]
     assert len(client._parse_blocks(blocks)) == 1
-    assert (sdk.patch_prompts(), sdk.patch_blocks()) == (True, True), "fixed upstream: remove the patch"
+    sdk.patch_blocks()
+    patched = client._parse_blocks
     assert [block.type for block in client._parse_blocks(blocks)] == ["text", "hologram"]
-    assert (sdk.patch_prompts(), sdk.patch_blocks()) == (False, False)
+    sdk.patch_blocks()
+    assert client._parse_blocks is patched
 
 
 def test_an_sdk_of_another_structure_is_used_unpatched(
@@ -130,7 +128,7 @@ def test_an_option_set_by_the_sdk_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         requests.append((path, resumable_only))
 
     monkeypatch.setattr(client, "resumable_sse", resumable_sse)
-    assert sdk.patch_tool_calls()
+    sdk.patch_tool_calls()
 
     async def main() -> None:
         await client.resumable_sse(None, "/x/call")  # pyright: ignore

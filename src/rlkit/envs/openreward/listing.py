@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from pydantic import ConfigDict
 
 from rlkit._util.seeds import derive_seed
-from rlkit._util.threads import run_together
-from rlkit.envs.openreward.connection import sdk
+from rlkit._util.threads import run_in_new_loop, run_together
 from rlkit.envs.openreward.connection.clients import Access, environment
 from rlkit.envs.openreward.connection.faults import classify_error, configuration_error, describe_error
 from rlkit.envs.openreward.connection.target import Target
@@ -77,7 +76,7 @@ def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: f
         UsageError: the environment or split does not exist, or the server does not answer.
         MissingError: the key for OpenReward is not set.
     """
-    return sdk.run_blocking(lambda: _list_tasks(access, splits, limit_s))
+    return run_in_new_loop(_list_tasks(access, splits, limit_s))
 
 
 async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_s: float) -> TaskListing:
@@ -180,7 +179,7 @@ def settle_sizes(
     target = listing.access.target.label
     tasks = choose_tasks(listing.sizes, splits, seed=seed)
     current = {"target": target, "sizes": dict(listing.sizes), "tasks": _group_by_split(tasks)}
-    task_hash = sdk.run_blocking(lambda: _hash_tasks(listing.access, tasks, limit_s))
+    task_hash = run_in_new_loop(_hash_tasks(listing.access, tasks, limit_s))
     if task_hash is None:
         note(f"{target} does not show its tasks, so changes of them cannot be detected")
     pinned = cast("dict[str, Json]", pin(current | {"mark": task_hash}))
@@ -194,7 +193,7 @@ def settle_sizes(
     if _group_by_split(pinned_tasks) != pinned["tasks"]:  # the settings have changed
         return listing.sizes
     if pinned_tasks != tasks:
-        task_hash = sdk.run_blocking(lambda: _hash_tasks(listing.access, pinned_tasks, limit_s))
+        task_hash = run_in_new_loop(_hash_tasks(listing.access, pinned_tasks, limit_s))
     if task_hash is not None and pinned["mark"] not in (None, task_hash):
         raise UsageError(
             f"target: the tasks of {target} have changed since the run was started; restore the server's version of "

@@ -6,16 +6,15 @@ format.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit._util.redaction import show_url
+from rlkit._util.threads import run_in_new_loop
 from rlkit.envs.harbor.registries.registry_files import read_rows
 from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_entry, is_published
 from rlkit.errors import MissingError, RlkitError, UsageError
@@ -80,8 +79,7 @@ def parse_dataset(dataset: str) -> tuple[str, str | None]:
 
 def _fetch_from_harbor(dataset: str, selection: Selection, path: Path | None, *, registry_name: str) -> dict[str, Path]:
     try:
-        with ThreadPoolExecutor(1) as thread:  # this thread may run an event loop
-            return thread.submit(asyncio.run, _fetch(dataset, selection, path)).result()
+        return run_in_new_loop(_fetch(dataset, selection, path))
     except RlkitError:
         raise
     except Exception as error:  # of the network, of git, of files, or Harbor's own

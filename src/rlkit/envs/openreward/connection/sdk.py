@@ -15,7 +15,6 @@ Invariant: importing rlkit does not import the SDK, which takes seconds.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -26,6 +25,8 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 from typing import Protocol, cast
+
+from rlkit._util.threads import run_in_new_loop
 
 NEWEST_TESTED = "0.1.167"
 """Newest version of the SDK that rlkit was tested with."""
@@ -71,21 +72,17 @@ def load() -> ModuleType:
     return sdk
 
 
-def patch_parser() -> bool:
-    """Replace the stream parser if it loses spaces; return True if it was replaced."""
+def patch_parser() -> None:
+    """Replace the stream parser if it loses spaces."""
     module = import_module(_HTTP_MODULE)
-    if _keeps_spaces(cast("_Parser", module._parse_sse_events)):
-        return False
-    setattr(module, "_parse_sse_events", parse_events)  # noqa: B010  private name of the SDK's module
-    return True
+    if not _keeps_spaces(cast("_Parser", module._parse_sse_events)):
+        setattr(module, "_parse_sse_events", parse_events)  # noqa: B010  private name of the SDK's module
 
 
-def patch_tool_calls() -> bool:
-    """Disable retries of tool calls, if the SDK retries them; return True if the SDK was patched."""
+def patch_tool_calls() -> None:
+    """Disable retries of tool calls."""
     module = import_module(_CLIENT_MODULE)
     request = cast("_Request", module.resumable_sse)
-    if getattr(request, "is_patched", False):
-        return False
     if "resumable_only" not in inspect.signature(request).parameters:
         raise TypeError("requests have no option resumable_only")
 
@@ -95,19 +92,15 @@ def patch_tool_calls() -> bool:
             options.setdefault("resumable_only", True)
         return await request(client, path, *args, **options)
 
-    patched_request.is_patched = True  # pyright: ignore[reportFunctionMemberAccess]  to patch only once
     setattr(module, "resumable_sse", patched_request)  # noqa: B010  private name of the SDK's module
-    return True
 
 
-def patch_prompts() -> bool:
-    """Disable retries of prompt requests, except those that were not executed; return True if the SDK was patched."""
+def patch_prompts() -> None:
+    """Disable retries of prompt requests, except those that were not executed."""
     from tenacity import retry, retry_if_exception
 
     module, http = import_module(_CLIENT_MODULE), import_module(_HTTP_MODULE)
     request = cast("_Request", module.request_retryable)
-    if getattr(request, "is_patched", False):
-        return False
     request_without_retry = cast(
         "_Request",
         retry(
@@ -122,9 +115,7 @@ def patch_prompts() -> bool:
         chosen = request_without_retry if path.endswith(("/prompt", "/messages")) else request
         return await chosen(client, method, path, *args, **options)
 
-    patched_request.is_patched = True  # pyright: ignore[reportFunctionMemberAccess]  as in `patch_tool_calls`
     setattr(module, "request_retryable", patched_request)  # noqa: B010  private name of the SDK's module
-    return True
 
 
 def _was_not_executed(error: BaseException) -> bool:
@@ -139,18 +130,17 @@ class UnknownBlock:
     type: str
 
 
-def patch_blocks() -> bool:
-    """Keep blocks of unknown types as `UnknownBlock`, if the SDK drops them; return True if the SDK was patched."""
+def patch_blocks() -> None:
+    """Keep blocks of unknown types as `UnknownBlock`, if the SDK drops them."""
     module = import_module(_CLIENT_MODULE)
     read = cast("_Reader", module._parse_blocks)
     if read([{"type": "rlkit-unknown"}]):
-        return False
+        return
 
     def all_blocks(raw: Sequence[Mapping[str, object]]) -> list[object]:
         return [parsed for block in raw for parsed in read([block]) or [UnknownBlock(str(block.get("type")))]]
 
     setattr(module, "_parse_blocks", all_blocks)  # noqa: B010  private name of the SDK's module
-    return True
 
 
 async def parse_events(response: _Stream) -> AsyncIterator[tuple[str, str]]:
@@ -179,28 +169,4 @@ def _keeps_spaces(parser: _Parser) -> bool:
     async def parsed() -> list[tuple[str, str]]:
         return [event async for event in parser(cast("_Stream", SimpleNamespace(content=lines())))]
 
-    return _run(parsed) == [("chunk", "  two")]
-
-
-def _run[T](function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine that never suspends, with or without a running event loop."""
-    coroutine = function().__await__()
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return cast("T", done.value)
-    raise RuntimeError("the coroutine suspended")
-
-
-def run_blocking[T](function: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine to its end on a new event loop in a new thread.
-
-    Environments are loaded by a synchronous function, which may be called while an event loop runs.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    async def run() -> T:
-        return await function()
-
-    with ThreadPoolExecutor(1, thread_name_prefix="rlkit-openreward") as pool:
-        return pool.submit(asyncio.run, run()).result()
+    return run_in_new_loop(parsed()) == [("chunk", "  two")]
