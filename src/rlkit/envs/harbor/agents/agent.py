@@ -25,7 +25,7 @@ class RLTerminus2(PolicyTerminus2):
     def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
         options = cast("_Options", self.options)
         registration = find_registration(options.policy)
-        registration.runs.append(self.tallies)
+        self.tallies = registration.tallies
         self._policy_llm = PolicyLLM(
             registration.policy,
             model_name=self._model_name,

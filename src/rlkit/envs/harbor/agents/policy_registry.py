@@ -26,7 +26,7 @@ class Registration:
     """Policy of an agent, and the tallies of the agent's runs: one per step of a task."""
 
     policy: Policy
-    runs: list[list[Tally]] = field(default_factory=list[list[Tally]])
+    tallies: list[Tally] = field(default_factory=list[Tally])
 
 
 _registrations: dict[str, Registration] = {}
@@ -45,7 +45,7 @@ def register_policy(policy: Policy) -> Generator[str]:
 
 def get_agent_end(key: str) -> AgentEnd:
     """Return the end of the agent of a registered policy."""
-    return sum_tallies([tally for run in find_registration(key).runs for tally in run])
+    return sum_tallies(find_registration(key).tallies)
 
 
 def find_registration(key: str) -> Registration:

@@ -105,9 +105,7 @@ class ShellAgent(BaseAgent):
         super().__init__(logs_dir, model_name, **options)
         self._settings = cast("ShellOptions", self.options)
         registration = find_registration(self._settings.policy)
-        self._policy = registration.policy
-        self._tallies: list[Tally] = []
-        registration.runs.append(self._tallies)
+        self._policy, self._tallies = registration.policy, registration.tallies
 
     @classmethod
     @override
