@@ -13,7 +13,7 @@ from rlkit._util.threads import in_thread, run_together
 from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import AGENT_ERRORS, FATAL_ERRORS, VERIFIER_ERRORS, parse_rewards
 from rlkit.envs.harbor.settings import Environment
-from rlkit.envs.harbor.tasks import find_task_fault
+from rlkit.envs.harbor.tasks import find_task_fault, join_names
 from rlkit.envs.harbor.trial import list_steps, play_trial
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.metrics.metrics import SOLVED
@@ -37,8 +37,6 @@ FAULTS: tuple[Finding, ...] = ("broken", "solved", "environment failed")
 _DETAIL_CHARS = 400
 _OUTPUT_LINES = 8
 _OUTPUT_BYTES = 1 << 16
-_TASKS_SHOWN = 5
-"""Maximum number of tasks named in a line about a missing seal."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,7 @@ def render_checks(checks: Sequence[TaskCheck]) -> str:
         lines += [f"{'':{width}}  | {line}" for line in check.output]
     for loophole in dict.fromkeys(line for check in checks for line in check.loopholes):
         names = [check.task_id for check in checks if loophole in check.loopholes]
-        more = f" and {len(names) - _TASKS_SHOWN} more" if len(names) > _TASKS_SHOWN else ""
-        lines.append(f"not sealed ({', '.join(names[:_TASKS_SHOWN])}{more}): {loophole}")
+        lines.append(f"not sealed ({join_names(names)}): {loophole}")
     return "\n".join(lines)
 
 

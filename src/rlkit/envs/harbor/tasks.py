@@ -119,7 +119,7 @@ def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
     return tasks
 
 
-def require_readable(tasks: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
+def require_readable(tasks: Mapping[str, Path]) -> None:
     """Let Harbor read the tasks, so that broken tasks are reported before a run begins.
 
     Raises:
@@ -128,7 +128,7 @@ def require_readable(tasks: Mapping[str, Path], *, field: str = "tasks_dir") -> 
     for name, path in tasks.items():
         if (fault := find_task_fault(path)) is not None:
             raise UsageError(
-                f"{field}: the task {name} cannot be read: {fault.rstrip('.')}. Fix it, or exclude it with exclude"
+                f"tasks_dir: the task {name} cannot be read: {fault.rstrip('.')}. Fix it, or exclude it with exclude"
             )
 
 
@@ -147,6 +147,12 @@ def find_task_fault(path: Path) -> str | None:
     except Exception as error:  # Harbor's errors have no common class; all describe the task's files
         return " ".join(f"{type(error).__name__}: {error}".split())
     return next((f"{name} is empty" for name, text in texts.items() if not text.strip()), None)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = f" and {len(names) - _IDS_SHOWN} more" if len(names) > _IDS_SHOWN else ""
+    return ", ".join(names[:_IDS_SHOWN]) + more
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:

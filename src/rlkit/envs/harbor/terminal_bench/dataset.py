@@ -10,18 +10,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlkit._util import files
 from rlkit._util.paths import cache_dir
 from rlkit._util.redaction import show_url
-from rlkit.envs.harbor.tasks import Selection
-from rlkit.envs.harbor.terminal_bench.checkout import DEFAULT_LIMITS, GitFolder, check_out, find_newest_commit
+from rlkit.envs.harbor.tasks import Selection, join_names
+from rlkit.envs.harbor.terminal_bench.checkout import GitFolder, check_out, find_newest_commit
 from rlkit.envs.harbor.terminal_bench.convert import Conversion, convert, list_old_tasks
 from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
-from rlkit.envs.harbor.terminal_bench.git import GitLimits
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
@@ -33,7 +32,6 @@ CONVERSION = 2
 
 _TASKS, _REPORT = "tasks", "conversion.json"
 _LFS = b"version https://git-lfs.github.com/spec/"
-_NAMES_SHOWN = 5
 
 
 def select_tasks(
@@ -42,7 +40,6 @@ def select_tasks(
     *,
     note: Note,
     pin_commit: PinCommit = lambda newest: newest,
-    limits: GitLimits = DEFAULT_LIMITS,
 ) -> dict[str, Path]:
     """Return the folders of the selected tasks by name; fetch and convert the dataset if necessary.
 
@@ -54,10 +51,10 @@ def select_tasks(
         MissingError: git is not installed, or the repository, commit or folder cannot be fetched.
         UsageError: no task is selected, or no selected task can be converted.
     """
-    newest = _find_newest_commit(entry, note=note, limits=limits) if entry.commit_hash == HEAD else None
+    newest = _find_newest_commit(entry, note=note) if entry.commit_hash == HEAD else None
     commit = entry.commit_hash if newest is None else str(pin_commit(newest))
     source = GitFolder(url=entry.github_url, branch=entry.branch, commit=commit, folder=entry.dataset_path)
-    dataset = _load_converted(source, name=entry.label, note=note, limits=limits)
+    dataset = _load_converted(source, name=entry.label, note=note)
     if newest is not None and (commit == newest or not _branch_file(entry).is_file()):
         files.write_text(_branch_file(entry), commit)
     tasks = {path.name: path for path in dataset.folders}
@@ -66,10 +63,10 @@ def select_tasks(
     if members and len(absent) == len(members):
         raise UsageError(
             f"dataset: {entry.label}: the repository has none of the {len(members)} tasks of the registry: "
-            f"{_join_names(absent)}"
+            f"{join_names(absent)}"
         )
     if absent:
-        note(f"{entry.label}: the repository has no {_join_names(absent)} of the {len(members)} tasks of the registry")
+        note(f"{entry.label}: the repository has no {join_names(absent)} of the {len(members)} tasks of the registry")
     selected = selection.select(sorted(members - set(absent)))
     for name in selected:
         if name in dataset.failed:
@@ -82,7 +79,7 @@ def select_tasks(
     return playable
 
 
-def _load_converted(source: GitFolder, *, name: str, note: Note, limits: GitLimits) -> Conversion:
+def _load_converted(source: GitFolder, *, name: str, note: Note) -> Conversion:
     """Load converted tasks; fetch and convert them if this machine does not have them.
 
     Args:
@@ -96,7 +93,7 @@ def _load_converted(source: GitFolder, *, name: str, note: Note, limits: GitLimi
             if not folder.is_dir():
                 unfinished = folder.with_suffix(".unfinished")
                 try:
-                    _convert(source, unfinished, name=name, note=note, limits=limits)
+                    _convert(source, unfinished, name=name, note=note)
                     unfinished.replace(folder)
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)
@@ -118,11 +115,11 @@ def _lock(path: Path, on_wait: Callable[[], None]) -> Generator[None]:
         yield
 
 
-def _convert(source: GitFolder, target: Path, *, name: str, note: Note, limits: GitLimits) -> None:
+def _convert(source: GitFolder, target: Path, *, name: str, note: Note) -> None:
     shutil.rmtree(target, ignore_errors=True)  # left by a killed process
     repository = target / "repository"
     note(f"fetching {name}: {source.folder} at commit {source.commit[:12]}")
-    folder = check_out(source, repository, note=note, limits=limits)
+    folder = check_out(source, repository, note=note)
     tasks = list_old_tasks(folder)
     if not tasks:
         archives = "; its tasks are zip archives, which are not supported" if any(folder.glob("*.zip")) else ""
@@ -174,10 +171,10 @@ def _list_files(folder: Path) -> Iterator[Path]:
         yield from (parent / name for name in (*folders, *names))
 
 
-def _find_newest_commit(entry: Entry, *, note: Note, limits: GitLimits) -> str:
+def _find_newest_commit(entry: Entry, *, note: Note) -> str:
     """Return the newest commit of the entry's branch; the last converted commit if the repository is unreachable."""
     try:
-        return find_newest_commit(entry.github_url, entry.branch, note=note, limits=limits)
+        return find_newest_commit(entry.github_url, entry.branch, note=note)
     except MissingError as error:
         file = _branch_file(entry)
         if not file.is_file():
@@ -198,8 +195,3 @@ def _cache_folder() -> Path:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
