@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import override
 
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import BaseEnvironment
 from harbor.environments.capabilities import EnvironmentResourceCapabilities
 
 
@@ -20,8 +20,3 @@ class LimitedEnvironment(BaseEnvironment):
     def _resolve_path(self, path: str, *, workdir: str | None = None) -> PurePosixPath:
         """Return an absolute path, relative to the task's working directory or else to the image's."""
         return PurePosixPath(self.task_env_config.workdir or workdir or "/") / path
-
-
-def make_exec_result(out: bytes, err: bytes, code: int) -> ExecResult:
-    """Decode the output of a command into Harbor's result."""
-    return ExecResult(stdout=out.decode(errors="replace"), stderr=err.decode(errors="replace"), return_code=code)

@@ -12,7 +12,6 @@ port and executes requests with its token. The trainer must be able to reach the
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import json
 import secrets
@@ -27,7 +26,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor import beaker_agent
-from rlkit.envs.harbor.base_environment import LimitedEnvironment, make_exec_result
+from rlkit.envs.harbor.base_environment import LimitedEnvironment
 from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
 from rlkit.launch.job import PRIORITIES, Job, Priority, make_spec
 from rlkit.sandbox import CommandTimeout
@@ -163,7 +162,7 @@ class BeakerSandbox(LimitedEnvironment):
         answer = json.loads(await self._request("run", json.dumps(request).encode(), timeout_s=wait_s))
         if answer["late"]:
             raise CommandTimeout(f"a command took longer than {timeout_sec} s")
-        return make_exec_result(base64.b64decode(answer["out"]), base64.b64decode(answer["err"]), answer["code"])
+        return ExecResult(stdout=answer["out"], stderr=answer["err"], return_code=answer["code"])
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

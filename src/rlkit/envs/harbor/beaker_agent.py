@@ -6,7 +6,6 @@ started from its source text, and needs only Python 3.9 or later in the image.
 
 from __future__ import annotations
 
-import base64
 import hmac
 import io
 import json
@@ -67,8 +66,8 @@ def execute(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "code": process.returncode,
         "late": late,
-        "out": base64.b64encode(out.collect()).decode(),
-        "err": base64.b64encode(err.collect()).decode(),
+        "out": out.collect(),
+        "err": err.collect(),
     }
 
 
@@ -85,10 +84,10 @@ class OutputReader:
         while chunk := os.read(stream.fileno(), 65536):
             self.data += chunk[: max(OUTPUT_BYTES - len(self.data), 0)]
 
-    def collect(self) -> bytes:
+    def collect(self) -> str:
         """Return the output; wait up to `DRAIN_S` for its end, because other processes may keep the stream open."""
         self.thread.join(DRAIN_S)
-        return bytes(self.data)
+        return self.data.decode(errors="replace")
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -69,17 +69,13 @@ class Rules:
 
     def get_rule(self, cause: Cause | None) -> Rule:
         """Return the rule for a cause; `verify` where there is none."""
-        match cause:
-            case None:
-                return "verify"
-            case "timeout":
-                return self.timeout
-            case "overflow":
-                return self.overflow
-            case "agent_error":
-                return self.agent_error
-            case "environment_error" | "verifier_error" | "service_error":
-                return self.environment_error
+        rules: Mapping[Cause | None, Rule] = {
+            None: "verify",
+            "timeout": self.timeout,
+            "overflow": self.overflow,
+            "agent_error": self.agent_error,
+        }
+        return rules.get(cause, self.environment_error)
 
 
 @dataclass(frozen=True)

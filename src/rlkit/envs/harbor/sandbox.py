@@ -16,7 +16,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
-from rlkit.envs.harbor.base_environment import LimitedEnvironment, make_exec_result
+from rlkit.envs.harbor.base_environment import LimitedEnvironment
 from rlkit.envs.harbor.verification.sealing import PRIVATE_FOLDERS, TestedWork
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import Bind, Limits, Sandbox, Spec, View, dockerfile, image
@@ -166,7 +166,11 @@ class LocalSandbox(LimitedEnvironment):
             output_bytes=self._output_bytes,
             on_output=self._make_output_callback(),
         )
-        return make_exec_result(completed.stdout, completed.stderr, completed.exit_code)
+        return ExecResult(
+            stdout=completed.stdout.decode(errors="replace"),
+            stderr=completed.stderr.decode(errors="replace"),
+            return_code=completed.exit_code,
+        )
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

@@ -5,7 +5,6 @@ Invariant: plain frozen data, so that a task can be pickled and played in anothe
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -178,9 +177,8 @@ def _check_arguments(environment: str, arguments: Mapping[str, Json]) -> None:
     types = {parameter.name: parameter.annotation for parameter in parameters if parameter.kind is _KEYWORD_ONLY}
     for name, value in arguments.items():
         if name not in types:
-            near = difflib.get_close_matches(name, types, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(types)}"
-            raise UsageError(f"environment_kwargs.{name}: {_DESCRIPTIONS[environment]} takes no such argument. {hint}")
+            hint = did_you_mean(name, types) or f" Known: {', '.join(types)}"
+            raise UsageError(f"environment_kwargs.{name}: {_DESCRIPTIONS[environment]} takes no such argument.{hint}")
         try:
             TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeGuard, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from harbor.environments.base import BaseEnvironment
@@ -174,7 +174,7 @@ async def sealed(
     Raises:
         EnvironmentFault: the environment cannot be sealed.
     """
-    if isinstance(environment, SealableEnvironment) and not environment.seal_problem:
+    if _has_view(environment):
         await environment.seal(work, user)
         try:
             yield
@@ -215,7 +215,7 @@ def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
     return tuple(loopholes)
 
 
-def _has_view(environment: BaseEnvironment) -> bool:
+def _has_view(environment: object) -> TypeGuard[SealableEnvironment]:
     return isinstance(environment, SealableEnvironment) and not environment.seal_problem
 
 
