@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["openreward"]
 
 type Count = Annotated[int, Field(ge=1)]
-_SPLIT_DEFAULTS = {"shuffle": True, "num_samples": None, "size": None}
-"""Options of a split with their defaults."""
-
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -152,11 +150,11 @@ def _parse_splits(
 
 
 def _parse_split(name: str, options: Mapping[str, JsonValue]) -> Split:
+    defaults = asdict(Split())
     for key in options:
-        if key not in _SPLIT_DEFAULTS:
-            names = ", ".join(_SPLIT_DEFAULTS)
-            raise UsageError(f"splits.{name}.{key}: unknown.{did_you_mean(key, _SPLIT_DEFAULTS)} Known: {names}")
-    shuffle, num_samples, size = (options.get(key, default) for key, default in _SPLIT_DEFAULTS.items())
+        if key not in defaults:
+            raise UsageError(f"splits.{name}.{key}: unknown.{did_you_mean(key, defaults)} Known: {', '.join(defaults)}")
+    shuffle, num_samples, size = (options.get(key, default) for key, default in defaults.items())
     if not (isinstance(shuffle, bool) and _is_count(num_samples) and _is_count(size)):
         raise UsageError(f"splits.{name}: shuffle is true or false, and num_samples and size are whole numbers")
     return Split(shuffle, num_samples, size)

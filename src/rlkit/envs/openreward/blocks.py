@@ -125,15 +125,13 @@ def _convert_part(block: object, clean: Clean) -> TextPart | ImagePart:
 
 def make_readable(messages: Sequence[Message]) -> list[Json]:
     """Return messages for people and records, with a placeholder for each image."""
-    return [_make_readable(message) for message in messages]
+    return [cast("Json", {**message, "content": _make_text(message["content"])}) for message in messages]
 
 
-def _make_readable(message: Message) -> Json:
-    converted = cast("dict[str, Json]", dict(message))
-    content = message["content"]
-    if not isinstance(content, str):
-        converted["content"] = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
-    return converted
+def _make_text(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
 
 
 def make_candidate(episode: Episode, *, plain: bool) -> list[ServerMessage]:

@@ -6,13 +6,21 @@ Invariant: a call without a reward is ignored; it does not count as 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rlkit.errors import EnvironmentFault, UsageError
 
 type Reduction = Literal["sum", "mean", "last", "max", "min"]
+
+_REDUCTIONS: Mapping[Reduction, Callable[[Sequence[float]], float]] = {
+    "sum": sum,
+    "mean": lambda rewards: sum(rewards) / len(rewards),
+    "last": lambda rewards: rewards[-1],
+    "max": max,
+    "min": min,
+}
 
 
 @dataclass(frozen=True)
@@ -54,24 +62,10 @@ class RewardRule:
             values.append(self.nonterminal)
         if not values and finished and not is_group_scored:
             raise EnvironmentFault("the environment ended the episode without any reward")
-        return self.clip(_reduce(values, self.reduction) if values else 0.0)
+        return self.clip(float(_REDUCTIONS[self.reduction](values)) if values else 0.0)
 
     def clip(self, reward: float) -> float:
         """Clip a reward to the bounds."""
         if self.minimum is not None:
             reward = max(reward, self.minimum)
         return reward if self.maximum is None else min(reward, self.maximum)
-
-
-def _reduce(rewards: Sequence[float], reduction: Reduction) -> float:
-    match reduction:
-        case "sum":
-            return float(sum(rewards))
-        case "mean":
-            return float(sum(rewards)) / len(rewards)
-        case "last":
-            return float(rewards[-1])
-        case "max":
-            return float(max(rewards))
-        case "min":
-            return float(min(rewards))

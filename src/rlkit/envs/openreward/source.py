@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast, overload
 
-from rlkit.env import TaskSource
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import UsageError
 from rlkit.tasks.sources import SequenceSource
@@ -17,7 +16,7 @@ from rlkit.types import Json
 type Sizes = Mapping[str, int]
 
 
-class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
+class OpenRewardTasks(SequenceSource, Sequence[OpenRewardTask]):
     """Tasks drawn in epochs, shuffled in each epoch; the state includes the sizes of the splits.
 
     Args:
@@ -27,17 +26,13 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
 
     def __init__(self, sizes: Sizes, make: Callable[[Sizes], Sequence[OpenRewardTask]], *, seed: int) -> None:
         self._make = make
-        self._seed = seed
         self._sizes: dict[str, int] = dict(sizes)
         self._tasks = make(sizes)
-        self._source = SequenceSource(self._tasks, seed=seed)
-
-    def next(self) -> OpenRewardTask:  # noqa: D102  inherited
-        return cast("OpenRewardTask", self._source.next())
+        super().__init__(self._tasks, seed=seed)
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
         target = self._tasks[0].settings.access.target.label
-        return {"target": target, "sizes": self._sizes.copy(), **self._source.state_dict()}
+        return {"target": target, "sizes": self._sizes.copy(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Restore a state of the same environment, with its original tasks."""
@@ -48,8 +43,8 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
         if sizes != self._sizes:
             self._sizes = sizes.copy()
             self._tasks = self._make(sizes)
-            self._source = SequenceSource(self._tasks, seed=self._seed)
-        self._source.load_state_dict(state)
+            super().__init__(self._tasks, seed=self._seed)
+        super().load_state_dict(state)
 
     def __len__(self) -> int:
         return len(self._tasks)

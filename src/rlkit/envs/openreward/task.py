@@ -7,7 +7,6 @@ session. If it fails later, the episode fails and the rollout is retried from th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -99,11 +98,8 @@ class OpenRewardTask(Env):
                 toolset=settings.toolset,  # pyright: ignore[reportArgumentType]  checked by the SDK
             )
 
-        async with AsyncExitStack() as stack:
-            name = settings.access.target.label
-            session = await stack.enter_async_context(
-                open_session(make, session_gate, settings.time, name=name, clean=clean)
-            )
+        name = settings.access.target.label
+        async with open_session(make, session_gate, settings.time, name=name, clean=clean) as session:
             await self._check_version(session)
             session_gate.opened()
             return await use(session)

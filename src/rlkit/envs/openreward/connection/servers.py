@@ -13,8 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,15 +55,30 @@ class LocalServer:
         self._process, self._log, self._command_text = process, log, shlex.join(command)
         self.close = weakref.finalize(self, _stop, process, log)
         try:
-            _wait(process, self.url, log, command_text=shlex.join(command), within_s=within_s)
+            self._wait(within_s)
         except BaseException:
             self.close()
             raise
 
     def check(self) -> None:
         """Raise UsageError if the server has ended although it is still needed."""
-        if self._process.poll() is not None and self.close.alive:
-            raise UsageError(_describe_exit(self._process, self._log, self._command_text))
+        if self.close.alive:
+            self._check_process()
+
+    def _check_process(self) -> None:
+        if (code := self._process.poll()) is not None:
+            raise UsageError(f"server: `{self._command_text}` ended with exit code {code}: {_tail(self._log)}")
+
+    def _wait(self, within_s: float) -> None:
+        until_s = time.monotonic() + within_s
+        while not _answers(self.url):
+            self._check_process()
+            if time.monotonic() > until_s:
+                raise UsageError(
+                    f"server: `{self._command_text}` does not answer at {self.url}/health within {within_s:g} s: "
+                    f"{_tail(self._log)}"
+                )
+            time.sleep(_POLL_S)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Pickle as None: another process must not end the server."""
@@ -100,29 +113,14 @@ def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServe
         return running
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], *, command_text: str, within_s: float) -> None:
-    until_s = time.monotonic() + within_s
-    while not _answers(url):
-        if process.poll() is not None:
-            raise UsageError(_describe_exit(process, log, command_text))
-        if time.monotonic() > until_s:
-            raise UsageError(
-                f"server: `{command_text}` does not answer at {url}/health within {within_s:g} s: {_tail(log)}"
-            )
-        time.sleep(_POLL_S)
-
-
-def _describe_exit(process: subprocess.Popen[bytes], log: IO[bytes], command_text: str) -> str:
-    return f"server: `{command_text}` ended with exit code {process.returncode}: {_tail(log)}"
-
-
 def _answers(url: str) -> bool:
+    import httpx
+
     try:
         # No proxy, because the server is on this machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{url}/health", timeout=_HEALTH_S) as answer:
-            return answer.status == 200
-    except (OSError, urllib.error.URLError):
+        answer = httpx.get(f"{url}/health", timeout=_HEALTH_S, follow_redirects=True, trust_env=False)
+        return answer.status_code == 200
+    except httpx.HTTPError:
         return False
 
 
