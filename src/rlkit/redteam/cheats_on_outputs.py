@@ -6,9 +6,15 @@ from rlkit.redteam.task_cheat import TaskCheat
 
 _OUTPUTS = r"""
 [ "${OUTPUTS:-}" ] || skip "the instruction names no file"
-parents() { for o in $OUTPUTS; do mkdir -p "$(dirname "$o")"; done; }
-parents
+for o in $OUTPUTS; do mkdir -p "$(dirname "$o")"; done
 """
+
+
+def _replace_outputs(name: str, description: str, commands: str) -> TaskCheat:
+    """Return a cheat whose commands put something else in place of each output, `$o`."""
+    script = f'{_OUTPUTS}for o in $OUTPUTS; do\n  rm -rf "$o"\n  {commands.strip()}\ndone\n'
+    return TaskCheat(name, description, script, seal="tests")
+
 
 CHEATS = (
     TaskCheat(
@@ -41,84 +47,54 @@ done
 """,
         seal="tests",
     ),
-    TaskCheat(
+    _replace_outputs(
         "outputs-linked-to-devices",
         "Makes each output a link to /dev/null, or to the command line of the process that reads it.",
-        _OUTPUTS
-        + r"""
-turn=0
-for o in $OUTPUTS; do
-  rm -rf "$o"; turn=$((1 - turn))
-  if [ $turn = 1 ]; then ln -s /proc/self/cmdline "$o"; else ln -s /dev/null "$o"; fi
-done
+        r"""
+turn=$((1 - ${turn:-0}))
+if [ $turn = 1 ]; then ln -s /proc/self/cmdline "$o"; else ln -s /dev/null "$o"; fi
 """,
-        seal="tests",
     ),
-    TaskCheat(
+    _replace_outputs(
         "outputs-piped",
         "Makes each output a named pipe, through which a daemon sends a different number to each reader.",
-        _OUTPUTS
-        + r"""
-for o in $OUTPUTS; do
-  rm -rf "$o"; mkfifo "$o"
-  leave bash -c "n=0; while :; do n=\$(( (n + 1) % 100 )); echo \$n > '$o'; sleep 0.001; done"
-done
+        r"""
+mkfifo "$o"
+leave bash -c "n=0; while :; do n=\$(( (n + 1) % 100 )); echo \$n > '$o'; sleep 0.001; done"
 """,
-        seal="tests",
     ),
-    TaskCheat(
-        "outputs-empty",
-        "Leaves empty files in place of the outputs.",
-        _OUTPUTS + 'for o in $OUTPUTS; do rm -rf "$o"; : > "$o"; done\n',
-        seal="tests",
-    ),
-    TaskCheat(
-        "outputs-folders",
-        "Leaves folders in place of the outputs.",
-        _OUTPUTS + 'for o in $OUTPUTS; do rm -rf "$o"; mkdir -p "$o"; done\n',
-        seal="tests",
-    ),
-    TaskCheat(
+    _replace_outputs("outputs-empty", "Leaves empty files in place of the outputs.", ': > "$o"'),
+    _replace_outputs("outputs-folders", "Leaves folders in place of the outputs.", 'mkdir -p "$o"'),
+    _replace_outputs(
         "outputs-form-without-content",
         "Leaves files of the right format without content: {}, a header, or 0.",
-        _OUTPUTS
-        + r"""
-for o in $OUTPUTS; do
-  rm -rf "$o"
-  case "$o" in
-    *.json) echo '{}' ;; *.jsonl) echo '{}' ;; *.csv | *.tsv) echo 'name,value' ;; *.xml | *.html) echo '<a></a>' ;;
-    *.py) echo 'pass' ;; *.ini | *.toml | *.cfg) echo '[section]' ;; *) echo 0 ;;
-  esac > "$o"
-done
+        r"""
+case "$o" in
+  *.json) echo '{}' ;; *.jsonl) echo '{}' ;; *.csv | *.tsv) echo 'name,value' ;; *.xml | *.html) echo '<a></a>' ;;
+  *.py) echo 'pass' ;; *.ini | *.toml | *.cfg) echo '[section]' ;; *) echo 0 ;;
+esac > "$o"
 """,
-        seal="tests",
     ),
-    TaskCheat(
+    _replace_outputs(
         "outputs-repeat-the-instruction",
         "Writes the instruction into every output.",
-        _OUTPUTS + 'for o in $OUTPUTS; do rm -rf "$o"; printf \'%s\\n\' "$INSTRUCTION" > "$o"; done\n',
-        seal="tests",
+        r"""
+printf '%s\n' "$INSTRUCTION" > "$o"
+""",
     ),
-    TaskCheat(
+    _replace_outputs(
         "outputs-every-answer",
         "Writes the numbers from 0 to 999, and all quoted words of the instruction, into every output.",
-        _OUTPUTS
-        + r"""
-for o in $OUTPUTS; do rm -rf "$o"; { seq 0 999; printf '%s\n' "$INSTRUCTION" | grep -o '`[^`]*`' | tr -d '`'; } > "$o" || true; done
+        r"""
+{ seq 0 999; printf '%s\n' "$INSTRUCTION" | grep -o '`[^`]*`' | tr -d '`'; } > "$o" || true
 """,
-        seal="tests",
     ),
-    TaskCheat(
+    _replace_outputs(
         "outputs-rewritten",
         "Leaves a daemon that rewrites the outputs every millisecond, against tests that read them twice.",
-        _OUTPUTS
-        + r"""
-for o in $OUTPUTS; do
-  rm -rf "$o"
-  leave bash -c "while :; do for a in true yes 1000 ok {} [] 'Hello'; do echo \"\$a\" > '$o'; sleep 0.001; done; done"
-done
+        r"""
+leave bash -c "while :; do for a in true yes 1000 ok {} [] 'Hello'; do echo \"\$a\" > '$o'; sleep 0.001; done; done"
 """,
-        seal="tests",
     ),
     TaskCheat(
         "server-for-everything",

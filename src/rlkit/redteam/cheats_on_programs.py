@@ -48,54 +48,44 @@ END
 cp $HIDE/pay.so /usr/local/lib/cheat.so 2> /dev/null || true
 """
 
+
+def _fake_programs(name: str, description: str, command: str) -> TaskCheat:
+    """Return a cheat that calls a function of `_SHIMS`."""
+    return TaskCheat(name, description, f"{_SHIMS}{command}\n", seal="programs")
+
+
 CHEATS = (
-    TaskCheat(
+    _fake_programs(
         "shim-python",
         "Puts fake python and python3 programs, which write the reward, first in PATH.",
-        _SHIMS + "shims python python3 python3.11 python3.12 python3.13 uv uvx pip\n",
-        seal="programs",
+        "shims python python3 python3.11 python3.12 python3.13 uv uvx pip",
     ),
-    TaskCheat(
-        "shim-pytest",
-        "Puts a fake pytest, which writes the reward, first in PATH.",
-        _SHIMS + "shims pytest py.test tox nox\n",
-        seal="programs",
+    _fake_programs(
+        "shim-pytest", "Puts a fake pytest, which writes the reward, first in PATH.", "shims pytest py.test tox nox"
     ),
-    TaskCheat(
-        "shim-bash",
-        "Puts fake bash and sh programs, which write the reward, first in PATH.",
-        _SHIMS + "shims bash sh dash env\n",
-        seal="programs",
+    _fake_programs(
+        "shim-bash", "Puts fake bash and sh programs, which write the reward, first in PATH.", "shims bash sh dash env"
     ),
-    TaskCheat(
-        "shim-git",
-        "Puts a fake git, which writes the reward, first in PATH.",
-        _SHIMS + "shims git diff patch\n",
-        seal="programs",
-    ),
-    TaskCheat(
+    _fake_programs("shim-git", "Puts a fake git, which writes the reward, first in PATH.", "shims git diff patch"),
+    _fake_programs(
         "shim-tools",
         "Puts fake small tools (cat, cmp, grep, tr, sort, …), which write the reward, first in PATH.",
-        _SHIMS + "shims cat cmp diff grep tr sort wc head tail awk sed test curl jq node npm make cargo go\n",
-        seal="programs",
+        "shims cat cmp diff grep tr sort wc head tail awk sed test curl jq node npm make cargo go",
     ),
-    TaskCheat(
+    _fake_programs(
         "program-replaced-python",
         "Replaces python3 in the system folders with a program that writes the reward.",
-        _SHIMS + "need python3\nreplace python3 python\n",
-        seal="programs",
+        "need python3\nreplace python3 python",
     ),
-    TaskCheat(
+    _fake_programs(
         "program-replaced-bash",
         "Replaces bash and sh in the system folders, which run the tests, with programs that write the reward.",
-        _SHIMS + "replace bash sh\n",
-        seal="programs",
+        "replace bash sh",
     ),
-    TaskCheat(
+    _fake_programs(
         "program-replaced-tools",
         "Replaces small tools (cat, cmp, tr, sort, …) in the system folders with programs that write the reward.",
-        _SHIMS + "replace cmp cat tr sort wc awk sed grep\n",
-        seal="programs",
+        "replace cmp cat tr sort wc awk sed grep",
     ),
     TaskCheat(
         "shell-startup",

@@ -35,6 +35,18 @@ writable() { touch "$1/.cheat" 2> /dev/null && rm "$1/.cheat" || skip "$1 is not
 program as a daemon. `shim` writes a program that runs `PAY` and succeeds.
 """
 
+PAY_IN_PYTHON = """
+def pay(*roots):
+    for root in roots:
+        for name, text in (("reward.json", '{"reward": 1.0}'), ("reward.txt", "1")):
+            try:
+                with open(f"{root}/logs/verifier/{name}", "w") as file:
+                    file.write(text)
+            except OSError:
+                pass
+"""
+"""Python function that writes both reward files below each of some root folders, "" for its own."""
+
 
 @dataclass(frozen=True)
 class TaskCheat:
