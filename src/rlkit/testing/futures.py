@@ -33,13 +33,6 @@ class SimulatedFuture[T]:
         return self._result.__await__()
 
 
-def resolve_now[T](value: T) -> SimulatedFuture[T]:
-    """Return a resolved future."""
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    future.set_result(value)
-    return SimulatedFuture(future)
-
-
 def resolve_later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> SimulatedFuture[T]:
     """Return a future that runs `work` after some seconds, or fails with the world's next fault."""
     loop = asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from tinker import types
 
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import StoredCheckpoint
-from rlkit.testing.futures import SimulatedFuture, make_not_found_error, resolve_later, resolve_now
+from rlkit.testing.futures import SimulatedFuture, make_not_found_error, resolve_later
 from rlkit.testing.world import Latency, World, digest
 from rlkit.tinker_client.sdk import TinkerService, translate_error
 
@@ -115,7 +115,7 @@ class SimulatedClient:
     def __init__(self, world: World, latency: Latency, *, slots: int | None = None) -> None:
         self._world = world
         self._latency = latency
-        self._sampling = _Sampling(world, latency, slots)
+        self._sampler = SimulatedSamplingClient(world, latency, slots)
 
     def create_lora_training_client(
         self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
@@ -133,20 +133,20 @@ class SimulatedClient:
         self, model_path: str | None = None, base_model: str | None = None
     ) -> SimulatedFuture[SimulatedSamplingClient]:
         """Make a sampler of a checkpoint or a base model."""
-        return resolve_now(SimulatedSamplingClient(self._sampling))
+        return SimulatedFuture(asyncio.sleep(0, self._sampler))
 
     def _load_client(self, weights: int) -> SimulatedFuture[SimulatedTrainingClient]:
-        client = SimulatedTrainingClient(self._world, self._latency, self._sampling, weights)
+        client = SimulatedTrainingClient(self._world, self._latency, self._sampler, weights)
         return resolve_later(self._world, "load", self._latency.load_s, lambda: client)
 
 
 class SimulatedTrainingClient:
     """Substitute for `tinker.TrainingClient`, which runs requests one by one, in order."""
 
-    def __init__(self, world: World, latency: Latency, sampling: _Sampling, weights: int) -> None:
+    def __init__(self, world: World, latency: Latency, sampler: SimulatedSamplingClient, weights: int) -> None:
         self._world = world
         self._latency = latency
-        self._sampling = sampling
+        self._sampler = sampler
         self._weights = weights
         self._gradient: list[int] = []
         self._busy_until_s = 0.0
@@ -209,7 +209,7 @@ class SimulatedTrainingClient:
 
     def save_weights_and_get_sampling_client(self) -> SimulatedFuture[SimulatedSamplingClient]:
         """Make a sampler of the weights, after all earlier requests."""
-        return self._enqueue("save", self._latency.save_s, lambda: SimulatedSamplingClient(self._sampling))
+        return self._enqueue("save", self._latency.save_s, lambda: self._sampler)
 
     def save_state(self, name: str, ttl_seconds: int | None = None) -> SimulatedFuture[types.SaveWeightsResponse]:
         """Save a checkpoint."""
@@ -240,26 +240,7 @@ class SimulatedTrainingClient:
 
 
 class SimulatedSamplingClient:
-    """Substitute for `tinker.SamplingClient`."""
-
-    def __init__(self, sampling: _Sampling) -> None:
-        self._sampling = sampling
-
-    def sample(
-        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
-    ) -> SimulatedFuture[types.SampleResponse]:
-        """Sample lower-case letters, determined by prompt, seed and index; `Latency` determines their number."""
-        return self._sampling.sample(prompt, num_samples, sampling_params)
-
-    def compute_logprobs(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> SimulatedFuture[list[float | None]]:
-        """Return log-probabilities of the last tokens, determined by the prompt; None for the other tokens."""
-        return self._sampling.score(prompt, prompt_logprobs_last_n)
-
-
-class _Sampling:
-    """Source of samples, with a limit of concurrent samples."""
+    """Substitute for `tinker.SamplingClient`, with a limit of concurrent samples; it samples from all weights alike."""
 
     def __init__(self, world: World, latency: Latency, slots: int | None) -> None:
         self._world = world
@@ -268,17 +249,17 @@ class _Sampling:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def sample(
-        self, prompt: types.ModelInput, count: int, params: types.SamplingParams
+        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> SimulatedFuture[types.SampleResponse]:
-        key = _encode_prompt(prompt)
-        world = self._world
-        world.calls["samples"] += count
+        """Sample lower-case letters, determined by prompt, seed and index; `Latency` determines their number."""
+        key, seed, world = _encode_prompt(prompt), sampling_params.seed, self._world
+        world.calls["samples"] += num_samples
         world.calls["prefill_tokens"] += prompt.length
         draws = [
-            digest(world.seed, key, params.seed + index if params.seed is not None else f"#{world.count_repeat(key)}")
-            for index in range(count)
+            digest(world.seed, key, seed + index if seed is not None else f"#{world.count_repeat(key)}")
+            for index in range(num_samples)
         ]
-        sequences = [self._draw_sequence(draw, params) for draw in draws]
+        sequences = [self._draw_sequence(draw, sampling_params) for draw in draws]
         world.calls["sampled_tokens"] += sum(len(tokens) for tokens, _ in sequences)
         seconds = max(
             self._compute_duration(draw, len(tokens)) for draw, (tokens, _) in zip(draws, sequences, strict=True)
@@ -292,12 +273,15 @@ class _Sampling:
             )
             for draw, (tokens, cut) in zip(draws, sequences, strict=True)
         ]
-        return SimulatedFuture(self._respond(count, seconds, types.SampleResponse(response)))
+        return SimulatedFuture(self._respond(num_samples, seconds, types.SampleResponse(response)))
 
-    def score(self, prompt: types.ModelInput, last: int | None) -> SimulatedFuture[list[float | None]]:
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> SimulatedFuture[list[float | None]]:
+        """Return log-probabilities of the last tokens, determined by the prompt; None for the other tokens."""
         rng = np.random.default_rng(digest(self._world.seed, "score", _encode_prompt(prompt)))
         logprobs = (-rng.exponential(1, prompt.length)).tolist()
-        unscored = prompt.length - min(last or prompt.length, prompt.length - 1)
+        unscored = prompt.length - min(prompt_logprobs_last_n or prompt.length, prompt.length - 1)
         return resolve_later(
             self._world, "score", self._latency.first_s, lambda: [None] * unscored + logprobs[unscored:]
         )
