@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import tarfile
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, NoReturn
+from typing import IO, BinaryIO
 
 from rlkit.errors import EnvironmentFault
 from rlkit.sandbox.context import Entry
+from rlkit.sandbox.inside import job
 
 _CHUNK_BYTES = 1 << 20
 
@@ -29,49 +32,23 @@ class TransferTooLarge(EnvironmentFault):
 
 def pack(source: Path, stream: BinaryIO) -> None:
     """Write a file, or the contents of a folder, as a tar stream owned by the sandbox's root."""
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-        if not source.is_dir():
-            _add(archive, source.resolve(), source.name)
-            return
-        for folder, folders, names in os.walk(source, onerror=_raise):
-            folders.sort()
-            for name in sorted([*folders, *names]):
-                path = Path(folder) / name
-                _add(archive, path, path.relative_to(source).as_posix())
+    if source.is_dir():
+        job.pack_folder(str(source), stream)
+        return
+    with job.open_archive(stream) as archive:
+        job.add_entry(archive, str(source.resolve()), source.name)
 
 
 def pack_entries(entries: list[Entry], stream: BinaryIO) -> None:
     """Write the entries of a COPY as a tar stream."""
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+    with job.open_archive(stream) as archive:
         for entry in entries:
             if entry.path is not None:
-                _add(archive, entry.path, entry.name, mode=entry.mode)
+                job.add_entry(archive, str(entry.path), entry.name, mode=entry.mode)
                 continue
             member = tarfile.TarInfo(entry.name)
             member.mode, member.size = entry.mode, len(entry.text.encode())
             archive.addfile(member, io.BytesIO(entry.text.encode()))
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
-
-
-def _add(archive: tarfile.TarFile, path: Path, name: str, *, mode: int | None = None) -> None:
-    """Write a file, a folder without its contents, or a link; skip anything else."""
-    kind = path.lstat().st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
-        return
-    member = archive.gettarinfo(path, name)
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    member.mode = member.mode if mode is None else mode
-    if not stat.S_ISREG(kind):
-        archive.addfile(member)
-        return
-    # a hard link is written as a file: the reader of a stream cannot seek back to the link's target
-    member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.stat().st_size
-    with path.open("rb") as file:
-        archive.addfile(member, file)
 
 
 def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> None:
@@ -132,27 +109,28 @@ def _open_folder(top: int, name: PurePosixPath) -> int:
     return here
 
 
-def _write(top: int, name: PurePosixPath, content: IO[bytes], mode: int) -> None:
+@contextmanager
+def _open_parent(top: int, name: PurePosixPath) -> Generator[int]:
+    """Open the folder of an entry below `top`, and remove an earlier file or link of that name."""
     folder = _open_folder(top, name.parent)
     try:
         with suppress(FileNotFoundError):
             os.unlink(name.name, dir_fd=folder)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with os.fdopen(os.open(name.name, flags, 0o600, dir_fd=folder), "wb") as file:
-            while chunk := content.read(_CHUNK_BYTES):
-                file.write(chunk)
-            os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o777 | 0o600)
+        yield folder
     finally:
         os.close(folder)
+
+
+def _write(top: int, name: PurePosixPath, content: IO[bytes], mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with _open_parent(top, name) as folder:
+        file = os.fdopen(os.open(name.name, flags, 0o600, dir_fd=folder), "wb")
+    with file:
+        shutil.copyfileobj(content, file, _CHUNK_BYTES)
+        os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o777 | 0o600)
 
 
 def _link(top: int, name: PurePosixPath, link_target: str) -> None:
-    folder = _open_folder(top, name.parent)
-    try:
-        with suppress(FileNotFoundError):
-            os.unlink(name.name, dir_fd=folder)
+    # A folder of that name stays.
+    with suppress(IsADirectoryError, FileExistsError), _open_parent(top, name) as folder:
         os.symlink(link_target, name.name, dir_fd=folder)
-    except (IsADirectoryError, FileExistsError):
-        pass  # a folder of that name exists
-    finally:
-        os.close(folder)

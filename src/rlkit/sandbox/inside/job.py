@@ -11,11 +11,10 @@ import os
 import resource
 import signal
 import socket
-import stat
 import sys
 import tarfile
 from collections.abc import Callable
-from typing import NoReturn, TypedDict
+from typing import BinaryIO, NoReturn, TypedDict
 
 from . import kernel, sandbox_filter
 
@@ -96,10 +95,14 @@ def run_request(request: Request, status: socket.socket, streams: list[int], ent
 
 def _apply_limits(limits: dict[str, int]) -> None:
     for name, value in limits.items():
-        number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (limit, limit))
+        lower_limit(getattr(resource, name), value)
+
+
+def lower_limit(number: int, value: int) -> None:
+    """Set both values of a limit of `resource`, or keep the hard one if it is lower."""
+    hard = resource.getrlimit(number)[1]
+    limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(number, (limit, limit))
 
 
 def _drop_privileges() -> None:
@@ -200,28 +203,44 @@ def _pack(source: str, *, single: bool) -> None:
         raise FileNotFoundError(f"{source} does not exist")
     if os.path.isdir(source) == single:
         raise ValueError(f"{source} is {'a' if single else 'not a'} folder")
-    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-        if single:
-            _add(archive, source, "")
-            return
+    if not single:
+        pack_folder(source, sys.stdout.buffer)
+        return
+    path = os.path.realpath(source)
+    if not os.path.isfile(path):
+        raise ValueError(f"{source} is neither a file nor a folder")
+    with open_archive(sys.stdout.buffer) as archive:
+        add_entry(archive, path, "")
+
+
+def open_archive(stream: BinaryIO) -> tarfile.TarFile:
+    """Return an archive that writes to a stream."""
+    return tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT)
+
+
+def pack_folder(source: str, stream: BinaryIO) -> None:
+    """Write the contents of a folder as a tar stream."""
+    with open_archive(stream) as archive:
         for folder, folders, files in os.walk(source, onerror=_raise):
-            inside = os.path.relpath(folder, source)
-            for name in (*folders, *files):
-                _add(archive, os.path.join(folder, name), os.path.normpath(os.path.join(inside, name)))
+            folders.sort()
+            for name in sorted([*folders, *files]):
+                path = os.path.join(folder, name)
+                add_entry(archive, path, os.path.relpath(path, source))
 
 
 def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
-    status = os.lstat(path) if name else os.stat(path)  # a single file has no name; its link is followed
-    if stat.S_ISREG(status.st_mode):
-        with open(path, "rb") as file:
-            status, member = os.fstat(file.fileno()), tarfile.TarInfo(name)
-            member.size, member.mode, member.mtime = status.st_size, stat.S_IMODE(status.st_mode), int(status.st_mtime)
-            archive.addfile(member, file)
-    elif stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode):
-        archive.addfile(archive.gettarinfo(path, name))
-    elif not name:
-        raise ValueError(f"{path} is neither a file nor a folder")
+def add_entry(archive: tarfile.TarFile, path: str, name: str, *, mode: int | None = None) -> None:
+    """Write a file, a folder without its contents, or a link, owned by root; skip anything else."""
+
+    def adapt(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if member.islnk():  # written as a file: the reader of a stream cannot seek back to the link's target
+            member.type, member.linkname, member.size = tarfile.REGTYPE, "", os.stat(path).st_size
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mode = member.mode if mode is None else mode
+        return member if member.isreg() or member.isdir() or member.issym() else None
+
+    archive.add(path, name, recursive=False, filter=adapt)

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
 from . import kernel, landlock, program_filter
+from .job import lower_limit
 
 HEADER = struct.Struct("<4sBB2x4Q")
 """Header of a result: a mark, its kind, number of dimensions and their sizes; the numbers or the text follow."""
@@ -137,10 +138,8 @@ def _apply_limits(cpu_s: int, memory_bytes: int) -> None:
         resource.RLIMIT_AS: memory_bytes,
     }
     for number, value in limits.items():
-        hard = resource.getrlimit(number)[1]
-        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with suppress(ValueError):  # macOS has no limit on address space
-            resource.setrlimit(number, (limit, limit))
+            lower_limit(number, value)
 
 
 def _run(request: Request, data: bytes) -> None:
