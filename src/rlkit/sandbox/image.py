@@ -7,7 +7,6 @@ builds. A layer appears in the cache only when it is complete.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -15,9 +14,9 @@ import time
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 
+from rlkit._util.files.lock import LockFile
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import context, host, sandbox_folders
 from rlkit.sandbox.commands import CommandTimeout
@@ -213,11 +212,7 @@ def _hash_step(previous_name: str, step: Run | Copy, entries_hash: str) -> str:
 async def _lock(path: Path):
     locks = path.parent.parent / "locks"
     locks.mkdir(parents=True, exist_ok=True)
-    with FileIO(locks / path.name, "w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(_POLL_S)
+    with LockFile(locks / path.name) as lock:
+        while lock.acquire() is not None:  # noqa: ASYNC110  another process may hold it
+            await asyncio.sleep(_POLL_S)
         yield

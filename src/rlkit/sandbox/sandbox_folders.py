@@ -11,7 +11,6 @@ not confused with it.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import secrets
@@ -22,10 +21,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from io import FileIO
 from pathlib import Path
 from typing import TypedDict
 
+from rlkit._util.files.lock import LockFile, find_holder
 from rlkit._util.paths import cache_dir
 from rlkit.errors import MissingError
 from rlkit.sandbox import cgroups
@@ -107,7 +106,10 @@ def sweep() -> int:
     """Remove the sandboxes of dead owners; return the number of removed sandboxes."""
     removed = 0
     for owner in sorted(store().glob("live/*")):
-        if not _is_released(owner / _LOCK):
+        try:
+            if find_holder(owner / _LOCK) is not None:
+                continue
+        except OSError:  # not accessible, so perhaps of a living owner
             continue
         for path in sorted(owner.glob("rlkit-*")):
             record = _read_record(path)
@@ -162,45 +164,30 @@ def _claim_owner_folder(store_path: Path) -> Path:
         (store_path / "live").mkdir(parents=True, exist_ok=True)
         store_path.chmod(0o700)
         unlocked.mkdir()
-        lock = os.open(unlocked / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = LockFile(unlocked / _LOCK)
+        lock.acquire()
         unlocked.rename(store_path / "live" / name)  # last, so that it is never visible without its lock
     except OSError as error:
         raise MissingError(
             f"cannot write to the folder of sandboxes, {store_path} ({error.strerror}): set RLKIT_CACHE_DIR to a folder"
         ) from error
-    _locks.append(lock)  # stays open for the life of the process
-    atexit.register(_remove_if_empty, store_path / "live" / name)
+    atexit.register(_give_up_folder, store_path / "live" / name, lock)  # keeps the lock for the life of the process
     sweep()
     return store_path / "live" / name
 
 
-def _remove_if_empty(folder: Path) -> None:
-    if _locks and not list(folder.glob("rlkit-*")):  # otherwise the next owner removes the remaining sandboxes
+def _give_up_folder(folder: Path, lock: LockFile) -> None:
+    if not lock.closed and not list(folder.glob("rlkit-*")):  # otherwise the next owner removes the sandboxes
         remove_folder(folder)
+    lock.close()
 
 
-def _is_released(lock: Path) -> bool:
-    try:
-        with FileIO(lock, "r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def _release_after_fork() -> None:
-    """Release the parent's locks in a forked process, which owns no sandboxes."""
+def _forget_owner() -> None:
+    """Forget the parent's folder in a forked process, which owns no sandboxes; `LockFile` closes the lock there."""
     global _owner_lock  # noqa: PLW0603  the old lock may be held by a thread that does not exist here
     _owner_lock = threading.Lock()
-    for lock in _locks:
-        os.close(lock)
-    _locks.clear()
     _claim_owner_folder.cache_clear()
 
 
 _owner_lock = threading.Lock()
-_locks: list[int] = []
-os.register_at_fork(after_in_child=_release_after_fork)
+os.register_at_fork(after_in_child=_forget_owner)
