@@ -34,6 +34,13 @@ def _check_result(result: int, description: str) -> None:
         raise OSError(number, f"{description}: {os.strerror(number)}")
 
 
+def call(number: int, *arguments: object, description: str) -> int:
+    """Make a system call by its number, and return its result."""
+    result = _libc.syscall(ctypes.c_long(number), *arguments)
+    _check_result(min(result, 0), description)
+    return result
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """Mount a file system: mount(2)."""
     fields = (source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None)
@@ -44,24 +51,21 @@ def restrict_mount(target: str, flags: int) -> None:
     """Add flags to a mount and all mounts below it."""
     attributes = struct.pack("=QQQQ", flags, 0, 0, 0)
     path = (ctypes.c_int(_AT_FDCWD), target.encode(), ctypes.c_uint(_AT_RECURSIVE))
-    result = _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), *path, attributes, ctypes.c_size_t(len(attributes)))
-    _check_result(result, f"mount_setattr of {target}")
+    size = ctypes.c_size_t(len(attributes))
+    call(_MOUNT_SETATTR, *path, attributes, size, description=f"mount_setattr of {target}")
 
 
 def clone_tree(path: str) -> int:
     """Return a descriptor of an unattached copy of the mounts at and below a path; a final link is not followed."""
     flags = _CLONE_TREE | _CLOSE_ON_EXEC | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW
-    tree = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
-    _check_result(min(tree, 0), f"open_tree of {path}")
-    return tree
+    place = (ctypes.c_int(_AT_FDCWD), os.fsencode(path))
+    return call(_OPEN_TREE, *place, ctypes.c_uint(flags), description=f"open_tree of {path}")
 
 
 def attach_tree(tree: int, target: str) -> None:
     """Mount a copy made by `clone_tree`."""
     source = (ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target))
-    _check_result(
-        _libc.syscall(ctypes.c_long(_MOVE_MOUNT), *source, ctypes.c_uint(_FROM_DESCRIPTOR)), f"move_mount to {target}"
-    )
+    call(_MOVE_MOUNT, *source, ctypes.c_uint(_FROM_DESCRIPTOR), description=f"move_mount to {target}")
 
 
 def unmount(target: str) -> None:

@@ -11,7 +11,9 @@ import os
 import stat
 import struct
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from . import kernel
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every architecture
 _VERSION, _BENEATH = 1, 1
@@ -24,13 +26,12 @@ _SIGNALS = 0b10
 _MOVE_VERSION = 2
 """First version with a right to move files to another folder; a domain forbids such moves without that right."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def version() -> int:
     """Return the version of the kernel's Landlock interface; 0 if it has none."""
-    number = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
-    return max(number, 0)
+    with suppress(OSError):
+        return kernel.call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION), description="landlock")
+    return 0
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[str] = ()) -> None:
@@ -81,10 +82,10 @@ def _enforce_ruleset(abi: int, network: int, scopes: int) -> Generator[int]:
     network, scopes = network if abi >= _NETWORK_VERSION else 0, scopes if abi >= _SCOPES_VERSION else 0
     attributes = struct.pack("=QQQ", _list_rights(abi), network, scopes)
     size = 24 if abi >= _SCOPES_VERSION else 16 if abi >= _NETWORK_VERSION else 8
-    ruleset = _call(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
+    ruleset = kernel.call(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0), description="landlock")
     try:
         yield ruleset
-        _call(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))
+        kernel.call(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0), description="landlock")
     finally:
         os.close(ruleset)
 
@@ -108,12 +109,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 def _allow_descriptor(ruleset: int, descriptor: int, rights: int) -> None:
     beneath = struct.pack("=Qi", rights, descriptor)
-    _call(_ADD, ctypes.c_int(ruleset), ctypes.c_int(_BENEATH), beneath, ctypes.c_uint(0))
-
-
-def _call(number: int, *arguments: object) -> int:
-    result = _libc.syscall(ctypes.c_long(number), *arguments)
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"landlock: {os.strerror(number)}")
-    return result
+    rule = (ctypes.c_int(ruleset), ctypes.c_int(_BENEATH), beneath, ctypes.c_uint(0))
+    kernel.call(_ADD, *rule, description="landlock")
