@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import files
@@ -90,8 +90,7 @@ class Commands:
         request["env"] = {"PATH": _PATH, **(env or {})}
         out, err = (Stream(name, output_bytes, on_output) for name in ("stdout", "stderr"))
         try:
-            with _null() as null:
-                status = self._send_request(request, (null.fileno(), out.write_end, err.write_end))
+            status = self._send_request(request, None, out.write_end, err.write_end)
         except BaseException:
             out.close()
             err.close()
@@ -164,9 +163,7 @@ class Commands:
         self, request: dict[str, Json], ends: tuple[int | None, int | None], copy: Callable[[], None], problem: str
     ) -> None:
         try:
-            with _null() as null:
-                streams = [null.fileno() if end is None else end for end in ends]
-                status = self._send_request(request, (*streams, null.fileno()))
+            status = self._send_request(request, *ends, None)
         finally:
             for end in ends:
                 if end is not None:
@@ -187,8 +184,7 @@ class Commands:
             raise EnvironmentFault(f"{problem}: {failure or 'its helper process was killed'}")
 
     async def _request_view(self, request: dict[str, Json]) -> None:
-        with _null() as null:
-            status = self._send_request(request, (null.fileno(),))
+        status = self._send_request(request, None)
         try:
             message = await receive_message(status)
         finally:
@@ -198,13 +194,18 @@ class Commands:
                 f"a view of a sandbox could not be opened or closed: {message.get('failed', 'it has ended')}"
             )
 
-    def _send_request(self, request: dict[str, Json], streams: tuple[int, ...]) -> socket.socket:
-        """Send a request to the first process, and return the socket on which its result arrives."""
+    def _send_request(self, request: dict[str, Json], *streams: int | None) -> socket.socket:
+        """Send a request to the first process, and return the socket on which its result arrives.
+
+        Args:
+            streams: descriptors of the job's standard streams; None for the null device.
+        """
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         content: dict[str, Json] = {**_NO_REQUEST, **request, "limits": dict(self._limits)}
-        with remote, make_message_file(json.dumps(content).encode()) as text:
+        with remote, FileIO(os.devnull, "r+") as null:
+            numbers = [null.fileno() if stream is None else stream for stream in streams]
             try:
-                socket.send_fds(self._channel, [b"?"], [text.fileno(), remote.fileno(), *streams])
+                send_message(self._channel, json.dumps(content).encode(), remote.fileno(), *numbers)
             except BaseException as error:
                 local.close()
                 if isinstance(error, OSError):
@@ -214,6 +215,15 @@ class Commands:
         return local
 
 
+def send_message(channel: socket.socket, content: bytes, *descriptors: int) -> None:
+    """Send a message and descriptors, as an unnamed file, because it may exceed the size limit of a socket message."""
+    file = os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed below
+    with file:
+        file.write(content)
+        file.flush()
+        socket.send_fds(channel, [b"?"], [file.fileno(), *descriptors])  # descriptors need at least one byte of data
+
+
 async def receive_message(source: socket.socket) -> dict[str, Json]:
     """Return the next message of a socket; empty if the socket is closed."""
     try:
@@ -221,18 +231,6 @@ async def receive_message(source: socket.socket) -> dict[str, Json]:
     except ConnectionError:
         data = b""
     return json.loads(data) if data else {}
-
-
-def make_message_file(content: bytes) -> BinaryIO:
-    """Return a message as an unnamed file, because it may exceed the size limit of a socket message."""
-    file = os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed by the caller
-    file.write(content)
-    file.flush()
-    return cast("BinaryIO", file)
-
-
-def _null() -> FileIO:
-    return FileIO(os.devnull, "r+")
 
 
 def _require_absolute(path: str) -> str:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import stat
-import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -57,17 +56,6 @@ def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
     return digest, (Layers(target="/", lower=(str(base.relative_to(sandbox_folders.store())),)), *overlays)
 
 
-_base_lock = threading.Lock()
-
-
-def _reset_lock_after_fork() -> None:
-    global _base_lock  # noqa: PLW0603  one lock per process
-    _base_lock = threading.Lock()  # the old lock may be held by a thread that does not exist in the child
-
-
-os.register_at_fork(after_in_child=_reset_lock_after_fork)
-
-
 @cache
 def _make_base(store: Path) -> tuple[str, Path]:
     """Return the name and path of the folder with settings and empty folders; make it unless it exists."""
@@ -78,9 +66,8 @@ def _make_base(store: Path) -> tuple[str, Path]:
         digest.update(f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     name = f"host-{digest.hexdigest()[:16]}"
     base = store / "base" / name
-    with _base_lock:
-        if not base.is_dir():
-            _fill_base(base, visible)
+    if not base.is_dir():
+        _fill_base(base, visible)
     return name, base
 
 
@@ -119,5 +106,5 @@ def _fill_base(base: Path, visible: list[Path]) -> None:
                 shutil.copy2(path, target, follow_symlinks=False)
     try:
         temporary.rename(base)
-    except OSError:  # another process has made it
+    except OSError:  # another process or thread has made it
         sandbox_folders.remove_folder(temporary)

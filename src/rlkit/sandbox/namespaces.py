@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from rlkit.errors import EnvironmentFault, MissingError
 from rlkit.sandbox import cgroups, sandbox_folders
-from rlkit.sandbox.commands import Commands, make_message_file, receive_message
+from rlkit.sandbox.commands import Commands, receive_message, send_message
 from rlkit.sandbox.plan import describe_limits, make_plan, make_start_error
 from rlkit.sandbox.spec import Spec, shared_paths
 from rlkit.sandbox.threads import in_thread
@@ -130,9 +130,10 @@ class Sandbox(Commands):
         """
         self._views.close()  # first: the view's process then knows why its jobs end
         self._channel.close()
-        if not await _has_ended(self._process, _END_LIMIT_S):
+        end = asyncio.ensure_future(in_thread(self._process.wait))
+        if not (await asyncio.wait({end}, timeout=_END_LIMIT_S))[0]:
             self._process.kill()
-        await in_thread(self._process.wait)
+        await end
         for stream in self._background_streams:
             stream.close()
         if keep is not None:
@@ -162,8 +163,7 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
                 start_new_session=True,  # Ctrl-C must reach the owner only, which needs the sandbox until a step ends
             )
         folder.add_resources((process.pid,))
-        with make_message_file(json.dumps(plan).encode()) as plan_file:
-            socket.send_fds(owner, [b"?"], [plan_file.fileno()])  # descriptors need at least one byte of data
+        send_message(owner, json.dumps(plan).encode())
     except BaseException:
         folder.remove()
         raise
@@ -171,23 +171,6 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
         channel.setblocking(False)
         OWNED_SOCKETS.add(channel)
     return Sandbox(folder, process, owner, views), groups
-
-
-async def _has_ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    if process.poll() is not None:
-        return True
-    loop, end = asyncio.get_running_loop(), asyncio.Event()
-    descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, end.set)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await end.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    return True
 
 
 def loader_environment() -> dict[str, str]:

@@ -28,7 +28,7 @@ import numpy as np
 import rlkit
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.errors import EnvironmentFault
-from rlkit.sandbox.commands import make_message_file
+from rlkit.sandbox.commands import send_message
 from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
 from rlkit.sandbox.namespaces import OWNED_SOCKETS, loader_environment
 from rlkit.sandbox.runners.programs import (
@@ -199,10 +199,13 @@ class _Server:
                 start_new_session="session" in layers,
             )
         try:
-            with make_message_file(json.dumps(plan).encode()) as text:
-                socket.send_fds(own_end, [b"?"], [text.fileno()])
+            send_message(own_end, json.dumps(plan).encode())
             own_end.settimeout(_START_S)
-            answer = json.loads(_read_line(own_end))
+            with own_end.makefile("rb") as lines:
+                line = lines.readline()
+            if not line:
+                raise ConnectionError("it ended")
+            answer = json.loads(line)
         except (OSError, ValueError) as error:
             process.kill()
             process.wait()
@@ -235,14 +238,9 @@ class _Server:
             for _ in range(2):
                 ends += os.pipe()
             stdout, stdout_writer, result, result_writer = ends
-            with (
-                make_message_file(_make_request(program, limits)) as text,
-                Path(os.devnull).open("rb") as null,
-                self.lock,
-            ):
-                socket.send_fds(
-                    self.owner, [b"?"], [text.fileno(), child_end.fileno(), null.fileno(), stdout_writer, result_writer]
-                )
+            request = _make_request(program, limits)
+            with Path(os.devnull).open("rb") as null, self.lock:
+                send_message(self.owner, request, child_end.fileno(), null.fileno(), stdout_writer, result_writer)
             child_end.close()
             for end in (stdout_writer, result_writer):
                 os.close(end)
@@ -285,20 +283,24 @@ def _read_result(status: socket.socket, stdout: int, result: int, limits: Progra
     end_s = time.monotonic() + limits.timeout_s + _GRACE_S
     answer, printed, returned = bytearray(), bytearray(), bytearray()
     buffers: dict[int, bytearray] = {status.fileno(): answer, stdout: printed, result: returned}
+    poll = select.poll()
+    for descriptor in buffers:
+        poll.register(descriptor, select.POLLIN)
     too_large = False
     while buffers:
         has_ended = status.fileno() not in buffers  # all output is in the pipes, which a daemon may keep open
         left_s = end_s - time.monotonic()
-        ready = _poll_readable(list(buffers), 0 if has_ended else left_s) if left_s > 0 else []
+        ready = poll.poll(0 if has_ended else left_s * 1000) if left_s > 0 else []
         if not ready and has_ended:
             break
         if not ready:
             raise EnvironmentFault("the keeper of a program did not answer after the time limit")
-        for descriptor in ready:
+        for descriptor, _ in ready:
             buffer = buffers[descriptor]
             data = os.read(descriptor, _CHUNK_BYTES)
             if not data:
                 del buffers[descriptor]
+                poll.unregister(descriptor)
                 if descriptor == status.fileno():
                     end_s = min(end_s, time.monotonic() + _REST_S)
             elif buffer is returned and len(buffer) + len(data) > max_bytes:
@@ -358,23 +360,6 @@ def _parse_result(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.
         return kind, np.frombuffer(body, "<f8").reshape(shape).astype(np.float64), ""
     except ValueError:  # the shape is invalid
         return None
-
-
-def _poll_readable(descriptors: list[int], timeout_s: float) -> list[int]:
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
-
-
-def _read_line(source: socket.socket) -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        data = source.recv(_TEXT_BYTES)
-        if not data:
-            raise ConnectionError("it ended")
-        line += data
-    return bytes(line)
 
 
 def _count_processors() -> int:
