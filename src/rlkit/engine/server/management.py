@@ -167,10 +167,6 @@ class Management:
             raise MissingError(f"{path} has no file {name!r}")
         return FileResponse(file, media_type="application/octet-stream")
 
-    def not_offered(self, request: Request) -> Response:
-        """Answer 404 to a route of the hosted service that the engine does not offer."""
-        raise MissingError(f"{request.method} {request.url.path} is not offered by the embedded engine")
-
     def _run(self, model_id: str) -> Run:
         run = self._store.records.run(model_id)
         if run is None:

@@ -1,23 +1,24 @@
 """Routes of the Tinker REST protocol.
 
-Invariant: no handler raises; a client's mistake is answered with a 4xx status and a one-line reason.
+Invariant: a client's mistake is answered with a 4xx status and a one-line reason; another error is answered with a 500,
+and uvicorn logs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from hashlib import blake2b
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tinker import types
 
 from rlkit.engine.server import wire_format
@@ -28,8 +29,6 @@ from rlkit.engine.server.service import Service
 from rlkit.engine.server.wire_format import SAMPLES_MAX
 from rlkit.errors import MissingError, UsageError
 
-_log = logging.getLogger(__name__)
-
 # The client times out after 45 s, and polls again at once after a 408.
 _LONG_POLL_S = 25.0
 # For a larger answer, a client gets the size first, so that it can limit its memory.
@@ -38,9 +37,10 @@ _MESSAGE_MAX = 500
 
 _CHECKPOINT = "training_runs/{model_id}/checkpoints/{kind}/{name}"
 
-type Handler = Callable[[Request], Awaitable[Response]]
+type Handler = Callable[[Request], Response | Awaitable[Response]]
+"""Function that answers a request. Starlette calls one that is not a coroutine, and may read the disk, on a thread."""
 
-_STATUSES = ((GoneError, 410), (UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
+_STATUSES = {GoneError: 410, UsageError: 400, MissingError: 404, ClientDisconnect: 400}
 
 
 # The SDK has no types for the bodies of `cancel_future` and `weights_info`.
@@ -56,13 +56,14 @@ def make_app(service: Service, bodies: BodyReader, *, api_key: str, models: Sequ
     """Make the web application; clients send `api_key` as `X-API-Key`, and `get_server_capabilities` lists `models`."""
     manage = Management(service.store, service.sessions)
     handlers = _Handlers(service, bodies, manage, models)
-    routes = [
-        Route(f"/api/v1/{path}", _require_key(handler, api_key), methods=[method])
-        for method, path, handler in (*_service_routes(handlers, service), *_management_routes(handlers, manage))
-    ]
-    download = "/api/v1/downloads/{signature}/{expires:int}/{model_id}/{kind}/{name}/{file}"
-    routes.append(Route(download, _catch_errors(_run_in_thread(manage.download)), methods=["GET"]))
-    return Starlette(routes=routes)
+    table = (*_service_routes(handlers, service), *_management_routes(handlers, manage))
+    router = Router([Route(f"/{path}", handler, methods=[method]) for method, path, handler in table])
+    download = Route("/{signature}/{expires:int}/{model_id}/{kind}/{name}/{file}", manage.download)
+    answers = dict.fromkeys((*_STATUSES, HttpError, Exception), _answer_error)
+    return Starlette(
+        routes=[Mount("/api/v1/downloads", routes=[download]), Mount("/api/v1", _require_key(router, api_key))],
+        exception_handlers={404: _answer_unknown_route, **answers},
+    )
 
 
 def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, str, Handler]]:
@@ -101,59 +102,42 @@ def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, st
 
 def _management_routes(handlers: _Handlers, manage: Management) -> list[tuple[str, str, Handler]]:
     return [
-        ("GET", "training_runs", _run_in_thread(manage.list_runs)),
-        ("GET", "training_runs/{model_id}", _run_in_thread(manage.get_run)),
-        ("GET", "training_runs/{model_id}/checkpoints", _run_in_thread(manage.list_run_checkpoints)),
-        ("DELETE", _CHECKPOINT, _run_in_thread(manage.delete_checkpoint)),
-        ("POST", f"{_CHECKPOINT}/publish", _run_in_thread(manage.publish)),
-        ("DELETE", f"{_CHECKPOINT}/publish", _run_in_thread(manage.publish)),
+        ("GET", "training_runs", manage.list_runs),
+        ("GET", "training_runs/{model_id}", manage.get_run),
+        ("GET", "training_runs/{model_id}/checkpoints", manage.list_run_checkpoints),
+        ("DELETE", _CHECKPOINT, manage.delete_checkpoint),
+        ("POST", f"{_CHECKPOINT}/publish", manage.publish),
+        ("DELETE", f"{_CHECKPOINT}/publish", manage.publish),
         ("PUT", f"{_CHECKPOINT}/ttl", handlers.management(TtlRequest, manage.set_ttl)),
-        ("GET", f"{_CHECKPOINT}/external_weights_urls", _run_in_thread(manage.external_urls)),
+        ("GET", f"{_CHECKPOINT}/external_weights_urls", manage.external_urls),
         ("POST", "copy_weights", handlers.management(types.CopyWeightsRequest, manage.copy_weights)),
-        ("GET", "checkpoints", _run_in_thread(manage.list_checkpoints)),
-        ("GET", "sessions", _run_in_thread(manage.list_sessions)),
+        ("GET", "checkpoints", manage.list_checkpoints),
+        ("GET", "sessions", manage.list_sessions),
         ("POST", "sessions/search", handlers.management(types.SessionSearchRequest, manage.search_sessions)),
-        ("GET", "sessions/{session_id}", _run_in_thread(manage.get_session)),
-        ("PUT", "sessions/{session_id}/project", _run_in_thread(manage.not_offered)),
-        ("GET", "sessions/{session_id}/trace_export", _run_in_thread(manage.not_offered)),
-        ("GET", "billing/usage/checkpoints/current", _run_in_thread(manage.storage)),
-        ("GET", "billing/usage/events", _run_in_thread(manage.not_offered)),
-        ("GET", "audit", _run_in_thread(manage.not_offered)),
+        ("GET", "sessions/{session_id}", manage.get_session),
+        ("GET", "billing/usage/checkpoints/current", manage.storage),
     ]
 
 
-def _run_in_thread(handler: Callable[[Request], Response]) -> Handler:
-    """Run a handler that reads the disk on another thread."""
-    return partial(asyncio.to_thread, handler)
+def _require_key(app: ASGIApp, api_key: str) -> ASGIApp:
+    async def check_key(scope: Scope, receive: Receive, send: Send) -> None:
+        if hmac.compare_digest(Headers(scope=scope).get("x-api-key", "").encode(), api_key.encode()):
+            return await app(scope, receive, send)
+        # The SDK would leave this connection open, as after `client_config`.
+        refusal = {"detail": "the API key is missing or wrong"}
+        return await JSONResponse(refusal, status_code=401, headers={"Connection": "close"})(scope, receive, send)
 
-
-def _require_key(handler: Handler, api_key: str) -> Handler:
-    expected = api_key.encode()
-
-    async def check_key(request: Request) -> Response:
-        if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), expected):
-            # The SDK would leave this connection open, as after `client_config`.
-            refusal = {"detail": "the API key is missing or wrong"}
-            return JSONResponse(refusal, status_code=401, headers={"Connection": "close"})
-        return await safe_handler(request)
-
-    safe_handler = _catch_errors(handler)
     return check_key
 
 
-def _catch_errors(handler: Handler) -> Handler:
-    async def catch(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except HttpError as error:
-            return _error_response(error.status, str(error))
-        except Exception as error:
-            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-            if status == 500:
-                _log.exception("%s failed", request.url.path)
-            return _error_response(status, str(error) or type(error).__name__)
+async def _answer_unknown_route(request: Request, _: Exception) -> Response:
+    return _error_response(404, f"{request.method} {request.url.path} is not offered by the embedded engine")
 
-    return catch
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    known = error.status if isinstance(error, HttpError) else 500
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), known)
+    return _error_response(status, str(error) or type(error).__name__)
 
 
 def _error_response(status: int, message: str) -> JSONResponse:
@@ -270,17 +254,16 @@ class _Handlers:
 
     async def forward_backward(self, request: Request) -> Response:
         """Start a training request, the only request with a protobuf body."""
+        body = b""
         try:
             body = await self._bodies.read(request)
-        except HttpError as error:
-            return self._fail_in_order(wire_format.train_request_position(error.body), error)
-        try:
             train_request = wire_format.decode_train(body)
-        except UsageError as error:
-            return self._fail_in_order(wire_format.train_request_position(body), HttpError(400, str(error), body))
+        except (HttpError, UsageError) as error:
+            received = error.body if isinstance(error, HttpError) else body
+            return self._fail_in_order(wire_format.train_request_position(received), error)
         return JSONResponse({"request_id": self._service.train(train_request).request_id})
 
-    def _fail_in_order(self, position: tuple[str, int] | None, error: HttpError) -> Response:
+    def _fail_in_order(self, position: tuple[str, int] | None, error: Exception) -> Response:
         """Fail a request when its `seq_id` is due; an immediate error would leave a gap that blocks later requests."""
         if position is None:
             raise error
