@@ -71,7 +71,7 @@ def test_urgent_jobs_run_before_earlier_jobs() -> None:
     worker = Worker(lambda: False)
     for name in ("first", "second"):
         worker.submit(lambda name=name: events.append(name))
-    worker.submit_first(lambda: events.append("soon"))
+    worker.submit(lambda: events.append("soon"), urgent=True)
     worker.submit(finished.set)
     worker.start()
     assert finished.wait(HANG_S)
@@ -99,7 +99,7 @@ def test_samples_start_and_advance_inside_a_long_job_that_yields() -> None:
             now += 0.1
             events.append(("part", now))
             if part == 0:
-                worker.submit_first(begin)
+                worker.submit(begin, urgent=True)
             if worker.should_yield:
                 worker.let_others_run()
 
@@ -122,7 +122,7 @@ def test_urgent_jobs_submitted_during_a_job_run_before_the_next() -> None:
         now += 1.0
         events.append(name)
         if name == "first":
-            worker.submit_first(lambda: events.append("soon"))
+            worker.submit(lambda: events.append("soon"), urgent=True)
 
     def token() -> bool:
         nonlocal now

@@ -146,22 +146,16 @@ class Decoder:
         for row in admitted:
             groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
         tickets = [list(dict.fromkeys(row.ticket for row in rows)) for rows in groups.values()]
-        passes = _split_into_passes(
-            [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._limits.prefill_tokens
-        )
-        tasks = [partial(_run_prefill, self._weights, [tickets[i] for i in batch]) for batch in passes]
-        tokens = sum(len(group[0].request.prompt) for group in tickets)
-        with self._activity.track("tokens of prompts being read", tokens):
+        requests = [[ticket.request for ticket in group] for group in tickets]
+        lengths = [len(group[0].prompt) for group in requests]
+        passes = _split_into_passes(lengths, self._lanes.count, self._limits.prefill_tokens)
+        tasks = [partial(prefill, self._weights, [requests[i] for i in batch]) for batch in passes]
+        with self._activity.track("tokens of prompts being read", sum(lengths)):
             prompts = [prompt for batch in self._lanes.run(tasks) for prompt in batch]
         for group, prompt in zip(tickets, prompts, strict=True):
             for ticket, scores in zip(group, prompt.scores, strict=True):
                 ticket.prompt_scores = scores
         return [(row, prompt) for rows, prompt in zip(groups.values(), prompts, strict=True) for row in rows]
-
-
-@torch.inference_mode()
-def _run_prefill(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[PrefilledPrompt]:
-    return prefill(weights, [[ticket.request for ticket in group] for group in groups])
 
 
 @torch.inference_mode()

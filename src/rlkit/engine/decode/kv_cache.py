@@ -11,6 +11,7 @@ import math
 import mmap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import batched
 
 import numpy as np
 import torch
@@ -74,7 +75,8 @@ class KvBlock[Row]:
         self._threads = threads
         self._template = template
         # Keys and values of some layers each, [layers, 2, capacity, K, bucket, D].
-        self._chunks = [self._zeros(len(layers), 0) for layers in self._layer_chunks()]
+        per_chunk = -(-config.layers // _CHUNKS)
+        self._chunks = [self._zeros(len(layers), 0) for layers in batched(range(config.layers), per_chunk)]
 
     @property
     def capacity(self) -> int:
@@ -94,11 +96,11 @@ class KvBlock[Row]:
         """Append rows with the same first n positions: keys and values [layers, K, n, D]."""
         self.reserve(len(rows))
         length, new = keys.shape[2], slice(len(self.rows), len(self.rows) + len(rows))
-        layers = self._layer_chunks()
+        layers = len(self._chunks[0])
 
         def fill(index: int) -> None:
             for kind, tensor in enumerate((keys, values)):
-                source = tensor[layers[index].start : layers[index].stop]
+                source = tensor[index * layers : (index + 1) * layers]
                 self._chunks[index][:, kind, new, :, :length] = source[:, None]
 
         self._for_each_chunk(fill)
@@ -179,13 +181,6 @@ class KvBlock[Row]:
         """Return the capacity for `count` more rows: the present capacity, or slightly more than needed."""
         needed = len(self.rows) + count
         return self.capacity if needed <= self.capacity else needed + needed // _SPARE_DIVISOR
-
-    def _layer_chunks(self) -> list[range]:
-        per_chunk = -(-self._config.layers // _CHUNKS)
-        return [
-            range(first, min(first + per_chunk, self._config.layers))
-            for first in range(0, self._config.layers, per_chunk)
-        ]
 
     def _resize(self, chunk: Tensor, capacity: int) -> Tensor:
         if chunk.shape[2] == capacity:

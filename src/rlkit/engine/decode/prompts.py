@@ -33,6 +33,7 @@ class PrefilledPrompt:
     scores: Sequence[PromptScores]
 
 
+@torch.inference_mode()
 def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list[PrefilledPrompt]:
     """Run the common prompt of each group of requests, and compute the scores that each request needs."""
     config = weights.config

@@ -17,6 +17,9 @@ from rlkit.engine.decode.token_sampling import DrawSettings
 # A tokeniser may decode the first tokens of a part differently: it may strip a space, or omit a partial character.
 _MARGIN_TOKENS = 8
 
+type TextDecoder = Callable[[Sequence[int]], str]
+"""Function from token ids to their text."""
+
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
@@ -24,7 +27,7 @@ class StopRule:
 
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
-    decode: Callable[[Sequence[int]], str] | None = None  # token ids to text; needed for `strings`
+    decode: TextDecoder | None = None  # needed for `strings`
     _reach: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -156,10 +156,6 @@ class Promises:
         self._unfetched: WeakValueDictionary[str, ByteCounter] = WeakValueDictionary()
         self._shutdown_message = ""
 
-    def __len__(self) -> int:
-        """Return the number of promises."""
-        return len(self._all)
-
     def get_or_make(self, request_id: str, fingerprint: bytes = b"") -> tuple[Promise, bool]:
         """Return the promise of a request, and whether it is new: a client resends a request that got no reply."""
         promise = self.get(request_id)

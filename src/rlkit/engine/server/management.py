@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -49,10 +50,8 @@ class Management:
         """List the training runs of the root, newest first."""
         if "project_id" in request.query_params:
             raise UsageError("project_id: the embedded engine has no projects; leave it out")
-        offset, limit = _page(request, 20)
-        runs = self._store.records.runs()
-        page = [self._encode_run(run) for run in runs[offset : offset + limit]]
-        return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(runs))})
+        runs, cursor = _paginate(request, self._store.records.runs(), 20)
+        return JSONResponse({"training_runs": [self._encode_run(run) for run in runs], "cursor": cursor})
 
     def get_run(self, request: Request) -> Response:
         """Return a training run."""
@@ -66,10 +65,9 @@ class Management:
 
     def list_checkpoints(self, request: Request) -> Response:
         """List the checkpoints of the root, newest first."""
-        offset, limit = _page(request, 100)
-        checkpoints = self._store.checkpoints()
-        page = [_encode_checkpoint(checkpoint) for checkpoint in checkpoints[offset : offset + limit]]
-        return JSONResponse({"checkpoints": page, "cursor": _cursor(offset, limit, len(checkpoints))})
+        checkpoints, cursor = _paginate(request, self._store.checkpoints(), 100)
+        page = [_encode_checkpoint(checkpoint) for checkpoint in checkpoints]
+        return JSONResponse({"checkpoints": page, "cursor": cursor})
 
     def delete_checkpoint(self, request: Request) -> Response:
         """Delete a checkpoint."""
@@ -112,9 +110,8 @@ class Management:
 
     def list_sessions(self, request: Request) -> Response:
         """List the ids of all recorded sessions, newest first."""
-        offset, limit = _page(request, 20)
-        sessions = self._store.records.sessions()
-        return JSONResponse({"sessions": [session.session_id for session in sessions[offset : offset + limit]]})
+        sessions, _ = _paginate(request, self._store.records.sessions(), 20)
+        return JSONResponse({"sessions": [session.session_id for session in sessions]})
 
     def get_session(self, request: Request) -> Response:
         """Return a session, its training runs and, while it is open, its sampling sessions."""
@@ -247,19 +244,15 @@ def _checkpoint_path(request: Request) -> str:
     return f"tinker://{params['model_id']}/{params['kind']}/{params['name']}"
 
 
-def _page(request: Request, limit: int) -> tuple[int, int]:
-    """Return the offset and the limit of a list request."""
-    values: list[int] = []
-    for name, default in (("offset", 0), ("limit", limit)):
+def _paginate[T](request: Request, items: Sequence[T], default_limit: int) -> tuple[Sequence[T], dict[str, int]]:
+    """Return the page of `items` that a list request asks for, and its cursor."""
+    page = {"offset": 0, "limit": default_limit}
+    for name, default in page.items():
         text = request.query_params.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise UsageError(f"{name} must be a whole number ≥ 0, not {text!r}")
-        values.append(int(text))
-    return values[0], values[1]
-
-
-def _cursor(offset: int, limit: int, total: int) -> dict[str, int]:
-    return {"offset": offset, "limit": limit, "total_count": total}
+        page[name] = int(text)
+    return items[page["offset"] : page["offset"] + page["limit"]], {**page, "total_count": len(items)}
 
 
 def _encode_time(seconds: float) -> str:

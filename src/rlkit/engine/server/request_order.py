@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from rlkit._util.files import FULL
 from rlkit.engine.server.futures import Answer, GoneError, NotReady, Promise, Promises
 from rlkit.engine.server.sessions import EarlyRequest, ModelQueue, Session, Sessions
+from rlkit.engine.server.worker import Worker
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
@@ -35,24 +36,12 @@ type Job = Callable[[Promise], Answer | None]
 
 
 class RequestQueues:
-    """Queues that submit the jobs of requests to the worker. A job that raises `NotReady` delays its model's jobs only.
+    """Queues that submit requests' jobs to the worker. A job that raises `NotReady` delays its model's jobs only."""
 
-    Args:
-        submit: function that queues a model's job.
-        submit_first: function that queues a sampling job, which belongs to no model, ahead of model jobs.
-    """
-
-    def __init__(
-        self,
-        sessions: Sessions,
-        promises: Promises,
-        submit: Callable[[Callable[[], None]], None],
-        submit_first: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, sessions: Sessions, promises: Promises, worker: Worker) -> None:
         self._sessions = sessions
         self._promises = promises
-        self._submit = submit
-        self._submit_first = submit_first
+        self._worker = worker
 
     def add_model(self, session_id: str, model_seq_id: int) -> tuple[str, ModelQueue]:
         """Return the id and the queue of a new model; `GoneError` if its earlier creation is no longer recorded."""
@@ -130,7 +119,7 @@ class RequestQueues:
         """Run `work` on the worker after all submitted jobs of `queues`."""
         for queue in queues:  # one wrapper per queue, each of which defers the work if its queue is blocked
             work = partial(self._run_or_block, work, queue)
-        self._submit(work)
+        self._worker.submit(work)
 
     def _protect_save(self, model_id: str, save: Promise) -> None:
         """Mark a save, and the earlier requests that its content depends on, to run even after the session's end."""
@@ -140,8 +129,10 @@ class RequestQueues:
 
     def _submit_job(self, job: Job, promise: Promise, queue: ModelQueue | None) -> None:
         promise.is_submitted = True
-        submit = self._submit_first if queue is None else self._submit
-        submit(lambda: self._run_or_block(lambda: self._run(job, promise, queue), queue))
+        self._submit(lambda: self._run_or_block(lambda: self._run(job, promise, queue), queue), queue)
+
+    def _submit(self, work: Callable[[], None], queue: ModelQueue | None) -> None:
+        self._worker.submit(work, urgent=queue is None)  # sampling belongs to no model, and runs ahead of models' jobs
 
     def _run_or_block(self, work: Callable[[], None], queue: ModelQueue | None) -> None:
         """Run `work` now, or after the job that blocks the queue. Runs on the worker, as all methods below."""
@@ -160,8 +151,8 @@ class RequestQueues:
             promise.is_started = False
             if queue is not None:
                 queue.blocked = deque()
-            submit = self._submit_first if queue is None else self._submit
-            wait.ready.add_done_callback(lambda ready: submit(lambda: self._resume(job, promise, queue, ready)))
+            resume = partial(self._resume, job, promise, queue)
+            wait.ready.add_done_callback(lambda ready: self._submit(partial(resume, ready), queue))
         except Exception as error:
             _fail(promise, error)
         else:

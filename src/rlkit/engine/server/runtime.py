@@ -8,11 +8,10 @@ the other models remain usable.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tinker import types
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.decoder import Decoder
-from rlkit.engine.decode.requests import StopRule
+from rlkit.engine.decode.requests import TextDecoder
 from rlkit.engine.kernels.devices import BatchLimits, batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter, make_sampling_weights, merged_bytes
@@ -115,35 +114,34 @@ class Runtime:
         """Apply the accumulated gradient, and return its norm before clipping."""
         return self._model(model_id).learner.step(settings)
 
-    def save(
-        self,
-        model_id: str,
-        kind: Literal["weights", "sampler_weights"],
-        name: str,
-        *,
-        overwrite: bool = False,
-        ttl_s: int | None,
-        user_metadata: Mapping[str, str] | None,
-    ) -> str:
+    def save(self, request: types.SaveWeightsRequest | types.SaveWeightsForSamplerRequest, name: str) -> str:
         """Write a training state, with Adam's moments, or sampler weights, and return their tinker:// path."""
-        model = self._model(model_id)
+        model = self._model(request.model_id)
+        is_state = isinstance(request, types.SaveWeightsRequest)
         return self._store.save(
-            model_id,
-            kind,
+            request.model_id,
+            "weights" if is_state else "sampler_weights",
             name,
             _info(model),
             model.learner.adapter,
-            moments=model.learner.moments if kind == "weights" else None,
-            overwrite=overwrite,
-            ttl_s=ttl_s,
-            user_metadata=user_metadata,
+            moments=model.learner.moments if is_state else None,
+            overwrite=is_state and request.overwrite,
+            ttl_s=request.ttl_seconds,
+            user_metadata=request.user_metadata,
         )
 
-    def save_external(self, model_id: str, name: str, *, ttl_s: int | None, recipients: Sequence[str]) -> str:
+    def save_external(self, request: types.SaveWeightsExternalRequest) -> str:
         """Write a PEFT adapter for download, and return its tinker:// path."""
-        model = self._model(model_id)
-        adapter = model.learner.adapter
-        return save_external(self._store, model_id, name, _info(model), adapter, ttl_s=ttl_s, recipients=recipients)
+        model = self._model(request.model_id)
+        return save_external(
+            self._store,
+            request.model_id,
+            request.path,
+            _info(model),
+            model.learner.adapter,
+            ttl_s=request.ttl_seconds,
+            recipients=request.age_encryption_recipients or (),
+        )
 
     def snapshot(self, model_id: str, key: str) -> SamplerRef:
         """Keep a copy of the current weights under `key`."""
@@ -159,13 +157,9 @@ class Runtime:
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
         """Queue a sampling request; a later `advance` resolves its promise if it is still pending."""
         location = self.base_models.locate(target.ref.base_model)
-
-        def make_stop_rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
-            if tokens is None:
-                return StopRule(location.config.eos)
-            return StopRule(frozenset(tokens), tuple(strings), _text_decoder(location.directory) if strings else None)
-
-        sample_request = wire_format.decode_sample(request, make_stop_rule)
+        sample_request = wire_format.decode_sample(
+            request, location.config.eos, lambda: _load_text_decoder(location.directory)
+        )
         if target.ref.snapshot is not None:
             self._snapshots.touch(target.ref.snapshot)  # served weights do not read the snapshot again
         self._samplers.submit(
@@ -260,7 +254,7 @@ def _info(model: _TrainedModel) -> CheckpointInfo:
 
 
 @lru_cache(maxsize=4)
-def _text_decoder(directory: Path) -> Callable[[Sequence[int]], str]:
+def _load_text_decoder(directory: Path) -> TextDecoder:
     """Return the tokeniser's `decode` with special tokens kept, because a stop string may be a special token."""
     tokenizer = load_tokenizer(directory)
 

@@ -59,7 +59,7 @@ class Service:
             resolve, self.store, scratch_folder(root), threads, select_device(device), activity=activity or Activity()
         )
         self._worker = Worker(self._runtime.advance)
-        self._queues = RequestQueues(self.sessions, self.promises, self._worker.submit, self._worker.submit_first)
+        self._queues = RequestQueues(self.sessions, self.promises, self._worker)
 
     def start(self) -> None:
         """Remove files left by killed servers, and start the worker."""
@@ -182,14 +182,7 @@ class Service:
         def job(_: Promise) -> Answer:
             if request.path is None:
                 raise UsageError("save_weights: path, the checkpoint's name, is missing")
-            path = self._runtime.save(
-                request.model_id,
-                "weights",
-                request.path,
-                overwrite=request.overwrite,
-                ttl_s=request.ttl_seconds,
-                user_metadata=request.user_metadata,
-            )
+            path = self._runtime.save(request, request.path)
             return json_answer({"path": path, "type": "save_weights"})
 
         return self._queues.run_in_order(request.model_id, request.seq_id, hash_request(request), job, saves=True)
@@ -202,13 +195,7 @@ class Service:
             if request.path is not None:
                 if request.kind != "snapshot":
                     raise UsageError(f"save_weights_for_sampler: named weights cannot be of kind {request.kind!r}")
-                path = self._runtime.save(
-                    request.model_id,
-                    "sampler_weights",
-                    request.path,
-                    ttl_s=request.ttl_seconds,
-                    user_metadata=request.user_metadata,
-                )
+                path = self._runtime.save(request, request.path)
                 return json_answer({"path": path, "type": "save_weights_for_sampler"})
             if request.sampling_session_seq_id is None:
                 raise UsageError("save_weights_for_sampler: give path or sampling_session_seq_id")
@@ -228,11 +215,7 @@ class Service:
         """Write an adapter in the format of `peft`, for download."""
 
         def job(_: Promise) -> Answer:
-            recipients = request.age_encryption_recipients or ()
-            path = self._runtime.save_external(
-                request.model_id, request.path, ttl_s=request.ttl_seconds, recipients=recipients
-            )
-            return json_answer({"path": path, "type": "save_weights_external"})
+            return json_answer({"path": self._runtime.save_external(request), "type": "save_weights_external"})
 
         return self._queues.run_in_order(request.model_id, request.seq_id, hash_request(request), job, saves=True)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tinker import ModelInput, types
 from tinker.proto import tinker_public_pb2 as pb
 
-from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule, TokenLogprobs
+from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule, TextDecoder, TokenLogprobs
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.model.lora import LoraSettings
 from rlkit.engine.training.learner import AdamSettings, LossOutput
@@ -41,9 +41,6 @@ _STOP_STRINGS_MAX, _STOP_STRING_CHARACTERS_MAX, _STOP_TOKENS_MAX = 64, 1024, 409
 _ALTERNATIVES_MAX = 16_384
 # The SDK's marker of an empty entry in a table of likeliest tokens.
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
-
-type StopRules = Callable[[Sequence[int] | None, Sequence[str]], StopRule]
-"""Function that makes a stop rule from stop tokens (None for the model's own) and stop strings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,8 +164,15 @@ def encode_loss(output: LossOutput) -> bytes:
     return message.SerializeToString()
 
 
-def decode_sample(request: types.SampleRequest, make_stop_rule: StopRules) -> SampleRequest:
-    """Read a sampling request; `UsageError` if the engine does not support it."""
+def decode_sample(
+    request: types.SampleRequest, eos: frozenset[int], load_decoder: Callable[[], TextDecoder]
+) -> SampleRequest:
+    """Read a sampling request; `UsageError` if the engine does not support it.
+
+    Args:
+        eos: stop tokens of a request without its own.
+        load_decoder: function that loads the decoder of stop strings; called if there are any.
+    """
     if request.record_stability_info:
         raise UsageError("sample: record_stability_info is not supported by the embedded engine")
     params, prompt = request.sampling_params, _prompt(request.prompt)
@@ -199,7 +203,7 @@ def decode_sample(request: types.SampleRequest, make_stop_rule: StopRules) -> Sa
         params.max_tokens,
         secrets.randbits(64) if params.seed is None else params.seed,
         DrawSettings(params.temperature, params.top_k, params.top_p),
-        make_stop_rule(*_stops(params.stop)),
+        _stop_rule(params.stop, eos, load_decoder),
         top=request.topk_sample_logprobs,
         prompt_logprobs=bool(request.prompt_logprobs),
         prompt_top=request.topk_prompt_logprobs,
@@ -358,13 +362,14 @@ def _integers(name: str, values: Sequence[float]) -> NDArray[np.int64]:
     return integers
 
 
-def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    """Return the stop tokens (None for the model's own) and the stop strings."""
+def _stop_rule(
+    stop: str | Sequence[str] | Sequence[int] | None, eos: frozenset[int], load_decoder: Callable[[], TextDecoder]
+) -> StopRule:
     if stop is None:
-        return None, ()
+        return StopRule(eos)
     if isinstance(stop, str):
         stop = [stop]
-    tokens = tuple(entry for entry in stop if isinstance(entry, int))
+    tokens = [entry for entry in stop if isinstance(entry, int)]
     strings = tuple(entry for entry in stop if isinstance(entry, str))
     if "" in strings:
         raise UsageError("sample: a stop string is empty")
@@ -378,4 +383,4 @@ def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int,
     if len(tokens) > _STOP_TOKENS_MAX:
         raise UsageError(f"sample: at most {_STOP_TOKENS_MAX} stop tokens are allowed, not {len(tokens)}")
     # Stop strings replace the model's own end tokens, like stop tokens.
-    return tokens, strings
+    return StopRule(frozenset(tokens), strings, load_decoder() if strings else None)

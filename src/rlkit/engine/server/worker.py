@@ -47,13 +47,15 @@ class Worker:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Queue a job, which must handle its own errors: an exception is only logged."""
-        self._put(self._jobs, job)
+    def submit(self, job: Callable[[], None], *, urgent: bool = False) -> None:
+        """Queue a job, which must handle its own errors: an exception is only logged.
 
-    def submit_first(self, job: Callable[[], None]) -> None:
-        """Queue a short urgent job that does not depend on other jobs, such as the start of a sample."""
-        self._put(self._urgent, job)
+        Args:
+            urgent: True for a short job that does not depend on other jobs, such as the start of a sample.
+        """
+        with self._changed:
+            (self._urgent if urgent else self._jobs).append(job)
+            self._changed.notify()
 
     def stop(self) -> None:
         """Stop after the running job; unfinished samples are dropped."""
@@ -72,11 +74,6 @@ class Worker:
         """Run urgent jobs, and decode samples for a slice of time; called by a job between its parts."""
         self._decode(_SLICE_S)
         self._slice_start_s = self._clock()
-
-    def _put(self, jobs: deque[Callable[[], None]], job: Callable[[], None]) -> None:
-        with self._changed:
-            jobs.append(job)
-            self._changed.notify()
 
     def _next(self, wait_s: float | None) -> Callable[[], None] | None:
         with self._changed:

@@ -70,7 +70,7 @@ def micro_batches(sequences: Sequence[NDArray[np.int64]], rows_max: int, shares:
     count = max(-(-sum(row_counts) // (shares * rows_max)), 1) * shares
     batches = [
         _pack(sequences, chunk)
-        for chunk in _chunk_groups(row_counts, groups, sum(row_counts) / count, rows_max + rows_max // 8)
+        for chunk in _chunk(groups, row_counts, sum(row_counts) / count, rows_max + rows_max // 8)
     ]
     by_share: list[list[MicroBatch]] = [[] for _ in range(shares)]
     for batch in sorted(batches, key=lambda batch: -len(batch.tokens)):
@@ -110,37 +110,34 @@ def _split(group: _PrefixGroup, lengths: Sequence[int], rows_max: int) -> Iterat
     With a long prefix, parts may be larger, because each part recomputes the prefix.
     """
     rows_max = max(rows_max, 2 * group.shared)
-    all_tails = group.row_count(lengths) - group.shared
-    even = all_tails / max(-(-all_tails // max(rows_max - group.shared, 1)), 1)
-    part: list[int] = []
-    rows, done, count = group.shared, 0, 0
-    for index in sorted(group.indices, key=lambda i: lengths[i]):
-        tail = lengths[index] - group.shared
-        copied = (len(part) + 1) * group.shared
-        reached = done + rows - group.shared + tail / 2
-        if part and (rows + tail > rows_max or copied > _COPIES_MAX * rows_max or reached > (count + 1) * even):
-            yield _PrefixGroup(group.shared, tuple(part))
-            done, count = done + rows - group.shared, count + 1
-            part, rows = [], group.shared
-        part.append(index)
-        rows += tail
-    yield _PrefixGroup(group.shared, tuple(part))
+    indices = sorted(group.indices, key=lambda i: lengths[i])
+    tails = [lengths[index] - group.shared for index in indices]
+    limit = rows_max - group.shared
+    even = sum(tails) / max(-(-sum(tails) // max(limit, 1)), 1)
+    copies_max = _COPIES_MAX * rows_max // group.shared if group.shared else None
+    for part in _chunk(indices, tails, even, limit, copies_max):
+        yield _PrefixGroup(group.shared, tuple(part))
 
 
-def _chunk_groups(
-    row_counts: Sequence[int], groups: Sequence[_PrefixGroup], even: float, limit: int
-) -> Iterator[list[_PrefixGroup]]:
-    """Join consecutive groups to chunks of about `even` and at most `limit` rows, except for single larger groups."""
-    chunk: list[_PrefixGroup] = []
-    rows = done = count = 0
-    for size, group in zip(row_counts, groups, strict=True):
-        # End the chunk with or without the group, whichever total is closer to a multiple of `even`.
-        if chunk and (rows + size > limit or done + rows + size / 2 > (count + 1) * even):
+def _chunk[T](
+    items: Sequence[T], sizes: Sequence[int], even: float, limit: int, count_max: int | None = None
+) -> Iterator[list[T]]:
+    """Join consecutive items to chunks with a total size of about `even` and at most `limit`; a larger item is alone.
+
+    Args:
+        count_max: maximum number of items in a chunk.
+    """
+    chunk: list[T] = []
+    total = done = count = 0
+    for item, size in zip(items, sizes, strict=True):
+        # End the chunk with or without the item, whichever total is closer to a multiple of `even`.
+        is_full = total + size > limit or len(chunk) == count_max
+        if chunk and (is_full or done + total + size / 2 > (count + 1) * even):
             yield chunk
-            done, count = done + rows, count + 1
-            chunk, rows = [], 0
-        chunk.append(group)
-        rows += size
+            done, count = done + total, count + 1
+            chunk, total = [], 0
+        chunk.append(item)
+        total += size
     if chunk:
         yield chunk
 
