@@ -334,11 +334,9 @@ def test_old_snapshots_spill_to_disk_and_survive_a_sweep(
 
 def test_the_snapshots_of_a_killed_server_are_swept(tmp_path: Path) -> None:
     folder = snapshots_module.scratch_folder(tmp_path)
-    hold = (
-        "import sys, fcntl, pathlib, rlkit.engine.storage.files as f; f.lock(pathlib.Path(sys.argv[1]), fcntl.LOCK_EX)"
-    )
-    wait = "print('locked', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", f"{hold}; {wait}", str(folder)]
+    imports = "import sys, fcntl, pathlib; from rlkit.engine.storage.files import hold_lock"
+    hold = "with hold_lock(pathlib.Path(sys.argv[1]), fcntl.LOCK_EX): print('locked', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", f"{imports}\n{hold}", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"locked\n"

@@ -114,6 +114,8 @@ class KvBlock[Row]:
         moved = [index for index in range(remaining, len(self.rows)) if index not in removed]
         capacity = self.capacity if self.capacity <= remaining + remaining // _UNUSED_DIVISOR else remaining
         targets, sources = (torch.tensor(places, device=self._template.device) for places in (holes, moved))
+        # Runs of consecutive indices: each is copied without temporary memory.
+        runs = np.split(np.array(indices), np.flatnonzero(np.diff(indices) > 1) + 1)
         larger_capacity = 0 if into is None else into._capacity_with(len(indices))
 
         def move(index: int) -> None:
@@ -121,8 +123,8 @@ class KvBlock[Row]:
             if into is not None:
                 larger_chunk = into._resize(into._chunks[index], larger_capacity)
                 place = len(into.rows)
-                for run in _runs(indices):
-                    larger_chunk[:, :, place : place + len(run), :, : self.tokens] = chunk[:, :, run.start : run.stop]
+                for run in runs:
+                    larger_chunk[:, :, place : place + len(run), :, : self.tokens] = chunk[:, :, run[0] : run[-1] + 1]
                     place += len(run)
                 into._chunks[index] = larger_chunk
             if holes:
@@ -195,14 +197,3 @@ class KvBlock[Row]:
         if self._template.device.type != "cpu":
             return self._template.new_zeros(shape)
         return torch.from_numpy(make_zeros(math.prod(shape)).reshape(shape)).to(self._template.dtype)
-
-
-def _runs(indices: Sequence[int]) -> list[range]:
-    """Return runs of consecutive numbers, in order: each run is copied without temporary memory."""
-    runs: list[range] = []
-    for index in indices:
-        if runs and runs[-1].stop == index:
-            runs[-1] = range(runs[-1].start, index + 1)
-        else:
-            runs.append(range(index, index + 1))
-    return runs

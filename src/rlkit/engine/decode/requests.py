@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +22,18 @@ type TextDecoder = Callable[[Sequence[int]], str]
 """Function from token ids to their text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StopRule:
     """Stop tokens, and stop strings in the decoded text of the completion."""
 
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
     decode: TextDecoder | None = None  # needed for `strings`
-    _reach: int = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _reach(self) -> int:
         # A token has at least one byte, so a string spans at most as many tokens as it has bytes.
-        reach = max((len(string.encode()) for string in self.strings), default=0) + _MARGIN_TOKENS
-        object.__setattr__(self, "_reach", reach)
+        return max((len(string.encode()) for string in self.strings), default=0) + _MARGIN_TOKENS
 
     def is_finished(self, tokens: Sequence[int]) -> bool:
         """Return whether the last of `tokens` completes the sample."""

@@ -8,14 +8,12 @@ that cannot be read raises `HttpError`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, override
+from typing import override
 
 import zstandard
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 HEADER_BYTES_MAX = 64 << 10
 """Maximum size of a request's headers. The SDK sends 1 KiB; proxies add a few more, including a signed token."""
@@ -43,18 +41,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     endless header lists, trailers and chunk extensions.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._pending_bytes = 0
-        self._header_count = 0
-        self._is_rejected = False
-        self._header_timer: asyncio.TimerHandle | None = None
+    _pending_bytes = 0
+    _header_count = 0
+    _is_rejected = False
+    _header_timer: asyncio.TimerHandle | None = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  as uvicorn narrows it

@@ -8,7 +8,7 @@ the other models remain usable.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -257,8 +257,4 @@ def _info(model: _TrainedModel) -> CheckpointInfo:
 def _load_text_decoder(directory: Path) -> TextDecoder:
     """Return the tokeniser's `decode` with special tokens kept, because a stop string may be a special token."""
     tokenizer = load_tokenizer(directory)
-
-    def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-    return decode
+    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))

@@ -241,13 +241,13 @@ class CheckpointStore:
             shutil.rmtree(folder)
         elif checkpoint := self._read(folder):
             if self._is_expired(checkpoint):
-                return _remove(checkpoint)
+                _remove(checkpoint)
+                return
             for entry in folder.iterdir():
                 if entry.is_dir() and entry != checkpoint.data:
                     shutil.rmtree(entry)
                 elif entry.name.endswith(".tmp"):
                     entry.unlink()
-        return None
 
     def _new_checkpoint(
         self, path: str, info: CheckpointInfo, ttl_s: int | None, user_metadata: Mapping[str, str] | None

@@ -51,23 +51,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def lock(folder: Path, mode: int) -> int:
-    """Lock a folder in a `mode` of `fcntl.flock`; make it if missing. Closing the returned descriptor unlocks it."""
+@contextmanager
+def hold_lock(folder: Path, mode: int) -> Generator[None]:
+    """Hold the lock of a folder in a `mode` of `fcntl.flock`; make the folder if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, mode)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-@contextmanager
-def hold_lock(folder: Path, mode: int) -> Generator[None]:
-    """Hold the lock of a folder; arguments as in `lock`."""
-    descriptor = lock(folder, mode)
-    try:
         yield
     finally:
         os.close(descriptor)

@@ -9,10 +9,10 @@ folder was left by a killed server.
 from __future__ import annotations
 
 import fcntl
-import os
 import secrets
 import shutil
 from collections import OrderedDict
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings
-from rlkit.engine.storage.files import hold_lock, lock, read_tensors, write_tensors
+from rlkit.engine.storage.files import hold_lock, read_tensors, write_tensors
 from rlkit.errors import UsageError
 
 _MEMORY_BYTES_MAX = 256 << 20
@@ -41,7 +41,7 @@ class Snapshots:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock: int | None = None
+        self._lock: ExitStack | None = None
         self._recent: OrderedDict[str, Adapter] = OrderedDict()
         self._spilled: OrderedDict[str, _SpilledSnapshot] = OrderedDict()
 
@@ -86,13 +86,15 @@ class Snapshots:
         self._spilled.clear()
         if self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._lock)
+            self._lock.close()
             self._lock = None
 
     def _spill(self, key: str, adapter: Adapter) -> None:
         if self._lock is None:
+            lock = ExitStack()
             with hold_lock(self._folder.parent, fcntl.LOCK_SH):  # keeps sweeps from removing the still unlocked folder
-                self._lock = lock(self._folder, fcntl.LOCK_EX)
+                lock.enter_context(hold_lock(self._folder, fcntl.LOCK_EX))
+            self._lock = lock
         path = self._folder / f"{key.replace(':', '_')}.safetensors"
         spilled = _SpilledSnapshot(adapter.config, adapter.settings, path, _size_bytes(adapter))
         try:
