@@ -81,10 +81,8 @@ class Loss:
         if self.name == "dro":
             return -(logp * advantage - 0.5 * self.settings["beta"] * (logp - q).square())
         log_ratio = inputs[SEQUENCE] + logp - logp.detach() if self.by_sequence else logp - q
-        if self.name in (
-            "ppo",
-            "gspo",
-        ):  # these losses clip the ratio anyway, and the derivative of an infinite ratio is NaN
+        clips_gradient = self.name in ("ppo", "gspo")
+        if clips_gradient:  # the ratio is clipped anyway, and the derivative of an infinite ratio is NaN
             log_ratio = torch.where(advantage > 0, log_ratio.clamp(max=_LOG_RATIO_MAX), log_ratio)
         # A token that was not sampled may have any q. Its ratio may be infinite, and infinity times 0 is NaN.
         ratio = torch.exp(torch.where(advantage == 0, 0.0, log_ratio))
@@ -92,7 +90,7 @@ class Loss:
             return -ratio * advantage
         low, high = (inputs[name] if name in inputs else logp.new_tensor(self.settings[name]) for name in _CLIPS)
         clipped = torch.minimum(torch.maximum(ratio, low), high)
-        if self.name in ("ppo", "gspo"):
+        if clips_gradient:
             return -torch.minimum(ratio * advantage, clipped * advantage)
         return -clipped.detach() * logp * advantage
 
