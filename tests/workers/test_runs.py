@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlkit
+from rlkit._util.activity import Activity, use_activity
 from rlkit._util.priority_semaphore import Slots
 from rlkit.config import load_config
 from rlkit.env import Task
@@ -79,10 +80,15 @@ def test_environments_have_the_workers_of_their_settings() -> None:
     names = {"shared": None, "also_shared": None, "own": {"count": 1, "cpus": 2}, "here": 0}
     envs = {name: {"env": "arithmetic", "workers": workers} for name, workers in names.items()}
     config = load_config([], settings={"model": "m", "envs": envs, "rollouts": {"workers": 2}}).config
-    local, tasks = LocalRunner(ByteChat()), {name: [WhereAmI()] for name in names}
+    activity, local, tasks = Activity(), LocalRunner(ByteChat()), {name: [WhereAmI()] for name in names}
 
     async def play_all() -> tuple[dict[str, set[float | None]], Mapping[str, float]]:
+        with use_activity(activity):
+            return await play_groups()
+
+    async def play_groups() -> tuple[dict[str, set[float | None]], Mapping[str, float]]:
         async with open_runner(config, local, tasks, {}) as runner:
+            assert str(activity) == "workers: 3"
             player = Player(runner, {name: make_settings(group_size=4) for name in names}, seed=0, slots=Slots(99))
             sampler = ScriptedSampler(reply, chat=ByteChat())
             drawn = [Task(draw, name, tasks[name][0]) for draw, name in enumerate(names)]

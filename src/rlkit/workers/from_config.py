@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlkit._util.activity import current_activity
 from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.env import Env, Task, TaskSource
 from rlkit.policy import Sampler
@@ -69,7 +70,9 @@ async def open_workers(
             connect, connect_extra = _make_connectors(workers, count)
             pool = WorkerPool.open(count, connect, local, tasks=firsts, show=_print_line, connect_extra=connect_extra)
             pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
-        yield _PoolsByEnv(local, pools)
+        runner = _PoolsByEnv(local, pools)
+        runner.metrics()  # shows the workers
+        yield runner
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +93,14 @@ class _PoolsByEnv(RolloutRunner):
         return await self._of(task).score(task, episodes, timeout_s=timeout_s)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all workers since the last call, see `WorkerPool.metrics`."""
+        """Return and display the metrics of all workers since the last call, see `WorkerPool.metrics`."""
         parts = [pool.metrics() for pool in {id(pool): pool for pool in self.pools.values()}.values()]
         total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "queue")}
         busy = sum(part["busy"] * part["live"] for part in parts) / max(total["workers/live"], 1.0)
+        activity = current_activity()
+        activity.put("workers", round(total["workers/live"]))
+        activity.put("workers busy (%)", round(100 * busy))
+        activity.put("workers replaced", round(total["workers/restarts"]))
         return {**total, "time/env_busy": busy}
 
     def _of(self, task: Task) -> RolloutRunner:

@@ -15,7 +15,6 @@ from typing import cast
 
 import cloudpickle
 
-from rlkit._util.activity import current_activity
 from rlkit._util.threads import run_together
 from rlkit.config.loading.objects import loaded_files
 from rlkit.env import Task
@@ -65,7 +64,6 @@ class WorkerPool(RolloutRunner):
         self._start = encode(start)
         self._show = show
         self._workers = list[WorkerClient]()
-        self._activity = current_activity()
         self._pickles = OrderedDict[int, tuple[Task, bytes]]()
         self._lost_cpu_s = 0.0
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
@@ -102,7 +100,6 @@ class WorkerPool(RolloutRunner):
         start = Start(loaded_files(), runner, [pickle_task(task) for task in tasks])
         pool = cls(count, connect, start, show=show, connect_extra=connect_extra)
         pool._workers += [pool._add_worker(connect) for _ in range(count)]
-        pool._activity.put("workers", count)
         try:
             await run_together(worker.wait_until_ready() for worker in pool._workers)
             pool._failed_starts = 0
@@ -143,7 +140,6 @@ class WorkerPool(RolloutRunner):
         now_s, cpu_s = time.monotonic(), self._lost_cpu_s + sum(worker.cpu_s for worker in self._workers)
         passed_s = (now_s - self._measured_s) * max(len(self._workers), 1)
         busy = max(cpu_s - self._measured_cpu_s, 0.0) / passed_s if passed_s else 0.0
-        self._activity.put("workers' processor use in %", round(100 * busy))
         self._measured_s, self._measured_cpu_s = now_s, cpu_s
         return {
             "live": float(len(self._workers)),
@@ -202,7 +198,6 @@ class WorkerPool(RolloutRunner):
             self._failed_starts, self._start_problem = self._failed_starts + 1, lost.start_problem
         if self._failed_starts < _STARTS_MAX:
             self.restarts += 1
-            self._activity.put("workers replaced", self.restarts)
             try:
                 self._workers.append(self._add_worker(self._connect))
             except UsageError as error:
