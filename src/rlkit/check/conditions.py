@@ -16,8 +16,14 @@ from typing import Self, override
 
 import numpy as np
 
-WORDS = 624
+STATE_WORDS = 624
 """Size of a Mersenne Twister's state in 32-bit words, and the number of outputs that a state determines."""
+
+FORCED_WORDS = 500
+"""Number of outputs to force. The rest of the state is random, or a generator would repeat an output of 0 forever."""
+
+LOWEST_WORD, HIGHEST_WORD = 0, 0x12DD9BB3
+"""State words of a Mersenne Twister (MT19937) whose outputs are 0 and 2**32 - 1."""
 
 DAY_S = 86_400.0
 
@@ -100,19 +106,21 @@ def make_clock_movable() -> Callable[[float], None]:
         nonlocal ahead_s
         ahead_s = offset_s
 
-    def move_split(split: Callable[[float], time.struct_time]) -> Callable[..., time.struct_time]:
-        def split_now(secs: float | None = None) -> time.struct_time:
-            return split(now() + ahead_s if secs is None else secs)
-
-        return split_now
+    def split(convert: Callable[[float], time.struct_time], secs: float | None = None, /) -> time.struct_time:
+        return convert(time.time() if secs is None else secs)
 
     def strftime(form: str, moment: time.struct_time | None = None) -> str:
         return write(form, time.localtime() if moment is None else moment)
 
-    functions = {now: lambda: now() + ahead_s, now_ns: lambda: now_ns() + int(ahead_s * 1e9), write: strftime}
-    functions |= {split: move_split(split) for split in (time.localtime, time.gmtime)}
-    replacements: dict[int, object] = {id(original): function for original, function in functions.items()}
-    replacements |= {id(datetime.date): _Date, id(datetime.datetime): _Datetime}
+    replacements: dict[int, object] = {
+        id(now): lambda: now() + ahead_s,
+        id(now_ns): lambda: now_ns() + int(ahead_s * 1e9),
+        id(write): strftime,
+        id(time.localtime): partial(split, time.localtime),
+        id(time.gmtime): partial(split, time.gmtime),
+        id(datetime.date): _Date,
+        id(datetime.datetime): _Datetime,
+    }
     for name, module in list(sys.modules.items()):
         if module in (time, datetime) or name.split(".")[0] not in sys.stdlib_module_names:
             names: dict[str, object] = getattr(module, "__dict__", {})
@@ -128,21 +136,8 @@ def seed_chance(seed: int) -> None:
 
 def force_chance(*, high: bool) -> None:
     """Make the next draws of the global generators close to 0, or with `high` close to 1."""
-    near = random.Random(0)
-    outputs = [near.randrange(1 << 16) for _ in range(WORDS)]
-    words = [_untemper(0xFFFFFFFF - output if high else output) for output in outputs]
+    rest = random.Random(0)
+    words = [HIGHEST_WORD if high else LOWEST_WORD] * FORCED_WORDS
+    words += [rest.getrandbits(32) for _ in range(STATE_WORDS - FORCED_WORDS)]
     random.setstate((3, (*words, 0), None))
     np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), 0, 0, 0.0))
-
-
-def _untemper(output: int) -> int:
-    """Return the state word of a Mersenne Twister for an output, by inverse tempering (MT19937)."""
-    y = output ^ (output >> 18)
-    y ^= (y << 15) & 0xEFC60000
-    word = y
-    for _ in range(4):
-        word = y ^ ((word << 7) & 0x9D2C5680)
-    y = word
-    for _ in range(2):
-        word = y ^ (word >> 11)
-    return word & 0xFFFFFFFF
