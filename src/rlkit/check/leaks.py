@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 ROUNDS = 3
 """Number of consecutive rounds in which a leak must grow."""
 
-SETTLE_S = 0.3
-"""Seconds for a finished rollout to release its resources."""
+SETTLE_POLLS, SETTLE_POLL_S = 15, 0.02
+"""Number of polls, and seconds between them, for a finished rollout to release its resources."""
 
-SETTLE_POLL_S = 0.02
+OPEN_FILES = Path("/dev/fd")
+"""Folder of the open files of this process, on Linux and macOS."""
 
 
 async def find_leaks(play: Callable[[], Awaitable[object]]) -> list[str]:
@@ -37,22 +37,21 @@ async def find_leaks(play: Callable[[], Awaitable[object]]) -> list[str]:
 
 
 async def _settle(before: Mapping[str, int]) -> Mapping[str, int]:
-    """Wait for at most `SETTLE_S` until no count exceeds `before`; return the counts."""
-    deadline_s = time.monotonic() + SETTLE_S
+    """Wait for some time until no count exceeds `before`; return the counts."""
     gc.collect()
-    while True:
+    for _ in range(SETTLE_POLLS):
         counts = count_resources()
-        if all(count <= before[kind] for kind, count in counts.items()) or time.monotonic() >= deadline_s:
+        if all(count <= before[kind] for kind, count in counts.items()):
             return counts
         await asyncio.sleep(SETTLE_POLL_S)
+    return count_resources()
 
 
 def count_resources() -> dict[str, int]:
     """Count the resources of this process, by phrases such as "an open file"."""
     counts = {"a pending task": len(asyncio.all_tasks()), "a thread": threading.active_count()}
-    files = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.exists()), None)
-    if files:
-        counts["an open file"] = len(list(files.iterdir()))
+    if OPEN_FILES.exists():
+        counts["an open file"] = len(list(OPEN_FILES.iterdir()))
     children = list(Path("/proc/self/task").glob("*/children"))
     if children:
         counts["a child process"] = sum(len(path.read_text().split()) for path in children)
