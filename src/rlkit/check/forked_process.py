@@ -14,13 +14,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlkit.check.player import GRACE_S
+from rlkit.check.player import GRACE_S, Hang
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 MARGIN_S = 1.0
@@ -73,23 +74,22 @@ async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], 
 
 
 async def _receive(receiver: Connection, timeout_s: float) -> tuple[list[Any], Abort | None]:
-    results, activity, last_message_s = list[Any](), "", time.monotonic()
+    results, activity = list[Any](), ""
     while True:
-        if not receiver.poll():
-            if time.monotonic() - last_message_s > timeout_s + GRACE_S + MARGIN_S:
+        deadline_s = time.monotonic() + timeout_s + GRACE_S + MARGIN_S
+        while not receiver.poll():
+            if time.monotonic() > deadline_s:
                 fix = "await slow calls (asyncio.to_thread for plain functions), and give them a time limit"
                 return results, Abort(f"{activity}: it blocks the event loop for more than {timeout_s:g} s", fix)
             await asyncio.sleep(POLL_S)
-            continue
         try:
             message: object = receiver.recv()
         except EOFError:
             reason = f"{activity}: the process ended on its own (a crash, os._exit, or out of memory)"
             return results, Abort(reason, "run code that can crash or exit in a separate process")
-        last_message_s = time.monotonic()
         match message:
-            case None:
-                return results, None
+            case None | Abort():
+                return results, message
             case str():
                 activity = message
             case UsageError():
@@ -101,19 +101,20 @@ async def _receive(receiver: Connection, timeout_s: float) -> tuple[list[Any], A
 
 
 def _kill(pid: int) -> None:
-    for target in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.kill(pid, signal.SIGKILL)):
-        try:
-            target()
-        except (ProcessLookupError, PermissionError):  # the process has ended, or has no group of its own yet
-            continue
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):  # it has ended, or has no group of its own yet
+            kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
 def _run_work(work: Work[Any], sender: Connection) -> NoReturn:
     async def finish(coroutine: Coroutine[object, object, None]) -> None:
-        await coroutine
-        sender.send(None)
-        os._exit(0)  # a normal exit would wait for a rollout that swallows cancellation
+        try:
+            await coroutine
+            end = None
+        except Hang as hang:
+            end = Abort(str(hang), hang.fix)
+        sender.send(end)  # here, because the end of `asyncio.run` waits for a rollout that swallows cancellation
 
     try:
         os.setsid()

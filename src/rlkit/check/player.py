@@ -35,6 +35,9 @@ class Hang(Exception):
     def __init__(self, message: str, *, ignores_cancellation: bool) -> None:
         super().__init__(message)
         self.ignores_cancellation = ignores_cancellation
+        self.fix = (
+            "do not catch CancelledError" if ignores_cancellation else "give every wait in the environment a time limit"
+        )
 
 
 type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
@@ -128,13 +131,11 @@ class Player:
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE_S)
-            ignores_cancellation = not task.done()
-            if ignores_cancellation or not policy.stuck.done():
-                late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
-                raise Hang(
-                    activity + late + ", and cancellation does not end it" * ignores_cancellation,
-                    ignores_cancellation=ignores_cancellation,
-                )
+            late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
+            if not task.done():
+                raise Hang(f"{activity}{late}, and cancellation does not end it", ignores_cancellation=True)
+            if late:
+                raise Hang(activity + late, ignores_cancellation=False)
         observations = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
         return WatchedRollout(*task.result(), *observations, clock() - start_s)
 

@@ -86,19 +86,16 @@ async def _attack(
     send: Callable[[Attempt | SkippedTask], None],
 ) -> None:
     tasks = list[_Task]()
-    try:
-        for env in envs:
-            rollout = await player.play(env, HONEST_REPLY)
-            name = get_task_name(env)
-            if rollout.reward is None:
-                send((name, f"an honest empty attempt gets no reward: it {rollout.result}"))
-            else:
-                tasks.append(_Task(env, name, rollout.reward, _make_situation(env, rollout, seed)))
-        for cheat in cheats:
-            for task in tasks:
-                send(await _try_cheat(cheat, task, player))
-    except Hang as hang:
-        send((_REMAINING, str(hang)))
+    for env in envs:
+        rollout = await player.play(env, HONEST_REPLY)
+        name = get_task_name(env)
+        if rollout.reward is None:
+            send((name, f"an honest empty attempt gets no reward: it {rollout.result}"))
+        else:
+            tasks.append(_Task(env, name, rollout.reward, _make_situation(env, rollout, seed)))
+    for cheat in cheats:
+        for task in tasks:
+            send(await _try_cheat(cheat, task, player))
 
 
 def _make_situation(env: Env, rollout: WatchedRollout, seed: int) -> Situation:
