@@ -10,14 +10,14 @@ import asyncio
 import gc
 import json
 import pickle
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import cast
 
 from rlkit.check.conditions import make_conditions, seed_chance
-from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks
+from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks, limit_time
 from rlkit.check.leaks import count_resources, find_leaks
 from rlkit.check.player import abbreviate
 from rlkit.check.replies import EMPTY, ODD, PLAIN
@@ -70,12 +70,11 @@ async def _check_pickling(context: CheckContext) -> str:
 async def _check_prompt(context: CheckContext) -> str:
     for env in context.envs:
         rollout = await context.player.play(env, PLAIN)
-        context.first_rollouts.append(rollout)
         if not rollout.prompts:
             context.add_problem(env, f"it made no request to the policy, and ended with: {rollout.result}")
         elif not rollout.prompts[0].strip():
             context.add_problem(env, "the first prompt is empty")
-    lengths = [len(rollout.prompts[0]) for rollout in context.first_rollouts if rollout.prompts]
+    lengths = [len(rollout.prompts[0]) for rollout in context.player.rollouts if rollout.prompts]
     return f"first prompts of {min(lengths, default=0)} to {max(lengths, default=0)} characters"
 
 
@@ -94,7 +93,7 @@ async def _check_gold_answer(context: CheckContext) -> str:
 async def _check_empty_answer(context: CheckContext) -> str:
     rewards = list[float]()
     envs = [env for env in context.envs if getattr(env, "gold", None) not in EMPTY]
-    for env, reply in context.iter_cases(envs, EMPTY):
+    for reply, env in limit_time(product(EMPTY, envs)):
         reward = (await context.player.play(env, reply)).reward
         if reward is None:
             continue
@@ -108,7 +107,7 @@ async def _check_empty_answer(context: CheckContext) -> str:
 
 async def _check_exact_tokens(context: CheckContext) -> str:
     counts = list[tuple[int, int]]()
-    for env, reply in context.iter_cases(context.envs[:SAMPLE_TASKS], context.replies):
+    for reply, env in limit_time(product(context.replies, context.envs[:SAMPLE_TASKS])):
         rollout = await context.player.play(env, reply)
         if len(rollout.turns) > 1 or rollout.end == "limit":
             context.long_cases.append((env, reply))
@@ -134,7 +133,7 @@ async def _check_turn_limit(context: CheckContext) -> str:
 
 
 async def _check_clean_up(context: CheckContext) -> str:
-    for env, reply in context.iter_cases(context.envs[:SAMPLE_TASKS], context.replies):
+    for reply, env in limit_time(product(context.replies, context.envs[:SAMPLE_TASKS])):
         leaks = await find_leaks(partial(context.player.play, env, reply))
         for leak in leaks:
             context.add_problem(env, f"each rollout leaks {leak}")
@@ -165,25 +164,24 @@ async def _check_cancellation(context: CheckContext) -> str:
 
 
 async def _check_odd_replies(context: CheckContext) -> str:
-    noise = [NoisyPolicy(context.seed * NOISE_REPLIES + n, chat=context.player.chat) for n in range(NOISE_REPLIES)]
-    replies = [*EMPTY, *ODD, *context.replies, *[(await policy.sample("?")).text for policy in noise]]
+    noise = NoisyPolicy(context.seed, chat=context.player.chat)
+    replies = [*EMPTY, *ODD, *context.replies, *[(await noise.sample("?")).text for _ in range(NOISE_REPLIES)]]
+    tasks = len(context.envs)
+    cases = [(context.envs[(lap + index) % tasks], index) for lap in range(tasks) for index in range(len(replies))]
     count = 0
-    for lap in range(len(context.envs)):
-        cases = context.iter_cases(context.envs[:1], replies, budget_s=BUDGET_S / (lap + 1))
-        for index, (_, reply) in enumerate(cases):
-            env = context.envs[(lap + index) % len(context.envs)]
-            for max_tokens in (MAX_TOKENS, CUT_TOKENS) if index % 8 == 0 else (MAX_TOKENS,):
-                rollout = await context.player.play(env, reply, max_tokens=max_tokens)
-                count += 1
-                if rollout.reward is None and rollout.end != "limit":
-                    context.add_problem(env, f"for the reply {abbreviate(reply)} it {rollout.result}")
+    for env, index in limit_time(cases, budget_s=2 * BUDGET_S):
+        for max_tokens in (MAX_TOKENS, CUT_TOKENS) if index % 8 == 0 else (MAX_TOKENS,):
+            rollout = await context.player.play(env, replies[index], max_tokens=max_tokens)
+            count += 1
+            if rollout.reward is None and rollout.end != "limit":
+                context.add_problem(env, f"for the reply {abbreviate(replies[index])} it {rollout.result}")
     return f"{count} rollouts with odd text have finite rewards"
 
 
 async def _check_unchanged(context: CheckContext) -> str:
     """Compare environments before and after rollouts; a private attribute that is set once counts as a cache."""
     snapshots = [take_snapshot(env) for env in context.envs]
-    for env, reply in context.iter_cases(context.envs, ["again", *context.replies]):
+    for reply, env in limit_time(product(["again", *context.replies], context.envs)):
         await context.player.play(env, reply)
     for env, before, after in zip(context.envs, context.snapshots, snapshots, strict=True):
         lines = list(find_changes(before, after, allow_caches=True))
@@ -196,7 +194,7 @@ async def _check_unchanged(context: CheckContext) -> str:
 async def _check_reward_range(context: CheckContext) -> str:
     rewards = [rollout.reward for rollout in context.player.rollouts if rollout.reward is not None]
     if not rewards:
-        context.problems.append(f"no rollout has a reward: it {context.first_rollouts[0].result}")
+        context.problems.append(f"no rollout has a reward: it {context.player.rollouts[0].result}")
         return ""
     max_reward = max((_get_full_reward(env) for env in context.envs if hasattr(env, "max_reward")), default=None)
     if max_reward is not None and max(rewards) > max_reward + 1e-9:
@@ -212,16 +210,13 @@ async def _check_determinism(context: CheckContext) -> str:
     expected = [(*case, await context.player.play(*case)) for case in cases]
     conditions = make_conditions(context.seed)
     for condition in conditions:
-        start_s = time.monotonic()
-        for env, reply, first in expected:
+        for env, reply, first in limit_time(expected, budget_s=BUDGET_S / len(conditions)):
             condition.prepare()
             play = partial(context.player.play, env, reply, delay_s=condition.delay_s, condition=condition.name)
             for other in await asyncio.gather(*(play() for _ in range(condition.concurrency))):
                 if not first.has_same_reward(other) and (other.end == "done" or condition.is_strict):
                     rewards = f"{first.result}, and {condition.name} {other.result}"
                     context.add_problem(env, f"the reply {abbreviate(reply)} gets {rewards}")
-            if time.monotonic() - start_s > BUDGET_S / len(conditions):
-                break
         if context.problems:
             break
     return f"{len(expected)} replies have the same reward under {len(conditions)} conditions"

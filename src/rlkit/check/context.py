@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from rlkit.check.player import Player, WatchedRollout, get_task_name
+from rlkit.check.player import Player, get_task_name
 from rlkit.check.replies import MADE_UP_CALL, PLAIN, THOUGHTFUL, write_tool_calls
 from rlkit.check.snapshots import Snapshot, take_snapshot
 from rlkit.env import Env, TaskSource
@@ -36,7 +36,6 @@ class CheckContext:
         source: source of the tasks; None for a sequence.
         state: state of the source before the draw.
         snapshots: state of each task before its first rollout.
-        first_rollouts: first rollout of each task.
         gold_reward: highest reward of a gold answer.
         long_cases: tasks and replies whose rollouts requested more than one completion.
         problems: problems that the running check found, one line each.
@@ -48,7 +47,6 @@ class CheckContext:
     source: TaskSource | None
     state: Mapping[str, Json]
     snapshots: Sequence[Snapshot]
-    first_rollouts: list[WatchedRollout] = field(default_factory=list[WatchedRollout])
     gold_reward: float = DEFAULT_MAX_REWARD
     long_cases: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
     problems: list[str] = field(default_factory=list[str])
@@ -75,18 +73,17 @@ class CheckContext:
     @property
     def replies(self) -> list[str]:
         """Replies that exercise an environment: plain, empty, with thinking, and tool calls."""
-        tools = {tool["name"]: tool for rollout in self.first_rollouts for tool in rollout.tools}
+        tools = {tool["name"]: tool for rollout in self.player.rollouts for tool in rollout.tools}
         return [PLAIN, "", THOUGHTFUL, MADE_UP_CALL, *write_tool_calls(list(tools.values()))[:6]]
 
-    def iter_cases(
-        self, envs: Sequence[Env], replies: Iterable[str], *, budget_s: float = BUDGET_S
-    ) -> Iterator[tuple[Env, str]]:
-        """Yield each reply with each task, for at most `budget_s` seconds."""
-        start_s = time.monotonic()
-        for number, (reply, env) in enumerate((reply, env) for reply in replies for env in envs):
-            if number and time.monotonic() - start_s > budget_s:
-                return
-            yield env, reply
+
+def limit_time[T](cases: Iterable[T], *, budget_s: float = BUDGET_S) -> Iterator[T]:
+    """Yield the first case, and more cases for at most `budget_s` seconds."""
+    start_s = time.monotonic()
+    for number, case in enumerate(cases):
+        if number and time.monotonic() - start_s > budget_s:
+            return
+        yield case
 
 
 def draw_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> Sequence[Env]:

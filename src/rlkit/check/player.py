@@ -7,6 +7,7 @@ exceeds its time limit, or does not end when cancelled, raises `Hang`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -164,12 +165,15 @@ class WatchedPolicy(ScriptedPolicy):
         self.rewritten: str | None = None
         self._delay_s = delay_s
         self._stuck_at = stuck_at
-        self._requests = 0
+        self._numbers = itertools.count()
         self._exchanges: list[tuple[list[Message], Message]] = []
 
     @override
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
-        await self._wait()
+        if next(self._numbers) == self._stuck_at:
+            self.stuck.set_result(None)
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._delay_s)
         if isinstance(request, SampleRequest):
             return await super()._respond(request)
         messages = deepcopy(list(request.messages))
@@ -179,26 +183,14 @@ class WatchedPolicy(ScriptedPolicy):
         self._exchanges.append((messages, deepcopy(reply.message)))
         return reply
 
-    async def _wait(self) -> None:
-        number = self._requests
-        self._requests += 1
-        if number == self._stuck_at:
-            self.stuck.set_result(None)
-            await asyncio.Event().wait()
-        await asyncio.sleep(self._delay_s)
-
     def _find_rewritten(self, messages: Sequence[Message]) -> str | None:
-        """Describe a change to an earlier reply; a conversation may have several replies."""
-        pairs = [
-            (messages[len(prompt)], reply)
-            for prompt, reply in self._exchanges
-            if len(messages) > len(prompt) and messages[: len(prompt)] == prompt
-        ]
-        changes = [(current, reply) for current, reply in pairs if current["role"] == "assistant" and current != reply]
-        if not changes or any(current == reply for current, reply in pairs if current in [new for new, _ in changes]):
-            return None
-        current, reply = changes[0]
-        return f"the reply {abbreviate(json.dumps(reply))} became {abbreviate(json.dumps(current, default=str))}"
+        """Describe a change to an earlier reply; a prompt may have several replies."""
+        for index, message in enumerate(messages):
+            replies = [reply for prompt, reply in self._exchanges if prompt == messages[:index]]
+            if message["role"] == "assistant" and replies and message not in replies:
+                reply, changed = json.dumps(replies[0]), json.dumps(message, default=str)
+                return f"the reply {abbreviate(reply)} became {abbreviate(changed)}"
+        return None
 
 
 async def _run_rollout(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
