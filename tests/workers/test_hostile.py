@@ -133,7 +133,8 @@ LIMIT = partial(LocalWorker, memory_bytes=900 * 2**20)
 """Starts a worker with a limit; a fresh one needs about 100 MiB."""
 
 
-def test_a_worker_that_leaks_is_replaced_and_no_rollout_fails() -> None:
+def test_a_worker_that_leaks_is_replaced_and_no_rollout_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.workers.pool.loaded_files", tuple)  # other tests may have loaded large packages
     settings = {"leaking": make_settings(group_size=6, retries=0)}
     played = play({"leaking": Leaking(200)}, 1, settings=settings, connect=LIMIT)
     assert [episode.status for episode in played.episodes] == ["completed"] * 6
@@ -141,7 +142,8 @@ def test_a_worker_that_leaks_is_replaced_and_no_rollout_fails() -> None:
 
 
 @pytest.mark.slow
-def test_a_rollout_that_takes_too_much_memory_fails_alone() -> None:
+def test_a_rollout_that_takes_too_much_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.workers.pool.loaded_files", tuple)  # other tests may have loaded large packages
     envs = {"leaking": Leaking(1200, at_once=True), "innocent": Innocent()}
     settings = {name: make_settings(group_size=1, retries=0) for name in envs}
     played = play(envs, 1, settings=settings, connect=LIMIT)
