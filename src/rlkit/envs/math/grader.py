@@ -125,15 +125,14 @@ class Grader:
             self._queue = _JudgeQueue(loop)
         judgement = await self._queue.judge(answer, gold, self.policies)
         if judgement.verdict == "unknown":
-            grade = await self._ask_math_verify(answer, gold)
+            grade = await self._ask_math_verify(answer, gold, is_gold_readable=judgement.gold_read)
         else:
             grade = Grade(judgement.verdict == "yes", judgement.method)
         self._counts[grade.method] += 1
         return grade
 
-    async def _ask_math_verify(self, answer: str, gold: str) -> Grade:
+    async def _ask_math_verify(self, answer: str, gold: str, *, is_gold_readable: bool) -> Grade:
         """Grade by math-verify if it is installed; answers that it may never finish are `unparsed`."""
-        is_gold_readable = judge(gold, gold, self.policies).gold_read
         grade = Grade(False, "unparsed")
         if not math_verify_pool.is_installed():
             reason = "cannot be parsed by rlkit; install math-verify, which may parse it"

@@ -79,17 +79,10 @@ def read_problems(rows: Iterable[Row], columns: Columns, *, where: str) -> Itera
             continue
         for column in (columns.question, columns.answer):
             _check_values(row.get(column), column, where)
-        question, answer = _read_question(row, columns), _read_gold(row.get(columns.answer), columns)
-        if question and answer:
-            yield Problem(
-                question,
-                answer,
-                place,
-                _read_label(row, columns.level) or None,
-                _read_label(row, columns.subject) or None,
-            )
-        else:
-            yield None
+        question = _to_text(row.get(columns.question)).removeprefix(columns.speaker).strip()
+        answer = _read_gold(row.get(columns.answer), columns)
+        level, subject = (_to_text(column and row.get(column)) or None for column in (columns.level, columns.subject))
+        yield Problem(question, answer, place, level, subject) if question and answer else None
         place += 1
 
 
@@ -109,18 +102,10 @@ def _check_values(value: object, column: str, where: str) -> None:
         raise UsageError(f"{where}: the column {column!r} holds objects with {fields}; it must hold text or numbers")
 
 
-def _read_question(row: Row, columns: Columns) -> str:
-    return _to_text(row.get(columns.question)).removeprefix(columns.speaker).strip()
-
-
 def _contains(value: object, text: str) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return text in cast("Sequence[object]", value)
     return text in str(value)
-
-
-def _read_label(row: Row, column: str | None) -> str:
-    return "" if column is None else _to_text(row.get(column))
 
 
 def _to_text(value: object) -> str:  # noqa: PLR0911  one for each kind of value

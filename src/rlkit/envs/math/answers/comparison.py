@@ -208,7 +208,7 @@ class _Comparison:
                 return self._compare_measures(scalar.loose, other_scalar)
         return truth
 
-    def _compare_measures(self, answer: Scalar, gold: Scalar) -> Truth:  # noqa: PLR0911  one for each way to measure
+    def _compare_measures(self, answer: Scalar, gold: Scalar) -> Truth:
         """Compare values with their units, percent and degree signs."""
         left, right = answer.expression, gold.expression
         builder = Builder()
@@ -219,28 +219,17 @@ class _Comparison:
             left = builder.multiply((left, Number(unit.factor / gold_unit.factor)))
         if answer.suffix == gold.suffix:
             return self._compare_expressions(left, right)
-        for measure, suffix in ((unit, gold.suffix), (gold_unit, answer.suffix)):
-            if measure is not None and measure.dimension == "radians" and suffix == "°":
-                return self._compare_angles(answer, gold)
-        if (answer.suffix or answer.unit) and (gold.suffix or gold.unit):
-            return False
         suffix = answer.suffix or gold.suffix
+        in_radians = suffix == "°" and words.UNITS["radian"] in (unit, gold_unit)
+        if (answer.suffix or answer.unit) and (gold.suffix or gold.unit) and not in_radians:
+            return False
         policy = self._policies.percent if suffix == "%" else self._policies.degrees
-        if policy == "either" and (truth := self._compare_expressions(left, right)) is not False:
+        if policy == "either" and not in_radians and (truth := self._compare_expressions(left, right)) is not False:
             return truth
         factor = PERCENT if suffix == "%" else builder.multiply((DEGREE, PI))
         if answer.suffix:
             return self._compare_expressions(builder.multiply((left, factor)), right)
         return self._compare_expressions(left, builder.multiply((right, factor)))
-
-    def _compare_angles(self, answer: Scalar, gold: Scalar) -> Truth:
-        """Compare two angles, one in degrees and the other in radians."""
-        builder = Builder()
-        left, right = (
-            builder.multiply((angle.expression, DEGREE, PI)) if angle.suffix else angle.expression
-            for angle in (answer, gold)
-        )
-        return self._compare_expressions(left, right)
 
     def _compare_groups(self, answer: Group, gold: Group) -> Truth:
         """Compare two groups.

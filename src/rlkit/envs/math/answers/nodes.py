@@ -207,12 +207,9 @@ def _rational_root(value: Fraction, degree: int) -> Fraction | None:
 
 
 def _integer_root(value: int, degree: int) -> int | None:
-    if degree == 2:
-        root = math.isqrt(value)
-    else:
-        root = 1 << -(-value.bit_length() // degree)
-        while (lower := ((degree - 1) * root + value // root ** (degree - 1)) // degree) < root:  # Newton, from above
-            root = lower
+    root = 1 << -(-value.bit_length() // degree)
+    while (lower := ((degree - 1) * root + value // root ** (degree - 1)) // degree) < root:  # Newton, from above
+        root = lower
     return root if root**degree == value else None
 
 

@@ -166,14 +166,9 @@ def walk(expression: Expression) -> Iterator[Expression]:
                 pass
 
 
-def to_float(expression: Expression) -> float | None:  # noqa: PLR0911  one for each kind of number
+def to_float(expression: Expression) -> float | None:
     """Return the value of a real constant, including `∞` and `−∞`, or None."""
     match expression:
-        case Number(value):
-            try:
-                return float(value)
-            except OverflowError:
-                return None
         case Symbol("∞"):
             return math.inf
         case Product((Number(value), Symbol("∞"))):

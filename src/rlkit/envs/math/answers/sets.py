@@ -70,7 +70,7 @@ def solve(relation: Relation) -> Union | None:
     signs = relation.signs
     if len(sides) == 2:
         sign, bound = (signs[0], sides[1]) if at == 0 else (FLIPPED_SIGNS[signs[0]], sides[0])
-        return _half_line(sign, bound)
+        return _half_lines(sign, bound)
     if at != 1:
         return None
     if signs[0] in (">", "≥"):
@@ -82,23 +82,15 @@ def solve(relation: Relation) -> Union | None:
 
 def intersect(unions: Sequence[Union]) -> Union | None:
     """Return the intersection of intervals; None if it is empty, or a set has several intervals."""
-    low, low_closed, high, high_closed = REALS
-    for union in unions:
-        if len(union.parts) != 1:
-            return None
-        part = union.parts[0]
-        ends = [to_float(end) for end in (low, high, part.low, part.high)]
-        if None in ends:
-            return None
-        low_value, high_value, part_low, part_high = (end or 0.0 for end in ends)
-        if part_low > low_value or (part_low == low_value and not part.low_closed):
-            low, low_closed = part.low, part.low_closed
-        if part_high < high_value or (part_high == high_value and not part.high_closed):
-            high, high_closed = part.high, part.high_closed
-    low_value, high_value = to_float(low), to_float(high)
-    if low_value is None or high_value is None or low_value >= high_value:
+    parts = [union.parts[0] for union in unions if len(union.parts) == 1]
+    ends = [(to_float(part.low), to_float(part.high), part) for part in parts]
+    lows = [(low, not part.low_closed, part.low) for low, _, part in ends if low is not None]
+    highs = [(high, part.high_closed, part.high) for _, high, part in ends if high is not None]
+    if not len(lows) == len(highs) == len(unions):
         return None
-    return Union((Interval(low, low_closed, high, high_closed),))
+    low, low_open, low_end = max(lows, key=lambda end: end[:2])
+    high, high_closed, high_end = min(highs, key=lambda end: end[:2])
+    return Union((Interval(low_end, not low_open, high_end, high_closed),)) if low < high else None
 
 
 def subtract_points(union: Union, removed: Union) -> Union | None:
@@ -162,18 +154,11 @@ def normalise(union: Union) -> Union:
     return Union(tuple(merged))
 
 
-def _half_line(sign: str, bound: Expression) -> Union | None:
-    match sign:
-        case "<" | "≤":
-            return Union((make_interval(MINUS_INFINITY, False, bound, sign == "≤"),))
-        case ">" | "≥":
-            return Union((make_interval(bound, sign == "≥", INFINITY, False),))
-        case "≠":
-            return Union(
-                (make_interval(MINUS_INFINITY, False, bound, False), make_interval(bound, False, INFINITY, False))
-            )
-        case _:
-            return None
+def _half_lines(sign: str, bound: Expression) -> Union:
+    """Return the numbers on the left side of a sign with a bound on its right; two half-lines for `≠`."""
+    below = make_interval(MINUS_INFINITY, False, bound, sign == "≤")
+    above = make_interval(bound, sign == "≥", INFINITY, False)
+    return Union({"<": (below,), "≤": (below,), ">": (above,), "≥": (above,), "≠": (below, above)}[sign])
 
 
 def _is_infinite(value: Expression) -> bool:
