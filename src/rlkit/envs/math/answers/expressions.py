@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlkit.envs.math.answers.lexing.lexer import Token
+from rlkit.envs.math.answers.lexing.lexemes import Token
+from rlkit.envs.math.answers.lexing.notation import FUNCTIONS
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 from rlkit.envs.math.answers.literals import is_power_of_ten, read_proper_fraction
 from rlkit.envs.math.answers.nodes import (
@@ -178,7 +179,7 @@ class ExpressionParser:
 
     def _read_mixed_number(self, token: Token, value: Expression) -> Expression:
         r"""Read a mixed number, `3\frac12` or `3 1/2`."""
-        if not token.whole or (fraction := read_proper_fraction(self._tokens, self.at)) is None:
+        if not token.text.isdecimal() or (fraction := read_proper_fraction(self._tokens, self.at)) is None:
             return value
         value_of_fraction, self.at = fraction
         return self.builder.add((value, Number(value_of_fraction)))
@@ -336,7 +337,7 @@ class ExpressionParser:
                 base = self._read_atom()
         is_bracketed = self.token.kind in ("(", "{", "[")
         argument = self._read_postfix() if is_bracketed else self._read_open_argument()
-        if exponent == MINUS_ONE and f"arc{name}" in _INVERSES:
+        if exponent == MINUS_ONE and f"arc{name}" in FUNCTIONS:
             name, exponent = f"arc{name}", None
         value = self._apply(name, base, argument)
         return value if exponent is None else self.builder.power(value, exponent)
@@ -361,6 +362,3 @@ class ExpressionParser:
         while self._starts_factor() and self.token.kind not in ("function", "number", "("):
             argument = self.builder.multiply((argument, self._read_powers()))
         return argument
-
-
-_INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})

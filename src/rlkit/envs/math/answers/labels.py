@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from rlkit.envs.math.answers.lexing.lexer import Token
+from rlkit.envs.math.answers.lexing.lexemes import Token
 from rlkit.envs.math.answers.lexing.notation import FUNCTIONS, NAMES
 from rlkit.envs.math.answers.numeric import CONSTANTS
 

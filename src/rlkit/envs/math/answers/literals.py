@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlkit.envs.math.answers.lexing.lexer import Token
+from rlkit.envs.math.answers.lexing.lexemes import Token
 
 MAX_POWER_BITS = 4_000
 """Limit of a power of ten that is a literal."""

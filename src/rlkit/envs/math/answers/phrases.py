@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rlkit.envs.math.answers.expressions import MAX_LETTERS
 from rlkit.envs.math.answers.lexing import words
-from rlkit.envs.math.answers.lexing.lexer import Token
+from rlkit.envs.math.answers.lexing.lexemes import Token
 from rlkit.envs.math.answers.lexing.parse_errors import MalformedError
 from rlkit.envs.math.answers.nodes import make_integer
 from rlkit.envs.math.answers.sets import REALS

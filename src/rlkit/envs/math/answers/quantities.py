@@ -5,9 +5,9 @@ Invariant: a unit never changes the meaning of a formula: letters that may be va
 
 from __future__ import annotations
 
-from rlkit.envs.math.answers.expressions import ExpressionParser
+from rlkit.envs.math.answers.expressions import MAX_LETTERS, ExpressionParser
 from rlkit.envs.math.answers.lexing import words
-from rlkit.envs.math.answers.lexing.lexer import Token
+from rlkit.envs.math.answers.lexing.lexemes import Token
 from rlkit.envs.math.answers.lexing.parse_errors import MalformedError, UnsupportedError
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Number, Product, make_integer
 from rlkit.envs.math.answers.values import Scalar, Suffix
@@ -21,8 +21,6 @@ _LOOSE_UNITS = frozenset("h m s g L l V N J W m/s km/h km/hr ft/s mi/h m^2 m^3 m
 _LINKS = frozenset({"per", "of", "square", "sq", "cubic"})
 _JOINING = frozenset({"^", "_", "=", "+", "-", "*", "/"})
 _BEFORE_UNITS = frozenset({"number", ")", "}", "%", "word", "text", "/"})
-_MAX_VARIABLES = 4
-"""Maximum number of letters of a word that is read as a product of variables."""
 
 
 def read_quantity(tokens: list[Token], builder: Builder) -> tuple[Scalar, ExpressionParser]:
@@ -75,7 +73,7 @@ def _is_unit(tokens: list[Token], at: int) -> bool:
         return at > 1 and tokens[at - 1].kind in ("text", "word") and _is_unit(tokens, at - 1)
     if token.kind != "word" or at == 0:
         return False
-    is_word = len(token.text) > _MAX_VARIABLES or token.text in _LINKS or words.is_measure(token.text)
+    is_word = len(token.text) > MAX_LETTERS or token.text in _LINKS or words.is_measure(token.text)
     return is_word and (tokens[at - 1].kind in _BEFORE_UNITS or tokens[at - 1].text == "π")
 
 

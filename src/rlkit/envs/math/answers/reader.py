@@ -14,8 +14,8 @@ from rlkit.envs.math.answers.expressions import MAX_DEPTH
 from rlkit.envs.math.answers.labels import find_label, has_function_application
 from rlkit.envs.math.answers.lexing import words
 from rlkit.envs.math.answers.lexing.cleaning import clean
-from rlkit.envs.math.answers.lexing.lexemes import MAX_CHARS
-from rlkit.envs.math.answers.lexing.lexer import Token, tokenize
+from rlkit.envs.math.answers.lexing.lexemes import MAX_CHARS, Token
+from rlkit.envs.math.answers.lexing.lexer import tokenize
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, ParseError, UnsupportedError
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression
 from rlkit.envs.math.answers.phrases import MAX_WORDS, has_altering_words, is_clock_part, is_text, read_text

@@ -5,12 +5,14 @@ Invariant: an empty delimiter is removed together with its dot; the text between
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import zip_longest
 
-from rlkit.envs.math.answers.lexing.lexemes import skip_blanks
-from rlkit.envs.math.answers.lexing.notation import SIZES
+from rlkit.envs.math.answers.lexing.lexemes import SIZE
 from rlkit.envs.math.answers.lexing.parse_errors import MalformedError, UnsupportedError
 
+_SIZE = re.compile(SIZE)
 _BARS = frozenset({"|", r"\vert", r"\rvert", r"\mid", r"\|"})
 _BRACES = frozenset({r"\{", r"\lbrace"})
 _DOT = "."
@@ -23,51 +25,23 @@ def remove_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
         MalformedError: a `\left.` without its `\right`, or the other way round.
         UnsupportedError: an evaluation, `\left. x^2 \right|_{x=3}`, or a system of equations, `\left\{ … \right.`.
     """
-    if SIZES.isdisjoint(lexemes):
-        return list(lexemes)
     open_delimiters: list[str] = []
     output: list[str] = []
-    pending = list(lexemes)
-    at = 0
-    while at < len(pending):
-        lexeme = pending[at]
-        at += 1
-        if lexeme not in SIZES:
+    for lexeme, following in zip_longest(lexemes, lexemes[1:], fillvalue=_DOT):  # the text's final dot may be stripped
+        if not _SIZE.fullmatch(lexeme):
             output.append(lexeme)
             continue
-        at = skip_blanks(pending, at)
-        delimiter = pending[at][0] if at < len(pending) and pending[at][0] == _DOT else "".join(pending[at : at + 1])
-        if delimiter in ("", _DOT):
-            at = _drop_dot(pending, at)
-        if lexeme == r"\left":
+        delimiter = _DOT if lexeme.endswith(_DOT) else following
+        if lexeme.startswith(r"\left"):
             open_delimiters.append(delimiter)
-        elif lexeme == r"\right" and open_delimiters:
-            _check_pair(open_delimiters.pop(), delimiter)
-        elif lexeme == r"\right" and delimiter in ("", _DOT):
+        elif lexeme.startswith(r"\right") and open_delimiters:
+            opening = open_delimiters.pop()
+            if opening == _DOT and delimiter in _BARS:
+                raise UnsupportedError("an evaluation at a point")
+            if opening in _BRACES and delimiter == _DOT:
+                raise UnsupportedError("a system of equations")
+        elif lexeme.startswith(r"\right") and delimiter == _DOT:
             raise MalformedError(r"a \right. without its \left")
-    if not {"", _DOT}.isdisjoint(open_delimiters):
+    if _DOT in open_delimiters:
         raise MalformedError(r"a \left. without its \right")
     return output
-
-
-def _drop_dot(lexemes: list[str], at: int) -> int:
-    """Remove the leading dot of a lexeme and return the next index; `.3`, `.5` of `\\left.3.5` become `3.5`."""
-    if at >= len(lexemes):
-        return at
-    after = lexemes[at][1:]
-    if not after:
-        return at + 1
-    following = "".join(lexemes[at + 1 : at + 2])
-    if after.isdecimal() and following[:1] == _DOT and following[1:].isdecimal():
-        lexemes[at + 1] = after + following
-        return at + 1
-    lexemes[at] = after
-    return at
-
-
-def _check_pair(opening: str, closing: str) -> None:
-    is_empty = closing in ("", _DOT)  # the answer's final dot is stripped before
-    if opening == _DOT and closing in _BARS:
-        raise UnsupportedError("an evaluation at a point")
-    if opening in _BRACES and is_empty:
-        raise UnsupportedError("a system of equations")

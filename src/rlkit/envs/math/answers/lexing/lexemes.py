@@ -8,15 +8,21 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
-from rlkit.envs.math.answers.lexing.notation import LOWERED, RAISED, UNICODE
+from rlkit.envs.math.answers.lexing.notation import UNICODE
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError
 
 MAX_CHARS = 4_000
 MAX_ASCII_CHARS = 16_000
 
+SIZE = r"\\(?:left|right|middle|[bB]igg?[lr]?|[bB]igm)(?![A-Za-z])\s*\.?"
+"""Pattern of a command before a delimiter, together with the dot of an empty delimiter."""
+
 _LEXEME = re.compile(
-    r"\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.{2,}|\.[0-9]+|[A-Za-z]+|\*\*|<=|>=|!=|==|\+/-|.", re.DOTALL
+    SIZE + r"|\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.{2,}|\.[0-9]+|[A-Za-z]+|\*\*|<=|>=|!=|==|\+/-|.",
+    re.DOTALL,
 )
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _SUBSCRIPTS = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
@@ -26,6 +32,23 @@ _NOT_A_DIGIT = re.compile(r"[^0-9]")
 
 _DOLLARS = re.compile(r"(?<![A-Za-z\\])U\.?S\.?~?\s?\\?\$")
 _RUPEES = re.compile(r"(?<![A-Za-z\\])Rs\.?(?=[\s~]*[0-9])")
+
+
+class Token(NamedTuple):
+    """Token of an answer.
+
+    Args:
+        kind: `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself.
+        text: source text; for the kind `text`, its content; for a number its digits, with the period in parentheses.
+        spaced: whether a blank precedes it.
+        grouped: whether it is a number with commas between thousands, which may also be a list.
+    """
+
+    kind: str
+    text: str
+    value: Fraction | None = None
+    spaced: bool = False
+    grouped: bool = False
 
 
 def split_lexemes(text: str) -> list[str]:
@@ -72,14 +95,10 @@ def _ascii(text: str) -> str:
         return text
     text = _OVERLINED.sub(lambda run: rf"\overline{{{_NOT_A_DIGIT.sub('', run[0])}}}", text)
     text = _DOTTED.sub(r"\\dot{\1}", text)
-    text = _SUPERSCRIPTS.sub(_format_exponent, text.translate(UNICODE))
-    text = _SUBSCRIPTS.sub(lambda run: f"_{{{run[0].translate(LOWERED)}}}", text)
-    text = unicodedata.normalize("NFKC", text)  # full-width, mathematical and other variants of digits and letters
+    text = text.translate(UNICODE)
+    text = _SUPERSCRIPTS.sub(lambda run: f"^{run[0]} " if len(run[0]) == 1 else f"^{{{run[0]}}}", text)
+    text = _SUBSCRIPTS.sub(r"_{\g<0>}", text)
+    text = unicodedata.normalize("NFKC", text)  # raised, full-width and other variants of digits and letters
     if len(text) > MAX_ASCII_CHARS:
         raise LimitError(f"more than {MAX_ASCII_CHARS} characters after Unicode symbols are replaced by LaTeX")
     return text.translate(UNICODE)
-
-
-def _format_exponent(run: re.Match[str]) -> str:
-    digits = run[0].translate(RAISED)
-    return f"^{digits} " if len(digits) == 1 else f"^{{{digits}}}"

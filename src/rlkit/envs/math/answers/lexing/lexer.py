@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from fractions import Fraction
-from typing import NamedTuple
 
 from rlkit.envs.math.answers.lexing.cleaning import clean, is_lead_in
 from rlkit.envs.math.answers.lexing.delimiters import remove_empty_delimiters
-from rlkit.envs.math.answers.lexing.lexemes import read_group, skip_blanks, split_ascii_lexemes, split_lexemes
+from rlkit.envs.math.answers.lexing.lexemes import Token, read_group, skip_blanks, split_ascii_lexemes, split_lexemes
 from rlkit.envs.math.answers.lexing.notation import (
     ALIASES,
-    CURRENCY_COMMANDS,
     DROPPED,
     ELLIPSES,
     ENVIRONMENTS,
@@ -25,33 +22,16 @@ from rlkit.envs.math.answers.lexing.notation import (
     NAMES,
     PLAIN,
     SKIPPED,
+    TEXT_SIGNS,
     TEXTS,
     WORDS,
+    WORDS_IN_ANY_CASE,
 )
 from rlkit.envs.math.answers.lexing.numerals import OVERLINES, read_numeral, starts_repeating_decimal
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 from rlkit.envs.math.answers.lexing.words import CURRENCIES, CURRENCY_CODES, TEMPERATURES
 
 MAX_TOKENS = 1_500
-
-
-class Token(NamedTuple):
-    """Token of an answer.
-
-    Args:
-        kind: `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself.
-        text: source text; for the kind `text`, its content.
-        spaced: whether a blank precedes it.
-        grouped: whether it is a number with commas between thousands, which may also be a list.
-        whole: whether it is a number without a decimal point.
-    """
-
-    kind: str
-    text: str
-    value: Fraction | None = None
-    spaced: bool = False
-    grouped: bool = False
-    whole: bool = True
 
 
 _NUMERAL = re.compile(rf"(?:[+-]|\\?\$|[€£¥₹]|(?:{'|'.join(sorted(CURRENCY_CODES))})\s*)*\.?[0-9]")
@@ -143,8 +123,8 @@ class _Lexer:
             self._read_group()
         elif lexeme in TEXTS:
             self._read_text(self._read_group())
-        elif lexeme in CURRENCY_COMMANDS:
-            self._push("currency", CURRENCIES[CURRENCY_COMMANDS[lexeme]])
+        elif lexeme in CURRENCIES:
+            self._push("currency", CURRENCIES[lexeme])
         elif lexeme in (r"\angle", r"\measuredangle"):
             self._drop_measure()
         elif lexeme == r"\not":
@@ -155,14 +135,10 @@ class _Lexer:
             self._push("set", self._read_group().strip())
         elif name in FUNCTIONS:
             self._push("function", FUNCTIONS[name])
-        elif name in ("pi", "varpi"):
-            self._push("symbol", "π")
         elif name in GREEK:
-            self._push("symbol", name)
+            self._push("symbol", GREEK[name])
         elif lexeme in (r"\begin", r"\end"):
             self._read_environment(lexeme, self._read_group().strip())
-        elif lexeme in (r"\sqrt", r"\pmod", r"\{", r"\}", r"\circ"):
-            self._push(lexeme, lexeme)
         elif name in NAMES:
             self._push("name", "P" if name == "Pr" else name)
         else:
@@ -181,7 +157,7 @@ class _Lexer:
         last_token = self._tokens[-1] if self._tokens else None
         is_at_end = skip_blanks(self._lexemes, self._at) == len(self._lexemes)
         is_last = is_at_end and _SEPARATING.isdisjoint(token.kind for token in self._tokens)
-        if is_last and not is_slip and last_token is not None and last_token.kind == "number" and last_token.whole:
+        if is_last and not is_slip and last_token and last_token.kind == "number" and last_token.text.isdecimal():
             raise MalformedError("an integer with an ellipsis")
         raise UnsupportedError("an ellipsis")
 
@@ -224,19 +200,14 @@ class _Lexer:
         stripped = content.strip()
         if stripped in FUNCTIONS:
             self._push("function", FUNCTIONS[stripped])
-        elif stripped in ("and", "or", ", and", ", or", "and/or"):
-            self._push("or" if stripped.endswith("or") else "and", stripped)
+        elif stripped in TEXT_SIGNS:
+            self._push(TEXT_SIGNS[stripped], stripped)
         elif stripped.startswith("$") and stripped.endswith("$"):
             self._lexemes[self._at : self._at] = split_ascii_lexemes(stripped.strip("$"))
-        elif stripped in CURRENCY_CODES or stripped in CURRENCY_COMMANDS or stripped in CURRENCIES:
-            name = CURRENCY_COMMANDS.get(stripped, stripped)
-            self._push("currency", CURRENCIES.get(name, name))
+        elif stripped in CURRENCY_CODES or stripped in CURRENCIES:
+            self._push("currency", CURRENCIES.get(stripped, stripped))
         elif stripped in TEMPERATURES and self._is_after_degrees():
             self._push("text", TEMPERATURES[stripped])
-        elif stripped == "to":
-            self._push(":", stripped)
-        elif stripped in ("%", r"\%", "percent"):
-            self._push("%", stripped)
         elif not self._tokens and is_lead_in(stripped):
             self._spaced = True
         elif not self._tokens and (cleaned := clean(stripped)) != stripped and _NUMERAL.match(cleaned):
@@ -258,24 +229,18 @@ class _Lexer:
         elif lexeme[:-1] in FUNCTIONS and lexeme[-1] in "xyz":
             self._push("function", FUNCTIONS[lexeme[:-1]])
             self._push("symbol", lexeme[-1])
-        elif lower == "sqrt":
-            self._push(r"\sqrt", lexeme)
         elif lower == "pi":
             self._push("symbol", "π")
-        elif lexeme in WORDS:
-            self._push(WORDS[lexeme], lexeme)
+        elif (kind := WORDS.get(lexeme) or WORDS_IN_ANY_CASE.get(lower)) is not None:
+            self._push(kind, lexeme)
         elif lexeme in GREEK:
-            self._push("symbol", lexeme)
-        elif lower in ("percent", "degrees", "degree"):
-            self._push("%" if lower == "percent" else "°", lexeme)
+            self._push("symbol", GREEK[lexeme])
         elif lexeme in CURRENCY_CODES and self._is_beside_number():
             self._push("currency", lexeme)
         elif lexeme == "x" and self._is_between(("number",), ("10",)):  # `1.5 x 10^8`
             self._push("*", lexeme)
-        elif lower == "union" or (lexeme == "U" and self._is_between((")", "]"), ("(", "["))):
+        elif lexeme == "U" and self._is_between((")", "]"), ("(", "[")):
             self._push("∪", lexeme)
-        elif lower == "to":
-            self._push(":", lexeme)
         elif lexeme in TEMPERATURES and self._is_after_degrees():
             self._push("text", TEMPERATURES[lexeme])
         elif len(lexeme) == 1:
@@ -306,7 +271,6 @@ class _Lexer:
     def _read_number(self) -> None:
         """Read the number that begins with the previous lexeme."""
         is_opened = bool(self._tokens) and self._tokens[-1].kind in ("(", "[")
-        number = read_numeral(self._lexemes, self._at - 1, thousands=self._thousands, is_opened=is_opened)
-        self._tokens.append(Token("number", number.text, number.value, self._spaced, number.grouped, number.whole))
-        self._at = number.end
+        number, self._at = read_numeral(self._lexemes, self._at - 1, thousands=self._thousands, is_opened=is_opened)
+        self._tokens.append(number._replace(spaced=self._spaced))
         self._spaced = False

@@ -27,16 +27,6 @@ UNICODE = str.maketrans(
         "⅚": r"\frac56 ", "⅛": r"\frac18 ", "⅜": r"\frac38 ", "⅝": r"\frac58 ", "⅞": r"\frac78 ",
     }
 )  # fmt: skip
-RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
-LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
-
-SIZES = frozenset(
-    {
-        r"\left", r"\right", r"\middle", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl",
-        r"\Bigr", r"\biggl", r"\biggr", r"\Biggl", r"\Biggr", r"\bigm", r"\Bigm",
-    }
-)  # fmt: skip
-"""Commands before a delimiter."""
 
 DROPPED = frozenset(
     {
@@ -69,7 +59,8 @@ ALIASES = {
     r"\infty": "∞", r"\emptyset": "∅", r"\varnothing": "∅", r"\bmod": "mod", r"\colon": ":", r"\land": "and",
     r"\lor": "or", r"\wedge": "and", r"\vee": "or", r"\neg": "not", r"\prime": "'", r"\lfloor": "⌊", r"\rfloor": "⌋",
     r"\lceil": "⌈", r"\rceil": "⌉", r"\choose": "choose", r"\implies": "unknown", r"\to": "unknown", r"\|": "‖",
-    r"\lVert": "‖", r"\rVert": "‖", r"\Vert": "‖", "+/-": "±",
+    r"\lVert": "‖", r"\rVert": "‖", r"\Vert": "‖", "+/-": "±", r"\sqrt": r"\sqrt", r"\pmod": r"\pmod", r"\{": r"\{",
+    r"\}": r"\}", r"\circ": r"\circ",
 }  # fmt: skip
 FUNCTIONS = {
     **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "ln", "log", "abs", "floor", "ceil")},
@@ -77,25 +68,24 @@ FUNCTIONS = {
     **{f"a{name}": f"arc{name}" for name in ("sin", "cos", "tan")},
     "lg": "log",
 }  # fmt: skip
-GREEK = frozenset(
-    {
-        "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota",
-        "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi",
-        "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", "ell",
-        "hbar", "imath", "Re", "Im",
-    }
-)  # fmt: skip
+_GREEK_VARIANTS = ("varepsilon", "vartheta", "varphi", "ell", "hbar", "imath", "Re", "Im")
+GREEK = {name: name for name in (*_GREEK_NAMES, *_GREEK_VARIANTS)} | {"pi": "π", "varpi": "π"}
+"""Symbols by name."""
+
 PLAIN = frozenset("+-*/^_!=<>,;:|()[]{}'%°")
 WORDS = {"oo": "∞", "inf": "∞", "infty": "∞", "infinity": "∞", "Infinity": "∞", "or": "or", "and": "and", "mod": "mod"}
+WORDS_IN_ANY_CASE = {"sqrt": r"\sqrt", "percent": "%", "degree": "°", "degrees": "°", "union": "∪", "to": ":"}
+TEXT_SIGNS = {
+    "and": "and", ", and": "and", "or": "or", ", or": "or", "and/or": "or", "to": ":", "%": "%", r"\%": "%",
+    "percent": "%",
+}  # fmt: skip
+"""Signs by the text that stands for them, as in `\\text{ or }`."""
+
 ENVIRONMENTS = frozenset({"pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"})
 ELLIPSES = frozenset({r"\dots", r"\ldots", r"\cdots", r"\dotsc", r"\dotsb", r"\dotsm", r"\dotso"})
 NAMES = frozenset("gcd lcm max min det deg dim ker arg sup inf rank tr Var Cov Pr".split())  # noqa: SIM905  reads better
 r"""Functions that are labels of a value, as in `\gcd(4,6) = 2`, and are never evaluated."""
 
-CURRENCY_COMMANDS = {
-    r"\$": "$", r"\textdollar": "$", r"\pounds": "£", r"\textsterling": "£", r"\euro": "€", r"\texteuro": "€",
-    r"\EUR": "€", r"\yen": "¥", r"\textyen": "¥", r"\rupee": "₹", r"\cent": "¢", r"\cents": "¢", r"\textcent": "¢",
-}  # fmt: skip
 SKIPPED = frozenset(
     {r"\color", r"\textcolor", r"\phantom", r"\hphantom", r"\vphantom", r"\hspace", r"\vspace", r"\tag"}
 )

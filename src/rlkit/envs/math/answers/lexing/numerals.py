@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
-from rlkit.envs.math.answers.lexing.lexemes import read_group
+from rlkit.envs.math.answers.lexing.lexemes import Token, read_group
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, UnsupportedError
 
 MAX_DIGITS = 1_000
@@ -21,30 +20,13 @@ _PERIOD_MARKS = (*OVERLINES, r"\dot")
 _THOUSANDS = re.compile(r"[0-9]{3}(?:\.[0-9]+)?")
 
 
-class Numeral(NamedTuple):
-    """Number with its position in the text.
-
-    Args:
-        text: digits, with the period in parentheses.
-        grouped: whether commas separate its thousands, so that it may also be a list.
-        whole: whether it has no decimal point.
-        end: index after it.
-    """
-
-    text: str
-    value: Fraction
-    grouped: bool
-    whole: bool
-    end: int
-
-
 def starts_repeating_decimal(lexemes: Sequence[str], at: int) -> bool:
     r"""Tell whether a period may begin at an index after a decimal point: `\overline{3}`, `\dot{3}`, `(3)`."""
     return lexemes[at : at + 1] != [] and (lexemes[at] in _PERIOD_MARKS or _read_parenthesised(lexemes, at) != "")
 
 
-def read_numeral(lexemes: Sequence[str], at: int, *, thousands: bool, is_opened: bool) -> Numeral:
-    """Read a number.
+def read_numeral(lexemes: Sequence[str], at: int, *, thousands: bool, is_opened: bool) -> tuple[Token, int]:
+    """Return the token of a number, and the index after it.
 
     Args:
         at: index of its digits, or of the point before a period.
@@ -73,7 +55,7 @@ def read_numeral(lexemes: Sequence[str], at: int, *, thousands: bool, is_opened:
         value += Fraction(int(period), (10 ** len(period) - 1) * 10**places)
     exponent, at = _read_exponent(lexemes, at)
     text = f"{digits}({period})" if period else digits
-    return Numeral(text, value * Fraction(10) ** exponent, grouped, "." not in digits, at)
+    return Token("number", text, value * Fraction(10) ** exponent, grouped=grouped), at
 
 
 def _read_period(lexemes: Sequence[str], at: int, *, pointed: bool) -> tuple[str, str, int]:

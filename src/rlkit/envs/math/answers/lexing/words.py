@@ -69,9 +69,13 @@ UNITS: Mapping[str, Unit] = {
 
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cubed": 3, "squared": 2}
 
-CURRENCIES: Mapping[str, str] = {
-    "$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee", "₩": "won", "₽": "ruble", "¢": "cent",
+_CURRENCY_SIGNS = {
+    "dollar": r"$ \$ \textdollar", "euro": r"€ \euro \texteuro \EUR", "pound sterling": r"£ \pounds \textsterling",
+    "yen": r"¥ \yen \textyen", "rupee": r"₹ \rupee", "won": "₩", "ruble": "₽", "cent": r"¢ \cent \cents \textcent",
 }  # fmt: skip
+CURRENCIES: Mapping[str, str] = {sign: name for name, signs in _CURRENCY_SIGNS.items() for sign in signs.split()}
+"""Currencies by sign or command."""
+
 TEMPERATURES: Mapping[str, str] = {"F": "fahrenheit", "C": "celsius"}
 """Scales by the letter after a degree sign."""
 
