@@ -18,6 +18,10 @@ MAX_EXPONENT = 1_000
 OVERLINES = (r"\overline", r"\bar")
 _PERIOD_MARKS = (*OVERLINES, r"\dot")
 _THOUSANDS = re.compile(r"[0-9]{3}(?:\.[0-9]+)?")
+_SEPARATORS = ([","], [r"\,"], [r"\!"], [",", r"\!"], [",", r"\!", " "], ["{", ",", "}"], ["{", r"\,", "}"])
+"""Lexemes between thousands, besides blanks."""
+
+_EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)")
 
 
 def starts_repeating_decimal(lexemes: Sequence[str], at: int) -> bool:
@@ -111,31 +115,21 @@ def _read_thousands(lexemes: Sequence[str], digits: str, at: int, *, is_opened: 
 def _read_next_thousands(lexemes: Sequence[str], at: int) -> tuple[str, int, bool] | None:
     """Return the next three digits, the index after them, and whether a comma precedes them."""
     rest = lexemes[at : at + 5]
-    if rest[:1] and rest[0][0].isspace():
-        return _read_spaced_thousands(rest, at)
-    for separator in ([","], [r"\,"], [r"\!"], [",", r"\!"], [",", r"\!", " "], ["{", ",", "}"], ["{", r"\,", "}"]):
+    is_blank = "".join(rest[:1]).isspace()
+    if is_blank and "".join(rest[2:4]).lstrip().startswith("/"):  # `3 125/1000`
+        return None
+    for separator in (rest[:1],) if is_blank else _SEPARATORS:
         size = len(separator)
         if rest[:size] == separator and len(rest) > size and _THOUSANDS.fullmatch(rest[size]):
             return rest[size], at + size + 1, separator == [","]
     return None
 
 
-def _read_spaced_thousands(rest: Sequence[str], at: int) -> tuple[str, int, bool] | None:
-    """Read the thousands of `10 000`, but not of `3 125/1000`."""
-    following = [lexeme for lexeme in rest[2:4] if not lexeme[0].isspace()]
-    if len(rest) < 2 or not _THOUSANDS.fullmatch(rest[1]) or following[:1] == ["/"]:
-        return None
-    return rest[1], at + 2, False
-
-
 def _read_exponent(lexemes: Sequence[str], at: int) -> tuple[int, int]:
     """Return the exponent of `e5`, `E-5` or `e+5` after a number, and the index after it."""
-    if at >= len(lexemes) or lexemes[at] not in ("e", "E"):
-        return 0, at
-    signed = at + 1 < len(lexemes) and lexemes[at + 1] in ("+", "-")
-    digits_at = at + 1 + signed
-    if digits_at >= len(lexemes) or not _is_digits(lexemes[digits_at]):
-        return 0, at
-    if len(lexemes[digits_at]) > 4 or int(lexemes[digits_at]) > MAX_EXPONENT:
-        raise LimitError("a power of ten that is too large")
-    return -int(lexemes[digits_at]) if signed and lexemes[at + 1] == "-" else int(lexemes[digits_at]), digits_at + 1
+    for end in (at + 2, at + 3):
+        if match := _EXPONENT.fullmatch("".join(lexemes[at:end])):
+            if len(match[1].lstrip("+-")) > 4 or abs(int(match[1])) > MAX_EXPONENT:
+                raise LimitError("a power of ten that is too large")
+            return int(match[1]), end
+    return 0, at
