@@ -169,6 +169,28 @@ def test_a_server_that_died_is_restarted() -> None:
     server.close()
 
 
+def test_a_server_that_was_used_serves_a_forked_process_too() -> None:
+    script = """
+import asyncio, os
+from rlkit.sandbox.runners.fork_server import ForkServer
+from rlkit.sandbox.runners.programs import Program, ProgramLimits
+server = ForkServer(workers=1, preload=["numpy"])
+async def check(value):
+    async with asyncio.timeout(60):
+        assert (await server.run(Program(f"def run(): return {value}"), ProgramLimits())).value == value
+asyncio.run(check(1.0))
+child = os.fork()
+if child == 0:
+    asyncio.run(check(2.0))
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+asyncio.run(check(3.0))
+server.close()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], timeout=HANG_S, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_the_server_does_not_run_below_the_requested_isolation_level() -> None:
     server = ForkServer(workers=1, preload=["numpy"], layers=("environment", "session", "limits"))
     with pytest.raises(MissingError, match="isolation 'limits', below min_isolation 'os'"):

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -76,7 +77,7 @@ class ForkServer:
         assert ran.value.tolist() == [1.0, 2.0]
 
     The server starts with the first program, and is restarted if it dies. Several event loops and threads may use it
-    concurrently.
+    concurrently. A forked process starts a server of its own.
 
     Args:
         workers: maximum number of concurrent programs; by default the number of processors divided by `cpus`.
@@ -99,10 +100,14 @@ class ForkServer:
         self._min_isolation: Level = min_isolation or default_level()
         self._layers = tuple(layers)
         self._preload = tuple(preload)
-        self._threads = DaemonThreadPool(workers or max(1, _count_processors() // cpus), name="rlkit-programs")
+        self._workers = workers or max(1, _count_processors() // cpus)
+        self._reset()
+        _runners.add(self)
+
+    def _reset(self) -> None:
+        self._threads = DaemonThreadPool(self._workers, name="rlkit-programs")
         self._lock = threading.Lock()
         self._server: _Server | None = None
-        self._owner = os.getpid()
 
     @property
     def pid(self) -> int | None:
@@ -141,8 +146,6 @@ class ForkServer:
 
     def _ensure_server(self) -> _Server:
         with self._lock:
-            if self._owner != os.getpid():  # a forked process must not use its parent's server
-                self._server, self._owner = None, os.getpid()
             if self._server is not None and self._server.has_ended:
                 self._server.close()
                 self._server = None
@@ -157,6 +160,18 @@ class ForkServer:
             with suppress(ConnectionError):
                 return self._ensure_server().run(program, limits, call)
         raise EnvironmentFault("the server that runs programs ends at every request")
+
+
+_runners = WeakSet[ForkServer]()
+
+
+def _reset_after_fork() -> None:
+    """Let runners start their own servers and threads: a forked process has none of its parent's."""
+    for runner in list(_runners):
+        runner._reset()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @dataclass(slots=True, eq=False)
