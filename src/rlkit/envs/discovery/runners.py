@@ -6,6 +6,7 @@ Invariant: equal choices share one runner per process, which limits the number o
 from __future__ import annotations
 
 import atexit
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 
@@ -45,8 +46,6 @@ def check_runner(choice: RunnerChoice) -> None:
     Raises:
         MissingError: the isolation of this machine is too weak.
     """
-    server = ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())  # without preloads it starts quickly
-    try:
+    # Without preloads it starts quickly.
+    with closing(ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())) as server:
         server.start()
-    finally:
-        server.close()
