@@ -23,7 +23,6 @@ from rlkit.envs.discovery.problems.erdos_steps import (
     mirror,
     polish,
     search,
-    upsample,
 )
 from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.envs.discovery.scripted import PROGRAMS, make_reply
@@ -75,7 +74,7 @@ def test_balanced_heights_pass_the_verifier_unchanged(heights: list[float], off:
 
 def test_finer_pieces_are_the_same_function() -> None:
     h = beginning(2, 10)
-    assert c5(upsample(h, 4)) == pytest.approx(c5(h), abs=1e-15)
+    assert c5(np.repeat(h, 4)) == pytest.approx(c5(h), abs=1e-15)
 
 
 def test_a_search_reports_each_improvement_and_returns_the_best() -> None:
@@ -165,13 +164,6 @@ def test_local_search_improves_the_published_second_autocorrelation() -> None:
     published = problem.verify(load_published("ac2_alphaevolve_2025")).construction
     better = problem.verify(autocorrelation_steps.polish_second(published, 2.0))
     assert better.value > 0.8964 > problem.verify(published).value
-
-
-@pytest.mark.parametrize("count", [7, 300])
-def test_searched_values_equal_verified_values(count: int) -> None:
-    f = np.random.default_rng(count).uniform(0, 1, count)
-    assert autocorrelation_steps.first_value(f) == pytest.approx(FirstAutocorrelation().verify(f).value, rel=1e-12)
-    assert autocorrelation_steps.second_value(f) == pytest.approx(SecondAutocorrelation().verify(f).value, rel=1e-12)
 
 
 @pytest.mark.parametrize("norms", [False, True])

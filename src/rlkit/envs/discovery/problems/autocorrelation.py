@@ -11,7 +11,7 @@ Invariant: a value depends only on the heights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,17 +23,11 @@ from rlkit.envs.discovery.problem import (
     VerifiedConstruction,
     check_vector,
 )
+from rlkit.envs.discovery.problems.autocorrelation_steps import convolve, first_value, second_value
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_FFT_FROM = 600
-_RULES = (
-    "A construction is the heights of n pieces of equal width, with any n from 2 to {most}. Each height is a finite "
-    "number, none is below 0, and not all are 0. The scale of f makes no difference. With c = np.convolve(f, f), the "
-    "verifier computes\n\n{formula}"
-)
 
 
 @dataclass(frozen=True)
@@ -51,12 +45,23 @@ class _Autocorrelation(Problem):
     n_points: PieceCount = 100
     max_points: PieceCount = 10_000
 
+    question: ClassVar[str]
+    """First paragraph of the statement."""
+    formula: ClassVar[str]
+    """Formula of the value, for the statement."""
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
 
     def __post_init__(self) -> None:
         if self.n_points > self.max_points:
             raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
+
+    def statement(self) -> str:
+        return (
+            f"{self.question}\n\nA construction is the heights of n pieces of equal width, with any n from 2 to "
+            f"{self.max_points}. Each height is a finite number, none is below 0, and not all are 0. The scale of f "
+            f"makes no difference. With c = np.convolve(f, f), the verifier computes\n\n{self.formula}"
+        )
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Return independent heights between 0.5 and 1.5."""
@@ -97,17 +102,15 @@ class FirstAutocorrelation(_Autocorrelation):
     scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_first"
 
-    def statement(self) -> str:  # noqa: D102  inherited
-        formula = "    C1 = 2 * n * np.max(c) / np.sum(f) ** 2"
-        return (
-            "The first autocorrelation inequality asks for a step function f >= 0 on [-1/4, 1/4] for which the "
-            "maximum of its autoconvolution f*f, divided by the square of its integral, is as small as possible.\n\n"
-            + _RULES.format(most=self.max_points, formula=formula)
-        )
+    question = (
+        "The first autocorrelation inequality asks for a step function f >= 0 on [-1/4, 1/4] for which the maximum of "
+        "its autoconvolution f*f, divided by the square of its integral, is as small as possible."
+    )
+    formula = "    C1 = 2 * n * np.max(c) / np.sum(f) ** 2"
 
     def verify(self, construction: Construction) -> VerifiedConstruction:  # noqa: D102  inherited
         f = self._check_heights(construction)
-        return VerifiedConstruction(f, float(2 * len(f) * convolve(f).max() / f.sum() ** 2))
+        return VerifiedConstruction(f, first_value(f))
 
 
 @dataclass(frozen=True)
@@ -122,31 +125,16 @@ class SecondAutocorrelation(_Autocorrelation):
     scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_second"
 
-    def statement(self) -> str:  # noqa: D102  inherited
-        formula = (
-            "    y = np.pad(c, 1)\n"
-            "    C2 = np.sum(y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2) / 3 / (np.sum(c) * np.max(c))\n\n"
-            "which is exact, since f*f is linear between its corners."
-        )
-        return (
-            "The second autocorrelation inequality asks for a step function f >= 0 for which the ratio of norms of its "
-            "autoconvolution, ||f*f||_2^2 / (||f*f||_1 * ||f*f||_inf), is as large as possible; it is below 1.\n\n"
-            + _RULES.format(most=self.max_points, formula=formula)
-        )
+    question = (
+        "The second autocorrelation inequality asks for a step function f >= 0 for which the ratio of norms of its "
+        "autoconvolution, ||f*f||_2^2 / (||f*f||_1 * ||f*f||_inf), is as large as possible; it is below 1."
+    )
+    formula = (
+        "    y = np.pad(c, 1)\n"
+        "    C2 = np.sum(y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2) / 3 / (np.sum(c) * np.max(c))\n\n"
+        "which is exact, since f*f is linear between its corners."
+    )
 
     def verify(self, construction: Construction) -> VerifiedConstruction:  # noqa: D102  inherited
         f = self._check_heights(construction)
-        corners = convolve(f)
-        y = np.pad(corners, 1)
-        square = float((y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2).sum()) / 3
-        return VerifiedConstruction(f, square / float(corners.sum() * corners.max()))
-
-
-def convolve(f: Construction) -> Construction:
-    """Return the [2n − 1] convolution of [n] heights ≥ 0 with themselves."""
-    count = len(f)
-    if count < _FFT_FROM:
-        return np.convolve(f, f)
-    size = 1 << (2 * count - 2).bit_length()
-    spectrum = np.fft.rfft(f, size)
-    return np.maximum(np.fft.irfft(spectrum * spectrum, size)[: 2 * count - 1], 0)
+        return VerifiedConstruction(f, second_value(f))

@@ -1,12 +1,14 @@
-"""Local search for the two autocorrelation inequalities, with NumPy and SciPy only.
+"""Values of the two autocorrelation inequalities, and local search for them, with NumPy and SciPy only.
 
-It is a run's baseline, and a helper that programs can call. It does not import rlkit, so that programs can load it.
+The search is a run's baseline, and a helper that programs can call. The module does not import rlkit, so that programs
+can load it.
 
 Invariant: a result is at least as good as the initial construction.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import cast
@@ -21,19 +23,29 @@ _MAX_LINEAR_PROGRAM_PIECES = 600
 _FIRST_RADIUS = 0.05
 _MIN_RADIUS = 1e-8
 _MIN_GAIN = 1e-12
-_FFT_FROM = 200
+_FFT_FROM = 600
 _ROUND_ITERATIONS = 300
 
 
 def first_value(f: Heights) -> float:
     """Return 2n · max f*f / (∫f)² of [n] heights; smaller is better."""
-    return float(2 * len(f) * _convolve(f, f).max() / f.sum() ** 2)
+    return float(2 * len(f) * convolve(f).max() / f.sum() ** 2)
 
 
 def second_value(f: Heights) -> float:
     """Return ‖f*f‖₂² / (‖f*f‖₁ ‖f*f‖_∞) of [n] heights; larger is better."""
-    corners = _convolve(f, f)
+    corners = convolve(f)
     return _integrate_square(corners) / float(corners.sum() * corners.max())
+
+
+def convolve(f: Heights) -> Heights:
+    """Return the [2n − 1] convolution of [n] heights ≥ 0 with themselves."""
+    count = len(f)
+    if count < _FFT_FROM:
+        return np.convolve(f, f)
+    size = 1 << (2 * count - 2).bit_length()
+    spectrum = np.fft.rfft(f, size)
+    return np.maximum(np.fft.irfft(spectrum * spectrum, size)[: 2 * count - 1], 0)
 
 
 def polish_first(construction: Heights, seconds: float) -> Heights:
@@ -72,14 +84,7 @@ def _polish(construction: Heights, seconds: float, *, norms: bool) -> Heights:
 
 def loss(f: Heights, *, norms: bool) -> float:
     """Return the log of the first value or, with `norms`, of the inverse second value; smaller is better."""
-    corners = _convolve(f, f)
-    top = float(np.log(corners.max()))
-    total = float(np.log(f.sum()))
-    return (
-        top + 2 * total - float(np.log(_integrate_square(corners)))
-        if norms
-        else top - 2 * total + float(np.log(2 * len(f)))
-    )
+    return -math.log(second_value(f)) if norms else math.log(first_value(f))
 
 
 def descend(
@@ -100,12 +105,12 @@ def descend(
             break
         share = step / iterations
         heights = root * root
-        corners = _convolve(heights, heights)
+        corners = convolve(heights)
         sharp = np.exp((corners / corners.max() - 1) * 10 ** (first_power + (5.0 - first_power) * share))
         slope = 2 * _correlate_back(sharp / float(sharp @ corners), heights)
         slope += (2 if norms else -2) / float(heights.sum())
         if norms:
-            slope -= 2 * _correlate_back(_square_slope(corners) / _integrate_square(corners), heights)
+            slope -= 2 * _square_slope(corners, heights)
         gradient = slope * 2 * root
         mean = 0.9 * mean + 0.1 * gradient
         spread = 0.99 * spread + 0.01 * gradient * gradient
@@ -176,15 +181,6 @@ def search(
     return best
 
 
-def _convolve(a: Heights, b: Heights) -> Heights:
-    """Return the [2n − 1] convolution of two vectors of [n] heights."""
-    count = len(a)
-    if count < _FFT_FROM:
-        return np.convolve(a, b)
-    size = 1 << (2 * count - 2).bit_length()
-    return np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size), size)[: 2 * count - 1]
-
-
 def _correlate_back(weights: Heights, f: Heights) -> Heights:
     """Return [n] Σ_m w_m f_{m − i}, half the gradient of Σ_m w_m (f*f)_m."""
     count = len(f)
@@ -200,9 +196,10 @@ def _integrate_square(corners: Heights) -> float:
     return float((y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2).sum()) / 3
 
 
-def _square_slope(corners: Heights) -> Heights:
+def _square_slope(corners: Heights, f: Heights) -> Heights:
+    """Return half the gradient of log ∫ (f*f)² by [n] heights."""
     y = np.pad(corners, 1)
-    return (4 * corners + y[:-2] + y[2:]) / 3
+    return _correlate_back((4 * corners + y[:-2] + y[2:]) / 3 / _integrate_square(corners), f)
 
 
 def _solve_linear_program(f: Heights, radius: float, *, norms: bool) -> Heights | None:
@@ -210,15 +207,13 @@ def _solve_linear_program(f: Heights, radius: float, *, norms: bool) -> Heights 
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
 
     count = len(f)
-    corners = _convolve(f, f)
+    corners = convolve(f)
     top = float(corners.max())
     near = corners > top - 4 * radius * float(f.sum())  # other corners cannot become the maximum within the radius
     rows = np.flatnonzero(near)
     offset = rows[:, None] - np.arange(count)[None]
     slopes = np.where((offset >= 0) & (offset < count), 2 * f[np.clip(offset, 0, count - 1)], 0.0)
-    pull = (
-        2 * _correlate_back(_square_slope(corners) / _integrate_square(corners), f) * top if norms else np.zeros(count)
-    )
+    pull = 2 * _square_slope(corners, f) * top if norms else np.zeros(count)
     # Scaled by the radius; otherwise the solver's tolerances would be as large as the step.
     solution = linprog(
         np.append(-pull, 1.0),

@@ -31,11 +31,6 @@ def c5(h: Heights) -> float:
     return float(np.correlate(h, 1 - h, mode="full").max()) * 2 / len(h)
 
 
-def upsample(h: Heights, times: int) -> Heights:
-    """Return the same step function with `times` as many pieces; C₅ does not change."""
-    return np.repeat(h, times)
-
-
 def balance(h: Heights) -> Heights:
     """Shift and clip [n] heights so that they lie in [0, 1] and sum to n/2."""
     count = len(h)
@@ -150,7 +145,7 @@ def search(
     for rung in range(len(rungs) + 1):
         end_s = began_s + seconds * share[min(rung + 4 - len(rungs) - 1, 3)]
         if rung:
-            pool = [(value, upsample(h, rungs[rung - 1])) for value, h in pool[: max(2, _POOL_SIZE - 2 * rung)]]
+            pool = [(value, np.repeat(h, rungs[rung - 1])) for value, h in pool[: max(2, _POOL_SIZE - 2 * rung)]]
             pool = [
                 (c5(h), h) for h in (linear_programs(h, end_s=end_s, symmetric=True, radius=0.01) for _, h in pool[:1])
             ] + pool[1:]
