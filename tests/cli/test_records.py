@@ -42,7 +42,6 @@ def save_record(folder: Path, problem: Problem, name: str) -> None:
         folder,
         State(verified.construction, verified.value, "parent", 0.5, "x"),
         problem,
-        options={},
         task=f"task/{name}",
     )
 

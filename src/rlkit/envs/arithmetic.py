@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from operator import add, mul, sub
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ from rlkit.types import Outcome
 
 EXAMPLES: Mapping[Operator, str] = {"+": "4 + 5 = 9", "-": "9 - 4 = 5", "*": "4 * 5 = 20"}
 """Worked example in the prompt by operator; a base model needs one."""
+
+_FUNCTIONS: Mapping[Operator, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul}
 
 FIRST_INTEGER = re.compile(r"\s*(-?\d+)(?!\d)")
 
@@ -51,13 +54,7 @@ class Sum(SingleTurnEnv):
     @property
     def result(self) -> int:
         """The right result."""
-        match self.operator:
-            case "+":
-                return self.left + self.right
-            case "-":
-                return self.left - self.right
-            case "*":
-                return self.left * self.right
+        return _FUNCTIONS[self.operator](self.left, self.right)
 
     @property
     def task_id(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -91,7 +90,7 @@ def discovery(
     terms = ProgramTerms(limits, helpers and find_spec("scipy") is not None)
     choice = RunnerChoice(workers, cpus, min_isolation, preload)
     _report(archive, min_isolation, note)
-    return Discovery(archive, PlaySettings(terms, choice, polish_s, _keep_json_options(mathematics)))
+    return Discovery(archive, PlaySettings(terms, choice, polish_s))
 
 
 def _helper_modules(problem: Problem, *, helpers: bool, polish_s: float) -> tuple[str, ...]:
@@ -195,9 +194,3 @@ def _make_starting_states(problem: Problem, start: str, count: int, rng: np.rand
     except InvalidConstruction as error:
         raise UsageError(f"start: {start} is not a construction of {problem.name}: {error}") from None
     return [State(verified.construction, verified.value, program=program) for verified in starts]
-
-
-def _keep_json_options(problem: Problem) -> dict[str, JsonValue]:
-    """Return the options of a problem that can be encoded as JSON."""
-    options = {field.name: getattr(problem, field.name) for field in fields(problem)} if is_dataclass(problem) else {}
-    return {name: value for name, value in options.items() if isinstance(value, bool | int | float | str | None)}

@@ -107,9 +107,6 @@ class Archive:
         if parent in self._nodes and children:
             node = self._nodes[parent]
             node.best_child = max(node.best_child, *(self.score(child) for child in children))
-        if self.rule.name in ("fixed", "none"):
-            descendants = [node.state for node in self._nodes.values() if not node.seed]
-            children = self._sort_by_score([*children, *descendants])[:1]  # keep one, so that the best is known
         for child in children:
             if child.id not in self._nodes:
                 self._nodes[child.id] = _Node(child, seed=False)

@@ -78,9 +78,8 @@ def _strip_thinking(text: str) -> str:
 
 
 def _describe_start(problem: Problem, parent: State) -> str:
-    shape = "x".join(map(str, parent.construction.shape))
-    size = f"{shape} values" if parent.construction.ndim > 1 else f"{len(parent.construction)} values"
-    sentences = [f"You start from a construction of {size} with {problem.symbol} = {parent.value:{_FORMAT}}."]
+    size = "x".join(map(str, parent.construction.shape))
+    sentences = [f"You start from a construction of {size} values with {problem.symbol} = {parent.value:{_FORMAT}}."]
     comparisons = list[str]()
     if problem.baseline is not None:
         comparisons.append(f"the best found by hand is {problem.baseline:g}")

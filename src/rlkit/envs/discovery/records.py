@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import cast
 
@@ -73,7 +73,7 @@ class Record:
         }
 
 
-def save_if_better(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
+def save_if_better(folder: Path, state: State, problem: Problem, *, task: str) -> bool:
     """Save a state if it is better than every record in the folder; return True if it was saved.
 
     The caller compares it with the initial states of the search.
@@ -90,7 +90,7 @@ def save_if_better(folder: Path, state: State, problem: Problem, *, options: Map
         content: dict[str, Json] = {
             "format": _FORMAT,
             "problem": problem.name,
-            "options": dict(options),
+            "options": _keep_json_options(problem),
             "symbol": problem.symbol,
             "minimise": problem.minimise,
             "value": state.value,
@@ -126,6 +126,12 @@ def _parse_record(content: Mapping[str, Json], name: str) -> Record:
         bool(content["polished"]),
         name,
     )
+
+
+def _keep_json_options(problem: Problem) -> dict[str, Json]:
+    """Return the options of a problem that can be encoded as JSON."""
+    options = {field.name: getattr(problem, field.name) for field in fields(problem)} if is_dataclass(problem) else {}
+    return {name: value for name, value in options.items() if isinstance(value, bool | int | float | str | None)}
 
 
 def _paths(folder: Path) -> list[Path]:

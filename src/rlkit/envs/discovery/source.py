@@ -24,17 +24,13 @@ class Discovery(TaskSource):
     """Search over one problem."""
 
     def __init__(self, archive: Archive, play: PlaySettings) -> None:
-        self._archive = archive
+        self.archive = archive
+        """Archive of states."""
         self._play = play
         self._folder: Path | None = None
         self._saved: dict[str, tuple[State, ...]] = {}
         self._playing: dict[str, str] = {}
         self._cpu_s = 0.0
-
-    @property
-    def archive(self) -> Archive:
-        """Archive of states."""
-        return self._archive
 
     def set_folder(self, folder: Path) -> None:
         """Save the records of later tasks in a folder.
@@ -51,10 +47,10 @@ class Discovery(TaskSource):
             self._saved[record.task] = (*self._saved.get(record.task, ()), record.state)
 
     def next(self) -> ConstructionProblem:  # noqa: D102  inherited
-        number = self._archive.choices
-        best = self._archive.best.value
-        parent = self._archive.choose()
-        task = ConstructionProblem(self._archive.problem, parent, number, self._play, self._folder, best)
+        number = self.archive.choices
+        best = self.archive.best.value
+        parent = self.archive.choose()
+        task = ConstructionProblem(self.archive.problem, parent, number, self._play, self._folder, best)
         task = replace(task, saved=self._saved.get(task.task_id, ()))
         self._playing[task.task_id] = parent.id
         return task
@@ -71,21 +67,21 @@ class Discovery(TaskSource):
             for content in (*child_of_episode, *cast("Sequence[Json]", episode.info.get(SAVED, ()))):
                 child = State.from_json(cast("Mapping[str, Json]", content))
                 children.setdefault(child.id, child)
-        self._archive.record_expansion(parent, list(children.values()))
+        self.archive.record_expansion(parent, list(children.values()))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the archive, and `cpu_s`, the processor seconds of programs and polishing.
 
         `scripted` is the value of a scripted search without a model after the same processor seconds, if measured.
         """
-        scripted = self._archive.problem.scripted_best(self._cpu_s)
-        metrics = self._archive.metrics() | {"cpu_s": self._cpu_s}
+        scripted = self.archive.problem.scripted_best(self._cpu_s)
+        metrics = self.archive.metrics() | {"cpu_s": self._cpu_s}
         return metrics if scripted is None else metrics | {"scripted": scripted}
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {"archive": self._archive.state_dict(), "playing": dict(self._playing), "cpu_s": self._cpu_s}
+        return {"archive": self.archive.state_dict(), "playing": dict(self._playing), "cpu_s": self._cpu_s}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
-        self._archive.load_state_dict(cast("Mapping[str, Json]", state["archive"]))
+        self.archive.load_state_dict(cast("Mapping[str, Json]", state["archive"]))
         self._playing = dict(cast("Mapping[str, str]", state["playing"]))
         self._cpu_s = float(cast("float", state["cpu_s"]))

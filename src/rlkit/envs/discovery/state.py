@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import cast
 
 import numpy as np
@@ -45,14 +45,9 @@ class State:
         """Return the state as JSON, the numbers as base 64 of little-endian float64."""
         numbers = np.ascontiguousarray(self.construction, "<f8")
         return {
+            **asdict(self),
             "construction": base64.b64encode(numbers.tobytes()).decode(),
             "shape": list(numbers.shape),
-            "value": self.value,
-            "parent": self.parent,
-            "parent_value": self.parent_value,
-            "program": self.program,
-            "stdout": self.stdout,
-            "polished": self.polished,
         }
 
     @classmethod

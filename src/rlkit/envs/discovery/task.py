@@ -44,13 +44,11 @@ class PlaySettings:
 
     Args:
         polish_s: seconds of local search on each child before it is archived; 0 for no local search.
-        options: options of the problem, for records.
     """
 
     terms: ProgramTerms = field(default_factory=lambda: ProgramTerms(ProgramLimits()))
     runner: RunnerChoice = field(default_factory=RunnerChoice)
     polish_s: float = 0.0
-    options: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class ConstructionProblem(Env):
         """Save the child if it is a record; return whether it was saved."""
         if self.best is not None and not self.problem.is_better(child.value, self.best):
             return False
-        return records.save_if_better(folder, child, self.problem, options=self.play.options, task=self.task_id)
+        return records.save_if_better(folder, child, self.problem, task=self.task_id)
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
         """Return the child, improved by local search if possible, and the processor seconds of the search."""
