@@ -143,7 +143,7 @@ def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Measureme
     """Run rlkit's loop."""
     from service import Log, Tinker
 
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
     from rlkit.testing import ByteChat, World, run_virtual
     from rlkit.training.trainer import RLTrainer
 

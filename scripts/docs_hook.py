@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mkdocs.structure.pages import Page
 
-from rlkit.config import reference_markdown
+from rlkit.config.reference.describe import reference_markdown
 
 MARK = "<!-- reference -->"
 

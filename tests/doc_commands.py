@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.config import load_config, load_object
 from rlkit.config.loading.arguments import bind
-from rlkit.config.loading.load import split_arguments
-from rlkit.config.loading.objects import BUILT_IN
+from rlkit.config.loading.load import load_config, split_arguments
+from rlkit.config.loading.objects import BUILT_IN, load_object
 from rlkit.config.schema import Config
 
 ROOT = Path(__file__).parent.parent

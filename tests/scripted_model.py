@@ -15,7 +15,7 @@ from tinker import types
 from rlkit._util import threads
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
-from rlkit.config import ResolvedConfig
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.testing import Latency, SimulatedTinker, World
 from rlkit.testing.futures import SimulatedFuture
 from rlkit.testing.simulated_service import SimulatedSamplingClient, SimulatedTrainingClient

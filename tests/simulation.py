@@ -12,7 +12,7 @@ from pathlib import Path
 import rlkit
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
 from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.training.trainer import RLTrainer

@@ -13,8 +13,8 @@ from random import Random
 import pandas as pd
 import pytest
 
-from rlkit.config import ResolvedConfig, load_config
-from rlkit.config.loading.load import split_arguments
+from rlkit.config.loading.load import load_config, split_arguments
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.testing import World
 from rlkit.testing.world import digest
 from tests.envs.openreward.conftest import worlds

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema import DEFAULT_MODEL
 
 ROOT = Path(__file__).parent.parent
@@ -212,7 +212,7 @@ def test_every_estimator_is_in_the_table_and_the_reference() -> None:
 
 
 def test_configuration_reference_is_generated_from_the_schema() -> None:
-    from rlkit.config import reference_markdown
+    from rlkit.config.reference.describe import reference_markdown
 
     hook = ROOT / "scripts" / "docs_hook.py"
     namespace: dict[str, object] = {}

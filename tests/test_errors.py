@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config import load_envs
+from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema import EnvConfig
 from rlkit.errors import EXTRAS, MissingError, ServiceError, did_you_mean, missing_extra
 
@@ -28,7 +28,7 @@ def test_an_environment_that_needs_a_missing_extra_says_how_to_install_it(tmp_pa
         pytest.skip("every extra is installed here")
     (tmp_path / "mine.py").write_text(f"import {absent}\n")
     with pytest.raises(MissingError, match=f"{absent} is not installed: run `uv sync --extra"):
-        load_envs("mine", EnvConfig(env="mine.py:Task"), field="envs.mine", seed=0, base=tmp_path)
+        load_envs("mine", EnvConfig(env=f"{tmp_path}/mine.py:Task"), field="envs.mine", seed=0)
 
 
 def test_a_service_error_carries_the_request() -> None:

@@ -24,9 +24,9 @@ LONGEST_LINES = 80
 
 
 def load(path: str) -> object:
-    from rlkit.config import load_object
+    from rlkit.config.loading.objects import load_object
 
-    return load_object(path, field="envs", base=EXAMPLES.parent)
+    return load_object(f"{EXAMPLES.parent}/{path}", field="envs")
 
 
 def metrics(runs: Path) -> list[dict[str, float]]:
@@ -82,7 +82,8 @@ def test_a_search_for_constructions_trains_though_the_model_writes_no_program(
 
 
 def test_the_examples_of_discovery_are_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.config import load_config, load_envs
+    from rlkit.config.loading.load import load_config
+    from rlkit.config.loading.objects import load_envs
     from rlkit.envs.discovery.source import Discovery
 
     monkeypatch.chdir(EXAMPLES.parent)
@@ -133,7 +134,7 @@ def test_a_configuration_trains_and_evaluates_the_shell_agent_on_tasks_of_its_ow
 
 @pytest.mark.parametrize("name", ["terminal_bench.yaml", "papergym.yaml"])
 def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: str) -> None:
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
 
     config = load_config([EXAMPLES / name]).config
     (trained,), (evaluated,) = config.envs.values(), config.eval.envs.values()
@@ -147,7 +148,7 @@ def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: st
 def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
     byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
 
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
     monkeypatch.chdir(EXAMPLES.parent)
@@ -173,7 +174,8 @@ def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
 
 
 def test_the_hard_arithmetic_is_tested_on_sums_that_are_never_trained_on() -> None:
-    from rlkit.config import load_config, load_envs
+    from rlkit.config.loading.load import load_config
+    from rlkit.config.loading.objects import load_envs
 
     config = load_config([EXAMPLES / "arithmetic_hard.yaml"]).config
     spec, held_out = config.envs["arithmetic"], config.eval.envs["arithmetic"]

@@ -18,7 +18,7 @@ import pytest
 import rlkit
 from rlkit._util import json_values as plains
 from rlkit._util import redaction
-from rlkit.config import ResolvedConfig
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.secrets import redact
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.errors import ContextFull, RewardError

@@ -18,7 +18,7 @@ import torch
 import rlkit
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimators import ESTIMATORS, GroupMean
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
 from rlkit.tinker_client.sdk import TinkerService
 from rlkit.trackers import Tracker

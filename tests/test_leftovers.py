@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training.trainer import RLTrainer

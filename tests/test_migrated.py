@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from rlkit.cli.app import app
-from rlkit.config import load_config, load_object
-from rlkit.config.loading.objects import BUILT_IN
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import BUILT_IN, load_object
 
 from .cli.conftest import rlkit
 from .doc_commands import run_of

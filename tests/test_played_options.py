@@ -14,7 +14,7 @@ import pytest
 import tinker
 
 from rlkit.chat.renderers import load_chat
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
 from rlkit.tinker_client.connect import choose_service
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 
 from .doc_commands import ROOT
 from .scripted_model import train

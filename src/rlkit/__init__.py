@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlkit.algorithms.advantages import AdvantageEstimator, step_estimator
     from rlkit.api import train
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
     from rlkit.config.schema import Config
     from rlkit.dry_run.rehearse import rehearse
     from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, TaskSource, ToolEnv
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "algorithms.advantages": ["AdvantageEstimator", "step_estimator"],
     "api": ["train"],
-    "config": ["load_config"],
+    "config.loading.load": ["load_config"],
     "config.schema": ["Config"],
     "env": ["Env", "SingleTurnEnv", "Step", "StepEnv", "TaskSource", "ToolEnv"],
     "errors": [

@@ -32,8 +32,9 @@ from rlkit.algorithms.estimators import (
     EntropicValidAware,
     GroupMean,
 )
-from rlkit.config import Config, load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_estimators, load_object
+from rlkit.config.schema import Config
 from rlkit.dry_run.pilot import NudgedEstimator
 from rlkit.errors import ConfigError, EnvironmentFault
 from rlkit.testing import Fault, World

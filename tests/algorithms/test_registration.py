@@ -15,7 +15,8 @@ from rlkit.algorithms.estimator import RewardEstimator
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import CISPO, LOSSES, LocalLoss
 from rlkit.algorithms.schedules import SCHEDULES, Schedule
-from rlkit.config import load_config, reference_markdown
+from rlkit.config.loading.load import load_config
+from rlkit.config.reference.describe import reference_markdown
 from rlkit.errors import ConfigError
 from rlkit.types import Datum, Group
 from tests.builders import group

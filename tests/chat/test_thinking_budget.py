@@ -196,7 +196,7 @@ def test_run_trains_on_thinking_and_answer_and_passes_the_audit(
 
 
 def test_window_without_room_for_an_answer_is_an_error() -> None:
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
 
     values = ["envs.a.env=arithmetic", "sampling.max_tokens=100", "sampling.budget_forcing.context_window_tokens=100"]
     with pytest.raises(ConfigError, match="leaves no room"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.rollout.settings import make_env_settings
 
 OLD = """

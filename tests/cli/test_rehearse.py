@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.rehearse import longest_timeout_s
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import byte_model
 from tests.limits import HANG_S
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config import ResolvedConfig, load_config
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.errors import ConfigError
 
 type Load = Callable[..., ResolvedConfig]

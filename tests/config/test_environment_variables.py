@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.config import ResolvedConfig, export_dotenv, load_config, show_lines
-from rlkit.config.loading.environment_variables import escape, interpolate, read_dotenv
+from rlkit.config.loading.environment_variables import escape, export_dotenv, interpolate, read_dotenv
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import Node, Origin, find
+from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
 

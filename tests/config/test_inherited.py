@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema.metric_names import EPISODE_METRICS, STEP_METRICS
 from rlkit.errors import ConfigError
 

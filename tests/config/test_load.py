@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.config import Config, ResolvedConfig, load_config, load_envs, show_lines
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.messages import RENAMED
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
-from rlkit.config.loading.resolved import leaves
+from rlkit.config.loading.objects import load_envs
+from rlkit.config.loading.resolved import ResolvedConfig, leaves, show_lines
 from rlkit.config.loading.yaml_text import parse
-from rlkit.config.schema import EnvConfig
+from rlkit.config.schema import Config, EnvConfig
 from rlkit.config.schema.objective import CustomAdvantage
 from rlkit.env import Env
 from rlkit.errors import ConfigError
@@ -366,7 +367,7 @@ def test_importing_the_package_loads_neither_pydantic_nor_yaml() -> None:
 
 def test_loading_a_configuration_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from rlkit.config import load_config; load_config([], ['envs.arithmetic={}']);"
+        "import sys; from rlkit.config.loading.load import load_config; load_config([], ['envs.arithmetic={}']);"
         "print({'torch', 'tinker', 'transformers', 'pyarrow', 'pandas', 'asyncio'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

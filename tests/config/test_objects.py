@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from rlkit.config import load_envs, load_object
+from rlkit.config.loading.objects import load_envs, load_object
 from rlkit.config.schema import EnvConfig, EvalEnvConfig
 from rlkit.env import Env
 from rlkit.errors import ConfigError, MissingError
@@ -296,7 +296,7 @@ def test_files_of_the_same_name_in_two_folders_are_separate_modules(folder: Path
     for number in (1, 2):
         (folder / str(number)).mkdir()
         (folder / str(number) / "same.py").write_text(f"N = {number}")
-    assert [load_object("same.py:N", field="f", base=folder / str(number)) for number in (1, 2)] == [1, 2]
+    assert [load_object(f"{folder}/{number}/same.py:N", field="f") for number in (1, 2)] == [1, 2]
 
 
 def test_modules_beside_the_file_can_be_imported_also_later() -> None:

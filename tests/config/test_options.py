@@ -19,7 +19,9 @@ import torch
 import rlkit
 from rlkit._util.sections import Section, SectionTable
 from rlkit.chat.renderers import load_chat
-from rlkit.config import ResolvedConfig, load_config, load_envs
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import require_run_directory
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config

@@ -8,9 +8,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.config import ResolvedConfig, load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import Node, Origin, dotted, find, plain
 from rlkit.config.loading.overrides import apply, split
+from rlkit.config.loading.resolved import ResolvedConfig
 from tests.config.conftest import Load, Refused
 from tests.config.strategies import KEYS, json_values
 

@@ -7,8 +7,8 @@ from pydantic import BaseModel
 from rlkit._util.sections import Section
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
-from rlkit.config import reference_markdown, schema_json
 from rlkit.config.loading.outline import leaf_fields
+from rlkit.config.reference.describe import reference_markdown, schema_json
 from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
 
 

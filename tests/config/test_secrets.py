@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlkit.config import ResolvedConfig, show_lines
+from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.config.loading.secrets import is_secret, redact, secret_warnings
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.types import Json

@@ -12,7 +12,7 @@ import pytest
 
 import rlkit
 from rlkit._util.threads import in_thread
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget
 from rlkit.cost.usage import FREE, Price, Usage, price_of

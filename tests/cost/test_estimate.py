@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema import Config
 from rlkit.cost.estimate import (
     Band,

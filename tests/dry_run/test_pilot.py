@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.cost.estimate import Band, Speed
 from rlkit.dry_run.pilot import Pilot, make_speed, run_pilot, tokens_per_second
 from rlkit.service import Service

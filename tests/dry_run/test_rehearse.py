@@ -13,7 +13,7 @@ import torch
 import rlkit
 from rlkit._util.paths import runs_dir
 from rlkit.algorithms.estimators import ESTIMATORS, BatchStd
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema import Config
 from rlkit.dry_run.rehearse import Part, Rehearsal, make_small_config, rehearse
 from rlkit.errors import ConfigError, MissingError, UsageError

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import rlkit
-from rlkit.config import Config
+from rlkit.config.schema import Config
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
 from rlkit.evaluation import openai_endpoint
 from rlkit.evaluation.evaluate import evaluate

@@ -31,7 +31,7 @@ from typing import Any, Literal, NoReturn
 
 import rlkit
 from rlkit._util import files
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.store import RunStore, table
 from rlkit.store import journal as journals
 from rlkit.store.history import load_resume_history, table_path

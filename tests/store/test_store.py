@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rlkit._util.files import json_lines
-from rlkit.config import ResolvedConfig
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
@@ -60,7 +60,7 @@ def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
 
 
 def test_the_recorded_configuration_is_a_configuration(tmp_path: Path) -> None:
-    from rlkit.config import load_config
+    from rlkit.config.loading.load import load_config
 
     RunStore(tmp_path / "run", resolved=RESOLVED).__exit__()
     assert load_config([tmp_path / "run" / "config.yaml"]).config == RESOLVED.config

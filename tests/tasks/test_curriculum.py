@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema.envs import CurriculumConfig
 from rlkit.env import TaskSource
 from rlkit.errors import ConfigError, EnvironmentFault, UsageError

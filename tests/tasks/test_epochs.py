@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.schema import Config
 from rlkit.cost.estimate import Rollout, estimate, extent
 from rlkit.cost.usage import Price

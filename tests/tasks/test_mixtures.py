@@ -14,7 +14,7 @@ import tinker
 
 import rlkit
 from rlkit.algorithms.datums import Preparation, PreparedGroup
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.testing.simulated_service import SimulatedSamplingClient
 from rlkit.training.trainer import RLTrainer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.errors import UsageError
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
 from rlkit.testing import FaultyProxy
 from rlkit.training.trainer import RLTrainer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.chat.renderers import load_chat
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.errors import MissingError, UsageError
 from rlkit.tinker_client.connect import choose_service
 from rlkit.tokenizers.bundled import PackagedTokenizer

@@ -145,7 +145,7 @@ def test_resumed_run_does_not_report_its_earlier_ending(tmp_path: Path) -> None:
 HOLDS = """
 import sys
 from pathlib import Path
-from rlkit.config import ResolvedConfig
+from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.store import RunStore
 with RunStore(Path(sys.argv[1]), resolved=ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}))):

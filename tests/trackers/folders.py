@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlkit._util import files
-from rlkit.config import load_config, show_lines
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.resolved import show_lines
 from rlkit.store import table
 from rlkit.store.history import table_path
 from rlkit.types import Group, Json

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.evaluation.evaluate import evaluate
 from rlkit.store import RunStore
 from rlkit.testing import Latency

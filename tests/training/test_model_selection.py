@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import Fault, World
 from rlkit.training.model_selection import Criterion, ModelSelection
 from rlkit.types import Checkpoint

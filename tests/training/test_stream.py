@@ -15,7 +15,7 @@ import pytest
 from tinker import types
 
 import rlkit
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, run_virtual
 from rlkit.testing.futures import SimulatedFuture
 from rlkit.testing.simulated_service import SimulatedTrainingClient

@@ -14,7 +14,7 @@ import pytest
 import rlkit
 from rlkit._util.activity import Activity, use_activity
 from rlkit._util.priority_semaphore import Slots
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.env import Task
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner

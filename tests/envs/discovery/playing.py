@@ -14,7 +14,7 @@ import numpy as np
 
 from rlkit._util import threads
 from rlkit.chat.format import ParsedReply
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.testing import ByteChat, Latency, SimulatedTinker
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Tokens

@@ -19,7 +19,7 @@ import rlkit
 from rlkit._util import threads
 from rlkit._util.activity import Activity
 from rlkit._util.paths import cache_dir
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.engine.model.model_files import DEFAULT_MODEL

@@ -15,7 +15,8 @@ import rlkit
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.algorithms.estimators import EntropicValidAware
 from rlkit.chat.renderers import chat_format
-from rlkit.config import load_config, load_envs
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema import EnvConfig
 from rlkit.envs.discovery import PROBLEMS, discovery, runners
 from rlkit.envs.discovery.prompts import ProgramTerms, extract_code

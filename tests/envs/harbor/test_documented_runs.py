@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.config import ResolvedConfig, load_config
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.resolved import ResolvedConfig
 from tests.doc_commands import ROOT
 from tests.scripted_model import Requests, train
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlkit._util import threads
-from rlkit.config import load_config, load_envs
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.checking import check_tasks
 from rlkit.envs.harbor.generated.file_tasks import MAX_VARIANTS, NAMES, FileTask, FileTasksSettings, generate_file_tasks

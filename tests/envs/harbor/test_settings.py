@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config import load_config, load_envs
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.settings import LOCAL_SANDBOX, Agent, TrialSettings, make_environment
 from rlkit.envs.harbor.task import HarborTask

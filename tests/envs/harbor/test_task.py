@@ -17,7 +17,8 @@ from harbor.environments.base import BaseEnvironment
 import rlkit
 from rlkit._util import threads
 from rlkit._util.stopwatch import request_wait
-from rlkit.config import load_config, load_envs
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs
 from rlkit.envs.harbor.agents.agent_end import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings

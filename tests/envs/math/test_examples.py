@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.check import check
-from rlkit.config import load_config, load_envs, load_object
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs, load_object
 from rlkit.envs.math.catalogue import DATASETS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -28,7 +29,7 @@ def test_an_example_names_existing_datasets(path: Path) -> None:
 def test_generated_environments_evaluate_on_held_out_tasks(name: str) -> None:
     config = load_config([EXAMPLES / name]).config
     (trained,), (tested,) = (
-        [load_envs(key, spec, field=key, seed=0, base=EXAMPLES.parent) for key, spec in specs.items()]
+        [load_envs(key, spec, field=key, seed=0) for key, spec in specs.items()]
         for specs in (config.envs, config.eval.envs)
     )
     assert isinstance(trained, list)
@@ -38,7 +39,7 @@ def test_generated_environments_evaluate_on_held_out_tasks(name: str) -> None:
 
 
 def test_the_copying_environment_passes_the_environment_checks() -> None:
-    letters = load_object("examples/copy_rule.py:letters", field="envs", base=EXAMPLES.parent)
+    letters = load_object(f"{EXAMPLES}/copy_rule.py:letters", field="envs")
     assert callable(letters)
     report = asyncio.run(check(letters(), tasks=2))
     assert report.ok, [finding for finding in report.findings if finding.status == "failed"]

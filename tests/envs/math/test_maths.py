@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.check import check
-from rlkit.config import load_envs
+from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema import EnvConfig
 from rlkit.envs.math import Example, MathProblem, Problem, Scoring, Template, maths
 from rlkit.envs.math.catalogue import DATASETS

@@ -15,7 +15,7 @@ import pytest
 
 from rlkit.chat.format import ChatFormat, ParsedReply
 from rlkit.chat.renderers import chat_format
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.envs.math import MathProblem, maths
 from rlkit.envs.math.catalogue import DATASETS
 from rlkit.testing import ByteChat, ScriptedPolicy, SimulatedTinker, World, run_virtual

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.config import load_config, load_envs
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema.envs import TargetCurriculum
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.listing import Split, choose_tasks

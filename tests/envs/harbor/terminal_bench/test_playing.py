@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlkit.config import load_config
+from rlkit.config.loading.load import load_config
 from rlkit.envs.harbor import harbor
 from tests.cli.conftest import rlkit
 from tests.envs.harbor.playing import working_in_turn
