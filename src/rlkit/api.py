@@ -16,8 +16,9 @@ from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 from rlkit.config.schema import Config
+from rlkit.env import is_env
 from rlkit.errors import UsageError
-from rlkit.tasks.sources import Tasks, is_env
+from rlkit.tasks.sources import Tasks
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training import StopSignal
 from rlkit.training.trainer import RLTrainer
@@ -114,7 +115,7 @@ def _name_tasks(envs: Tasks | Mapping[str, Tasks] | None) -> Mapping[str, Tasks]
     if isinstance(envs, Mapping):
         return cast("Mapping[str, Tasks]", envs)
     if hasattr(envs, "next") or is_env(envs):
-        return {type(envs).__name__: envs}
+        return {type(envs).__name__: cast("Tasks", envs)}
     tasks = list(envs) if isinstance(envs, Iterable) and not isinstance(envs, str) else envs
     return {type(tasks[0]).__name__ if isinstance(tasks, list) and tasks else "env": tasks}
 

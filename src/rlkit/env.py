@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from rlkit._util.json_values import escape_surrogates
 from rlkit.errors import LimitReached
@@ -44,6 +44,11 @@ class Env(Protocol):
         An exception fails the episode: a failed episode has no reward and is played again.
         """
         ...
+
+
+def is_env(value: object) -> TypeGuard[Env]:
+    """Return whether a value is an object, not a class, with a method `rollout`."""
+    return not isinstance(value, type) and callable(getattr(value, "rollout", None))
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlkit._util.loop_holds import attribute_holds
 from rlkit._util.seeds import derive_seed
-from rlkit.env import Env, Task, TaskSource
+from rlkit.env import Env, Task, TaskSource, is_env
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.types import Group, Json
 
@@ -76,7 +76,7 @@ def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
 def list_tasks(tasks: Tasks) -> list[Env]:
     """Return the tasks of a collection, or a single task, as a list; raise UsageError for other values."""
     if is_env(tasks):
-        return [cast("Env", tasks)]
+        return [tasks]
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise UsageError(f"envs: a value of type {type(tasks).__name__} is not a collection of tasks")
     envs = list(tasks)
@@ -85,11 +85,6 @@ def list_tasks(tasks: Tasks) -> list[Env]:
             kind = f"the class {task.__name__} itself" if isinstance(task, type) else f"of type {type(task).__name__}"
             raise UsageError(f"envs: task {index} is {kind}: each must be an Env, an object with `async def rollout`")
     return envs
-
-
-def is_env(value: object) -> bool:
-    """Return whether a value is an object, not a class, with a method `rollout`."""
-    return not isinstance(value, type) and callable(getattr(value, "rollout", None))
 
 
 class Mixture:

@@ -20,7 +20,7 @@ from rlkit.errors import ConfigError
 
 
 class Load(Protocol):
-    """`load_object` with a fixed base folder."""
+    """`rlkit.config.loading.objects.load_object`, whose module imports this module."""
 
     def __call__(self, path: str, /, *, field: str) -> object:
         """Return the object at an import path."""

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -27,12 +26,12 @@ from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
 from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
+from rlkit.env import Env, TaskSource, is_env
 from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
     from rlkit.algorithms.advantages import AnyEstimator
     from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
-    from rlkit.env import Env, TaskSource
     from rlkit.types import Json
 
 BUILT_IN = {
@@ -55,17 +54,16 @@ _loaded = dict[Path, tuple[int, int]]()
 """Modification time and size of each loaded file, so that a changed file is loaded again."""
 
 
-def load_object(path: str, *, field: str, base: Path | None = None) -> object:
+def load_object(path: str, *, field: str) -> object:
     """Return the object at an import path: `package.module:name` or `file.py:name`; the name may have dots.
 
     Raises:
         ConfigError: the path is malformed, the object does not exist, or loading it fails.
     """
-    base = (base or Path.cwd()).absolute()
     if named := FILE_OBJECT.fullmatch(path):
-        module = _load_file(base / Path(named["file"]).expanduser(), label=named["file"], field=field)
+        module = load_file(Path(named["file"]).expanduser(), label=named["file"], field=field)
     elif named := _MODULE_OBJECT.fullmatch(path):
-        module = _load_module(named["module"], field=field, base=base)
+        module = _load_module(named["module"], field=field)
     else:
         hint = f": add the name of an object, such as {path}:Name" if path.endswith(".py") else ""
         raise ConfigError(f"{field}: {path!r} is not of the form {_FORMS}{hint}")
@@ -87,7 +85,6 @@ def load_envs(
     *,
     field: str,
     seed: int,
-    base: Path | None = None,
     note: Callable[[str], None] = lambda message: None,
     pin: Callable[[Json], Json] = lambda now: now,
 ) -> TaskSource | Sequence[Env]:
@@ -115,7 +112,7 @@ def load_envs(
             f"{where}: there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
             f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
         )
-    factory = load_object(path, field=where, base=base)
+    factory = load_object(path, field=where)
     if not callable(factory):
         if spec.args:
             raise ConfigError(f"{field}.args: {target} is not a function or class, so it takes no arguments")
@@ -125,7 +122,7 @@ def load_envs(
         note(f"{field}: {message}")
 
     defaults: dict[str, object] = {"seed": seed, "note": note_of_field, "pin": pin}
-    arguments = bind(factory, spec.args, field=field, defaults=defaults, load=partial(load_object, base=base))
+    arguments = bind(factory, spec.args, field=field, defaults=defaults, load=load_object)
     with _wrap_errors(field, _source_file(factory), hidden=secrets_in(spec.args)):
         return _tasks(factory(**arguments), target, field=where)
 
@@ -163,70 +160,9 @@ def load_loss(loss: Loss) -> Loss:
     return FunctionLoss(function=function)
 
 
-def load_file(path: Path) -> ModuleType:
-    """Load a Python file as a module that pickle can import; ConfigError if this fails."""
-    return _load_file(path, label=str(path), field="file")
-
-
-def loaded_files() -> Sequence[Path]:
-    """Return the Python files that were loaded in this process, in order."""
-    return list(_loaded)
-
-
-def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> str:
-    """Return a message that a file is in none of `places`, with a similar name unless the path is `hidden`."""
-    message = f"there is no file {name!r}"
-    if hidden:
-        return message
-    for place in places:
-        names = [entry.name for entry in place.parent.glob("*.py")] if place.parent.is_dir() else []
-        near = difflib.get_close_matches(place.name, names, n=1)
-        if near:
-            return f"{message}. Did you mean {str(Path(name).with_name(near[0]))!r}?"
-    folders = dict.fromkeys(_short(place.parent) for place in places)
-    return f"{message} (looked in {' and '.join(folders)})"
-
-
-def _tasks(result: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
-    from rlkit.env import TaskSource  # imported late, because reading a configuration does not need numpy
-
-    rule = "it must return an Env, a collection of Envs or a TaskSource"
-    if isinstance(result, type):
-        raise ConfigError(f"{field}: {target} returned the class {result.__name__} itself: {rule}; call the class")
-    if isinstance(result, TaskSource):
-        return result
-    if _is_env(result):
-        return [cast("Env", result)]
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise ConfigError(f"{field}: {target} is async: {rule}; use an ordinary function")
-    kind = _kind(result)
-    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-        raise ConfigError(f"{field}: {target} returned {kind}: {rule}")
-    tasks = list(islice(cast("Iterable[object]", result), None if isinstance(result, Sized) else TASKS_MAX + 1))
-    if len(tasks) > TASKS_MAX and not isinstance(result, Sized):
-        raise ConfigError(f"{field}: {target} returned more than {TASKS_MAX} tasks: return a TaskSource instead")
-    if not tasks:
-        raise ConfigError(f"{field}: {target} returned no tasks: it must return at least one Env")
-    for index, task in enumerate(tasks):
-        if not _is_env(task):
-            raise ConfigError(f"{field}: item {index} returned by {target} is {_kind(task)}: each must be an Env")
-    return cast("list[Env]", tasks)
-
-
-def _is_env(value: object) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "rollout", None))
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "None"
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
-
-
-def _load_file(path: Path, *, label: str, field: str) -> ModuleType:
-    path = path.resolve()
+def load_file(path: Path, *, label: str | None = None, field: str = "file") -> ModuleType:
+    """Load a Python file as a module that pickle can import; ConfigError, with `label` for the path, if this fails."""
+    path, label = path.resolve(), label or str(path)
     try:
         about = path.stat()
     except OSError:
@@ -254,11 +190,62 @@ def _load_file(path: Path, *, label: str, field: str) -> ModuleType:
     return module
 
 
-def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
+def loaded_files() -> Sequence[Path]:
+    """Return the Python files that were loaded in this process, in order."""
+    return list(_loaded)
+
+
+def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> str:
+    """Return a message that a file is in none of `places`, with a similar name unless the path is `hidden`."""
+    message = f"there is no file {name!r}"
+    if hidden:
+        return message
+    for place in places:
+        names = [entry.name for entry in place.parent.glob("*.py")] if place.parent.is_dir() else []
+        near = difflib.get_close_matches(place.name, names, n=1)
+        if near:
+            return f"{message}. Did you mean {str(Path(name).with_name(near[0]))!r}?"
+    folders = dict.fromkeys(_short(place.parent) for place in places)
+    return f"{message} (looked in {' and '.join(folders)})"
+
+
+def _tasks(result: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
+    rule = "it must return an Env, a collection of Envs or a TaskSource"
+    if isinstance(result, type):
+        raise ConfigError(f"{field}: {target} returned the class {result.__name__} itself: {rule}; call the class")
+    if isinstance(result, TaskSource):
+        return result
+    if is_env(result):
+        return [result]
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigError(f"{field}: {target} is async: {rule}; use an ordinary function")
+    kind = _kind(result)
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        raise ConfigError(f"{field}: {target} returned {kind}: {rule}")
+    tasks = list(islice(cast("Iterable[object]", result), None if isinstance(result, Sized) else TASKS_MAX + 1))
+    if len(tasks) > TASKS_MAX and not isinstance(result, Sized):
+        raise ConfigError(f"{field}: {target} returned more than {TASKS_MAX} tasks: return a TaskSource instead")
+    if not tasks:
+        raise ConfigError(f"{field}: {target} returned no tasks: it must return at least one Env")
+    for index, task in enumerate(tasks):
+        if not is_env(task):
+            raise ConfigError(f"{field}: item {index} returned by {target} is {_kind(task)}: each must be an Env")
+    return cast("list[Env]", tasks)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+
+
+def _load_module(name: str, *, field: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     importlib.invalidate_caches()  # the module may have been written just now
-    with _importable(base):
+    with _importable(Path.cwd()):
         try:
             spec = importlib.util.find_spec(name)
         except ModuleNotFoundError as error:
