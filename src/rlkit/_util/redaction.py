@@ -17,6 +17,7 @@ from urllib.parse import quote, quote_plus
 
 REDACTED = "***"
 SHORTEST_SECRET_CHARS = 6
+"""Minimum length of a secret; a shorter value is a setting, such as `auth: basic`."""
 _SHORTEST_LINE_CHARS = 16
 """Lines of a multi-line secret are also redacted separately from this length; shorter lines may occur elsewhere."""
 

@@ -116,13 +116,7 @@ class TinkerService(Service):
         activity = f"loading {checkpoint}" if checkpoint else f"starting a training session for {model}"
         return TinkerLearner(await self._create(create, activity), self._usage)
 
-    async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:  # noqa: D102  inherited
-        return await self._load_sampler(model, checkpoint)
-
-    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:  # noqa: D102  inherited
-        return await self._load_sampler(model, checkpoint)
-
-    async def _load_sampler(self, model: str, checkpoint: str | None) -> TinkerSampler:
+    async def sampler(self, *, model: str, checkpoint: str | None = None) -> TinkerSampler:  # noqa: D102  inherited
         def create() -> Awaitable[tinker.SamplingClient]:
             if checkpoint is not None:
                 return self._client.create_sampling_client(model_path=checkpoint)
@@ -130,6 +124,9 @@ class TinkerService(Service):
 
         activity = f"preparing to sample from {checkpoint or model}"
         return TinkerSampler(await self._create(create, activity), self._usage, version=0)
+
+    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:  # noqa: D102  inherited
+        return await self.sampler(model=model, checkpoint=checkpoint)
 
     async def _create[T](self, create: Callable[[], Awaitable[T]], activity: str) -> T:
         return await _await_answer(await self._call_in_thread(create, activity), activity)
@@ -319,21 +316,17 @@ def _to_completion(sequence: types.SampledSequence) -> Completion:
     )
 
 
-def _list_chunk(tokens: Tokens) -> types.EncodedTextChunk:
-    return types.EncodedTextChunk.model_construct(
-        tokens=tokens.tolist()
-    )  # without validation, which integers do not need
+def model_input(prompt: Prompt, *, as_arrays: bool = False) -> types.ModelInput:
+    """Return a prompt as chunks of the SDK: runs of tokens and images, in order.
 
+    Args:
+        as_arrays: keep tokens as arrays instead of lists, for training data, which is sent as protobuf. A list of
+            numbers takes ten times the memory.
+    """
 
-def _array_chunk(tokens: Tokens) -> types.EncodedTextChunk:
-    # Training data is sent as protobuf, which accepts the array; a list of numbers would take ten times the memory.
-    return types.EncodedTextChunk.model_construct(tokens=tokens)
+    def text_chunk(tokens: Tokens) -> types.EncodedTextChunk:  # without validation, which integers do not need
+        return types.EncodedTextChunk.model_construct(tokens=tokens if as_arrays else tokens.tolist())
 
-
-def model_input(
-    prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _list_chunk
-) -> types.ModelInput:
-    """Return a prompt as chunks of the SDK: runs of tokens and images, in order."""
     chunks: list[types.ModelInputChunk] = []  # `list[…]()` would take 1 µs
     start = 0
     for image in prompt.images:
@@ -354,7 +347,7 @@ def _to_datum(datum: Datum, *, by_sequence: bool) -> types.Datum:
     }
     if by_sequence:
         inputs["sequence_ratio_mask"] = types.TensorData.from_numpy(datum.mask.astype(np.float32))
-    return types.Datum(model_input=model_input(datum.prompt, text_chunk=_array_chunk), loss_fn_inputs=inputs)
+    return types.Datum(model_input=model_input(datum.prompt, as_arrays=True), loss_fn_inputs=inputs)
 
 
 async def _await_answer[T](future: Awaitable[T], activity: str) -> T:

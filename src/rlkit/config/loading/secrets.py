@@ -51,8 +51,6 @@ OFTEN_SECRET = frozenset({"key", "token"})
 PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$]{8,}")
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-SHORTEST_SECRET_CHARS = 6
-"""Minimum length of a secret; a shorter literal is a setting, such as `auth: basic`."""
 
 _AMBIGUOUS_WORDS = frozenset({"key", "keys", "token", "tokens"})
 """Last words of a secret field only after a word of `_CREDENTIAL_QUALIFIERS`: `api_key`, but not `answer_key`."""
