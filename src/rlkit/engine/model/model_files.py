@@ -271,8 +271,8 @@ def _from_gguf(path: Path, progress: Progress | None) -> Path:
 def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
     """Return `target`; if it does not exist, convert it from the GGUF file that `fetch(folder)` returns.
 
-    `fetch` may download into `folder`, which is empty.
-    Only one process converts; others wait for it.
+    `fetch` may download into `folder`, which is empty. Only one process converts; others wait for it. `target` appears
+    only when it is complete.
     """
     from filelock import FileLock, Timeout
 

