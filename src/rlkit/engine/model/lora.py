@@ -82,7 +82,11 @@ class _LoraProduct(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx: Any, x: Tensor, weight: Tensor, lora: Lora, applies_swiglu: bool, *_parameters: Tensor
     ) -> Tensor:
-        y, inner = _product_and_inner(swiglu(x) if applies_swiglu else x, weight, lora)
+        factor = swiglu(x) if applies_swiglu else x
+        inner = (factor @ lora.a.t().to(x.dtype)).mul_(lora.scale)
+        y = factor @ weight
+        for part, columns, b in _parts(lora.bs):
+            y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
         ctx.save_for_backward(x, weight, inner)
         ctx.lora, ctx.applies_swiglu = lora, applies_swiglu  # not in save_for_backward: saved parameters have no `grad`
         return y
@@ -92,7 +96,11 @@ class _LoraProduct(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         x, weight, inner = ctx.saved_tensors
         lora: Lora = ctx.lora
-        grad_inner = _inner_gradient(grad_y, inner, lora)
+        grad_inner = torch.empty_like(inner)
+        for part, columns, b in _parts(lora.bs):
+            torch.mm(grad_y[:, columns], b.t().to(grad_y.dtype), out=grad_inner[:, part])
+            _accumulate(b, inner[:, part].t(), grad_y[:, columns])
+        grad_inner.mul_(lora.scale)
         grad_x = None
         if ctx.applies_swiglu or ctx.needs_input_grad[0]:
             grad_x = (grad_y @ weight.t()).addmm_(grad_inner, lora.a.to(grad_y.dtype))
@@ -100,24 +108,6 @@ class _LoraProduct(torch.autograd.Function):
             grad_x, x = swiglu_gradient(x, cast("Tensor", grad_x))
         _accumulate(lora.a, grad_inner.t(), x)
         return grad_x, *[None] * (4 + len(lora.bs))
-
-
-def _product_and_inner(x: Tensor, weight: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
-    """Return a product plus its low-rank term, [N, out], and the scaled x A, [N, parts · r]."""
-    inner = (x @ lora.a.t().to(x.dtype)).mul_(lora.scale)
-    y = x @ weight
-    for part, columns, b in _parts(lora.bs):
-        y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
-    return y, inner
-
-
-def _inner_gradient(grad_y: Tensor, inner: Tensor, lora: Lora) -> Tensor:
-    """Return the gradient at x A; add the gradient of each B to its `grad`."""
-    grad_inner = torch.empty_like(inner)
-    for part, columns, b in _parts(lora.bs):
-        torch.mm(grad_y[:, columns], b.t().to(grad_y.dtype), out=grad_inner[:, part])
-        _accumulate(b, inner[:, part].t(), grad_y[:, columns])
-    return grad_inner.mul_(lora.scale)
 
 
 def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
@@ -169,11 +159,11 @@ class Adapter:
 
     def layer(self, index: int) -> LayerAdapter:
         """Return the adapters of layer `index`."""
-        return LayerAdapter(*(self._lora(f"layers.{index}.{group}", GROUPS[group]) for group in _MATRICES))
+        return LayerAdapter(*(self._lora(f"layers.{index}.", group) for group in _MATRICES))
 
     def unembed(self) -> Lora | None:
         """Return the adapter of the output layer."""
-        return self._lora("unembed", GROUPS["unembed"])
+        return self._lora("", "unembed")
 
     def to(self, device: torch.device) -> Adapter:
         """Return the adapter on a device; the adapter itself if it is on that device."""
@@ -185,13 +175,11 @@ class Adapter:
         """Return a frozen copy."""
         return Adapter(self.config, self.settings, self.flat.detach().clone())
 
-    def _lora(self, group: str, parts: tuple[str, ...]) -> Lora | None:
-        a = self.views.get(f"{group}.lora_A")
+    def _lora(self, prefix: str, group: str) -> Lora | None:
+        a = self.views.get(f"{prefix}{group}.lora_A")
         if a is None:
             return None
-        stem = group.rpartition(".")[0]
-        bs = tuple(self.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"] for part in parts)
-        return Lora(a, bs, self.scale)
+        return Lora(a, tuple(self.views[f"{prefix}{part}.lora_B"] for part in GROUPS[group]), self.scale)
 
 
 GROUPS: Mapping[str, tuple[str, ...]] = {

@@ -114,9 +114,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not has_kernels(x):
         x32 = x.to(torch.promote_types(x.dtype, torch.float32))
         return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-    if _needs_gradient(x):
-        return cast("Tensor", _RmsNorm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
-    return _rms_norm_kernel(x, weight, eps)
+    return cast("Tensor", _RmsNorm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
 
 def swiglu(both: Tensor) -> Tensor:
@@ -124,9 +122,7 @@ def swiglu(both: Tensor) -> Tensor:
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
         return functional.silu(gate) * up
-    if _needs_gradient(both):
-        return cast("Tensor", _Swiglu.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
-    return _swiglu_kernel(both)
+    return cast("Tensor", _Swiglu.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
 
 def swiglu_gradient(both: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,16 +179,16 @@ def split_heads(rows: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return cast("tuple[Tensor, Tensor, Tensor]", rows.split(sizes, 1))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
 
-def _needs_gradient(x: Tensor) -> bool:
-    return x.requires_grad and torch.is_grad_enabled()
-
-
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx.eps = eps
         ctx.save_for_backward(x, weight)
-        return _rms_norm_kernel(x, weight, eps)
+        rows = _flatten_rows(x)
+        out = torch.empty_like(rows)
+        values, results, scale, eps32 = _array(rows), _array(out), _array(weight), np.float32(eps)
+        _share_rows(lambda a, b: cpu_kernels.rms_norm(values[a:b], scale, eps32, results[a:b]), rows)
+        return out.view(x.shape)
 
     @staticmethod
     @once_differentiable
@@ -211,29 +207,17 @@ class _Swiglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx.save_for_backward(both)
-        return _swiglu_kernel(both)
+        rows = _flatten_rows(both)
+        out = rows.new_empty(len(rows), rows.shape[1] // 2)
+        values, results = _array(rows), _array(out)
+        _share_rows(lambda a, b: cpu_kernels.swiglu(values[a:b], results[a:b], 0, results.shape[1]), rows)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         (both,) = ctx.saved_tensors
         return swiglu_gradient(both, grad_out.clone())[0]
-
-
-def _rms_norm_kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    rows = _flatten_rows(x)
-    out = torch.empty_like(rows)
-    values, results, scale, eps32 = _array(rows), _array(out), _array(weight), np.float32(eps)
-    _share_rows(lambda a, b: cpu_kernels.rms_norm(values[a:b], scale, eps32, results[a:b]), rows)
-    return out.view(x.shape)
-
-
-def _swiglu_kernel(both: Tensor) -> Tensor:
-    rows = _flatten_rows(both)
-    out = rows.new_empty(len(rows), rows.shape[1] // 2)
-    values, results = _array(rows), _array(out)
-    _share_rows(lambda a, b: cpu_kernels.swiglu(values[a:b], results[a:b], 0, results.shape[1]), rows)
-    return out
 
 
 def _flatten_rows(x: Tensor) -> Tensor:

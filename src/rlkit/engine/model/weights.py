@@ -61,12 +61,12 @@ class Weights:
 def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
     """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere."""
     config = read_config(directory)
-    with _TensorReader(directory, torch.device(device)) as read:
-        hidden, vocab = config.hidden_size, config.vocab_size
-        embedding = read("model.embed_tokens.weight", vocab, hidden)
-        head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
-        layers = tuple(_read_layer(read, config, index) for index in range(config.layers))
-        return Weights(config, embedding, layers, read("model.norm.weight", hidden), head)
+    read = _TensorReader(directory, torch.device(device))
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = read("model.embed_tokens.weight", vocab, hidden)
+    head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
+    layers = tuple(_read_layer(read, config, index) for index in range(config.layers))
+    return Weights(config, embedding, layers, read("model.norm.weight", hidden), head)
 
 
 def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
@@ -113,12 +113,6 @@ class _TensorReader:
                 raise UsageError(f"{path}: not a readable safetensors file; download it again ({error})") from error
             names = cast("list[str]", file.keys())
             self._read |= dict.fromkeys(names, cast("Callable[[str], Tensor]", file.get_tensor))
-
-    def __enter__(self) -> _TensorReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._read.clear()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         if name not in self._read:
