@@ -52,7 +52,7 @@ def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: in
             start, length, _, prefix = span
             _gather(rows, heads + k, span, keys)
             _gather(rows, heads + kv_heads + k, span, values)
-            _transpose(keys, prefix + length, transposed)
+            transposed[:, : prefix + length] = keys[: prefix + length, :size].T
             block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
             for head in range(k * group, (k + 1) * group):
                 for query in range(0, length, block):
@@ -100,10 +100,10 @@ def attention_gradient(  # noqa: PLR0917  compiled
             start, length, _, prefix = span
             _gather(rows, heads + k, span, keys)
             _gather(rows, heads + kv_heads + k, span, values)
-            _transpose(keys, prefix + length, transposed_keys)
-            _transpose(values, prefix + length, transposed_values)
-            _clear_rows(grad_keys, prefix + length, width)
-            _clear_rows(grad_values, prefix + length, width)
+            transposed_keys[:, : prefix + length] = keys[: prefix + length, :size].T
+            transposed_values[:, : prefix + length] = values[: prefix + length, :size].T
+            grad_keys[: prefix + length] = 0
+            grad_values[: prefix + length] = 0
             block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
             for head in range(k * group, (k + 1) * group):
                 for query in range(0, length, block):
@@ -185,22 +185,6 @@ def _add_rows(buffer: Floats, count: int, rows: Floats, head: int, first: int) -
         source, target = buffer[i, :size], rows[first + i, head]
         for j in range(size):
             target[j] += source[j]
-
-
-@njit
-def _clear_rows(buffer: Floats, rows: int, columns: int) -> None:
-    for i in range(rows):
-        row = buffer[i, :columns]
-        for j in range(len(row)):
-            row[j] = 0
-
-
-@njit
-def _transpose(buffer: Floats, count: int, transposed: Floats) -> None:
-    """Write the first rows as columns."""
-    for t in range(count):
-        for j in range(len(transposed)):
-            transposed[j, t] = buffer[t, j]
 
 
 @njit

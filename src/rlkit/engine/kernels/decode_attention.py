@@ -125,25 +125,19 @@ def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Flo
     vectorised = size // LANES // _VECTORS * _VECTORS * LANES
     scores = scores[:tokens]
     for k in range(kv_heads):
-        new_key, new_value = row[heads + k], row[heads + kv_heads + k]
-        key, value = keys[k, position], values[k, position]
-        for j in range(size):
-            key[j] = new_key[j]
-        for j in range(size):
-            value[j] = new_value[j]
+        keys[k, position] = row[heads + k]
+        values[k, position] = row[heads + kv_heads + k]
         first_key, first_value = keys[k].ctypes.data, values[k].ctypes.data
         for head in range(k * group, (k + 1) * group):
             mixed = out[head * size : (head + 1) * size]
             if size % LANES:
-                _score_any_size(row[head], keys[k, :positions], scores)
+                _multiply_any_size(keys[k, :positions], row[head], scores)
             else:
                 _score_keys(row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data)
-            unused = scores[positions:]
-            for j in range(len(unused)):
-                unused[j] = -np.inf
+            scores[positions:] = -np.inf
             _apply_softmax(scores, scale)
             if size % LANES:
-                _mix_any_size(scores, values[k, :positions], mixed)
+                _multiply_any_size(values[k, :positions].T, scores[:positions], mixed)
                 continue
             for j in range(0, vectorised, _VECTORS * LANES):
                 target = mixed.ctypes.data + 4 * j
@@ -167,18 +161,10 @@ def _apply_softmax(scores: Floats, scale: np.float32) -> None:
 
 
 @njit(inline="always")
-def _score_any_size(q: Floats, keys: Floats, scores: Floats) -> None:
-    for t in range(len(keys)):
+def _multiply_any_size(matrix: Floats, vector: Floats, out: Floats) -> None:
+    """Write the product of `matrix [n, m]` with `vector [m]` to the first numbers of `out`."""
+    for i in range(len(matrix)):
         total = np.float32(0)
-        for j in range(len(q)):
-            total += q[j] * keys[t, j]
-        scores[t] = total
-
-
-@njit(inline="always")
-def _mix_any_size(weights: Floats, values: Floats, out: Floats) -> None:
-    for j in range(len(out)):
-        total = np.float32(0)
-        for t in range(len(values)):
-            total += weights[t] * values[t, j]
-        out[j] = total
+        for j in range(len(vector)):
+            total += vector[j] * matrix[i, j]
+        out[i] = total

@@ -84,22 +84,18 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
     h_first, h_last = _split(len(model.head), member, members)
     counter, arrivals = step.counter.ctypes.data, 0
     # One residual stream per thread: memory that another core changes is slow to read and write.
-    for i in range(len(x)):
-        _copy(step.x[i], x[i])
+    x[:] = step.x
     for index in range(len(model.layers)):
         layer = model.layers[index]
         rms_norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
         o = _panels(layer[_O], step.mixed.shape[1], width)
         multiply_packed(normed, _panels(layer[_QKV], width, qkv.shape[1]), qkv, q_first, q_last, _address(o, e_first))
-        arrivals += members
-        wait_at_barrier(counter, arrivals)
+        arrivals = wait_at_barrier(counter, arrivals + members)
         _attend_rows(model, step, index, member)
-        arrivals += members
-        wait_at_barrier(counter, arrivals)
+        arrivals = wait_at_barrier(counter, arrivals + members)
         gate_up = _panels(layer[_GATE_UP], width, 2 * step.mlp_inner.shape[1])
         multiply_packed(step.mixed, o, step.residual_update, e_first, e_last, _address(gate_up, g_first))
-        arrivals += members
-        wait_at_barrier(counter, arrivals)
+        arrivals = wait_at_barrier(counter, arrivals + members)
         bias = _vector(layer[_O_BIAS], width)
         for i in range(len(x)):
             _add(step.residual_update[i], x[i])
@@ -130,26 +126,16 @@ def _feed_forward(  # noqa: PLR0917  compiled
     if inner % COLUMNS:
         first, last = _split(len(gate_up), member, members)
         multiply_packed(normed, gate_up, gate_up_out, first, last, next_panel)
-        arrivals += members
-        wait_at_barrier(counter, arrivals)
+        arrivals = wait_at_barrier(counter, arrivals + members)
     else:
         # A thread computes the same columns of gate and up, so it need not wait.
         half = len(gate_up) // 2
         multiply_packed(normed, gate_up, gate_up_out, i_first, i_last, _address(gate_up, half + i_first))
         multiply_packed(normed, gate_up, gate_up_out, half + i_first, half + i_last, next_panel)
     swiglu(gate_up_out, mlp_inner, i_first * COLUMNS, min(i_last * COLUMNS, inner))
-    arrivals += members
-    wait_at_barrier(counter, arrivals)
+    arrivals = wait_at_barrier(counter, arrivals + members)
     multiply_packed(mlp_inner, down, step.residual_update, e_first, e_last, next_address)
-    arrivals += members
-    wait_at_barrier(counter, arrivals)
-    return arrivals
-
-
-@njit(inline="always")
-def _copy(source: Floats, target: Floats) -> None:
-    for j in range(len(source)):
-        target[j] = source[j]
+    return wait_at_barrier(counter, arrivals + members)
 
 
 @njit(inline="always")

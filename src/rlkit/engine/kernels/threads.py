@@ -215,8 +215,10 @@ def _yield_core(_context: Any) -> Any:
 
 
 @njit(nogil=True)
-def wait_at_barrier(counter: int, expected: int) -> None:
-    """Wait until `expected` threads have arrived since the counter was 0; the writes of each are then visible to all.
+def wait_at_barrier(counter: int, expected: int) -> int:
+    """Wait until `expected` threads have arrived since the counter was 0, and return `expected`.
+
+    The writes of each thread are then visible to all.
 
     Threads meet more than a hundred times in a decoding step, too often to sleep and be woken. They spin, and after a
     time yield their core.
@@ -226,7 +228,7 @@ def wait_at_barrier(counter: int, expected: int) -> None:
         expected: number of threads times the number of barriers so far, including this barrier.
     """
     if _atomic_add(counter, 1) >= expected - 1:
-        return
+        return expected
     spins = 0
     while _atomic_load(counter) < expected:
         spins += 1
@@ -234,3 +236,4 @@ def wait_at_barrier(counter: int, expected: int) -> None:
             _pause()
         else:
             _yield_core()
+    return expected
