@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlkit._util.redaction import is_secret_name
+from rlkit._util.redaction import SHORTEST_SECRET_CHARS, is_secret_name
 from rlkit._util.redaction import redact as redact_variables
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, from_python, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError

@@ -168,7 +168,7 @@ _runners = WeakSet[ForkServer]()
 def _reset_after_fork() -> None:
     """Let runners start their own servers and threads: a forked process has none of its parent's."""
     for runner in list(_runners):
-        runner._reset()
+        runner._reset()  # pyright: ignore[reportPrivateUsage]  the function belongs to the class
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
