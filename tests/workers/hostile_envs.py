@@ -59,6 +59,21 @@ LEAKED: list[bytes] = []
 
 
 @dataclass(frozen=True)
+class EndsLate(rlkit.Env):
+    """End the worker after a reply and a pause, or only pause."""
+
+    pause_s: float
+    ends: bool
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        await policy.chat([{"role": "user", "content": "begin"}])
+        await asyncio.sleep(self.pause_s)
+        if self.ends:
+            os._exit(3)
+        return 1.0
+
+
+@dataclass(frozen=True)
 class Hostile(rlkit.Env):
     """Plays a turn, and then does an act of `ACTS`."""
 

@@ -36,7 +36,7 @@ from tests.workers.helpers import (
     reply,
     wait_for,
 )
-from tests.workers.hostile_envs import ACTS, Hostile, Innocent, Leaking
+from tests.workers.hostile_envs import ACTS, EndsLate, Hostile, Innocent, Leaking
 
 BLOCKED = "the rollout blocked its worker for longer than 1 s (timeout_s)"
 CUT = "an environment closed the connection of its worker, or wrote to it"
@@ -129,6 +129,14 @@ def test_a_rollout_that_ends_its_worker_is_retried_within_the_budget() -> None:
     assert played.metrics["restarts"] == 3
 
 
+def test_a_rollout_whose_worker_others_keep_ending_is_completed() -> None:
+    envs = {"long": EndsLate(4.0, ends=False), **{f"ends{n}": EndsLate(0.3 * n, ends=True) for n in range(7)}}
+    played = play(envs, 1, settings={name: make_settings(group_size=1, retries=0) for name in envs})
+    assert [group.episodes[0].status for group in played.groups.values()] == ["completed", *["failed"] * 7]
+    errors = {episode.error for episode in played.episodes if episode.error}
+    assert errors == {"the worker process ended with exit code 3"}
+
+
 LIMIT = partial(LocalWorker, memory_bytes=900 * 2**20)
 """Starts a worker with a limit; a fresh one needs about 100 MiB."""
 
@@ -148,7 +156,7 @@ def test_a_rollout_that_takes_too_much_memory_fails_alone(monkeypatch: pytest.Mo
     settings = {name: make_settings(group_size=1, retries=0) for name in envs}
     played = play(envs, 1, settings=settings, connect=LIMIT)
     (episode,) = played.groups["leaking"].episodes
-    assert episode.error == "the worker process used more than 900 MiB of memory (rollouts.workers.memory_mb)"
+    assert episode.error == "the worker process used more than 900 MiB of memory (workers.memory_mb)"
     assert played.groups["innocent"].episodes[0].status == "completed"
 
 

@@ -36,6 +36,7 @@ from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, connect, describe_service
 from rlkit.training.from_config import load_kl_reference, make_learning_rate, make_preparation
 from rlkit.types import Datum, Group
+from rlkit.workers import open_runner
 
 _SHORTER, _LONGER = 0.75, 1.5
 """Assumed range of rollout lengths in training, relative to the pilot; replies grow more often than they shrink."""
@@ -88,7 +89,8 @@ async def run_pilot(
     began_s = clock()
     env_tasks = [task for name in config.envs for task in draw_tasks(config, name, tasks[name], groups)]
     watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
-    async with watch.watch_silence(), connect(config.service, choice=choice, note=note) as service:
+    opening = open_runner(config, LocalRunner(chat), tasks, {})
+    async with watch.watch_silence(), opening as runner, connect(config.service, choice=choice, note=note) as service:
         start = partial(service.learner, model=config.model, lora=config.lora, seed=config.seed)
         learner = await watch.call(
             lambda: start(checkpoint=config.load_checkpoint), "starting a training session", retry=True
@@ -100,7 +102,7 @@ async def run_pilot(
         sampler = PatientSampler(weights, watch, 0)
         settings = make_env_settings(config, context=context)
         player = Player(
-            LocalRunner(chat), settings, seed=config.seed, slots=Slots(config.rollouts.max_concurrent), purpose="pilot"
+            runner, settings, seed=config.seed, slots=Slots(config.rollouts.max_concurrent), purpose="pilot"
         )
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}

@@ -33,7 +33,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.runner import LocalRunner, RolloutRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.tasks.from_config import count_draws, load_tasks, resolve_steps, task_contents
@@ -47,6 +47,7 @@ from rlkit.trackers import RunResult
 from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
+from rlkit.workers import open_runner
 
 _SHORT_REPLY = 0.1
 """Mean length of short completions, as a fraction of the maximum tokens."""
@@ -209,7 +210,13 @@ class _Rehearser:
 
     async def play(self, tests: Mapping[str, Sequence[Env]]) -> tuple[Mapping[str, Pair], Tests]:
         """Play short and long rollouts of each environment and each evaluation; leave out those that fail."""
-        config, runner, slots = self.config, LocalRunner(self.chat), Slots(self.config.rollouts.max_concurrent)
+        async with open_runner(self.config, LocalRunner(self.chat), self.tasks, tests) as runner:
+            return await self._play_all(tests, runner)
+
+    async def _play_all(
+        self, tests: Mapping[str, Sequence[Env]], runner: RolloutRunner
+    ) -> tuple[Mapping[str, Pair], Tests]:
+        config, slots = self.config, Slots(self.config.rollouts.max_concurrent)
         player = Player(runner, make_env_settings(config, context=None), seed=config.seed, slots=slots)
         rollouts, evaluated = dict[str, Pair](), dict[str, tuple[Pair, int]]()
         for name, tasks in self.tasks.items():

@@ -227,7 +227,7 @@ class WorkerClient(WorkerOwner):
         has_started = self.ready.done()
         if not has_started:
             output = "".join(f"\n  {line[:_RAW_CHARACTERS]}" for line in self._raw_lines)
-            self._fail_start(f"{loss.reason} while it started; its output:{output}")
+            self._fail_start(f"{loss.reason} while it started" + (output and f"; its output:{output}"))
         is_known = loss.culprit is None or loss.culprit in self._calls  # otherwise a thread or a process, perhaps
         for number, call in self._calls.items():
             is_suspect = has_started and not is_known and not call.requests

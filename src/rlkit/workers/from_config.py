@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _MEMORY_SHARE = 0.9
 """Part of the machine's memory for its workers together."""
 
+_MEMORY_MIN_BYTES = 2048 * MIB
+"""Least limit of a worker by default; one needs about 600 MiB with a model's tokenizer."""
+
 
 @asynccontextmanager
 async def open_workers(
@@ -125,7 +128,8 @@ def _make_connectors(workers: WorkersConfig, count: int) -> tuple[Connect, Conne
         connect = partial(RayWorker, cpus=workers.cpus, memory_bytes=MIB * (workers.memory_mb or math.inf))
         return connect, partial(connect, reserves=False)
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    memory_bytes = MIB * workers.memory_mb if workers.memory_mb else _MEMORY_SHARE * machine_bytes / count
+    share_bytes = max(_MEMORY_SHARE * machine_bytes / count, _MEMORY_MIN_BYTES)
+    memory_bytes = MIB * workers.memory_mb if workers.memory_mb else share_bytes
     connect = partial(LocalWorker, cpus=workers.cpus, memory_bytes=memory_bytes)
     return connect, connect
 

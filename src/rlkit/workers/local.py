@@ -102,7 +102,7 @@ class LocalWorker(Connection):
         except OSError as error:  # too many processes or open files
             ours.close()
             self._marker.close()
-            raise UsageError(f"a worker cannot be started: {error}") from error
+            raise UsageError(f"a worker cannot be started ({error}): lower the number of workers") from error
         self._protocol = FrameProtocol(owner.receive, self._note_cut)
         self._is_cut = asyncio.Event()
         self._is_garbled = False
@@ -142,13 +142,14 @@ class LocalWorker(Connection):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_cut.wait(), _CHECK_S)
             running = self._marker.get()
-            if clock() - running.began_s > running.limit_s + GRACE_S:
+            allowed_s = 0.0 if self._is_closing else running.limit_s
+            if clock() - running.began_s > allowed_s + GRACE_S:
                 await self._kill()
                 limit = f"{running.limit_s:g} s (timeout_s)"
                 return WorkerLoss(f"the rollout blocked its worker for longer than {limit}", running.call)
             if _measure_memory(self._process.pid) > self._memory_bytes:
                 await self._kill()
-                limit = f"{self._memory_bytes / MIB:.0f} MiB of memory (rollouts.workers.memory_mb)"
+                limit = f"{self._memory_bytes / MIB:.0f} MiB of memory (workers.memory_mb)"
                 return WorkerLoss(f"the worker process used more than {limit}", 0)  # earlier calls may have leaked
         code = None
         with suppress(subprocess.TimeoutExpired):

@@ -27,7 +27,10 @@ from rlkit.workers.local import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
 
 _REPLAYS_MAX = 5
-"""Number of times that a rollout is played again because others ended its worker."""
+"""Number of times that a rollout is played again because its worker ended."""
+
+_SHARED_REPLAYS_MAX = 3
+"""Number of these in a worker with others; they may be what ends it."""
 
 _STARTS_MAX = 3
 """Number of replacements in a row that may fail to start; after that, the pool has a worker less."""
@@ -99,8 +102,9 @@ class WorkerPool(RolloutRunner):
         """
         start = Start(loaded_files(), runner, [pickle_task(task) for task in tasks])
         pool = cls(count, connect, start, show=show, connect_extra=connect_extra)
-        pool._workers += [pool._add_worker(connect) for _ in range(count)]
         try:
+            for _ in range(count):
+                pool._workers.append(pool._add_worker(connect))
             await run_together(worker.wait_until_ready() for worker in pool._workers)
             pool._failed_starts = 0
             yield pool
@@ -151,20 +155,19 @@ class WorkerPool(RolloutRunner):
     async def _call(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
         """Call a worker; raise EnvironmentFault if the call's code ended it, and UsageError without a worker.
 
-        A call that perhaps ended its worker is repeated in a worker of its own.
+        A call that perhaps ended its worker, or that others keep ending, is repeated in a worker of its own.
         """
-        reason, is_suspect = "", False
-        for _ in range(1 + _REPLAYS_MAX):
-            worker = await self._choose_worker()
+        reason, is_alone = "", False
+        for replays in range(1 + _REPLAYS_MAX):
             try:
-                if is_suspect:
+                if is_alone:
                     return await self._call_alone(message, samplers)
-                return await worker.call(message, samplers)
+                return await (await self._choose_worker()).call(message, samplers)
             except WorkerLost as lost:
                 reason = str(lost)
-                if lost.cause == "yes" or (lost.cause == "perhaps" and is_suspect):
+                if lost.cause == "yes" or (lost.cause == "perhaps" and is_alone):
                     raise EnvironmentFault(reason) from lost
-                is_suspect = is_suspect or lost.cause == "perhaps"
+                is_alone = is_alone or lost.cause == "perhaps" or replays >= _SHARED_REPLAYS_MAX
         raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they played this rollout; the last: {reason}")
 
     async def _call_alone(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:

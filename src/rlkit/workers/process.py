@@ -133,7 +133,12 @@ class Worker:
         token = _running_call.set((call, limit_s))
         task = self._calls[call] = asyncio.create_task(self._answer(call, work))
         _running_call.reset(token)
-        task.add_done_callback(lambda _: self._calls.pop(call))
+
+        def forget(_: object) -> None:
+            del self._calls[call]
+            work.close()  # the task may be cancelled before it starts
+
+        task.add_done_callback(forget)
 
     async def _answer(self, call: int, work: Coroutine[object, object, object]) -> None:
         value, failure = None, None
