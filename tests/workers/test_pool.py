@@ -32,7 +32,7 @@ SETTINGS = {
     "short": make_settings(group_size=8, coalesce="single_turn"),
     "talk": make_settings(group_size=8, coalesce="always"),
     "raises": make_settings(group_size=8, retries=40),
-    "endless": make_settings(retries=4),
+    "endless": make_settings(retries=0),
     "infinite": make_settings(retries=0),
     "graded": make_settings(newest_weights=False),
 }
