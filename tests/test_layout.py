@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1] / "src" / "rlkit"
 
 FLOORS = (
     ("types", "errors"),
-    ("_util", "policy"),
+    ("_util", "endpoint"),
+    ("policy",),
     ("algorithms", "env", "engine", "sandbox"),
     ("config",),
     ("cost", "launch", "metrics", "tasks", "tokenizers"),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn
+
+if TYPE_CHECKING:
+    from rlkit.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +106,12 @@ class Policy(ABC):
     def reward(self, value: float) -> None:
         """Add a reward to the last turn, for estimators that assign credit by turn; the base class ignores it."""
         return
+
+    def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
+        """Serve this policy to clients of OpenAI until the end of the block, see `rlkit.endpoint.open_endpoint`."""
+        from rlkit.endpoint import open_endpoint
+
+        return open_endpoint(self)
 
     @abstractmethod
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:

@@ -117,8 +117,8 @@ class RecordingPolicy(Policy):
         before = () if earlier is None else earlier.messages
         segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
-        text = parsed.message["content"]
-        text = text if isinstance(text, str) else ""
+        content = parsed.message["content"]
+        text = content if isinstance(content, str) else ""
         return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls)
 
     @override
@@ -135,8 +135,6 @@ class RecordingPolicy(Policy):
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
-        if max_tokens is None and temperature is None and stop is None:
-            return run
         if isinstance(stop, str):
             stop = (stop,)
         return replace(
@@ -148,10 +146,8 @@ class RecordingPolicy(Policy):
 
     def _context(self, request: SampleRequest | ChatRequest) -> int | None:
         """Return the limit of prompt and completion together, in tokens; None for no limit."""
-        limit = self._limits.context_tokens
-        if not isinstance(request, ChatRequest) or request.context_tokens is None:
-            return limit
-        return request.context_tokens if limit is None else min(limit, request.context_tokens)
+        limits = self._limits.context_tokens, request.context_tokens if isinstance(request, ChatRequest) else None
+        return min((limit for limit in limits if limit is not None), default=None)
 
     async def _tokenize[*Ts, T](
         self, request: SampleRequest | ChatRequest, chars: int, function: Callable[[*Ts], T], *args: *Ts
@@ -202,8 +198,7 @@ class RecordingPolicy(Policy):
         """Sample a completion, record it as a turn, and return the segment that it ends."""
         model_input, pieces = prompt, list[_Piece]()
         if len(request.forced):
-            forced = self._chat.encode(request.forced) if isinstance(request.forced, str) else request.forced
-            prefix = as_prompt(forced)
+            prefix = as_prompt(self._chat.encode(request.forced) if isinstance(request.forced, str) else request.forced)
             model_input, pieces = prompt + prefix, [_forced_piece(prefix.tokens)]
         context = self._context(request)
         sampling = self._admit(
@@ -317,6 +312,4 @@ def _tokenizer_thread() -> DaemonThreadPool:
     return DaemonThreadPool(1, name="rlkit_tokenizing")
 
 
-os.register_at_fork(
-    after_in_child=_tokenizer_thread.cache_clear
-)  # a forked process inherits the object without its thread
+os.register_at_fork(after_in_child=_tokenizer_thread.cache_clear)  # threads do not survive a fork

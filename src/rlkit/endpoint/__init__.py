@@ -1,0 +1,57 @@
+"""Endpoints: addresses at which the policy of a rollout answers the requests of any client.
+
+Invariant: a request is one turn of the policy, recorded with its exact tokens. An endpoint is reached by its own key,
+from this machine only, and is dead after its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlkit.endpoint.session import ChatPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Address and key of a rollout's policy.
+
+    Args:
+        url: base address for clients of OpenAI, `http://127.0.0.1:PORT/v1`.
+        key: API key of the rollout, a secret of its own.
+    """
+
+    url: str
+    key: str
+
+
+@asynccontextmanager
+async def open_endpoint(policy: ChatPolicy) -> AsyncGenerator[Endpoint]:
+    """Serve a policy on loopback until the end of the block; running requests are cancelled there.
+
+    ::
+
+        async with policy.endpoint() as endpoint:
+            client = openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key)
+
+    Each request is a turn, as of `Policy.chat`.
+
+    Raises:
+        ServiceError, UsageError, MissingError: a request failed so; raised at the end of the block, in place of what
+            the client made of it.
+    """
+    from rlkit.endpoint.server import use_server
+    from rlkit.endpoint.session import Session
+
+    session = Session(policy)
+    async with use_server() as server:
+        try:
+            with server.open_session(session) as key:
+                yield Endpoint(server.url, key)
+        finally:
+            await session.close()
+            if session.fault is not None:
+                raise session.fault

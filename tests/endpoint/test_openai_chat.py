@@ -1,0 +1,266 @@
+"""OpenAI's own client at the endpoint of a rollout: its conversations are those of `policy.chat`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+import rlkit
+from rlkit.chat.format import ChatFormat
+from rlkit.endpoint import Endpoint
+from rlkit.errors import ServiceError
+from rlkit.policy import Limits
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.types import Sampling, Turn
+
+SAME_ADD: rlkit.Tool = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
+ADD: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {**SAME_ADD, "strict": True},  # type: ignore[typeddict-item]  # `stream` of the client demands it
+}
+
+
+FILE = {"type": "image_url", "image_url": {"url": "/etc/passwd"}}
+
+
+def author(prompt: str, *, seed: int) -> str:
+    """Call the tool first, then answer with the number of characters so far."""
+    if "add" in prompt and "tool" not in prompt:
+        return '<tool_call>{"name": "add", "arguments": {"a": 1, "b": [2]}}</tool_call>'
+    return f"seen {len(prompt)} with {seed}"
+
+
+def make_policy(*, chat: ChatFormat | None = None, limits: Limits = Limits(), sampler: Any = None) -> RecordingPolicy:
+    chat = chat or ByteChat()
+    sampler = sampler or ScriptedSampler(author, chat=chat)
+    return RecordingPolicy(
+        sampler=lambda: sampler, chat=chat, sampling=Sampling(max_tokens=200), seed=lambda turn: turn, limits=limits
+    )
+
+
+def play[T](policy: RecordingPolicy, work: Callable[[AsyncOpenAI], Awaitable[T]]) -> T:
+    async def main() -> T:
+        async with policy.endpoint() as endpoint, connect(endpoint) as client:
+            return await work(client)
+
+    return asyncio.run(main())
+
+
+def connect(endpoint: Endpoint) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key)
+
+
+def describe(turns: tuple[Turn, ...]) -> list[object]:
+    return [(turn.prompt.tokens.tolist(), turn.completion.tolist(), turn.parent, turn.stop) for turn in turns]
+
+
+async def hold_conversation(client: AsyncOpenAI, *, stream: bool) -> list[ChatCompletionMessageParam]:
+    """Hold a conversation of three replies, the first with a tool call, as agents do."""
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "begin with add"}]
+    for question in ("and", "so", ""):
+        if stream:
+            async with client.chat.completions.stream(model="any", messages=messages, tools=[ADD]) as events:
+                message = (await events.get_final_completion()).choices[0].message
+        else:
+            message = (
+                (await client.chat.completions.create(model="any", messages=messages, tools=[ADD])).choices[0].message
+            )
+        messages.append(message.model_dump(exclude_none=True))  # type: ignore[arg-type]
+        if message.tool_calls:
+            (call,) = message.tool_calls
+            assert json.loads(call.function.arguments) == {"a": 1, "b": [2]}
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "3"})
+        else:
+            messages.append({"role": "user", "content": question})
+    return messages
+
+
+async def hold_same_conversation(policy: rlkit.Policy) -> None:
+    messages: list[rlkit.Message] = [{"role": "user", "content": "begin with add"}]
+    for question in ("and", "so", ""):
+        reply = await policy.chat(messages, tools=[SAME_ADD])
+        messages.append(reply.message)
+        if reply.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": reply.tool_calls[0]["id"], "content": "3"})
+        else:
+            messages.append({"role": "user", "content": question})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_has_the_tokens_of_chat(stream: bool) -> None:
+    policy, expected = make_policy(), make_policy()
+    messages = play(policy, lambda client: hold_conversation(client, stream=stream))
+    asyncio.run(hold_same_conversation(expected))
+    assert describe(policy.turns) == describe(expected.turns)
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1]
+    assert "tool_calls" in messages[1]
+
+
+def test_a_changed_message_starts_a_segment() -> None:
+    policy = make_policy()
+
+    async def work(client: AsyncOpenAI) -> None:
+        ask = {"role": "user", "content": "begin"}
+        first = (await client.chat.completions.create(model="m", messages=[ask])).choices[0].message.content
+        for said in (first, f"{first}!"):
+            messages = [ask, {"role": "assistant", "content": said}, {"role": "user", "content": "on"}]
+            await client.chat.completions.create(model="m", messages=messages)
+
+    play(policy, work)
+    assert [turn.parent for turn in policy.turns] == [None, 0, None]
+
+
+def test_choices_are_turns() -> None:
+    policy = make_policy()
+
+    async def work(client: AsyncOpenAI) -> list[str | None]:
+        messages = [{"role": "user", "content": "begin"}]
+        completion = await client.chat.completions.create(model="m", messages=messages, n=3)
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens == sum(len(turn.completion) for turn in policy.turns)
+        assert completion.usage.prompt_tokens == len(policy.turns[0].prompt)
+        return [choice.message.content for choice in completion.choices]
+
+    assert len(set(play(policy, work))) == 3
+    assert len(policy.turns) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"stop": ["x"]}, "stop"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"extra_body": {"strange": 1}}, "strange"),
+        ({"temperature": 3}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"messages": []}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]}]},
+            "messages",
+        ),
+    ],
+)
+def test_a_request_for_what_cannot_be_had_is_an_error(settings: dict[str, Any], field: str) -> None:
+    policy = make_policy()
+
+    async def work(client: AsyncOpenAI) -> None:
+        await client.chat.completions.create(
+            **{"model": "m", "messages": [{"role": "user", "content": "begin"}], **settings}
+        )
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        play(policy, work)
+    assert caught.value.param == field
+    assert not policy.turns
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(Limits(max_turns=0), "rollout_limit_reached"), (Limits(context_tokens=5), "context_length_exceeded")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_limits_are_errors_that_the_client_does_not_repeat(limits: Limits, code: str, stream: bool) -> None:
+    async def work(client: AsyncOpenAI) -> None:
+        messages = [{"role": "user", "content": "begin"}]
+        reply: Any = await client.chat.completions.create(model="m", messages=messages, stream=stream)
+        if stream:
+            [_ async for _ in reply]
+
+    with pytest.raises(openai.APIError) as caught:
+        play(make_policy(limits=limits), work)
+    assert caught.value.code == code
+
+
+class FailingSampler(ScriptedSampler):
+    calls = 0
+
+    async def sample(self, *arguments: Any, **options: Any) -> Any:
+        type(self).calls += 1
+        raise ServiceError("the service is down", request_id="r1")
+
+
+def test_a_failure_of_the_service_ends_the_rollout_whatever_the_client_does() -> None:
+    policy = make_policy(sampler=FailingSampler(author, chat=ByteChat()))
+
+    async def work(client: AsyncOpenAI) -> None:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "begin"}])
+
+    with pytest.raises(ServiceError, match="r1"):
+        play(policy, work)
+    assert FailingSampler.calls == 1
+
+
+def test_a_key_reaches_its_own_rollout_and_is_dead_afterwards() -> None:
+    first, second = make_policy(), make_policy()
+
+    async def ask(endpoint: Endpoint) -> None:
+        async with connect(endpoint) as client:
+            await client.models.list()
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "begin"}])
+
+    async def main() -> None:
+        async with first.endpoint() as one:
+            async with second.endpoint() as two:
+                assert (one.url, one.key == two.key) == (two.url, False)
+                await ask(two)
+            assert (len(first.turns), len(second.turns)) == (0, 1)
+            with pytest.raises(openai.AuthenticationError):
+                await ask(two)
+            await ask(one)
+        assert (len(first.turns), len(second.turns)) == (1, 1)
+        with pytest.raises(openai.APIConnectionError):
+            await ask(one)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
+    cancelled = asyncio.Event()
+
+    class Stuck(ScriptedSampler):
+        async def sample(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+    policy = make_policy(sampler=Stuck(author, chat=ByteChat()))
+
+    async def main() -> None:
+        async with policy.endpoint() as endpoint:
+            body = {"messages": [{"role": "user", "content": "begin"}], "stream": stream}
+            async with httpx.AsyncClient(timeout=0.3) as client:
+                with pytest.raises(httpx.TimeoutException):
+                    url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
+                    await client.post(url, json=body, headers=headers)
+            async with asyncio.timeout(30):
+                await cancelled.wait()
+
+    asyncio.run(main())
+    assert not policy.turns
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"messages": 1}', b"\xff", b'{"messages": [{"role": "user"}], "n": 1e99}']
+)
+def test_a_malformed_body_is_an_error(body: bytes) -> None:
+    async def main() -> httpx.Response:
+        async with make_policy().endpoint() as endpoint, httpx.AsyncClient() as client:
+            url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
+            return await client.post(url, content=body, headers=headers)
+
+    response = asyncio.run(main())
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
