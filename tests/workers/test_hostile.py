@@ -22,7 +22,7 @@ from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
 from rlkit.testing import ByteChat, ScriptedSampler
-from rlkit.workers.local import LocalWorker
+from rlkit.workers.local import LocalWorker, WorkerLoss, WorkerOwner
 from tests.limits import HANG_S
 from tests.workers.equal_envs import Talk
 from tests.workers.helpers import (
@@ -158,6 +158,22 @@ def test_a_rollout_that_takes_too_much_memory_fails_alone(monkeypatch: pytest.Mo
     (episode,) = played.groups["leaking"].episodes
     assert episode.error == "the worker process used more than 900 MiB of memory (workers.memory_mb)"
     assert played.groups["innocent"].episodes[0].status == "completed"
+
+
+def test_a_worker_that_nobody_closed_ends_with_the_event_loop() -> None:
+    class Owner(WorkerOwner):
+        def receive(self, frame: bytes, /) -> None: ...
+        def lose(self, loss: WorkerLoss, /) -> None: ...
+        def show(self, line: str, /) -> None: ...
+
+    async def run() -> LocalWorker:
+        worker = LocalWorker(Owner())
+        await asyncio.sleep(0.5)
+        return worker
+
+    earlier = descendants()
+    asyncio.run(run())  # a process without an exit code would be a warning
+    assert not descendants() - earlier
 
 
 RUN = """

@@ -130,6 +130,10 @@ class LocalWorker(Connection):
         finally:
             output.cancel()
             self._protocol.abort()
+            if self._process.returncode is None:  # cancelled, because the event loop ends
+                with suppress(OSError, ValueError):  # it has ended, or the pipe is closed
+                    self._stdin.write(b"k")
+                self._process.wait()
             self._stdin.close()
             self._marker.close()
         if not self._is_closing:
