@@ -30,7 +30,7 @@ BODY_BYTES = 64 << 20
 BODY_S = 60.0
 """Limit for the arrival of a request's body."""
 
-_GRACE_S = 1.0
+_GRACE_S = 1
 _POLL_S = 0.001
 _KEY_BYTES = 24
 
@@ -60,7 +60,7 @@ class EndpointServer:
                 access_log=False,
                 lifespan="off",
                 ws="none",
-                timeout_graceful_shutdown=_GRACE_S,  # pyright: ignore[reportArgumentType]  uvicorn accepts fractions
+                timeout_graceful_shutdown=_GRACE_S,
             )
         )
         # An empty context: the time of connections must not count as that of the rollout that came first.

@@ -112,7 +112,7 @@ class RayWorker(Connection):
 
 
 class _Events(asyncio.Queue[_Event]):
-    """What the worker of an actor sent, in order."""
+    """Messages and lines of an actor's worker, in order."""
 
     receive = lose = show = asyncio.Queue[_Event].put_nowait
 
