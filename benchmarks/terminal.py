@@ -172,11 +172,10 @@ def timed_policy(model: Path, reply_texts: Sequence[str]) -> tuple[RecordingPoli
     import numpy as np
 
     from rlkit.chat.renderers import TemplateChat
-    from rlkit.policy import Reply
     from rlkit.rollout.recorder import RecordingPolicy
     from rlkit.testing import tiny_model
     from rlkit.tokenizers.load import load_tokenizer
-    from rlkit.types import Completion, Prompt, Sampling
+    from rlkit.types import Completion, Prompt, Reply, Sampling
 
     if not model.exists():
         tiny_model(model)

@@ -7,9 +7,9 @@ from typing import override
 import pytest
 
 from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, Task, ToolEnv
-from rlkit.policy import Limits, Policy, Reply
+from rlkit.policy import Limits, Policy
 from rlkit.testing import NoisyPolicy, ScriptedPolicy
-from rlkit.types import Message, Outcome, Tool, ToolCall
+from rlkit.types import Message, Outcome, Reply, Tool, ToolCall
 
 CALL = '<tool_call>{"name": "double", "arguments": {"n": 4}}</tool_call>'
 

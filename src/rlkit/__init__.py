@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         UsageError,
     )
     from rlkit.evaluation.evaluate import evaluate
-    from rlkit.policy import Policy, Reply
+    from rlkit.policy import Policy
     from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
     from rlkit.training import StopSignal, Trainer
     from rlkit.training.trainer import RLTrainer
-    from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
+    from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Reply, Tool, ToolCall, Turn
     from rlkit.workers.resource import WorkerResource
 
 _MODULES = {
@@ -51,14 +51,14 @@ _MODULES = {
         "ServiceError",
         "UsageError",
     ],
-    "policy": ["Policy", "Reply"],
+    "policy": ["Policy"],
     "evaluation.evaluate": ["evaluate"],
     "dry_run.rehearse": ["rehearse"],
     "training.trainer": ["RLTrainer"],
     "trackers": ["Progress", "RunInfo", "RunResult", "Tracker"],
     "training": ["StopSignal", "Trainer"],
     "workers.resource": ["WorkerResource"],
-    "types": ["Checkpoint", "Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
+    "types": ["Checkpoint", "Episode", "Group", "Message", "Outcome", "Prompt", "Reply", "Tool", "ToolCall", "Turn"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

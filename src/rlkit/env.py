@@ -14,8 +14,8 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 from rlkit._util.json_values import escape_surrogates
 from rlkit.errors import LimitReached
-from rlkit.policy import Policy, Reply
-from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
+from rlkit.policy import Policy
+from rlkit.types import Episode, Group, Json, Message, Outcome, Reply, Tool, ToolCall
 
 
 @runtime_checkable

@@ -8,44 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn
+from rlkit.types import Completion, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn
 
 if TYPE_CHECKING:
     from rlkit.endpoint import Endpoint
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
-    """A completion, parsed.
-
-    Args:
-        text: the reply without thinking and tool calls.
-        message: the whole reply; append it to the conversation unchanged.
-        turn: the record of the completion.
-        tokens: prompt and completion; a prompt of `sample` that begins with them extends this turn.
-        malformed_tool_calls: texts of tool calls that could not be parsed.
-    """
-
-    text: str
-    message: Message
-    turn: Turn
-    tokens: Prompt
-    malformed_tool_calls: tuple[str, ...] = ()
-
-    @property
-    def thinking(self) -> str:
-        """The model's reasoning, or an empty string."""
-        return self.message.get("thinking", "")
-
-    @property
-    def tool_calls(self) -> Sequence[ToolCall]:
-        """Parsed tool calls."""
-        return self.message.get("tool_calls", [])
-
-    @property
-    def truncated(self) -> bool:
-        """True if the reply ended at `max_tokens`."""
-        return self.turn.stop == "length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +44,7 @@ class ChatRequest:
     temperature: float | None
     min_reply_tokens: int
     context_tokens: int | None
+    stop: Sequence[str] = ()
 
 
 class Policy(ABC):
@@ -153,10 +120,12 @@ class Policy(ABC):
         temperature: float | None = None,
         min_reply_tokens: int = 1,
         context_tokens: int | None = None,
+        stop: Sequence[str] = (),
     ) -> Reply:
         """Return the assistant's next message.
 
-        If `messages` continues an earlier reply, the prompt reuses the exact tokens of that reply.
+        If `messages` continues an earlier reply, the prompt reuses the exact tokens of that reply. Conversations may
+        branch: each branch reuses the tokens up to the last reply that it shares.
 
         Args:
             messages: the conversation so far.
@@ -167,12 +136,13 @@ class Policy(ABC):
             min_reply_tokens: tokens that the context must have left for the reply.
             context_tokens: limit of prompt and completion together, in addition to the run's; ignored if the policy is
                 an endpoint.
+            stop: strings that end the reply, in addition to the end of a turn; the reply's text ends before them.
 
         Raises:
             ContextFull: the context has less than `min_reply_tokens` tokens left.
             LimitReached, EnvironmentFault, ValueError, ServiceError: as in `sample`.
         """
-        request = ChatRequest(messages, tools, forced, max_tokens, temperature, min_reply_tokens, context_tokens)
+        request = ChatRequest(messages, tools, forced, max_tokens, temperature, min_reply_tokens, context_tokens, stop)
         return await self._respond(request)
 
 

@@ -168,6 +168,40 @@ class Turn:
             )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """A completion, parsed.
+
+    Args:
+        text: the reply without thinking and tool calls.
+        message: the whole reply; append it to the conversation unchanged.
+        turn: the record of the completion.
+        tokens: prompt and completion; a prompt of `sample` that begins with them extends this turn.
+        malformed_tool_calls: texts of tool calls that could not be parsed.
+    """
+
+    text: str
+    message: Message
+    turn: Turn
+    tokens: Prompt
+    malformed_tool_calls: tuple[str, ...] = ()
+
+    @property
+    def thinking(self) -> str:
+        """The model's reasoning, or an empty string."""
+        return self.message.get("thinking", "")
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """Parsed tool calls."""
+        return self.message.get("tool_calls", [])
+
+    @property
+    def truncated(self) -> bool:
+        """True if the reply ended at `max_tokens`."""
+        return self.turn.stop == "length"
+
+
 type Status = Literal["completed", "truncated", "failed"]
 
 

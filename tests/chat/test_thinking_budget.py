@@ -18,13 +18,13 @@ from rlkit.chat.renderers import chat_format
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.errors import ConfigError
 from rlkit.metrics.metrics import group_metrics
-from rlkit.policy import Limits, Reply
+from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat
 from rlkit.testing.policies import ScriptedSampler
 from rlkit.tokenizers.load import load_tokenizer
 from rlkit.tools.audit import audit
-from rlkit.types import BudgetForcing, Group, Message, Prompt, Sampling, Tokens
+from rlkit.types import BudgetForcing, Group, Message, Prompt, Reply, Sampling, Tokens
 from tests.builders import episode
 
 PHRASE = " ... enough."

@@ -25,8 +25,8 @@ from rlkit.check import Finding, Report, check
 from rlkit.check.conditions import force_chance
 from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, ToolEnv
 from rlkit.errors import LimitReached, UsageError
-from rlkit.policy import Policy, Reply
-from rlkit.types import Group, Json, Message, Outcome, Tool, ToolCall
+from rlkit.policy import Policy
+from rlkit.types import Group, Json, Message, Outcome, Reply, Tool, ToolCall
 from tests.limits import wait_until
 
 

@@ -38,6 +38,7 @@ class Move:
         conversation: number of the conversation to continue; a new number starts one.
         user: user message before the reply.
         keeps_reply: True if the history keeps this reply unchanged.
+        goes_back: number of replies of the conversation to forget before it continues.
     """
 
     conversation: int
@@ -47,6 +48,7 @@ class Move:
     forced: str
     keeps_reply: bool
     tools: bool
+    goes_back: int = 0
 
 
 moves = st.builds(
@@ -58,6 +60,7 @@ moves = st.builds(
     forced=st.sampled_from(["", "<think>", "é"]),
     keeps_reply=st.booleans(),
     tools=st.booleans(),
+    goes_back=st.integers(0, 2),
 )
 
 
@@ -68,7 +71,8 @@ def test_turns_rebuild_the_exact_sampled_prompts(script: list[Move], keeps_think
     async def play() -> None:
         histories: dict[int, list[Message]] = {}
         for move in script:
-            messages = [*histories.get(move.conversation, []), Message(role="user", content=move.user)]
+            history = histories.get(move.conversation, [])
+            messages = [*history[: len(history) - 2 * move.goes_back], Message(role="user", content=move.user)]
             reply = await policy.chat(
                 messages, tools=[TOOL] if move.tools else [], forced=move.forced, max_tokens=move.max_tokens
             )
@@ -140,7 +144,7 @@ def test_concurrent_conversations_extend_their_own_tokens() -> None:
     assert rebuilt == sorted(request.prompt.tokens.tolist() for request in policy.sampler.requests)
 
 
-def test_only_one_of_two_continuations_extends_a_reply() -> None:
+def test_concurrent_continuations_of_a_reply_fork_from_it() -> None:
     policy = ScriptedPolicy(["one", "two", "three"])
 
     async def play() -> None:
@@ -149,8 +153,46 @@ def test_only_one_of_two_continuations_extends_a_reply() -> None:
         await asyncio.gather(policy.chat(messages), policy.chat(messages))
 
     asyncio.run(play())
-    assert [turn.parent for turn in policy.turns] == [None, 0, None]
+    assert [turn.parent for turn in policy.turns] == [None, 0, 0]
     assert rebuild_prompt(policy.turns, 1) == rebuild_prompt(policy.turns, 2)
+
+
+def test_a_conversation_forks_from_the_last_reply_that_it_shares() -> None:
+    policy = ScriptedPolicy(["one ", "two ", "three", "four", "five"])
+
+    async def play() -> None:
+        messages = list(OPENING)
+        for _ in range(3):
+            messages += [(await policy.chat(messages)).message, MORE]
+        other: Message = {"role": "user", "content": "Go back."}
+        fork = [*messages[:4], other]
+        reply = await policy.chat(fork)
+        await policy.chat([*fork, reply.message, other])
+
+    asyncio.run(play())
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1, 1, 3]
+    text = bytes(token for token in rebuild_prompt(policy.turns, 4) if token < 256)
+    assert b"one " in text
+    assert b"four" in text
+    assert b"three" not in text
+
+
+@pytest.mark.parametrize("format_stop", [(END,), ("<end>",)])
+def test_a_stop_string_ends_a_reply(format_stop: tuple[str, ...] | tuple[int, ...]) -> None:
+    chat = ByteChat()
+    chat.stop = format_stop
+    policy = ScriptedPolicy(["one STOP two", "three"], chat=chat)
+
+    async def play() -> None:
+        reply = await policy.chat(OPENING, stop=["never", "STOP"])
+        assert reply.text == reply.message["content"] == "one "
+        assert not reply.truncated
+        await policy.chat([*OPENING, reply.message, MORE])
+
+    asyncio.run(play())
+    assert bytes(policy.turns[0].completion.tolist()) == b"one STOP"
+    assert len(policy.turns[0].logprobs) == len(b"one STOP")
+    assert policy.turns[1].parent == 0
 
 
 def test_tokens_that_continue_a_turn_extend_it() -> None:

@@ -18,10 +18,10 @@ from typing import Literal, override
 from rlkit.chat.format import ChatFormat
 from rlkit.env import Env
 from rlkit.errors import LimitReached, RewardError
-from rlkit.policy import ChatRequest, Limits, Policy, Reply, SampleRequest
+from rlkit.policy import ChatRequest, Limits, Policy, SampleRequest
 from rlkit.rollout.validation import as_outcome
 from rlkit.testing.policies import MAX_TOKENS, ScriptedPolicy
-from rlkit.types import Message, Outcome, Tool, Turn
+from rlkit.types import Message, Outcome, Reply, Tool, Turn
 
 GRACE_S = 1.0
 """Seconds for the clean-up of a cancelled rollout."""

@@ -6,13 +6,15 @@ from this machine only, and is dead after its block.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rlkit.errors import LimitReached
+
 if TYPE_CHECKING:
-    from rlkit.endpoint.session import ChatPolicy
+    from rlkit.endpoint.session import ChatPolicy, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +22,34 @@ class Endpoint:
     """Address and key of a rollout's policy.
 
     Args:
-        url: base address for clients of OpenAI, `http://127.0.0.1:PORT/v1`.
+        root: base address for clients of Anthropic, `http://127.0.0.1:PORT`.
         key: API key of the rollout, a secret of its own.
     """
 
-    url: str
-    key: str
+    root: str
+    key: str = field(repr=False)
+    _session: Session = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Base address for clients of OpenAI, `http://127.0.0.1:PORT/v1`."""
+        return f"{self.root}/v1"
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables in which clients look for the address and the key."""
+        return {
+            "OPENAI_BASE_URL": self.url,
+            "OPENAI_API_BASE": self.url,
+            "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.root,
+            "ANTHROPIC_API_KEY": self.key,
+        }
+
+    @property
+    def limit(self) -> LimitReached | None:
+        """The first limit of the rollout that a request met."""
+        return self._session.limit
 
 
 @asynccontextmanager
@@ -50,7 +74,7 @@ async def open_endpoint(policy: ChatPolicy) -> AsyncGenerator[Endpoint]:
     async with use_server() as server:
         try:
             with server.open_session(session) as key:
-                yield Endpoint(server.url, key)
+                yield Endpoint(server.root, key, session)
         finally:
             await session.close()
             if session.fault is not None:

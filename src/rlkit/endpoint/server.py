@@ -9,26 +9,26 @@ import asyncio
 import contextvars
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import override
 from weakref import WeakKeyDictionary
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rlkit.endpoint import openai_chat
-from rlkit.endpoint.openai_errors import Rejection, make_error_response
+from rlkit.endpoint.http_headers import LimitedHttpProtocol
+from rlkit.endpoint.http_responses import make_route, read_key
+from rlkit.endpoint.openai_chat import OpenAIChat
+from rlkit.endpoint.protocol import MODEL, Protocol
+from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import Session
 
-BODY_BYTES = 64 << 20
-"""Limit of a request's body."""
-
-BODY_S = 60.0
-"""Limit for the arrival of a request's body."""
+PROTOCOLS: Sequence[Protocol] = (OpenAIChat(),)
+"""Protocols that the server speaks."""
 
 _GRACE_S = 1
 _POLL_S = 0.001
@@ -47,15 +47,16 @@ class EndpointServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         # Connections inherit it. Without it, each reply's body waits 40 ms until its headers are acknowledged.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
-        """Base address of all endpoints."""
+        self.root = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        """Address of all endpoints."""
         routes = [
-            Route("/v1/chat/completions", self._complete_chat, methods=["POST"]),
+            *[make_route(protocol, self._find_session) for protocol in PROTOCOLS],
             Route("/v1/models", self._list_models, methods=["GET"]),
         ]
         self._server = _QuietServer(
             uvicorn.Config(
-                Starlette(routes=routes, exception_handlers={Rejection: make_error_response}),
+                Starlette(routes=routes),
+                http=LimitedHttpProtocol,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -86,20 +87,18 @@ class EndpointServer:
         finally:
             del self._sessions[key]
 
-    def _find_session(self, headers: Mapping[str, str]) -> Session:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+    def _find_session(self, key: str) -> Session:
+        session = self._sessions.get(key)
         if session is None:
             raise Rejection(401, "the API key belongs to no running rollout", code="invalid_api_key")
         return session
 
-    async def _complete_chat(self, request: Request) -> Response:
-        session = self._find_session(request.headers)
-        return await openai_chat.respond(session, await _read_body(request), request)
-
     async def _list_models(self, request: Request) -> Response:
-        self._find_session(request.headers)
-        model = {"id": openai_chat.MODEL, "object": "model", "created": 0, "owned_by": "rlkit"}
+        try:
+            self._find_session(read_key(request.headers))
+        except Rejection as rejection:
+            return JSONResponse(PROTOCOLS[0].encode_error(rejection), rejection.status)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlkit"}
         return JSONResponse({"object": "list", "data": [model]})
 
 
@@ -119,21 +118,6 @@ async def use_server() -> AsyncGenerator[EndpointServer]:
         if not server.users:
             _servers.pop(loop, None)
             await server.close()
-
-
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_BYTES:
-                    raise Rejection(413, f"the body is larger than {BODY_BYTES} bytes")
-    except TimeoutError:
-        raise Rejection(408, f"the body did not arrive within {BODY_S:g} s") from None
-    except ClientDisconnect:
-        raise Rejection(400, "the client is gone") from None
-    return bytes(body)
 
 
 class _QuietServer(uvicorn.Server):

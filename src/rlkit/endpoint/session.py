@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.types import Message, Prompt, Tool, ToolCall, Turn
+from rlkit.endpoint.protocol import Call, Exchange
+from rlkit.endpoint.rejection import Rejection, explain
+from rlkit.errors import LimitReached, MissingError, RlkitError, ServiceError, UsageError
+from rlkit.types import Message, Reply, Tool
 
-
-class ChatReply(Protocol):
-    """A reply of a policy, see `rlkit.Reply`."""
-
-    @property
-    def text(self) -> str: ...  # noqa: D102  see the class
-    @property
-    def thinking(self) -> str: ...  # noqa: D102  see the class
-    @property
-    def tool_calls(self) -> Sequence[ToolCall]: ...  # noqa: D102  see the class
-    @property
-    def truncated(self) -> bool: ...  # noqa: D102  see the class
-    @property
-    def message(self) -> Message: ...  # noqa: D102  see the class
-    @property
-    def turn(self) -> Turn: ...  # noqa: D102  see the class
-    @property
-    def tokens(self) -> Prompt: ...  # noqa: D102  see the class
+RESPONSES_MAX = 1000
+"""Number of responses that later requests can name as the previous one."""
 
 
 class ChatPolicy(Protocol):
@@ -44,7 +31,8 @@ class ChatPolicy(Protocol):
         tools: Sequence[Tool] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
-    ) -> ChatReply:
+        stop: Sequence[str] = (),
+    ) -> Reply:
         """Return the assistant's next message."""
         ...
 
@@ -55,15 +43,43 @@ class Session:
     def __init__(self, policy: ChatPolicy) -> None:
         self._policy = policy
         self._context = contextvars.copy_context()
-        self._tasks = set[asyncio.Task[ChatReply]]()
+        self._tasks = set[asyncio.Task[Reply]]()
+        self._conversations = OrderedDict[str, Sequence[Message]]()
         self.fault: Exception | None = None
         """The first failure that is not the fault of the client or the environment."""
+        self.limit: LimitReached | None = None
+        """The first limit of the rollout that a request met."""
 
-    async def chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool], *, max_tokens: int | None, temperature: float | None
-    ) -> ChatReply:
-        """Reply to a conversation; errors as of `Policy.chat`."""
-        reply = self._policy.chat(messages, tools=tools, max_tokens=max_tokens, temperature=temperature)
+    async def respond(self, exchange: Exchange) -> Sequence[Reply]:
+        """Reply to a request.
+
+        Raises:
+            Rejection: the request is malformed, or has no reply.
+        """
+        earlier = () if exchange.previous_id is None else self._conversations.get(exchange.previous_id)
+        if earlier is None:
+            raise Rejection(404, f"there is no response {exchange.previous_id!r}", code="not_found")
+        call = exchange.make_call(earlier)
+        try:
+            async with asyncio.TaskGroup() as group:
+                replies = [group.create_task(self._chat(call)) for _ in range(call.choices)]
+        except BaseExceptionGroup as errors:
+            error = errors.exceptions[0]
+            raise (explain(error) if isinstance(error, RlkitError | ValueError) else error) from error
+        if exchange.response_id is not None:
+            self._conversations[exchange.response_id] = [*call.messages, replies[0].result().message]
+            if len(self._conversations) > RESPONSES_MAX:
+                self._conversations.popitem(last=False)
+        return [reply.result() for reply in replies]
+
+    async def _chat(self, call: Call) -> Reply:
+        reply = self._policy.chat(
+            call.messages,
+            tools=call.tools,
+            max_tokens=call.max_tokens,
+            temperature=call.temperature,
+            stop=call.stop,
+        )
         task = asyncio.create_task(reply, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -71,6 +87,9 @@ class Session:
             return await task
         except (ServiceError, UsageError, MissingError) as error:
             self.fault = self.fault or error
+            raise
+        except LimitReached as error:
+            self.limit = self.limit or error
             raise
         finally:
             task.cancel()  # if the client is gone

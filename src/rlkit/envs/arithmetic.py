@@ -15,8 +15,7 @@ from pydantic import Field
 from rlkit._util.seeds import derive_seed
 from rlkit.env import SingleTurnEnv
 from rlkit.errors import UsageError
-from rlkit.policy import Reply
-from rlkit.types import Outcome
+from rlkit.types import Outcome, Reply
 
 EXAMPLES: Mapping[Operator, str] = {"+": "4 + 5 = 9", "-": "9 - 4 = 5", "*": "4 * 5 = 20"}
 """Worked example in the prompt by operator; a base model needs one."""

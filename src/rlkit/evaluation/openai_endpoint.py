@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
-from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequest
-from rlkit.types import Completion, Message, Prompt, Sampling, ToolCall, Turn, as_prompt
+from rlkit.policy import ChatRequest, Limits, Policy, Sampler, SampleRequest
+from rlkit.types import Completion, Message, Prompt, Reply, Sampling, ToolCall, Turn, as_prompt
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

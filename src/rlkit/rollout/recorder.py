@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import cast, override
 
 import numpy as np
@@ -22,9 +24,9 @@ from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
-from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequest
+from rlkit.policy import ChatRequest, Limits, Policy, Sampler, SampleRequest
 from rlkit.rollout.validation import as_float
-from rlkit.types import Bools, Completion, Floats, Message, Prompt, Sampling, Tokens, Tool, Turn, as_prompt
+from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn, as_prompt, join
 
 INLINE_CHARS = 200_000
 """Limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts."""
@@ -46,6 +48,7 @@ class _Segment:
         tokens: all tokens of the segment.
         messages: the conversation that the tokens encode; empty after `sample`.
         is_rendered: the last prompt may equal the format's rendering of its conversation.
+        replies: for each turn of a conversation its index in the record, and the number of messages up to its reply.
     """
 
     index: int
@@ -54,13 +57,14 @@ class _Segment:
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
     is_rendered: bool = True
+    replies: tuple[tuple[int, int], ...] = ()
 
 
 class RecordingPolicy(Policy):
     """The policy of one episode, which records its turns and keeps conversations token-exact.
 
     A prompt that continues the tokens of a segment becomes its next turn. A rollout may have several conversations and
-    concurrent requests; each conversation extends its own segment.
+    concurrent requests; each conversation extends its own segment, and may fork at any of its replies.
 
     Args:
         sampler: returns the sampler of a turn, so long rollouts can change to newer weights.
@@ -108,17 +112,23 @@ class RecordingPolicy(Policy):
         sampling = self._merge_settings(request.max_tokens, request.temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
+        if request.stop and all(isinstance(stop, str) for stop in sampling.stop or ()):
+            sampling = replace(sampling, stop=(*(sampling.stop or ()), *request.stop))  # services take only one kind
         earlier = self._find_segment(messages, tools)
         chars = _count_chars(list(messages))
         prompt, is_rendered = await self._tokenize(request, chars, self._render, earlier, messages, tools)
-        segment = await self._complete(prompt, sampling, request)
+        segment = await self._complete(prompt, sampling, request, earlier)
         parsed = self._chat.parse(segment.turn.completion)
+        content = parsed.message["content"]
+        text = content if isinstance(content, str) else ""
+        for stop in request.stop:
+            text = parsed.message["content"] = text.partition(stop)[0]
         # Copies, so that an edit of a message in place counts as a rewritten conversation.
         before = () if earlier is None else earlier.messages
         segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
-        content = parsed.message["content"]
-        text = content if isinstance(content, str) else ""
+        replies = earlier.replies if earlier is not None and segment.turn.parent == earlier.index else ()
+        segment.replies = (*replies, (segment.index, len(segment.messages)))
         return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls)
 
     @override
@@ -192,9 +202,28 @@ class RecordingPolicy(Policy):
             old, count = segment.messages, len(segment.messages)
             if 0 < count < len(messages) and list(messages[:count]) == old and list(tools) == segment.tools:
                 return segment
-        return None
+        forks = [self._fork(segment, messages) for segment in self._segments if list(tools) == segment.tools]
+        return max(filter(None, forks), key=lambda fork: len(fork.messages), default=None)
 
-    async def _complete(self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest) -> _Segment:
+    def _fork(self, segment: _Segment, messages: Sequence[Message]) -> _Segment | None:
+        """Return the segment up to the last reply that these messages contain; None if they contain none."""
+        pairs = zip(messages[:-1], segment.messages, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        replies = tuple(reply for reply in segment.replies if reply[1] <= shared)
+        if not replies:
+            return None
+        index, count = replies[-1]
+        turns = [self._turns[index] for index, _ in replies]
+        tokens = join([piece for turn in turns for piece in (turn.prompt, as_prompt(turn.completion))])
+        return _Segment(index, turns[-1], tokens, segment.messages[:count], segment.tools, replies=replies)
+
+    async def _complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        request: SampleRequest | ChatRequest,
+        earlier: _Segment | None = None,
+    ) -> _Segment:
         """Sample a completion, record it as a turn, and return the segment that it ends."""
         model_input, pieces = prompt, list[_Piece]()
         if len(request.forced):
@@ -212,6 +241,7 @@ class RecordingPolicy(Policy):
         forcing = sampling.forcing if isinstance(request, ChatRequest) else None
         try:
             (completion,) = await sampler.sample(model_input, sampling, seed=seed)
+            completion = self._cut(completion, request)
             pieces.append(_sampled_piece(completion))
             if forcing is not None and completion.stop == "length":
                 phrase = self._chat.close_thinking(model_input, completion.tokens, forcing.phrase)
@@ -221,10 +251,11 @@ class RecordingPolicy(Policy):
                 if room > 0:  # with the same weights and a separate random stream
                     answering = replace(sampling, max_tokens=room)
                     (completion,) = await sampler.sample(thought, answering, seed=derive_seed(seed, "answer"))
-                    pieces += [_forced_piece(phrase), _sampled_piece(completion)]
+                    pieces += [_forced_piece(phrase), _sampled_piece(self._cut(completion, request))]
         except UsageError as error:  # the fault of this rollout's request must not end the run
             raise EnvironmentFault(str(error)) from error
-        fitting = [segment for segment in self._segments if prompt.starts_with(segment.tokens)]
+        segments = self._segments if earlier is None else [earlier, *self._segments]
+        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
         parent = max(fitting, key=lambda segment: len(segment.tokens), default=None)
         tokens, logprobs, sampled = _join_pieces(pieces)
         turn = Turn(
@@ -239,11 +270,26 @@ class RecordingPolicy(Policy):
             request_id=completion.request_id,
         )
         self._turns.append(turn)
-        if parent is not None:
+        if parent in self._segments:  # otherwise the turn forks
             self._segments.remove(parent)
         segment = _Segment(len(self._turns) - 1, turn, prompt + as_prompt(tokens))
         self._segments.append(segment)
         return segment
+
+    def _cut(self, completion: Completion, request: SampleRequest | ChatRequest) -> Completion:
+        """Return a completion up to the token that completes a stop string of a chat, as if it had ended there."""
+        if not isinstance(request, ChatRequest) or not request.stop:
+            return completion
+        tokens, strings = completion.tokens, request.stop
+
+        def has_stop(count: int) -> bool:
+            text = self._chat.decode(tokens[:count])
+            return any(stop in text for stop in strings)
+
+        if not has_stop(len(tokens)):
+            return completion
+        count = bisect_left(range(len(tokens)), True, key=has_stop)
+        return replace(completion, tokens=tokens[:count], logprobs=completion.logprobs[:count], stop="stop")
 
     def _admit(self, prompt: Prompt, sampling: Sampling, context: int | None, min_reply_tokens: int) -> Sampling:
         """Check a request and return its settings, with `max_tokens` limited to the rest of the context.

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import ServiceError
-from rlkit.policy import Limits, Reply, Sampler
+from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import UNLIMITED
-from rlkit.types import Completion, Message, Prompt, Sampling
+from rlkit.types import Completion, Message, Prompt, Reply, Sampling
 
 from .conftest import AgentTime, write_task
 

@@ -1,29 +1,15 @@
-"""Limits on incoming HTTP requests: headers, and reading, unpacking and parsing of bodies.
+"""Bodies of incoming HTTP requests: reading, unpacking and parsing.
 
-Invariant: before its key is checked, a connection holds at most `HEADER_BYTES_MAX` unparsed bytes, however they are
-split into packets, and for at most `HEADER_S` seconds. The memory for a body, compressed or not, is limited. A body
-that cannot be read raises `HttpError`.
+Invariant: the memory for a body, compressed or not, is limited. A body that cannot be read raises `HttpError`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import override
 
 import zstandard
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-HEADER_BYTES_MAX = 64 << 10
-"""Maximum size of a request's headers. The SDK sends 1 KiB; proxies add a few more, including a signed token."""
-
-HEADER_COUNT_MAX = 128
-HEADER_S = 30.0
-"""Time limit for all headers of a request, enough for a slow connection; the SDK sends them in one packet."""
-
-_LINGER_S = 1.0
-"""Delay before a rejected connection is closed: a client that is still sending would otherwise not read the reason."""
 
 _BODY_BYTES_MAX = 64 << 20
 # Parsing JSON blocks all other requests, and takes half a microsecond per number. A prompt of 131,072 tokens takes at
@@ -32,97 +18,6 @@ JSON_BYTES_MAX = 2 << 20
 # Maximum bytes read and dropped of a body that is too large. Clients send all of it before they read the error.
 _DISCARDED_BYTES_MAX = 256 << 20
 _ZSTD_STEP_BYTES = 256
-
-
-class LimitedHttpProtocol(HttpToolsProtocol):
-    """HTTP protocol that rejects requests with too long, too many or too slow headers.
-
-    The limit counts the bytes that the parser has received without completing an element. It therefore also covers
-    endless header lists, trailers and chunk extensions.
-    """
-
-    _pending_bytes = 0
-    _header_count = 0
-    _is_rejected = False
-    _header_timer: asyncio.TimerHandle | None = None
-
-    @override
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  as uvicorn narrows it
-        super().connection_made(transport)
-        self._start_header_timer()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_header_timer()
-        super().connection_lost(exc)
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        while data and not self._is_rejected and not self.transport.is_closing():
-            # Split the data at the limit, because one packet could exceed it.
-            part, data = data[: HEADER_BYTES_MAX - self._pending_bytes], data[HEADER_BYTES_MAX - self._pending_bytes :]
-            self._pending_bytes += len(part)
-            super().data_received(part)
-            if self._pending_bytes >= HEADER_BYTES_MAX:
-                self._reject(431, f"the headers are longer than {HEADER_BYTES_MAX} bytes")
-            elif self._pending_bytes:
-                self._start_header_timer()
-
-    @override
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_count += 1
-        if self._header_count <= HEADER_COUNT_MAX:
-            super().on_header(name, value)
-        else:
-            self._reject(431, f"there are more than {HEADER_COUNT_MAX} headers")
-
-    @override
-    def on_headers_complete(self) -> None:
-        self._reset_pending()
-        if not self._is_rejected:
-            super().on_headers_complete()
-
-    @override
-    def on_body(self, body: bytes) -> None:
-        self._reset_pending()
-        if not self._is_rejected:
-            super().on_body(body)
-
-    @override
-    def on_message_complete(self) -> None:
-        self._reset_pending()
-        self._header_count = 0
-        if not self._is_rejected:
-            super().on_message_complete()
-
-    def _reset_pending(self) -> None:
-        self._pending_bytes = 0
-        self._cancel_header_timer()
-
-    def _start_header_timer(self) -> None:
-        if self._header_timer is None and not self._is_rejected:
-            self._header_timer = self.loop.call_later(
-                HEADER_S, lambda: self._reject(408, f"the headers took longer than {HEADER_S:g} s")
-            )
-
-    def _cancel_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _reject(self, status: int, reason: str) -> None:
-        """Send an error and close; only close if another response is pending or no request has begun."""
-        if self._is_rejected or self.transport.is_closing():
-            return
-        self._is_rejected = True
-        self._cancel_header_timer()
-        if not self._pending_bytes or (self.cycle and not self.cycle.response_complete):
-            self.transport.abort()
-            return
-        phrase = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
-        head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: text/plain; charset=utf-8\r\n"
-        self.transport.write(f"{head}content-length: {len(reason)}\r\nconnection: close\r\n\r\n{reason}".encode())
-        self.loop.call_later(_LINGER_S, self.transport.close)
 
 
 class HttpError(Exception):

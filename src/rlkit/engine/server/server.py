@@ -18,8 +18,9 @@ import uvicorn
 
 from rlkit._util.activity import Activity
 from rlkit._util.paths import engine_dir
+from rlkit.endpoint.http_headers import LimitedHttpProtocol
 from rlkit.engine.model.model_files import resolve_model
-from rlkit.engine.server.http_requests import BodyReader, LimitedHttpProtocol
+from rlkit.engine.server.http_requests import BodyReader
 from rlkit.engine.server.routes import make_app
 from rlkit.engine.server.service import Service
 from rlkit.errors import UsageError

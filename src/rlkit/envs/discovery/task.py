@@ -21,9 +21,9 @@ from rlkit.envs.discovery.problem import InvalidConstruction, Problem, VerifiedC
 from rlkit.envs.discovery.prompts import ENTRY, POLISH, ProgramTerms
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.envs.discovery.state import State
-from rlkit.policy import Policy, Reply
+from rlkit.policy import Policy
 from rlkit.sandbox.runners.programs import Program, ProgramLimits, ProgramResult
-from rlkit.types import Json, Message, Outcome
+from rlkit.types import Json, Message, Outcome, Reply
 
 CHILD = "child"
 """Key of the new state in an episode's info."""

@@ -14,8 +14,8 @@ from rlkit.env import Env
 from rlkit.envs.math.grader import Grader, Policies, final_answer
 from rlkit.envs.math.problems import Problem, normalise_question
 from rlkit.envs.math.prompts import Template
-from rlkit.policy import Policy, Reply
-from rlkit.types import Json, Message, Outcome
+from rlkit.policy import Policy
+from rlkit.types import Json, Message, Outcome, Reply
 
 type RewardFunction = Callable[[str, str], float]
 """User's function from the reply's text and the gold answer to the reward."""

@@ -14,8 +14,8 @@ from rlkit.envs.openreward.blocks import make_readable
 from rlkit.envs.openreward.session import Answer, Session
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import LimitReached
-from rlkit.policy import Policy, Reply
-from rlkit.types import Json, Message, Outcome, Tool, ToolCall
+from rlkit.policy import Policy
+from rlkit.types import Json, Message, Outcome, Reply, Tool, ToolCall
 
 type Reason = Literal["finished", "answered", "no_call", "cut_off", "max_turns", "tokens"]
 """Reason for the end of an episode: the environment ended it; the model gave its answer as a message; its reply had no

@@ -17,8 +17,8 @@ from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse, O
 from harbor.models.metric import UsageInfo
 
 from rlkit.errors import ContextFull
-from rlkit.policy import Policy, Reply
-from rlkit.types import Message
+from rlkit.policy import Policy
+from rlkit.types import Message, Reply
 
 NO_LIMIT_TOKENS = 1 << 30
 """Context size reported to Harbor if it is unknown, because Harbor needs a number."""

@@ -36,9 +36,9 @@ from rlkit.envs.harbor.agents.commands import (
 from rlkit.envs.harbor.agents.policy_registry import find_registration
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
-from rlkit.policy import Policy, Reply
+from rlkit.policy import Policy
 from rlkit.sandbox import CommandTimeout
-from rlkit.types import Message
+from rlkit.types import Message, Reply
 
 SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing else. Reply exit when the task is done."
 

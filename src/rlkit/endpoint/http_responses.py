@@ -1,0 +1,113 @@
+"""Routes of protocols: from an HTTP request to the session of its rollout and back.
+
+Invariant: a request whose client has left, or whose rollout has ended, samples no longer. An error says that clients
+must not repeat the request, because it would be another turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rlkit.endpoint.protocol import Exchange, Protocol
+from rlkit.endpoint.rejection import Rejection
+from rlkit.endpoint.session import Session
+from rlkit.types import Reply
+
+BODY_BYTES = 64 << 20
+"""Limit of a request's body."""
+
+BODY_S = 60.0
+"""Limit for the arrival of a request's body."""
+
+KEEP_ALIVE_S = 10.0
+"""Time between two signs of life of a stream that waits for its reply."""
+
+OPENING_S = 0.01
+"""Time before a stream opens; a request that fails earlier gets an HTTP status."""
+
+type FindSession = Callable[[str], Session]
+"""Returns the session of an API key, or raises a `Rejection`."""
+
+
+def make_route(protocol: Protocol, find_session: FindSession) -> Route:
+    """Return the route of a protocol."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            session = find_session(read_key(request.headers))
+            exchange = protocol.parse(await _read_body(request))
+            return await _respond(protocol, session, exchange, request)
+        except Rejection as rejection:
+            return JSONResponse(protocol.encode_error(rejection), rejection.status, {"x-should-retry": "false"})
+
+    return Route(protocol.path, respond, methods=["POST"])
+
+
+def read_key(headers: Mapping[str, str]) -> str:
+    """Return the API key of a request, as clients of OpenAI or Anthropic send it."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+async def _respond(protocol: Protocol, session: Session, exchange: Exchange, request: Request) -> Response:
+    replies = asyncio.ensure_future(session.respond(exchange))
+    is_streaming = False
+    try:
+        if exchange.is_stream:
+            await asyncio.wait([replies], timeout=OPENING_S)
+            if not replies.done() or replies.exception() is None:
+                is_streaming = True
+                return StreamingResponse(_stream(protocol, exchange, replies), media_type="text/event-stream")
+        else:
+            gone = asyncio.ensure_future(_wait_until_gone(request))
+            await asyncio.wait([replies, gone], return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+        if not replies.done():
+            raise Rejection(400, "the client is gone")
+        return JSONResponse(exchange.encode(replies.result()))
+    finally:
+        if not is_streaming:
+            replies.cancel()
+
+
+async def _stream(
+    protocol: Protocol, exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]
+) -> AsyncGenerator[str]:
+    """Yield server-sent events: a reply comes as a whole, because services return whole completions."""
+    try:
+        for event in exchange.encode_opening():
+            yield event
+        while not (await asyncio.wait([replies], timeout=KEEP_ALIVE_S))[0]:
+            yield ": waiting for the reply\n\n"
+        try:
+            for event in exchange.encode_events(replies.result()):
+                yield event
+        except Rejection as rejection:
+            yield protocol.encode_error_event(rejection)
+    finally:
+        replies.cancel()
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_BYTES:
+                    raise Rejection(413, f"the body is larger than {BODY_BYTES} bytes")
+    except TimeoutError:
+        raise Rejection(408, f"the body did not arrive within {BODY_S:g} s") from None
+    except ClientDisconnect:
+        raise Rejection(400, "the client is gone") from None
+    return bytes(body)

@@ -1,0 +1,157 @@
+"""The contract of an endpoint's protocols, each of which is a vendor's API for chats.
+
+Invariant: a message of the client that equals a reply of the policy on the wire equals it as a message, so that the
+conversation extends its exact tokens. A parameter that would change the reply in a way that the policy cannot is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlkit.endpoint.rejection import Rejection
+from rlkit.types import Json, Message, Reply, Tool
+
+MODEL = "policy"
+"""Name of a rollout's model; requests may name any."""
+
+_UNIQUE_ID = re.compile(r"__[0-9a-f]{12}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for replies, in rlkit's shapes; the arguments are those of `Policy.chat`.
+
+    Args:
+        choices: number of independent replies.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stop: Sequence[str] = ()
+    choices: int = 1
+
+
+class Exchange(ABC):
+    """A request of a client, with the shapes of its response.
+
+    Args:
+        model: name of the model that the client asks for.
+        is_stream: the client wants server-sent events.
+        previous_id: id of the response that the request continues, if the protocol has such.
+        response_id: id under which later requests can continue this one; None if they cannot.
+    """
+
+    model: str
+    is_stream: bool
+    previous_id: str | None = None
+    response_id: str | None = None
+
+    @abstractmethod
+    def make_call(self, earlier: Sequence[Message]) -> Call:
+        """Return the request in rlkit's shapes; `earlier` are the messages up to the response `previous_id`.
+
+        Raises:
+            Rejection: the request is malformed, or the policy cannot follow it.
+        """
+
+    @abstractmethod
+    def encode(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
+        """Return the body of the response."""
+
+    @abstractmethod
+    def encode_opening(self) -> Iterator[str]:
+        """Yield the events of a stream that come before the reply."""
+
+    @abstractmethod
+    def encode_events(self, replies: Sequence[Reply]) -> Iterator[str]:
+        """Yield the events of a stream from the reply to its end."""
+
+
+class Protocol(ABC):
+    """A vendor's API at a path."""
+
+    path: ClassVar[str]
+
+    @abstractmethod
+    def parse(self, body: bytes) -> Exchange:
+        """Parse a request.
+
+        Raises:
+            Rejection: the body is malformed.
+        """
+
+    @abstractmethod
+    def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
+        """Return the body of an error."""
+
+    @abstractmethod
+    def encode_error_event(self, rejection: Rejection) -> str:
+        """Return the event that ends a stream with an error."""
+
+
+def format_event(data: Mapping[str, Any], *, name: str | None = None) -> str:
+    """Return a server-sent event with JSON data."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(data)}\n\n"
+
+
+def make_unique_id(call_id: str) -> str:
+    """Return a tool call's id that no other turn has; formats count from 0 in each turn, and clients match by id."""
+    return f"{call_id}__{uuid.uuid4().hex[:12]}"
+
+
+def read_unique_id(call_id: str) -> str:
+    """Return the id that the policy gave a tool call."""
+    return _UNIQUE_ID.sub("", call_id)
+
+
+def parse_arguments(call_id: str, arguments: str) -> Mapping[str, Json]:
+    """Parse the arguments of a tool call that a client sends back."""
+    try:
+        value: Json = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, Mapping):
+        raise Rejection(400, f"the arguments of the tool call {call_id!r} are not a JSON object", field="messages")
+    return value
+
+
+def check_image_url(url: str) -> str:
+    """Return the data URL of an image; others are rejected, or the run would open its own files and addresses."""
+    if not url.startswith("data:"):
+        raise Rejection(400, "images must be data URLs (data:image/png;base64,…)", field="messages")
+    return url
+
+
+def check_parameters(
+    parameters: Mapping[str, Any] | None, *, ignored: frozenset[str], neutral: Mapping[str, Sequence[object]]
+) -> None:
+    """Raise a Rejection for a parameter that the policy cannot follow.
+
+    Args:
+        parameters: parameters of the request that the protocol does not read.
+        ignored: parameters without an effect on the distribution of the reply.
+        neutral: values of further parameters that change nothing.
+    """
+    for name, value in (parameters or {}).items():
+        if name in ignored or value in neutral.get(name, ()):
+            continue
+        if name in neutral:
+            reason = f"{name}={json.dumps(value)[:100]} is not supported: leave it out"
+            raise Rejection(400, reason, code="unsupported_value", field=name)
+        raise Rejection(400, f"unknown parameter: {name}", code="unknown_parameter", field=name)
+
+
+def count_tokens(replies: Sequence[Reply]) -> tuple[int, int]:
+    """Return the tokens of the prompt, and of all completions together."""
+    completion = sum(len(reply.turn.completion) for reply in replies)
+    return len(replies[0].tokens) - len(replies[0].turn.completion), completion
