@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlkit.config.schema import Config
     from rlkit.dry_run.rehearse import rehearse
     from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, TaskSource, ToolEnv
+    from rlkit.envs.callable import CallableEnv
     from rlkit.errors import (
         ConfigError,
         EnvironmentFault,
@@ -51,6 +52,7 @@ _MODULES = {
         "ServiceError",
         "UsageError",
     ],
+    "envs.callable": ["CallableEnv"],
     "policy": ["Policy"],
     "evaluation.evaluate": ["evaluate"],
     "dry_run.rehearse": ["rehearse"],
@@ -64,6 +66,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AdvantageEstimator",
+    "CallableEnv",
     "Checkpoint",
     "Config",
     "ConfigError",
