@@ -24,7 +24,7 @@ FLOORS = (
     ("chat", "service", "store"),
     ("rollout", "tinker_client"),
     ("envs", "testing", "workers"),
-    ("check", "trackers"),
+    ("check", "serving", "trackers"),
     ("evaluation", "redteam"),
     ("training",),
     ("api", "dry_run", "tools"),

@@ -30,14 +30,20 @@ def serve(
     root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
 ) -> None:
-    """Serve the embedded engine to any Tinker client, until Ctrl-C."""
+    """Serve the embedded engine to any Tinker client, until Ctrl-C.
+
+    Clients of OpenAI and Anthropic can chat with its models and checkpoints at the same address.
+    """
     from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
     from rlkit.engine.model.model_files import resolve_model
+    from rlkit.serving import ChatModels
 
     models = model or []
     # The constructor rejects invalid options, before any model is downloaded.
-    engine = EngineServer(host=host, port=port, threads=threads, device=device, root=root, models=models)
+    engine = EngineServer(
+        host=host, port=port, threads=threads, device=device, root=root, models=models, extension=ChatModels
+    )
     for name in models:
         directory = resolve_model(name, progress=lambda message, _: output.note(message))
         output.note(f"model {name} is ready: {directory}")
@@ -51,6 +57,7 @@ def serve(
         if not output.json:
             output.note("run these two lines in another shell, to let a Tinker program use the engine")
             output.note(f"set its base_model to a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
+            output.note(f"to chat with a model or a tinker:// checkpoint: OPENAI_BASE_URL={url}/v1, with the same key")
             output.note("Ctrl-C stops the engine")
         if host not in ("127.0.0.1", "localhost"):
             output.note("other machines can reach the engine, and the key is sent unencrypted: use a trusted network")

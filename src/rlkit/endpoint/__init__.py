@@ -68,9 +68,9 @@ async def open_endpoint(policy: ChatPolicy) -> AsyncGenerator[Endpoint]:
             the client made of it.
     """
     from rlkit.endpoint.server import use_server
-    from rlkit.endpoint.session import Session
+    from rlkit.endpoint.session import RolloutSession
 
-    session = Session(policy)
+    session = RolloutSession(policy)
     async with use_server() as server:
         try:
             with server.open_session(session) as key:

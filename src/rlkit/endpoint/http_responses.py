@@ -48,6 +48,20 @@ def make_route(protocol: Protocol, find_session: FindSession) -> Route:
     return Route(protocol.path, respond, methods=["POST"])
 
 
+def make_model_route(find_session: FindSession, list_models: Callable[[], Sequence[str]]) -> Route:
+    """Return the route that lists the names of models."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            find_session(read_key(request.headers))
+        except Rejection as rejection:
+            return JSONResponse({"error": {"message": str(rejection), "code": rejection.code}}, rejection.status)
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "rlkit"} for name in list_models()]
+        return JSONResponse({"object": "list", "data": models})
+
+    return Route("/v1/models", respond, methods=["GET"])
+
+
 def read_key(headers: Mapping[str, str]) -> str:
     """Return the API key of a request, as clients of OpenAI or Anthropic send it."""
     scheme, _, key = headers.get("authorization", "").partition(" ")

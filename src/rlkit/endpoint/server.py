@@ -16,12 +16,9 @@ from weakref import WeakKeyDictionary
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from rlkit.endpoint.http_headers import LimitedHttpProtocol
-from rlkit.endpoint.http_responses import make_route, read_key
+from rlkit.endpoint.http_responses import make_model_route, make_route
 from rlkit.endpoint.openai_chat import OpenAIChat
 from rlkit.endpoint.protocol import MODEL, Protocol
 from rlkit.endpoint.rejection import Rejection
@@ -51,7 +48,7 @@ class EndpointServer:
         """Address of all endpoints."""
         routes = [
             *[make_route(protocol, self._find_session) for protocol in PROTOCOLS],
-            Route("/v1/models", self._list_models, methods=["GET"]),
+            make_model_route(self._find_session, lambda: [MODEL]),
         ]
         self._server = _QuietServer(
             uvicorn.Config(
@@ -92,14 +89,6 @@ class EndpointServer:
         if session is None:
             raise Rejection(401, "the API key belongs to no running rollout", code="invalid_api_key")
         return session
-
-    async def _list_models(self, request: Request) -> Response:
-        try:
-            self._find_session(read_key(request.headers))
-        except Rejection as rejection:
-            return JSONResponse(PROTOCOLS[0].encode_error(rejection), rejection.status)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlkit"}
-        return JSONResponse({"object": "list", "data": [model]})
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The requests of one rollout at its endpoint.
+"""The requests at an endpoint.
 
 Invariant: each request runs in the context of its rollout, so that the time of the rollout and its tasks are its own.
 A failure of the service ends the rollout, whatever the client makes of the response.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, override
 
 from rlkit.endpoint.protocol import Call, Exchange
 from rlkit.endpoint.rejection import Rejection, explain
@@ -37,11 +38,10 @@ class ChatPolicy(Protocol):
         ...
 
 
-class Session:
-    """A rollout at its endpoint."""
+class Session(ABC):
+    """Requests that share a context and their conversations."""
 
-    def __init__(self, policy: ChatPolicy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self._context = contextvars.copy_context()
         self._tasks = set[asyncio.Task[Reply]]()
         self._conversations = OrderedDict[str, Sequence[Message]]()
@@ -49,6 +49,10 @@ class Session:
         """The first failure that is not the fault of the client or the environment."""
         self.limit: LimitReached | None = None
         """The first limit of the rollout that a request met."""
+
+    @abstractmethod
+    async def find_policy(self, model: str) -> ChatPolicy:
+        """Return the policy that answers for a model; raise a `Rejection` if there is none."""
 
     async def respond(self, exchange: Exchange) -> Sequence[Reply]:
         """Reply to a request.
@@ -59,10 +63,10 @@ class Session:
         earlier = () if exchange.previous_id is None else self._conversations.get(exchange.previous_id)
         if earlier is None:
             raise Rejection(404, f"there is no response {exchange.previous_id!r}", code="not_found")
-        call = exchange.make_call(earlier)
+        call, policy = exchange.make_call(earlier), await self.find_policy(exchange.model)
         try:
             async with asyncio.TaskGroup() as group:
-                replies = [group.create_task(self._chat(call)) for _ in range(call.choices)]
+                replies = [group.create_task(self._chat(policy, call)) for _ in range(call.choices)]
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             raise (explain(error) if isinstance(error, RlkitError | ValueError) else error) from error
@@ -72,8 +76,8 @@ class Session:
                 self._conversations.popitem(last=False)
         return [reply.result() for reply in replies]
 
-    async def _chat(self, call: Call) -> Reply:
-        reply = self._policy.chat(
+    async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
+        reply = policy.chat(
             call.messages,
             tools=call.tools,
             max_tokens=call.max_tokens,
@@ -100,3 +104,15 @@ class Session:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+class RolloutSession(Session):
+    """The requests of a rollout; they may name any model."""
+
+    def __init__(self, policy: ChatPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+
+    @override
+    async def find_policy(self, model: str) -> ChatPolicy:
+        return self._policy

@@ -12,9 +12,10 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import uvicorn
+from starlette.routing import BaseRoute
 
 from rlkit._util.activity import Activity
 from rlkit._util.paths import engine_dir
@@ -29,6 +30,18 @@ _THREADS_MAX = 1024
 _POLL_S = 0.005
 _START_S = 300.0  # only to detect hangs: a start is slow on a busy machine
 _GRACE_S = 5
+
+
+class Extension(Protocol):
+    """Further routes of an engine."""
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Return the routes, which check the key themselves."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the routes use, before the server stops."""
+        ...
 
 
 class EngineServer:
@@ -51,6 +64,7 @@ class EngineServer:
         resolve: function from a model's name to its directory; by default `model_files.resolve_model`.
         models: names of models to advertise; other models can also be used.
         activity: counters of the work in progress.
+        extension: makes further routes, such as `rlkit.serving.ChatModels`.
     """
 
     def __init__(
@@ -65,6 +79,7 @@ class EngineServer:
         resolve: Callable[[str], Path] | None = None,
         models: Sequence[str] = (),
         activity: Activity | None = None,
+        extension: Callable[[EngineServer], Extension] | None = None,
     ) -> None:
         self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
         if not self.api_key.startswith("tml-"):
@@ -85,7 +100,12 @@ class EngineServer:
             activity=activity,
         )
         self._bodies = BodyReader()
+        self.models = models
+        """Names of the advertised models."""
+        self._extension = None if extension is None else extension(self)
         app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
+        if self._extension is not None:
+            app.router.routes.extend(self._extension.routes())
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -152,6 +172,9 @@ class EngineServer:
         """
         if self._thread is None:
             return
+        if self._loop is not None and self._extension is not None and self._thread.is_alive():
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._extension.close(), self._loop).result(_GRACE_S)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closed
                 self._loop.call_soon_threadsafe(self._halt)

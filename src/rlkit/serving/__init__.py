@@ -1,0 +1,124 @@
+"""Chats with the models of an engine, in the protocols of the endpoint.
+
+Invariant: a request is sampled from the model that it names: a base model, or the `tinker://` path of weights. Nothing
+is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, override
+
+from starlette.routing import Route
+
+from rlkit._util.threads import in_thread
+from rlkit.endpoint.http_responses import make_model_route, make_route
+from rlkit.endpoint.rejection import Rejection
+from rlkit.endpoint.server import PROTOCOLS
+from rlkit.endpoint.session import ChatPolicy, Session
+from rlkit.errors import MissingError, UsageError
+from rlkit.policy import Limits, Sampler
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.types import Sampling
+
+if TYPE_CHECKING:
+    from rlkit.chat.format import ChatFormat
+    from rlkit.engine import EngineServer
+    from rlkit.service import Service
+
+MODELS_MAX = 32
+"""Number of models whose samplers and formats are kept."""
+
+MAX_TOKENS = 1 << 15
+"""Limit of the tokens of a reply; the context may leave fewer."""
+
+type _Model = tuple[Sampler, ChatFormat, int | None]
+"""Sampler and format of a model, and the length of its context in tokens."""
+
+
+class ChatModels:
+    """The routes of chats at an engine::
+
+        with EngineServer(extension=ChatModels) as engine:
+            client = openai.OpenAI(base_url=f"{engine.url}/v1", api_key=engine.api_key)
+            client.chat.completions.create(model="tinker://…", messages=[…])
+
+    Clients of Anthropic take `engine.url`.
+    """
+
+    def __init__(self, engine: EngineServer) -> None:
+        self._engine = engine
+        self._session = _ModelSession(self)
+        self._exits = AsyncExitStack()
+        self._service: asyncio.Task[Service] | None = None
+        self._models = OrderedDict[str, asyncio.Task[_Model]]()
+
+    def routes(self) -> Sequence[Route]:
+        """Return the routes of all protocols."""
+        names = make_model_route(self._find_session, lambda: self._engine.models)
+        return [*[make_route(protocol, self._find_session) for protocol in PROTOCOLS], names]
+
+    async def close(self) -> None:
+        """Cancel the running requests and end the connection to the engine."""
+        await self._session.close()
+        await self._exits.aclose()
+
+    def _find_session(self, key: str) -> Session:
+        if not hmac.compare_digest(key.encode(), self._engine.api_key.encode()):
+            raise Rejection(401, "the API key is not that of the engine", code="invalid_api_key")
+        return self._session
+
+    async def load(self, name: str) -> _Model:
+        """Return a model, which is loaded at its first request; a `Rejection` if there is none of that name."""
+        task = self._models.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._models[name] = asyncio.create_task(self._load(name))
+            if len(self._models) > MODELS_MAX:
+                self._models.popitem(last=False)
+        self._models.move_to_end(name)
+        try:
+            return await asyncio.shield(task)  # other requests wait for it too
+        except (MissingError, UsageError) as error:
+            raise Rejection(404, f"model {name!r}: {error}", code="not_found", field="model") from error
+
+    async def _load(self, name: str) -> _Model:
+        from rlkit.chat.renderers import chat_format
+        from rlkit.tokenizers.load import load_tokenizer
+
+        self._service = self._service or asyncio.create_task(self._connect())
+        service = await self._service
+        checkpoint = name if name.startswith("tinker://") else None
+        model = name if checkpoint is None else await service.model_of(name)
+        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=True, note=lambda message: None))
+        sampler = await service.sampler(model=model, checkpoint=checkpoint)
+        return sampler, chat_format(model, tokenizer), await service.context_tokens(model)
+
+    async def _connect(self) -> Service:
+        from rlkit.tinker_client.sdk import TinkerService
+
+        service = TinkerService(base_url=self._engine.url, api_key=self._engine.api_key, embedded=True)
+        return await self._exits.enter_async_context(service)
+
+
+class _ModelSession(Session):
+    """The requests of all clients, each of which is a conversation of its own."""
+
+    def __init__(self, models: ChatModels) -> None:
+        super().__init__()
+        self._models = models
+
+    @override
+    async def find_policy(self, model: str) -> ChatPolicy:
+        sampler, chat, context = await self._models.load(model)
+        return RecordingPolicy(
+            sampler=lambda: sampler,
+            chat=chat,
+            sampling=Sampling(MAX_TOKENS),
+            seed=lambda turn: secrets.randbits(31),
+            limits=Limits(context_tokens=context),
+        )
