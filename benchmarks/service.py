@@ -66,7 +66,7 @@ class Sampling(SimulatedSamplingClient):
     """Simulated sampling client."""
 
     def __init__(self, of: SimulatedSamplingClient, log: Log) -> None:
-        super().__init__(of._sampling)  # `of` is a simulated client itself
+        super().__init__(of._world, of._latency, slots=None)
         self._log = log
 
     def sample(
@@ -91,7 +91,7 @@ class Training(SimulatedTrainingClient):
     """Simulated training client."""
 
     def __init__(self, of: SimulatedTrainingClient, log: Log) -> None:
-        super().__init__(of._world, of._latency, of._sampling, of._weights)
+        super().__init__(of._world, of._latency, of._sampler, of._weights)
         self._log = log
         self._sequences = self._teaching = 0
 
@@ -113,7 +113,7 @@ class Training(SimulatedTrainingClient):
         return SimulatedFuture(self._handed_over(super().save_weights_and_get_sampling_client()))
 
     def create_sampling_client(self, model_path: str, record_stability_info: bool = False) -> Sampling:
-        return Sampling(SimulatedSamplingClient(self._sampling), self._log)
+        return Sampling(self._sampler, self._log)
 
     async def forward_backward_async(
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
