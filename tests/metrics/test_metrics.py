@@ -21,14 +21,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.config.schema.operation import CheckpointConfig
+from rlkit.config.schema.operation import BestConfig, CheckpointConfig
 from rlkit.metrics.metrics import departure, group_metrics, throughput
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.testing import Latency, World
 from rlkit.trackers import Broadcast
 from rlkit.training.checkpoints import CheckpointSaver
-from rlkit.training.model_selection import Criterion, ModelSelection
+from rlkit.training.model_selection import ModelSelection
 from rlkit.training.reporter import Reporter
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -541,7 +541,7 @@ def reporter_of(store: RunStore, ears: Ears) -> Reporter:
     async def delete(path: str) -> None:
         raise AssertionError(f"{path} is to be deleted, and all are to be kept")
 
-    trackers, selection = Broadcast([ears]), ModelSelection(Criterion())
+    trackers, selection = Broadcast([ears]), ModelSelection(BestConfig())
     watch = ServiceWatch(trackers.on_note, timeout_s=1.0)
     checkpoints = CheckpointSaver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
     return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)

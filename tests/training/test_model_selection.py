@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import rlkit
 from rlkit.config.loading.load import load_config
+from rlkit.config.schema.operation import BestConfig
 from rlkit.testing import Fault, World
-from rlkit.training.model_selection import Criterion, ModelSelection
+from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint
 from tests.simulation import Simulation, Word
 
@@ -23,7 +24,7 @@ HELD_OUT_TASKS = [Word(number) for number in range(100, 103)]
 VALUES = st.lists(st.floats(-10, 10) | st.none(), min_size=1, max_size=12)
 
 
-def select_from(aim: Criterion, values: list[float | None], **keep: int) -> ModelSelection:
+def select_from(aim: BestConfig, values: list[float | None], **keep: int) -> ModelSelection:
     selection = ModelSelection(aim, **keep)
     for step, value in enumerate(values):
         selection.add(step, {} if value is None else {"m": value})
@@ -37,7 +38,7 @@ def make_checkpoint(step: int) -> Checkpoint:
 @given(VALUES, st.booleans())
 def test_the_best_is_the_first_of_the_best_values(values: list[float | None], lower: bool) -> None:
     reported = [value for value in values if value is not None]
-    best = select_from(Criterion("m", is_lower_better=lower), values).best
+    best = select_from(BestConfig(metric="m", lower_is_better=lower), values).best
     if not reported:
         assert best is None
     else:
@@ -53,21 +54,22 @@ def test_patience_ends_a_run_after_values_without_gain(
     best, since = -math.inf, 0
     for value in reported:
         best, since = (value, 0) if value > best + min_gain else (best, since + 1)
-    end_reason = select_from(Criterion("m", patience=patience, min_gain=min_gain), values).end_reason
+    end_reason = select_from(BestConfig(metric="m", patience=patience, min_gain=min_gain), values).end_reason
     assert (end_reason is not None) == (since >= patience)
 
 
 @given(VALUES, st.floats(-10, 10), st.booleans())
 def test_a_goal_ends_a_run_once_it_is_reached(values: list[float | None], goal: float, lower: bool) -> None:
     reached = any(value is not None and (value <= goal if lower else value >= goal) for value in values)
-    assert (select_from(Criterion("m", is_lower_better=lower, goal=goal), values).end_reason is not None) == reached
+    selection = select_from(BestConfig(metric="m", lower_is_better=lower, goal=goal), values)
+    assert (selection.end_reason is not None) == reached
 
 
 @given(VALUES, st.integers(1, 4), st.integers(0, 3), st.integers(0, 12))
 def test_selection_keeps_the_newest_the_best_and_unreported_checkpoints(
     values: list[float | None], keep_last: int, keep_best: int, reported: int
 ) -> None:
-    selection = select_from(Criterion("m"), values, keep_last=keep_last, keep_best=keep_best)
+    selection = select_from(BestConfig(metric="m"), values, keep_last=keep_last, keep_best=keep_best)
     checkpoints = [make_checkpoint(step) for step in range(len(values))]
     deleted = {checkpoint.step for checkpoint in selection.superfluous(checkpoints, last_step=reported)}
     judged = [checkpoint.step for checkpoint in checkpoints if checkpoint.step <= reported]
@@ -76,8 +78,8 @@ def test_selection_keeps_the_newest_the_best_and_unreported_checkpoints(
 
 
 def test_non_finite_values_are_ignored() -> None:
-    assert select_from(Criterion("m"), [math.nan, math.inf, None]).best is None
-    assert select_from(Criterion(), [1.0]).best is None
+    assert select_from(BestConfig(metric="m"), [math.nan, math.inf, None]).best is None
+    assert select_from(BestConfig(), [1.0]).best is None
 
 
 def make_run(directory: Path, **settings: object) -> Simulation:

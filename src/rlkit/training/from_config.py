@@ -16,7 +16,7 @@ from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
-from rlkit.training.model_selection import Criterion, ModelSelection
+from rlkit.training.model_selection import ModelSelection
 from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe
 from rlkit.types import Floats, Prompt
@@ -58,7 +58,6 @@ def make_preparation(
     """Return the settings that turn groups into training sequences.
 
     Args:
-        estimators: estimators by name of the environment.
         reference: computes log-probabilities by the reference of the KL penalty; None without a penalty.
     """
     batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
@@ -117,8 +116,7 @@ async def load_kl_reference(config: Config, service: Service, watch: ServiceWatc
 
 def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[str, float]]]) -> ModelSelection:
     """Return the model selection of a run after steps with these metrics."""
-    best = config.best
-    criterion = Criterion(config.best_metric, best.lower_is_better, best.patience, best.min_gain, best.goal)
+    criterion = config.best.model_copy(update={"metric": config.best_metric})
     selection = ModelSelection(criterion, config.checkpoint.keep_last, config.checkpoint.keep_best)
     for step, step_metrics in metrics:
         selection.add(step, step_metrics)

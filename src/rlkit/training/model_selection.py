@@ -9,25 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlkit.config.schema.operation import BestConfig
 from rlkit.types import Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """Comparison of the weights of steps by a metric.
-
-    Args:
-        metric: name of the metric; None compares nothing.
-        patience: end the run after this many consecutive values without a gain; None for no such limit.
-        min_gain: smallest improvement of the best value that counts as a gain.
-        goal: end the run at this value; None for no goal.
-    """
-
-    metric: str | None = None
-    is_lower_better: bool = False
-    patience: int | None = None
-    min_gain: float = 0.0
-    goal: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +18,12 @@ class ModelSelection:
     """Comparison of the steps of a run.
 
     Args:
+        criterion: comparison of two steps; without a metric, nothing is compared.
         keep_last: number of newest checkpoints to keep; None for all.
         keep_best: number of checkpoints with the best values to keep as well.
     """
 
-    criterion: Criterion
+    criterion: BestConfig
     keep_last: int | None = None
     keep_best: int = 0
     _values: dict[int, float] = field(default_factory=dict[int, float])
@@ -102,4 +86,4 @@ class ModelSelection:
         return count
 
     def _score(self, value: float) -> float:
-        return -value if self.criterion.is_lower_better else value
+        return -value if self.criterion.lower_is_better else value
