@@ -21,7 +21,7 @@ from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.envs.arithmetic import arithmetic
-from rlkit.errors import RunFailed, UsageError
+from rlkit.errors import RolloutsFailed, RunFailed, UsageError
 from rlkit.store import RunStore, checkpoints, codec, table
 from rlkit.store.history import (
     GroupRecord,
@@ -201,11 +201,10 @@ def test_resumed_run_clears_its_error_but_keeps_the_retry(tmp_path: Path) -> Non
         return json.loads((tmp_path / "run" / "run.json").read_text())
 
     def fail(store: RunStore) -> None:
-        store.metadata.set_failed(ValueError("no room"), retry=False)
+        store.metadata.record_error(RolloutsFailed("no room"))
+        store.metadata.record_error(ValueError("closed"))  # follows from the first
         recorded = (read_metadata()["status"], read_metadata()["error"], store.metadata.retry_failed)
-        assert recorded == ("failed", "ValueError: no room", False)
-        store.metadata.set_failed(ValueError("rollouts"), retry=True)
-        store.metadata.set_failed(ValueError("no room"), retry=False)  # what is to be played again stays so
+        assert recorded == ("failed", "RolloutsFailed: no room", True)
 
     def go_on(store: RunStore) -> None:
         assert (read_metadata()["status"], read_metadata().get("error"), read_metadata()["started"]) == (
@@ -214,7 +213,7 @@ def test_resumed_run_clears_its_error_but_keeps_the_retry(tmp_path: Path) -> Non
             started,
         )
         assert store.metadata.retry_failed is True
-        store.metadata.set_failed(ValueError("rollouts"), retry=True)
+        store.metadata.record_error(ValueError("no room"))  # what is to be played again stays so
         assert read_metadata()["retry_failed_rollouts"] is True
 
     train_steps(tmp_path / "run", 1, fail)

@@ -6,10 +6,12 @@ and none in the text that an environment adds to an episode.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
@@ -25,7 +27,7 @@ from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
-from rlkit.errors import UsageError
+from rlkit.errors import RolloutsFailed, UsageError
 from rlkit.store import codec
 from rlkit.store.history import DRAW_BYTES, list_state_steps
 from rlkit.store.journal import RecordKind, read_records
@@ -54,7 +56,7 @@ class RunMetadata:
         self._directory = directory
         self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         self._config = "\n".join([*show_lines(resolved), CONFIG_END]) + "\n"
-        self._may_write = False
+        self._may_write = self._has_error = False
         if resume:
             self._content = _load_same_run(directory, resolved)
             return
@@ -132,13 +134,20 @@ class RunMetadata:
             return episode if error == episode.error else replace(episode, error=error)
         return replace(episode, error=error, info=cast("dict[str, Json]", map_text(episode.info, redact, keys=True)))
 
-    def set_failed(self, error: Exception, *, retry: bool) -> None:
-        """Record that the run failed; with `retry`, the resumed run repeats failed rollouts."""
-        self.retry_failed = self.retry_failed or retry
-        place = error_place(error)
-        if place is not None:
-            self._content |= {"place": self.redact(str(place)), "place_is_own": place.is_user_code}
-        self.set_status("failed", error=f"{type(error).__name__}: {safe_str(error)}")
+    def record_error(self, error: Exception | asyncio.CancelledError) -> None:
+        """Record the first exception that ended the run; a full disk must not hide it."""
+        if self._has_error:
+            return
+        self._has_error = True
+        with suppress(OSError):
+            if isinstance(error, asyncio.CancelledError):
+                self.set_status("interrupted")
+                return
+            self.retry_failed = self.retry_failed or isinstance(error, RolloutsFailed)
+            place = error_place(error)
+            if place is not None:
+                self._content |= {"place": self.redact(str(place)), "place_is_own": place.is_user_code}
+            self.set_status("failed", error=f"{type(error).__name__}: {safe_str(error)}")
 
     def record_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
         """Record findings that the metrics do not show."""

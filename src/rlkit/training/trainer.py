@@ -29,7 +29,7 @@ from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import load_estimate
 from rlkit.cost.usage import Price, price_of
 from rlkit.env import Task
-from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
+from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
 from rlkit.rollout.player import Player
@@ -161,16 +161,21 @@ class RLTrainer(Trainer):
             use_activity(self._activity),
             RunStore(directory, resolved=self._resolved, resume=self._resume) as store,
         ):
-            result, failure = None, _FailureRecord(store)
+            result = None
+            findings = BlockingFindings(
+                step=lambda: store.step + 1,
+                tell=lambda finding: self._trackers.on_note(f"step {finding.first}: {finding}"),
+                record=store.metadata.record_findings,
+            )
             try:
-                with loop_holds().watch(self._blocking_findings(store).add):
-                    async with self._connect(store, choice, price, failure) as (run, learner, groups):
+                with loop_holds().watch(findings.add):
+                    async with self._connect(store, choice, price) as (run, learner, groups):
                         yield run, learner, groups
                     result = run.result
                 with files.report_write_errors(directory):
                     store.metadata.set_status(result.status, reason=result.reason)
             except (Exception, asyncio.CancelledError) as error:
-                failure.write(error)
+                store.metadata.record_error(error)
                 raise
             finally:
                 await store.close()
@@ -178,7 +183,7 @@ class RLTrainer(Trainer):
 
     @asynccontextmanager
     async def _connect(
-        self, store: RunStore, choice: ServiceChoice, price: Price | None, failure: _FailureRecord
+        self, store: RunStore, choice: ServiceChoice, price: Price | None
     ) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
         """Connect to the service and build the run; save the weights at its end."""
         config, note, is_engine = self._config, self._trackers.on_note, choice.kind == "engine"
@@ -217,7 +222,7 @@ class RLTrainer(Trainer):
             if resumption.step:
                 note(f"resuming after step {resumption.step}")
             self._stop.watch()
-            async with _save_and_close(run, learner, groups, failure):
+            async with _save_and_close(run, learner, groups):
                 yield run, learner, groups
 
     async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
@@ -295,14 +300,6 @@ class RLTrainer(Trainer):
         learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, loader=loader, learner=weights, step=step)
         return run, learner, groups
 
-    def _blocking_findings(self, store: RunStore) -> BlockingFindings:
-        """Return the collector of findings about code that blocks the event loop."""
-        return BlockingFindings(
-            step=lambda: store.step + 1,
-            tell=lambda finding: self._trackers.on_note(f"step {finding.first}: {finding}"),
-            record=store.metadata.record_findings,
-        )
-
 
 def _budgeted_slots(count: int, budget: Budget, note: Callable[[str], None]) -> Slots:
     """Return slots for rollouts; they close once the budget is used up."""
@@ -314,29 +311,8 @@ def _budgeted_slots(count: int, budget: Budget, note: Callable[[str], None]) -> 
     )
 
 
-class _FailureRecord:
-    """Record of the exception that ended the run, without the exceptions that follow from it."""
-
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
-        self._is_written = False
-
-    def write(self, error: Exception | asyncio.CancelledError) -> None:
-        """Record the first exception; a full disk must not hide why the run failed."""
-        if self._is_written:
-            return
-        self._is_written = True
-        with suppress(OSError):
-            if isinstance(error, asyncio.CancelledError):
-                self._store.metadata.set_status("interrupted")
-            else:
-                self._store.metadata.set_failed(error, retry=isinstance(error, RolloutsFailed))
-
-
 @asynccontextmanager
-async def _save_and_close(
-    run: Run, learner: PolicyLearner, groups: Groups, failure: _FailureRecord
-) -> AsyncGenerator[None]:
+async def _save_and_close(run: Run, learner: PolicyLearner, groups: Groups) -> AsyncGenerator[None]:
     """At the end of the block, save the weights of the last step and close all parts of the run."""
     try:
         try:
@@ -346,7 +322,7 @@ async def _save_and_close(
                 await learner.stop_submitting()
                 await groups.close()  # no rollout costs money while the weights are saved
         except Exception as error:
-            failure.write(error)  # now, because the save may be interrupted
+            run.store.metadata.record_error(error)  # now, because the save may be interrupted
             with suppress(RlkitError, OSError, TimeoutError):  # the cause matters more than a failed save
                 if run.first_step < run.step and learner.is_at_last_step:
                     run.phase = "saving"
@@ -357,7 +333,7 @@ async def _save_and_close(
         await learner.save()
         await run.finish()
     except asyncio.CancelledError as error:
-        failure.write(error)  # now, because closing the service may take longer than the remaining time
+        run.store.metadata.record_error(error)  # now, because closing the service may take longer than is left
         raise
     finally:
         learner.cancel_requests()
