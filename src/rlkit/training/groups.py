@@ -29,21 +29,6 @@ from rlkit.types import Episode, Group
 
 
 @dataclass(slots=True, eq=False)
-class PublishedSampler:
-    """The newest sampler: the learner sets it, and every turn of a rollout reads it."""
-
-    sampler: PatientSampler | None = None
-    """Sampler of the newest weights; None until weights are loaded."""
-
-    @property
-    def newest(self) -> PatientSampler:
-        """Sampler of the newest weights; `RuntimeError` if no weights are loaded."""
-        if self.sampler is None:
-            raise RuntimeError("there are no weights yet")
-        return self.sampler
-
-
-@dataclass(slots=True, eq=False)
 class PendingStep:
     """A step that is being played or trained on.
 
@@ -69,6 +54,7 @@ class Groups:
     Args:
         is_streaming: groups are trained on before their step is complete, so each group is synced separately.
         passes: number of times that the loss computes each sequence.
+        sampler: sampler of the newest weights, which the learner sets; None until weights are loaded.
     """
 
     sources: Mixture
@@ -82,7 +68,7 @@ class Groups:
     trackers: Broadcast
     budget: Budget
     resumption: InitVar[Resumption]
-    published: PublishedSampler = field(default_factory=PublishedSampler)
+    sampler: PatientSampler | None = None
 
     def __post_init__(self, player: Player, resumption: Resumption) -> None:
         self._player = replace(player, record=self._record_episode, record_score=self._record_score)
@@ -159,7 +145,7 @@ class Groups:
 
     def publish(self, sampler: PatientSampler) -> None:
         """Let rollouts sample from new weights, and start the groups that these weights allow."""
-        self.published.sampler = sampler
+        self.sampler = sampler
         self._supply.advance(sampler.version)
 
     async def prepare(self, group: Group) -> PlayedGroup:
@@ -179,6 +165,13 @@ class Groups:
             self._progress.clear()
             await self._progress.wait()
         return self._last_begun_step <= step
+
+    @property
+    def newest_sampler(self) -> PatientSampler:
+        """Sampler of the newest weights, which every turn of a rollout reads; `RuntimeError` without weights."""
+        if self.sampler is None:
+            raise RuntimeError("there are no weights yet")
+        return self.sampler
 
     @property
     def counts(self) -> Counts:
@@ -214,7 +207,7 @@ class Groups:
 
     async def _play(self, task: Task) -> PlayedGroup:
         progress = self._interrupted.pop(task.draw, GroupProgress())
-        group = await self._player.play(task, lambda: self.published.newest, progress=progress)
+        group = await self._player.play(task, lambda: self.newest_sampler, progress=progress)
         if self.is_streaming:  # otherwise the learner waits once for all groups of a step
             await self.store.sync()
         await self.budget.write_if_due()

@@ -74,18 +74,18 @@ class PolicyLearner:
             ServiceError: the service failed repeatedly, or for too long.
             UsageError: the groups of a step are no longer on the disk.
         """
-        run, published = self.run, self.groups.published
+        run, groups = self.run, self.groups
         run.checkpoints.resume_from(self.step, newest_tried=run.store.find_last_measured_step(run.step))
         if self.step == 0 and run.evaluation.is_due(0, last=run.steps):
-            published.sampler = await self._make_sampler()
+            groups.sampler = await self._make_sampler()
             if not run.store.measured_steps:  # an evaluation that is added on resumption begins at the current step
-                run.begin_report(0, {}, published.newest)
-        while published.sampler is None or self.step < run.step:
+                run.begin_report(0, {}, groups.newest_sampler)
+        while groups.sampler is None or self.step < run.step:
             await self._replay_next()
             run.reporter.raise_failure()
             if run.stop.is_requested:  # later steps stay on the disk and are replayed on the next resumption
                 run.step = self.step
-        self.groups.publish(published.newest)
+        groups.publish(groups.newest_sampler)
 
     async def submit(self, steps: AsyncGenerator[PendingStep]) -> AsyncGenerator[PendingStep]:
         """Request the gradients of steps as their groups are ready, and yield each step once it is fully requested.
@@ -116,9 +116,9 @@ class PolicyLearner:
         Raises:
             ServiceError: the service failed repeatedly, or for too long.
         """
-        submission, published = self._submissions[0], self.groups.published
+        submission, groups = self._submissions[0], self.groups
         sampler, metrics = await self._retry_from_checkpoint(
-            lambda: self._wait_for_update(step.number, step.groups, submission.update, current=published.newest),
+            lambda: self._wait_for_update(step.number, step.groups, submission.update, current=groups.newest_sampler),
             last_trained=step.number - 1,
         )
         self._submissions.popleft()
@@ -208,12 +208,12 @@ class PolicyLearner:
 
     async def _replay_next(self) -> None:
         """Replay the next step of the run, if there is one, and save its weights if a checkpoint is due."""
-        run, published = self.run, self.groups.published
+        run, groups = self.run, self.groups
         step = min(self.step + 1, run.step)
         is_new = step > self.step
         # Each try reads the current sampler, because a recovery publishes another one.
-        published.sampler = await self._retry_from_checkpoint(
-            lambda: self._replay_through(step, published.sampler), last_trained=step
+        groups.sampler = await self._retry_from_checkpoint(
+            lambda: self._replay_through(step, groups.sampler), last_trained=step
         )
         if is_new and not run.checkpoints.is_recorded(step) and (pending := self._request_checkpoint(step)) is not None:
             run.checkpoints.record(step, pending)  # without it, an interruption would repeat the whole replay
@@ -224,7 +224,6 @@ class PolicyLearner:
         """Train on the recorded groups of the steps that the service's weights lack, up to `last_step`.
 
         Args:
-            last_step: last step to replay.
             sampler: sampler of the service's present weights, if there is one.
             with_reports: report the steps that were not reported.
 
@@ -273,7 +272,7 @@ class PolicyLearner:
             lambda: self.loader.load(newest_tried), "loading weights", retry=True
         )
         self.run.checkpoints.resume_from(self.step, newest_tried=newest_tried)
-        self.groups.published.sampler = await self._replay_through(step, None, with_reports=with_reports)
+        self.groups.sampler = await self._replay_through(step, None, with_reports=with_reports)
         self._is_recovering = False
         for submission in self._submissions:
             submission.update.resubmit(self.learner)
