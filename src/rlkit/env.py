@@ -89,9 +89,7 @@ def read_task_id(env: Env) -> str | None:
     try:
         task_id = getattr(env, "task_id", None)
         return None if task_id is None else escape_surrogates(str(task_id))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # the user's code may raise anything, and this is only a name
+    except (Exception, SystemExit):  # the user's code may raise anything, and this is only a name
         return None
 
 

@@ -130,9 +130,7 @@ class Policy(ABC):
         Args:
             messages: the conversation so far.
             tools: functions that the model may call.
-            forced: see `sample`.
-            max_tokens: see `sample`.
-            temperature: see `sample`.
+            forced, max_tokens, temperature: see `sample`.
             min_reply_tokens: tokens that the context must have left for the reply.
             context_tokens: limit of prompt and completion together, in addition to the run's; ignored if the policy is
                 an endpoint.

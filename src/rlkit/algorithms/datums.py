@@ -31,7 +31,6 @@ class PreparedGroup:
 
     Args:
         advantages: [turns] float64 for each episode.
-        data: sequences to train on.
         overlong: number of sequences that were too long.
         length_penalty: mean that was subtracted from the rewards of valid episodes; None without a penalty.
         clipped: share of the advantages that were clipped; None without a limit.
@@ -67,14 +66,10 @@ class Preparation:
     is added, and the sum is normalised.
 
     Args:
-        estimators: estimator of each environment.
         every_sequence: keep sequences whose advantages are all 0. They have no gradient under the service's own losses.
-        max_tokens: limit of a sequence.
         overlong: action for longer sequences: keep their beginning, drop them, or end the run.
-        length_penalty: penalty of each environment, if any.
         clip: largest absolute advantage of an episode.
         kl_penalty: penalty of each token; it gives every sequence advantages.
-        normalization: weights of the advantages.
     """
 
     estimators: Mapping[str, AnyEstimator]

@@ -268,7 +268,7 @@ class EntropicAdaptive(RewardEstimator):
         return saturation_metrics(group.rewards[np.isfinite(group.rewards)], kl=self.kl)
 
 
-class EntropicValidAware(Estimator):
+class EntropicValidAware(EntropicAdaptive):
     """The formula of `entropic_adaptive` for valid episodes; invalid episodes get a constant negative advantage.
 
     If many episodes are invalid, `entropic_adaptive` separates valid from invalid, and not good from better. An episode
@@ -279,24 +279,15 @@ class EntropicValidAware(Estimator):
     """
 
     name: ClassVar = "entropic_valid_aware"
-    metric_names: ClassVar = ("saturated",)
-    kl: AboveZero = math.log(2)
-    """KL divergence of the weights of valid episodes from uniform weights, in nats."""
     penalty: AboveZero = 1.0
     """Negative advantage of an invalid episode; valid episodes get at least −1."""
-    clip: AboveZero = 16.0
-    """Largest advantage."""
 
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
         valid = _valid_episodes(group)
         invalid = np.isfinite(group.rewards) & ~valid
         if not valid.any():
             return np.zeros(len(group.episodes))
-
-        def formula(r: Values) -> Values:
-            return adaptive_advantages(r, kl=self.kl, clip=self.clip)
-
-        advantages = map_rewards(group.rewards, formula, in_reward_units=False, valid=valid)
+        advantages = map_rewards(group.rewards, self.formula, in_reward_units=False, valid=valid)
         if not advantages.any():
             advantages[valid] = min(self.penalty * invalid.sum() / valid.sum(), self.clip)
         advantages[invalid] = -self.penalty

@@ -33,7 +33,6 @@ class KLPenalty:
     gradient only by the token's own share of the mean.
 
     Args:
-        score: reference policy.
         coefficient: λ > 0.
         discount: γ, from 0 to 1.
     """

@@ -65,12 +65,6 @@ def merge_equal(values: Values) -> Values:
     return merged
 
 
-def has_spread(values: Values) -> bool:
-    """Return whether [n] values are not all equal."""
-    merged = merge_equal(np.ldexp(values, -exponent(values)))
-    return len(merged) > 0 and bool(merged.min() < merged.max())
-
-
 def centre(values: Values) -> Values:
     """Return [n] values minus their mean."""
     return values - values.mean()

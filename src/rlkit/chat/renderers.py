@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, cast, override
 
 import numpy as np
@@ -113,11 +112,10 @@ class TemplateChat(_TokenizerChat):
 
     keeps_thinking = False  # most templates drop it; templates that keep it extend prompts anyway
 
-    @cached_property
-    def stop(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves the protocol
-        """The token that ends a turn."""
-        end = cast("int | None", self._tokenizer.eos_token_id)
-        return () if end is None else (end,)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        end = cast("int | None", tokenizer.eos_token_id)
+        self.stop = () if end is None else (end,)
 
     @override
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:

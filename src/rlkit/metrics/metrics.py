@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
-from rlkit.algorithms.reward_scale import EQUAL, has_spread
+from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
 from rlkit.types import Bools, Episode, Group, Turn
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 def _group_outcomes(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     """Return the shares of groups by outcome, and `pass_at_<k>`, from the [n ≥ 1] rewards of each group."""
-    mixed = [has_spread(values) for values in rewards]
+    merged = [merge_equal(np.ldexp(values, -exponent(values))) for values in rewards]
+    mixed = [bool(values.min() < values.max()) for values in merged]
     solved = [int((values >= SOLVED).sum()) for values in rewards]
     good = [not different and count > 0 for different, count in zip(mixed, solved, strict=True)]
     metrics = {

@@ -31,10 +31,6 @@ class Counts:
     tokens: int = 0
 
 
-def _ignore(task: Task, episode: Episode) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
     """Episodes of a group that were recorded before the run was interrupted.
@@ -56,10 +52,8 @@ class Player:
 
     Args:
         runner: runs the code of environments.
-        settings: settings of each environment by name.
-        seed: see `Rollout`.
+        seed, purpose: see `Rollout`.
         slots: limit of concurrent rollouts; earlier draws have priority.
-        purpose: see `Rollout`.
         record: receives each episode when it ends, failed episodes too.
         record_score: receives each episode whose reward changed when its group was scored.
     """
@@ -69,8 +63,8 @@ class Player:
     seed: int
     slots: Slots
     purpose: str = "train"
-    record: Callable[[Task, Episode], None] = _ignore
-    record_score: Callable[[Task, Episode], None] = _ignore
+    record: Callable[[Task, Episode], None] = lambda task, episode: None
+    record_score: Callable[[Task, Episode], None] = lambda task, episode: None
     counts: Counts = field(default_factory=Counts)
 
     async def play(
@@ -86,7 +80,6 @@ class Player:
         Failed episodes are retried within the environment's budget of retries.
 
         Args:
-            task: the task to play.
             sampler: returns a sampler of the newest weights; called for each turn.
             progress: episodes played before an interruption.
             rank: priority of the group in the queue for slots, lowest first; by default its draw.

@@ -68,10 +68,8 @@ class RecordingPolicy(Policy):
 
     Args:
         sampler: returns the sampler of a turn, so long rollouts can change to newer weights.
-        chat: the model's format.
         sampling: the run's settings for this environment.
         seed: returns the seed of turn n.
-        limits: limits of the rollout.
         first_sampler: replaces `sampler` for the first turn.
     """
 

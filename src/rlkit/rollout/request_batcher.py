@@ -47,7 +47,7 @@ class RequestBatcher:
 
     def wrap(self, sampler: Sampler) -> Sampler:
         """Return a sampler of the same weights whose requests are batched."""
-        return _BatchedSampler(sampler, self)
+        return _BatchedSampler(sampler, self, sampler.version)
 
     async def sample(self, sampler: Sampler, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
         """Draw a completion as part of a batched request."""
@@ -78,15 +78,12 @@ class RequestBatcher:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _BatchedSampler(Sampler):
+class _BatchedSampler:
     """The sampler of a rollout's first turn."""
 
     sampler: Sampler
     batcher: RequestBatcher
-
-    @property
-    def version(self) -> int:
-        return self.sampler.version
+    version: int
 
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1

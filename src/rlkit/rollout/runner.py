@@ -129,8 +129,6 @@ async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = ""
     """Play an environment and return its outcome, or None and the reason of the failure.
 
     Args:
-        env: the task to play.
-        policy: handle passed to `env.rollout`.
         timeout_s: limit in seconds; service outages do not count (see `Stopwatch`).
         name: name of the environment in the run; by default that of its class.
 

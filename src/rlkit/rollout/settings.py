@@ -17,7 +17,6 @@ class EnvSettings:
 
     Args:
         group_size: rollouts per task.
-        sampling: settings of the sampler.
         timeout_s: limit in seconds of a rollout; service outages do not count (see `Stopwatch`).
         max_retries: failed episodes to play again, per group.
         min_valid: minimum number of valid episodes of a usable group.

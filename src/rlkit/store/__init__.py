@@ -164,7 +164,6 @@ class RunStore:
         the table of an earlier step is raised here.
 
         Args:
-            groups: groups in the order of the step.
             state: state of the task sources after they observed these groups.
         """
         if self._step_writes is not None and self._step_writes.done():

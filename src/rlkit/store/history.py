@@ -255,8 +255,7 @@ def _decode_record(record: Record, history: History) -> DrawRecord | StepRecord 
     """Return the draw or step of a record; add an episode to the history."""
     match record.kind:
         case RecordKind.DRAW:
-            content = json.loads(record.content)
-            return DrawRecord(content["draw"], content["env"], content["task"])
+            return DrawRecord(**json.loads(record.content))
         case RecordKind.STEP:
             content = json.loads(record.content)
             groups = [GroupRecord(group["draw"], group["counts"], group["size"]) for group in content["groups"]]

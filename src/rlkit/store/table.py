@@ -221,9 +221,7 @@ def _decode_turns(turns: pa.StructArray) -> list[Turn]:
     copied = {name: fields[name].to_pylist() for name in TURN_FIELDS}
     return [
         Turn(
-            prompt=Prompt(
-                prompts[i], tuple(Image(im["start"], im["length"], im["data"], im["format"]) for im in images[i])
-            ),
+            prompt=Prompt(prompts[i], tuple(Image(**image) for image in images[i])),
             completion=completions[i],
             logprobs=logprobs[i],
             sampled_mask=sampled[i],

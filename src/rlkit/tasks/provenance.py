@@ -43,9 +43,7 @@ class TaskManifest:
         if not self._records:
             path.unlink(missing_ok=True)
             return
-        text = json.dumps(self._records, ensure_ascii=False)
-        if not (path.is_file() and path.read_text(encoding="utf-8") == text):
-            files.write_text(path, text)
+        files.write_text(path, json.dumps(self._records, ensure_ascii=False))
 
 
 def _read_records(path: Path) -> dict[str, Json]:

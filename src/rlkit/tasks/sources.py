@@ -49,9 +49,6 @@ class SequenceSource(TaskSource):
         self._draws += 1
         return self._envs[self._order[index]]
 
-    def observe(self, group: Group) -> None:
-        """Ignore the group: the order is fixed."""
-
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
         return {"drawn": self._draws} if self._epochs is None else {"drawn": self._draws, "tasks": len(self._envs)}
 
