@@ -266,6 +266,12 @@ class Episode:
         """Number of turns whose prompt extends no earlier turn token for token (1 for a plain conversation)."""
         return sum(turn.parent is None for turn in self.turns)
 
+    @property
+    def fork_count(self) -> int:
+        """Number of turns that extend a turn which an earlier turn extends already (0 for a plain conversation)."""
+        parents = [turn.parent for turn in self.turns if turn.parent is not None]
+        return len(parents) - len(set(parents))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:

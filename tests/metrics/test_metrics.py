@@ -174,6 +174,7 @@ def recount_env(attempts: Sequence[dict[str, Any]]) -> dict[str, float]:
         "masked": mean(row["masked"] for row in valid),
         "turns": mean(len(row["turns"]) for row in valid),
         "segments": mean(sum(np.isnan(t["parent"] or 0) or t["parent"] is None for t in row["turns"]) for row in valid),
+        "forks": mean(count_forks(row["turns"]) for row in valid),
         "stop/length": mean(turn["stop"] == "length" for turn in turns),
         "stop/stop": mean(turn["stop"] == "stop" for turn in turns),
     }
@@ -185,6 +186,11 @@ def recount_env(attempts: Sequence[dict[str, Any]]) -> dict[str, float]:
     for name in {name for episode_metrics in env_metrics for name in episode_metrics}:
         metrics[name] = mean(episode_metrics[name] for episode_metrics in env_metrics if name in episode_metrics)
     return metrics | recount_groups([[row for row in rows if row["status"] != "failed"] for rows in groups])
+
+
+def count_forks(turns: Sequence[dict[str, Any]]) -> int:
+    parents = [turn["parent"] for turn in turns if turn["parent"] is not None and not np.isnan(turn["parent"])]
+    return len(parents) - len({*parents})
 
 
 def recount_groups(groups: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import END
 from rlkit.types import Message, Sampling, Tool, Turn
+from tests.builders import episode
 
 OPENING: list[Message] = [{"role": "user", "content": "Begin."}]
 MORE: Message = {"role": "user", "content": "Go on."}
@@ -171,6 +172,7 @@ def test_a_conversation_forks_from_the_last_reply_that_it_shares() -> None:
 
     asyncio.run(play())
     assert [turn.parent for turn in policy.turns] == [None, 0, 1, 1, 3]
+    assert replace(episode(1.0), turns=policy.turns).fork_count == 1
     text = bytes(token for token in rebuild_prompt(policy.turns, 4) if token < 256)
     assert b"one " in text
     assert b"four" in text

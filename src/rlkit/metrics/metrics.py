@@ -87,6 +87,7 @@ def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/masked": _mean(float(episode.masked) for episode in valid),
         f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
         f"{prefix}/segments": _mean(float(episode.segment_count) for episode in valid),
+        f"{prefix}/forks": _mean(float(episode.fork_count) for episode in valid),
         **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),
         **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled_mask)) for turn in turns]),
         **_stops(prefix, turns),

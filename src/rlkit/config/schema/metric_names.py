@@ -14,7 +14,7 @@ _LENGTHS = ["mean", "p10", "p50", "p90", "max"]
 
 EPISODE_METRICS = (
     *("groups", "episodes", "failed", "masked", "retries", "solved", "truncated"),
-    *("turns", "segments", "unique_bigrams", "budget_forced"),
+    *("turns", "segments", "forks", "unique_bigrams", "budget_forced"),
     *[f"reward/{name}" for name in ("std", "min", *_LENGTHS)],
     *[f"tokens/{name}" for name in _LENGTHS],
     *[f"turn_tokens/{name}" for name in _LENGTHS],
