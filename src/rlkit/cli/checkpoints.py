@@ -6,6 +6,7 @@ Invariant: a deletion needs `--yes`, or a confirmation on a terminal after the c
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ import typer
 from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.options import Best, CheckpointStep, Merged, NewFolder, OptionalRun, RunName, RunOrState
 from rlkit.cli.common.output import Data, Output
+from rlkit.cli.common.progress import report_periodically
 from rlkit.cli.common.signals import run_terminable
 from rlkit.errors import UsageError
 
@@ -175,8 +177,17 @@ def export_run(
     step: CheckpointStep = None,
     best: Best = False,
     merged: Merged = False,
+    episodes: Annotated[
+        str | None,
+        typer.Option(metavar="inspect", help="Export the episodes instead, for inspect_ai and inspect_scout."),
+    ] = None,
 ) -> None:
-    """Export the weights of a run for other programs."""
+    """Export the weights or the episodes of a run."""
+    if episodes is not None:
+        if step is not None or best or merged:
+            raise UsageError("--step, --best and --merged select weights: leave them out with --episodes")
+        _write_episodes(output, run, to, episodes)
+        return
     _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
 
 
@@ -190,6 +201,18 @@ def _write(output: Output, name: str, directory: Path, form: ExportForm, *, step
     output.result(
         {"checkpoint": checkpoint.path, "form": form, "directory": str(directory)}, f"{_SUMMARIES[form]} in {directory}"
     )
+
+
+def _write_episodes(output: Output, run: str, directory: Path, form: str) -> None:
+    from rlkit.tools.export_episodes import export_episodes
+
+    if form != "inspect":
+        raise UsageError(f"--episodes {form} is no form of episodes: write --episodes inspect")
+    progress = deque(["reading the run"], maxlen=1)
+    with report_periodically(lambda: output.note(progress[0])):
+        count = export_episodes(run, directory, note=progress.append)
+    summary = f"{count} episodes are in {directory}: `inspect view --log-dir {directory / 'logs'}`"
+    output.result({"run": run, "form": form, "directory": str(directory), "episodes": count}, summary)
 
 
 def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_run: bool) -> int:

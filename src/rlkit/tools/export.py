@@ -53,7 +53,7 @@ async def export(
 
     if not path.startswith("tinker://") or "/weights/" not in path:
         raise UsageError(f"{path!r} is not a training state: only tinker://…/weights/… paths can be exported")
-    directory = _resolve_directory(directory)
+    directory = resolve_directory(directory)
     async with reach_service(service or ServiceConfig(), note=note) as at:
         async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
             model = await connection.model_of(path)
@@ -61,7 +61,7 @@ async def export(
         await in_thread(lambda: _write(path, directory, form, at, base=base, name=hub_id(model)))
 
 
-def _resolve_directory(directory: Path) -> Path:
+def resolve_directory(directory: Path) -> Path:
     """Return the absolute path of a new directory; UsageError if it exists or its parent cannot be written."""
     try:
         path = directory.resolve()
@@ -86,22 +86,30 @@ def _write(path: str, directory: Path, form: ExportForm, at: ServiceAddress, *, 
         base: path or hub name of the base model, for tinker-cookbook.
         name: hub name of the base model, if known.
     """
+    with create_folder(directory) as output:
+        adapter = output.parent / "adapter"
+        _download(path, output if form == "raw" else adapter, at)
+        if form != "raw":
+            _build(base, adapter, output, form)
+        if form == "adapter":
+            config = output / "adapter_config.json"  # contains this machine's path of the base model
+            settings = json.loads(config.read_text()) | {"base_model_name_or_path": name}
+            write_text(config, json.dumps(settings, indent=2) + "\n")
+        mode = output.stat().st_mode & 0o666
+        for file in filter(Path.is_file, output.rglob("*")):
+            file.chmod(mode)  # safetensors makes files readable only by their owner
+
+
+@contextmanager
+def create_folder(directory: Path) -> Generator[Path]:
+    """Yield the path of a folder to fill, which becomes `directory` at the end; UsageError if it cannot be written."""
     new_parents = [folder for folder in directory.parents if not folder.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         # In the target's parent folder, so that one rename completes the export.
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as work:
-            adapter, output = Path(work) / "adapter", Path(work) / "output"
-            _download(path, output if form == "raw" else adapter, at)
-            if form != "raw":
-                _build(base, adapter, output, form)
-            if form == "adapter":
-                config = output / "adapter_config.json"  # contains this machine's path of the base model
-                settings = json.loads(config.read_text()) | {"base_model_name_or_path": name}
-                write_text(config, json.dumps(settings, indent=2) + "\n")
-            mode = output.stat().st_mode & 0o666
-            for file in filter(Path.is_file, output.rglob("*")):
-                file.chmod(mode)  # safetensors makes files readable only by their owner
+            output = Path(work) / "output"
+            yield output
             output.rename(directory)
             new_parents.clear()
     except OSError as error:

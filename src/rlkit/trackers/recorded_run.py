@@ -51,6 +51,8 @@ class RecordedTurn:
     Args:
         prompt: text after the previous turn's completion.
         version: version of the weights that sampled the completion.
+        parent: index of the turn that this turn extends, if any.
+        tokens: numbers of tokens of the prompt and the completion.
     """
 
     prompt: str
@@ -58,6 +60,8 @@ class RecordedTurn:
     stop: str
     version: int
     reward: float | None
+    parent: int | None
+    tokens: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ class StepReader:
 
 
 _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "reward", "error", "seconds", "metrics"]
-_TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward"]
+_TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward", "parent", "prompt", "completion"]
 
 
 def read_rollouts(path: Path) -> list[RecordedRollout]:
@@ -182,8 +186,8 @@ def _rollout(row: Mapping[str, Any]) -> RecordedRollout:
         metrics=json.loads(row["metrics"]),
         info=cast("Mapping[str, Json]", map_text(json.loads(row["info"]), clean, keys=True)),
         turns=tuple(
-            RecordedTurn(clean(prompt), clean(completion), stop, version, reward)
-            for prompt, completion, stop, version, reward in (
+            RecordedTurn(clean(text), clean(reply), stop, version, reward, parent, (len(prompt), len(completion)))
+            for text, reply, stop, version, reward, parent, prompt, completion in (
                 [turn[name] for name in _TURN_COLUMNS] for turn in row["turns"] or ()
             )
         ),
