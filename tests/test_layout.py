@@ -26,7 +26,7 @@ FLOORS = (
     ("envs", "testing", "workers"),
     ("check", "serving", "trackers"),
     ("evaluation", "redteam"),
-    ("training",),
+    ("interop", "training"),
     ("api", "dry_run", "tools"),
     ("cli",),
     ("__main__",),

@@ -131,7 +131,7 @@ class EndpointPolicy(Policy):
                     response = await self._client.post(
                         path, cast_to=httpx.Response, body=body, options={"headers": headers}
                     )
-                return _read_reply(response.content, forced)
+                return read_reply(response.content, forced)
             except TimeoutError:
                 problem = f"no complete response within {self._timeout_s:g} s"
             except _MalformedResponse as error:
@@ -226,7 +226,7 @@ def _truncate(text: str) -> str:
     return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
 
 
-def _read_reply(content: bytes, forced: str | None) -> Reply:
+def read_reply(content: bytes, forced: str | None) -> Reply:
     """Parse the response to a chat (`forced` is None), or to a prompt with the forced start of its completion."""
     try:
         response = json.loads(content)
