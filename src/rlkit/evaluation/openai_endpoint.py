@@ -166,7 +166,7 @@ class NoSampler(Sampler):
 
 @asynccontextmanager
 async def connect_endpoint(
-    endpoint: Endpoint, *, timeout_s: float
+    endpoint: Endpoint, *, timeout_s: float, policy: type[EndpointPolicy] = EndpointPolicy
 ) -> AsyncGenerator[Callable[[Sampling, Limits], EndpointPolicy]]:
     """Connect to an endpoint, and yield a factory of policies, which are made per episode."""
     import httpx
@@ -182,7 +182,7 @@ async def connect_endpoint(
         ),  # `max_concurrent` is the limit
     )
     async with client:
-        yield lambda sampling, limits: EndpointPolicy(
+        yield lambda sampling, limits: policy(
             client, endpoint=endpoint, sampling=sampling, limits=limits, timeout_s=timeout_s
         )
 
