@@ -149,6 +149,11 @@ def test_invalid_removal_is_an_error_of_one_line(refused: Refused, text: str, ov
         ("a." * 5000 + "b=1", "is not of the form path=value"),
         ("sampling.stop=[a", "sampling.stop: not valid YAML"),
         ("model.x=1", "model.x: model is a scalar (from a.yaml:2)"),
+        (
+            "rollouts.workers.memory_mb=300",
+            "rollouts.workers.memory_mb: rollouts.workers is a scalar (from a.yaml:4), so it has no fields: "
+            "write rollouts.workers={count: 2, memory_mb: …}",
+        ),
         ("sampling.stop.7=x", "sampling.stop is a list: use an index from 0 to 1"),
         ("sampling.stop.x=x", "sampling.stop is a list: use an index from 0 to 1"),
         ("sampling.stop." + "9" * 5000 + "=x", "sampling.stop is a list"),
@@ -157,7 +162,7 @@ def test_invalid_removal_is_an_error_of_one_line(refused: Refused, text: str, ov
     ],
 )
 def test_malformed_override_is_an_error_of_one_line(refused: Refused, override: str, expected: str) -> None:
-    message = refused(f"{ENVS}model: m\nsampling: {{stop: [a]}}", override)
+    message = refused(f"{ENVS}model: m\nsampling: {{stop: [a]}}\nrollouts: {{workers: 2}}", override)
     assert message.startswith("command line: ")
     assert expected in message
     assert "\n" not in message

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 
 from rlkit.config.loading.nodes import KeyPath, Node, Origin, dotted, is_list, is_mapping, merge
 from rlkit.config.loading.outline import find_shape
@@ -16,6 +17,9 @@ from rlkit.errors import ConfigError, did_you_mean
 
 _INDEX = re.compile(r"[0-9]{1,6}")
 COMMAND_LINE = Origin("command line")
+
+_SHORT_FORMS: Mapping[str | int, str] = {"advantage": "name", "workers": "count"}
+"""Sections that can be a scalar, with the field that it sets."""
 
 _SEGMENT = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|'([^']*)'|([^"'.=\s][^.=]*?))\s*([.=])""", re.DOTALL)
 
@@ -81,9 +85,11 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
     if is_list(content):
         return Node(_set_item(content, key, rest, value, parents=parents), node.origin)
     if not is_mapping(content):
+        field, section = _SHORT_FORMS.get(parents[-1]), dotted(parents)
+        form = field and f": write {section}={{{field}: {redact(str(content))}, {dotted(keys)}: …}}"
         raise ConfigError(
-            f"{COMMAND_LINE}: {dotted((*parents, *keys))}: {dotted(parents)} is a scalar (from {node.origin}), "
-            "so it has no fields"
+            f"{COMMAND_LINE}: {dotted((*parents, *keys))}: {section} is a scalar (from {node.origin}), "
+            f"so it has no fields{form or ''}"
         )
     if not rest:
         shape = find_shape(parents) if value.value is None and key not in content else None
