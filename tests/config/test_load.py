@@ -202,6 +202,11 @@ def test_an_error_for_a_renamed_key_names_the_new_one(old: str, new: str, load: 
             "length_penalty: {coefficient: 1, from_tokens: 256}",
             "a.yaml:2: length_penalty.from_tokens: 256 must be below the 256 tokens at which the penalty of envs.arith",
         ),
+        (
+            "rollouts: {workers: {runner: ray, count: 0}}",
+            "a.yaml:2: rollouts.workers: runner has no effect: remove it, or set count; 0 plays in the run's own",
+        ),
+        ("rollouts: {workers: {cpus: 2, count: 0}}", "a.yaml:2: rollouts.workers: cpus has no effect: remove it, or"),
         ('"a\\nb": 1', 'a.yaml:2: "a\\nb": unknown field'),
     ],
 )

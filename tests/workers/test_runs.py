@@ -16,6 +16,7 @@ from rlkit._util.activity import Activity, use_activity
 from rlkit._util.priority_semaphore import Slots
 from rlkit.config.loading.load import load_config
 from rlkit.env import Task
+from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.store import table
@@ -106,6 +107,20 @@ def test_environments_have_the_workers_of_their_settings() -> None:
         "restarts": 0.0,
         "queue": 0.0,
     }
+
+
+def test_workers_with_more_processors_than_the_machine_has_are_refused() -> None:
+    processors = len(os.sched_getaffinity(0))
+    settings = {"model": "m", "envs": {"e": {"env": "arithmetic", "workers": {"cpus": processors + 1}}}}
+    config = load_config([], settings=settings).config
+
+    async def open_and_close() -> None:
+        async with open_runner(config, LocalRunner(ByteChat()), {"e": [WhereAmI()]}, {}):
+            pass
+
+    match = rf"^envs\.e\.workers\.cpus: {processors + 1} is more .* \({processors}\): lower it, or set .*\.count"
+    with pytest.raises(UsageError, match=match):
+        asyncio.run(open_and_close())
 
 
 class Computing(rlkit.Env):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rlkit._util.activity import current_activity
 from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.env import Env, Task, TaskSource
+from rlkit.errors import UsageError
 from rlkit.policy import Sampler
 from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.sandbox.spec import MIB
@@ -50,7 +51,7 @@ async def open_workers(
         tasks: tasks of each environment; one is sent to each worker, to find out whether it can be loaded.
 
     Raises:
-        UsageError: a task cannot be pickled, or a worker cannot start.
+        UsageError: a task cannot be pickled, a worker cannot start, or it would have more processors than there are.
         MissingError: Ray is not installed, or RAY_ADDRESS names no cluster.
     """
     run = config.rollouts.workers
@@ -69,7 +70,8 @@ async def open_workers(
                 for source in sources
                 if (env := _first_task(source)) is not None
             ]
-            count = _count(workers)
+            field = "rollouts.workers" if workers == run else f"envs.{next(iter(envs))}.workers"
+            count = _count(workers, field=field)
             connect, connect_extra = _make_connectors(workers, count)
             pool = WorkerPool.open(count, connect, local, tasks=firsts, show=_print_line, connect_extra=connect_extra)
             pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
@@ -110,14 +112,21 @@ class _PoolsByEnv(RolloutRunner):
         return self.pools.get(task.name, self.local)
 
 
-def _count(workers: WorkersConfig) -> int:
+def _count(workers: WorkersConfig, *, field: str) -> int:
     if workers.count != "auto":
         return workers.count
     if workers.runner == "ray":
         from rlkit.workers.ray_actor import count_processors
 
-        return max(1, count_processors() // workers.cpus)
-    return max(1, len(os.sched_getaffinity(0)) // workers.cpus)
+        processors, place = count_processors(), "the Ray cluster"
+    else:
+        processors, place = len(os.sched_getaffinity(0)), "this machine"
+    if processors < workers.cpus:
+        raise UsageError(
+            f"{field}.cpus: {workers.cpus} is more than the processors of {place} ({processors}): lower it, or set "
+            f"{field}.count to share processors"
+        )
+    return processors // workers.cpus
 
 
 def _make_connectors(workers: WorkersConfig, count: int) -> tuple[Connect, Connect]:

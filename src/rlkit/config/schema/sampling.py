@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, override
+from typing import Annotated, Literal, Self, override
 
-from pydantic import Field, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -60,6 +60,13 @@ class WorkersConfig(Section):
     memory_mb: Positive | None = None
     """Resident memory in MiB at which a process is replaced; by default its share of 90 % of this machine's memory, and
     on a Ray cluster as Ray decides."""
+
+    @model_validator(mode="after")
+    def _check_use(self) -> Self:
+        if not self:
+            fix = "remove it, or set count; 0 plays in the run's own process"
+            self.refuse_unused("runner", "cpus", "memory_mb", fix=fix)
+        return self
 
     @classmethod
     @override
