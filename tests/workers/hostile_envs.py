@@ -122,6 +122,21 @@ def forks_many() -> None:
     raise OSError("no more processes")
 
 
+def forks_and_returns() -> float:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    else:
+        print("printed by a forked process")
+    return 1.0
+
+
+async def forks_and_waits() -> float:
+    os.fork()
+    await asyncio.sleep(0.3)
+    return 1.0
+
+
 def holds_the_interpreter() -> None:
     re.match(r"(a+)+b", "a" * 60)
 

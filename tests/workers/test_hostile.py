@@ -51,6 +51,7 @@ FAULTS: Mapping[str, str | None] = {
     "leaves_a_child_and_exits": "the worker process ended with exit code 6",
     "stops_the_loop": "an environment must not stop the event loop",
     "writes_to_everything": CUT,
+    "forks_and_returns": None,
 }
 """Reason of the failure; None if the rollout succeeds."""
 
@@ -58,6 +59,7 @@ MORE_FAULTS: Mapping[str, str | None] = {
     "exits_as_if_well": "the worker process ended with exit code 0",
     "interrupts_itself": "the worker process was killed by SIGINT",
     "kills_its_parent": "the worker process was killed by SIGKILL, as the system does if memory is short",
+    "forks_and_waits": None,
     "forks_many": "OSError: no more processes at",
     "blocks_in_a_callback": BLOCKED,
     "uses_up_memory": "MemoryError: ",
@@ -120,6 +122,15 @@ def test_another_hostile_rollout_fails_alone(act: str) -> None:
 
 def test_each_act_is_tested() -> None:
     assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon"} == {*ACTS}
+
+
+def test_a_process_that_a_rollout_forks_is_ended_when_it_leaves_the_rollout() -> None:
+    played = play_beside_innocents("forks_and_returns", timeout_s=60.0)
+    assert played.lines == [
+        ("", "printed by a forked process"),
+        ("", "a process that the environment forked was ended as it left its code: end it with os._exit"),
+    ]
+    assert [episode.status for group in played.groups.values() for episode in group.episodes] == ["completed"] * 5
 
 
 def test_a_rollout_that_ends_its_worker_is_retried_within_the_budget() -> None:

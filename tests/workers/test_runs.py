@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,6 +122,40 @@ def test_workers_with_more_processors_than_the_machine_has_are_refused() -> None
     match = rf"^envs\.e\.workers\.cpus: {processors + 1} is more .* \({processors}\): lower it, or set .*\.count"
     with pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close())
+
+
+class Printing(rlkit.Env):
+    """Prints, and runs a program that prints."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        print("from Python")
+        subprocess.run(["echo", "from a program"], check=True)
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("names", "lines"),
+    [
+        ("a", ["a: from Python", "a: from a program"]),
+        ("ab", ["a: from Python", "b: from Python", "worker: from a program", "worker: from a program"]),
+    ],
+)
+def test_lines_have_the_name_of_the_environment_or_of_the_only_one_in_the_worker(
+    names: str, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    envs = {name: {"env": "arithmetic"} for name in names}
+    config = load_config([], settings={"model": "m", "envs": envs, "rollouts": {"workers": 1}}).config
+    tasks = {name: [Printing()] for name in names}
+
+    async def play_all() -> None:
+        async with open_runner(config, LocalRunner(ByteChat()), tasks, {}) as runner:
+            player = Player(runner, {name: make_settings(group_size=1) for name in names}, seed=0, slots=Slots(9))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            drawn = [Task(draw, name, tasks[name][0]) for draw, name in enumerate(names)]
+            await asyncio.gather(*(player.play(task, lambda: sampler) for task in drawn))
+
+    asyncio.run(play_all())
+    assert sorted(capsys.readouterr().err.splitlines()) == lines
 
 
 class Computing(rlkit.Env):

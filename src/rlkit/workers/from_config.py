@@ -73,7 +73,11 @@ async def open_workers(
             field = "rollouts.workers" if workers == run else f"envs.{next(iter(envs))}.workers"
             count = _count(workers, field=field)
             connect, connect_extra = _make_connectors(workers, count)
-            pool = WorkerPool.open(count, connect, local, tasks=firsts, show=_print_line, connect_extra=connect_extra)
+            source = (
+                next(iter(envs)) if len(envs) == 1 else "worker"
+            )  # of lines of processes that an environment starts
+            show = partial(_print_line, source)
+            pool = WorkerPool.open(count, connect, local, tasks=firsts, show=show, connect_extra=connect_extra)
             pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
         runner = _PoolsByEnv(local, pools)
         runner.metrics()  # shows the workers
@@ -152,5 +156,5 @@ def _first_task(tasks: Tasks) -> Env | None:
     return task
 
 
-def _print_line(env: str, line: str) -> None:
-    print(f"{env or 'worker'}: {line}", file=sys.stderr, flush=True)
+def _print_line(source: str, env: str, line: str) -> None:
+    print(f"{env or source}: {line}", file=sys.stderr, flush=True)

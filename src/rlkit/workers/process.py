@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import faulthandler
 import io
+import os
 import pickle
 import signal
 import socket
@@ -268,8 +269,8 @@ class _CallLoop(asyncio.SelectorEventLoop):
 
 
 def _mark_calls(marker: Marker) -> None:
-    """Mark the call to which each callback of the event loop belongs, while it runs."""
-    loop, run = asyncio.get_running_loop(), asyncio.Handle._run
+    """Mark the call to which each callback of the event loop belongs, while it runs; end a process that it forks."""
+    loop, run, process = asyncio.get_running_loop(), asyncio.Handle._run, os.getpid()
 
     def run_marked(self: asyncio.Handle) -> None:
         running = cast("contextvars.Context", self._context).get(_running_call)
@@ -278,6 +279,9 @@ def _mark_calls(marker: Marker) -> None:
             return
         marker.set(*running)
         run(self)
+        if os.getpid() != process:  # it would go on as a second worker with the connection of the first
+            os.write(1, b"a process that the environment forked was ended as it left its code: end it with os._exit\n")
+            os._exit(1)
         marker.clear()
 
     asyncio.Handle._run = run_marked
@@ -285,13 +289,15 @@ def _mark_calls(marker: Marker) -> None:
 
 @stop_leftover_tasks()
 async def _serve(connection: socket.socket, marker: Marker) -> None:
-    loop = asyncio.get_running_loop()
+    loop, process = asyncio.get_running_loop(), os.getpid()
 
     def send(message: FromWorker) -> None:
         protocol.send(encode(message))
 
-    def send_line(message: Printed) -> None:  # from any thread
-        if asyncio._get_running_loop() is loop:
+    def send_line(message: Printed) -> None:  # from any thread, and from processes that environments fork
+        if os.getpid() != process:
+            os.write(1, f"{message.line}\n".encode(errors="replace"))
+        elif asyncio._get_running_loop() is loop:
             send(message)
         else:
             loop.call_soon_threadsafe(send, message)
