@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import rlkit
-from rlkit.types import Outcome
+from rlkit.env import GroupScorer
+from rlkit.types import Episode, Outcome
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,20 @@ class Hostile(rlkit.Env):
         await policy.chat([{"role": "user", "content": self.act}])
         result = ACTS[self.act]()
         return await result if asyncio.iscoroutine(result) else result
+
+
+@dataclass(frozen=True)
+class HostileScore(GroupScorer):
+    """Does an act of `ACTS` when its group is scored."""
+
+    act: str
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        return 1.0
+
+    async def score_group(self, episodes: Sequence[Episode]) -> list[float]:
+        ACTS[self.act]()
+        return [1.0] * len(episodes)
 
 
 def exits() -> NoReturn:

@@ -36,9 +36,9 @@ from tests.workers.helpers import (
     reply,
     wait_for,
 )
-from tests.workers.hostile_envs import ACTS, EndsLate, Hostile, Innocent, Leaking
+from tests.workers.hostile_envs import ACTS, EndsLate, Hostile, HostileScore, Innocent, Leaking
 
-BLOCKED = "the rollout blocked its worker for longer than 1 s (timeout_s)"
+BLOCKED = "the environment blocked its worker for longer than 1 s (timeout_s)"
 CUT = "an environment closed the connection of its worker, or wrote to it"
 
 FAULTS: Mapping[str, str | None] = {
@@ -122,6 +122,14 @@ def test_another_hostile_rollout_fails_alone(act: str) -> None:
 
 def test_each_act_is_tested() -> None:
     assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon"} == {*ACTS}
+
+
+@pytest.mark.parametrize(("act", "reason"), [("exits", FAULTS["exits"]), ("waits_for_ever", BLOCKED)])
+def test_a_score_that_ends_or_blocks_its_worker_is_named(act: str, reason: str) -> None:
+    settings = {"e": make_settings(group_size=2, retries=0, timeout_s=1.0)}
+    played = play({"e": HostileScore(act)}, 1, settings=settings)
+    errors = {episode.error for episode in played.groups["e"].episodes}
+    assert errors == {f"HostileScore.score_group: {reason}"}
 
 
 def test_a_process_that_a_rollout_forks_is_ended_when_it_leaves_the_rollout() -> None:

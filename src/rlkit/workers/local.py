@@ -150,7 +150,7 @@ class LocalWorker(Connection):
             if clock() - running.began_s > allowed_s + GRACE_S:
                 await self._kill()
                 limit = f"{running.limit_s:g} s (timeout_s)"
-                return WorkerLoss(f"the rollout blocked its worker for longer than {limit}", running.call)
+                return WorkerLoss(f"the environment blocked its worker for longer than {limit}", running.call)
             if _measure_memory(self._process.pid) > self._memory_bytes:
                 await self._kill()
                 limit = f"{self._memory_bytes / MIB:.0f} MiB of memory (workers.memory_mb)"

@@ -130,7 +130,7 @@ class WorkerPool(RolloutRunner):
         try:
             scored = await self._call(lambda call: Score(call, data, episodes, timeout_s), None)
         except EnvironmentFault as fault:
-            return None, str(fault)
+            return None, f"{type(task.env).__name__}.score_group: {fault}"
         return cast("GroupScores", scored)
 
     def metrics(self) -> Mapping[str, float]:
@@ -168,7 +168,7 @@ class WorkerPool(RolloutRunner):
                 if lost.cause == "yes" or (lost.cause == "perhaps" and is_alone):
                     raise EnvironmentFault(reason) from lost
                 is_alone = is_alone or lost.cause == "perhaps" or replays >= _SHARED_REPLAYS_MAX
-        raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they played this rollout; the last: {reason}")
+        raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they ran its code; the last: {reason}")
 
     async def _call_alone(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
         async with self._lone_workers:
