@@ -38,7 +38,8 @@ from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat
 from rlkit.types import Completion, Prompt, Sampling
 from rlkit.workers.client import WorkerClient
-from rlkit.workers.local import Connection, LocalWorker, WorkerOwner
+from rlkit.workers.connection import Connection, WorkerOwner
+from rlkit.workers.local import LocalWorker
 from rlkit.workers.messages import Ask, Play, Ready, Start, encode
 from rlkit.workers.pool import WorkerPool
 

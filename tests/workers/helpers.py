@@ -18,7 +18,8 @@ from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
-from rlkit.workers.local import Connect, LocalWorker
+from rlkit.workers.connection import Connect
+from rlkit.workers.local import LocalWorker
 from rlkit.workers.pool import WorkerPool
 
 

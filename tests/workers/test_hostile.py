@@ -22,7 +22,9 @@ from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
 from rlkit.testing import ByteChat, ScriptedSampler
-from rlkit.workers.local import LocalWorker, WorkerLoss, WorkerOwner
+from rlkit.workers.connection import WorkerLoss, WorkerOwner
+from rlkit.workers.local import LocalWorker
+from rlkit.workers.task_pickles import pickle_task
 from tests.limits import HANG_S
 from tests.workers.equal_envs import Talk
 from tests.workers.helpers import (
@@ -247,6 +249,31 @@ def test_a_task_that_cannot_be_pickled_is_refused_with_its_attribute() -> None:
     match = r"envs\.e: workers need tasks that can be pickled, but Holder\.value\.value \(of type socket\) cannot \("
     with socket.socket() as connection, pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close(Task(0, "e", Holder(Holder(connection)))))
+
+
+class Counted:
+    """Counts how often an object of it is pickled."""
+
+    pickles = 0
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        Counted.pickles += 1
+        return Counted, ()
+
+
+class Pair(Holder):
+    """Holds an object that is pickled before the value."""
+
+    def __init__(self, value: object) -> None:
+        self.first = Counted()
+        super().__init__(value)
+
+
+def test_the_search_for_what_cannot_be_pickled_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.workers.task_pickles._SEARCH_S", 0.0)
+    with socket.socket() as connection, pytest.raises(UsageError, match=r"but Pair\.value \(of type Pair\) cannot"):
+        pickle_task(Task(0, "e", Pair(Pair(Pair(Pair(connection))))))
+    assert Counted.pickles == 4 + 4
 
 
 class DiesWhenLoaded:

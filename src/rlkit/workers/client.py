@@ -15,7 +15,7 @@ from rlkit._util.stopwatch import Request, Stopwatch, use_stopwatches
 from rlkit.errors import UsageError
 from rlkit.policy import Sampler
 from rlkit.rollout.task_guard import GRACE_S
-from rlkit.workers.local import Connect, WorkerLoss, WorkerOwner
+from rlkit.workers.connection import Connect, WorkerLoss, WorkerOwner
 from rlkit.workers.messages import (
     Answer,
     Ask,

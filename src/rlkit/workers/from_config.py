@@ -28,7 +28,7 @@ from rlkit.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from rlkit.config.schema import Config
-    from rlkit.workers.local import Connect
+    from rlkit.workers.connection import Connect
 
 _MEMORY_SHARE = 0.9
 """Part of the machine's memory for its workers together."""

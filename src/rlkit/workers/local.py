@@ -14,15 +14,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from rlkit._util.threads import in_thread
 from rlkit.errors import UsageError
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
 from rlkit.sandbox.runners import keeper
 from rlkit.sandbox.spec import MIB
+from rlkit.workers.connection import Connection, WorkerLoss, WorkerOwner
 from rlkit.workers.marker import Marker
 from rlkit.workers.messages import FrameProtocol, Stop, encode
 
@@ -35,51 +35,6 @@ _PROCESSOR_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THRE
 _LINE_BYTES = 2**16
 
 _CODE = "import sys; sys.path[:] = {path!r}; from rlkit.workers.process import main; main({connection}, {marker})"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoss:
-    """The end of a worker.
-
-    Args:
-        reason: phrase for people, such as "the environment ended its process (exit code 3)".
-        culprit: call whose code ended the worker; 0 if unknown; None if none did, such as for a lost machine.
-    """
-
-    reason: str
-    culprit: int | None
-
-
-class Connection(Protocol):
-    """Connection to a worker, wherever it runs."""
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame; do nothing after the end of the worker."""
-        ...
-
-    async def close(self) -> None:
-        """Let the worker clean up, and wait for its end."""
-        ...
-
-
-class WorkerOwner(Protocol):
-    """Receiver of what a worker sends, wherever it runs."""
-
-    def receive(self, frame: bytes, /) -> None:
-        """Receive the content of a frame."""
-        ...
-
-    def lose(self, loss: WorkerLoss, /) -> None:
-        """Receive the end of the worker, once, unless `close` was called."""
-        ...
-
-    def show(self, line: str, /) -> None:
-        """Receive a line that was written to the worker's standard output, not by Python code."""
-        ...
-
-
-type Connect = Callable[[WorkerOwner], Connection]
-"""Starts a worker."""
 
 
 class LocalWorker(Connection):

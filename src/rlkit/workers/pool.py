@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
-
-import cloudpickle
 
 from rlkit._util.threads import run_together
 from rlkit.config.loading.objects import loaded_files
@@ -23,8 +20,9 @@ from rlkit.policy import Sampler
 from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.types import Episode
 from rlkit.workers.client import Samplers, WorkerClient, WorkerLost
-from rlkit.workers.local import Connect
+from rlkit.workers.connection import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
+from rlkit.workers.task_pickles import TaskPickles, pickle_task
 
 _REPLAYS_MAX = 5
 """Number of times that a rollout is played again because its worker ended."""
@@ -34,12 +32,6 @@ _SHARED_REPLAYS_MAX = 3
 
 _STARTS_MAX = 3
 """Number of replacements in a row that may fail to start; after that, the pool has a worker less."""
-
-_PICKLES = 64
-"""Number of pickled tasks in memory; the rollouts of a group share one."""
-
-_PATH_MAX = 8
-"""Maximum number of attributes in the name of what cannot be pickled."""
 
 
 class WorkerPool(RolloutRunner):
@@ -67,7 +59,7 @@ class WorkerPool(RolloutRunner):
         self._start = encode(start)
         self._show = show
         self._workers = list[WorkerClient]()
-        self._pickles = OrderedDict[int, tuple[Task, bytes]]()
+        self._pickles = TaskPickles()
         self._lost_cpu_s = 0.0
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
         self._failed_starts = _STARTS_MAX  # until the first workers have started, none is replaced
@@ -115,7 +107,7 @@ class WorkerPool(RolloutRunner):
     async def play(  # noqa: D102  inherited
         self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        data = self._pickle(task)
+        data = self._pickles.dump(task)
         began_s = asyncio.get_running_loop().time()
         try:
             return cast("Episode", await self._call(lambda call: Play(call, data, rollout), (first_sampler, sampler)))
@@ -126,7 +118,7 @@ class WorkerPool(RolloutRunner):
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
     ) -> GroupScores:
-        data = self._pickle(task)
+        data = self._pickles.dump(task)
         try:
             scored = await self._call(lambda call: Score(call, data, episodes, timeout_s), None)
         except EnvironmentFault as fault:
@@ -205,51 +197,3 @@ class WorkerPool(RolloutRunner):
                 self._workers.append(self._add_worker(self._connect))
             except UsageError as error:
                 self._start_problem = str(error)
-
-    def _pickle(self, task: Task) -> bytes:
-        entry = self._pickles.get(id(task))
-        if entry is not None and entry[0] is task:  # another task may have got its id
-            return entry[1]
-        data = pickle_task(task)
-        self._pickles[id(task)] = task, data
-        if len(self._pickles) > _PICKLES:
-            self._pickles.popitem(last=False)
-        return data
-
-
-def pickle_task(task: Task) -> bytes:
-    """Return a pickled task; UsageError names the attribute that cannot be pickled."""
-    try:
-        return cloudpickle.dumps(task)
-    except Exception as error:  # pickling runs the user's code
-        reason = " ".join(str(error).split())
-        attribute = _find_unpicklable(task.env)
-        raise UsageError(
-            f"envs.{task.name}: workers need tasks that can be pickled, but {attribute} cannot ({reason}): create it "
-            f"in `rollout`, make it a `rlkit.WorkerResource`, or set envs.{task.name}.workers to 0"
-        ) from error
-
-
-def _find_unpicklable(value: object) -> str:
-    """Return the innermost attribute that cannot be pickled, such as `Page.browser.socket (of type socket)`."""
-    path, current = type(value).__name__, value
-    for _ in range(_PATH_MAX):  # objects may refer to each other
-        attribute = next((item for item in _attributes(current) if not _can_pickle(item[1])), None)
-        if attribute is None:
-            break
-        path, current = f"{path}.{attribute[0]}", attribute[1]
-    return f"{path} (of type {type(current).__name__})"
-
-
-def _attributes(value: object) -> Sequence[tuple[str, object]]:
-    fields = cast("Mapping[str, object]", getattr(value, "__dict__", {}))
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
-    return [*fields.items(), *((name, getattr(value, name)) for name in slots)]
-
-
-def _can_pickle(value: object) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:  # as above
-        return False
-    return True

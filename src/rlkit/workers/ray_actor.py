@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from rlkit._util.frames import describe_error
 from rlkit.errors import MissingError, missing_extra
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
-from rlkit.workers.local import Connection, LocalWorker, WorkerLoss, WorkerOwner
+from rlkit.workers.connection import Connection, WorkerLoss, WorkerOwner
+from rlkit.workers.local import LocalWorker
 
 if TYPE_CHECKING:
     from types import ModuleType

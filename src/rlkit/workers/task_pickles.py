@@ -1,0 +1,83 @@
+"""Pickles of tasks for workers.
+
+Invariant: a task is pickled once for the rollouts of its group. The error of one that cannot be names its attribute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import cloudpickle
+
+from rlkit.env import Task
+from rlkit.errors import UsageError
+
+_PICKLES = 64
+"""Number of pickled tasks in memory."""
+
+_PATH_MAX = 8
+"""Maximum number of attributes in the name of what cannot be pickled."""
+
+_SEARCH_S = 1.0
+"""Seconds after which the name gets no further attribute, because each pickles a part of the task again."""
+
+
+class TaskPickles:
+    """The tasks that were pickled last."""
+
+    def __init__(self) -> None:
+        self._pickles = OrderedDict[int, tuple[Task, bytes]]()
+
+    def dump(self, task: Task) -> bytes:
+        """Return a pickled task; errors as of `pickle_task`."""
+        entry = self._pickles.get(id(task))
+        if entry is not None and entry[0] is task:  # another task may have got its id
+            return entry[1]
+        data = pickle_task(task)
+        self._pickles[id(task)] = task, data
+        if len(self._pickles) > _PICKLES:
+            self._pickles.popitem(last=False)
+        return data
+
+
+def pickle_task(task: Task) -> bytes:
+    """Return a pickled task; UsageError names the attribute that cannot be pickled."""
+    try:
+        return cloudpickle.dumps(task)
+    except Exception as error:  # pickling runs the user's code
+        reason = " ".join(str(error).split())
+        attribute = _find_unpicklable(task.env)
+        raise UsageError(
+            f"envs.{task.name}: workers need tasks that can be pickled, but {attribute} cannot ({reason}): create it "
+            f"in `rollout`, make it a `rlkit.WorkerResource`, or set envs.{task.name}.workers to 0"
+        ) from error
+
+
+def _find_unpicklable(value: object) -> str:
+    """Return the innermost attribute that cannot be pickled, such as `Page.browser.socket (of type socket)`."""
+    path, current, end_s = type(value).__name__, value, time.monotonic() + _SEARCH_S
+    for _ in range(_PATH_MAX):  # objects may refer to each other
+        attribute = next((item for item in _attributes(current) if not _can_pickle(item[1])), None)
+        if attribute is None:
+            break
+        path, current = f"{path}.{attribute[0]}", attribute[1]
+        if time.monotonic() >= end_s:
+            break
+    return f"{path} (of type {type(current).__name__})"
+
+
+def _attributes(value: object) -> Sequence[tuple[str, object]]:
+    fields = cast("Mapping[str, object]", getattr(value, "__dict__", {}))
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    return [*fields.items(), *((name, getattr(value, name)) for name in slots)]
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # as above
+        return False
+    return True
