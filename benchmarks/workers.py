@@ -118,7 +118,7 @@ async def open_contender(workers: int) -> AsyncGenerator[Contender]:
     """Start a runner, and warm it up."""
     local = LocalRunner(ByteChat())
     if workers:
-        async with WorkerPool.open(workers, LocalWorker, local, tasks=[], show=print) as pool:
+        async with WorkerPool(workers, LocalWorker, local, tasks=[], show=print).open() as pool:
             await Contender(pool).measure(Turns(0.0, 16))
             yield Contender(pool)
     else:

@@ -53,7 +53,7 @@ async def opened_pool(
         if lines is not None:
             lines.append((env, line))
 
-    async with WorkerPool.open(count, connect, LocalRunner(ByteChat()), tasks=tasks, show=show) as pool:
+    async with WorkerPool(count, connect, LocalRunner(ByteChat()), tasks=tasks, show=show).open() as pool:
         yield pool
 
 

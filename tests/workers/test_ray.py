@@ -111,9 +111,10 @@ async def play(
 
 def open_pool(env: rlkit.Env, *, count: int = 2, lines: list[str] | None = None) -> Any:
     shown = [] if lines is None else lines
-    return WorkerPool.open(
+    pool = WorkerPool(
         count, RayWorker, LOCAL, tasks=[Task(0, "e", env)], show=lambda env, line: shown.append(f"{env}: {line}")
     )
+    return pool.open()
 
 
 def tokens_and_rewards(groups: list[Group]) -> list[tuple[float | None, list[list[int]]]]:

@@ -75,7 +75,8 @@ def test_each_worker_makes_an_object_of_its_own(tmp_path: Path) -> None:
     async def run() -> Group:
         runner, env = LocalRunner(ByteChat()), Uses(rlkit.WorkerResource(Log(tmp_path / "log")))
         task = Task(0, "e", env)
-        async with WorkerPool.open(2, LocalWorker, runner, tasks=[task], show=lambda env, line: None) as pool:
+        workers = WorkerPool(2, LocalWorker, runner, tasks=[task], show=lambda env, line: None)
+        async with workers.open() as pool:
             return await play(pool, env)
 
     (tmp_path / "log").write_text("")

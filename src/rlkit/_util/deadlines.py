@@ -66,7 +66,6 @@ class AnswerWait[T]:
     """The wait for one answer.
 
     Args:
-        deadlines: the deadlines of all requests.
         timeout_s: limit in seconds; the request is repeated after half of it.
         repeat: repeats the request until it is answered; None for a request that must not be sent twice.
     """
@@ -87,7 +86,6 @@ class AnswerWait[T]:
         """Return the first answer of the two requests, or raise the error of the second.
 
         Args:
-            answer: answer to the first request.
             activity: phrase for messages, such as "sampling".
 
         Raises:

@@ -115,7 +115,6 @@ def to_json(value: object, budget: JsonBudget | None = None) -> Json:
     """Convert a value to JSON, as a deep copy; types that JSON does not support become their `repr`.
 
     Args:
-        value: value of any type.
         budget: limit in bytes; None for no limit.
 
     Raises:

@@ -48,7 +48,6 @@ class Hold:
 
     Args:
         env: name of the environment whose code ran.
-        seconds: duration.
         place: line of code observed most often; None if none was observed.
     """
 

@@ -28,7 +28,6 @@ class Slots:
             slots.release()
 
     Args:
-        count: number of places.
         find_close_reason: returns a reason to close, or None; called at each `acquire` and `release`.
         clock: returns the time in seconds, for `busy_s`.
         on_close: receives the reason once.

@@ -71,7 +71,6 @@ class SectionTable:
         type LossConfig = Annotated[Loss, SectionTable(LOSSES)]
 
     Args:
-        classes: classes by name.
         default: name to use if the key is missing.
     """
 

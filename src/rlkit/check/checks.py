@@ -238,7 +238,6 @@ class Check:
 
     Args:
         inspect: adds problems to the context, and returns an observation to report if there are none; may raise `Skip`.
-        fix: advice for a failed check.
     """
 
     name: str

@@ -45,7 +45,6 @@ class Condition:
         name: phrase that follows a reward, such as "played again".
         prepare: called before each rollout.
         delay_s: extra duration of each completion, in seconds.
-        concurrency: number of simultaneous rollouts.
         is_strict: also report a failed rollout. Other conditions may legitimately break an environment.
     """
 

@@ -16,7 +16,6 @@ class Finding:
     """The result of one check.
 
     Args:
-        check: name of the check.
         detail: observation, or the reason why the check does not apply.
         fix: advice for a failed check, else "".
     """

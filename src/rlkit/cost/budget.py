@@ -48,7 +48,6 @@ class Budget:
 
     Args:
         config: has the limits `budget_usd`, `budget_tokens` and `max_hours`.
-        directory: directory of the run.
         price: required for `budget_usd`.
         used: returns the usage by this process.
         clock: returns seconds since any fixed time.

@@ -51,7 +51,6 @@ class Usage:
         """Count a sampling request.
 
         Args:
-            prompt: tokens of the prompt.
             cached: prompt tokens that the service found in its cache.
             completions: tokens of each sample; the prompt is computed only for the first sample.
         """

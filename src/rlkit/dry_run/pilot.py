@@ -58,7 +58,6 @@ class Pilot:
     Args:
         rollouts: mean rollout by environment, scaled to be shorter and longer.
         speed: measured speed; None if nothing was sampled or trained on.
-        rollout_count: number of rollouts that were played.
     """
 
     rollouts: Mapping[str, Pair]

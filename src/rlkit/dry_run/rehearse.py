@@ -116,7 +116,6 @@ async def rehearse(
         envs: tasks created in Python, as for `RLTrainer`.
         chat: chat format of the model; loaded from the model by default.
         pilot: number of groups per environment to play and train on with the real service; 0 for none.
-        note: receives progress messages.
 
     Raises:
         ConfigError: the configuration is invalid, or an environment cannot be loaded.

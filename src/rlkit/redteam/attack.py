@@ -39,7 +39,6 @@ async def attack_environment(
         tasks: maximum number of tasks to draw.
         timeout_s: limit of one rollout, in seconds; Harbor trials have their own limits.
         seed: seed of the sample of tasks and of the random content of cheats.
-        note: receives progress lines.
     """
     if harbor_tasks := _draw_harbor_tasks(source, tasks=tasks, seed=seed):
         folders = {task.task_id: task.path for task in harbor_tasks}

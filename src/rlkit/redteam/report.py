@@ -29,7 +29,6 @@ class Attempt:
 
     Args:
         reward: reward of the cheat; None if the episode has none.
-        honest_reward: reward of an honest empty attempt.
         detail: reason why there is no reward, or no attempt.
     """
 

@@ -67,7 +67,6 @@ async def attack_tasks(
 
     Args:
         tasks: folders of tasks, by id.
-        on_attempt: receives each finished attempt.
 
     Raises:
         UsageError: the environment cannot run a task.

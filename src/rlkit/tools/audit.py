@@ -31,7 +31,6 @@ class Audit:
 
     Args:
         episodes: episodes that did not fail and are not masked.
-        turns: turns of these episodes.
         sequences: training sequences of these episodes.
         tokens: trained tokens that match a sampled token at the same position.
         cut_tokens: sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`.
@@ -83,8 +82,6 @@ async def audit(
     """Check all steps of a run up to the first mismatch, and check that no draw occurs in two steps.
 
     Args:
-        max_tokens: value of `batch.max_tokens` in the run.
-        overlong: value of `batch.overlong` in the run.
 
     Returns:
         Counts by name of the environment.
@@ -146,7 +143,6 @@ def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
     """Check that each trained token of a group was sampled.
 
     Args:
-        group: recorded group.
         data: sequences of the group, with turn numbers (from 1) in place of advantages.
         whole: also require that each sampled token is trained on.
     """
@@ -170,7 +166,6 @@ class _Sample:
 
     Args:
         number: turn number, in place of the advantage.
-        place: location for messages.
         sequence: complete prompt and completion.
         trained: [C] bool, tokens of the completion found in a training sequence so far.
     """

@@ -93,8 +93,6 @@ class CheckpointSelection:
     """Checkpoints to delete or to change.
 
     Args:
-        service: service that stores the checkpoints.
-        checkpoints: selected checkpoints.
         runs: folders of the runs named by the user.
         missing_paths: paths named by the user that the service does not have.
     """
@@ -111,7 +109,6 @@ class ChosenCheckpoint:
 
     Args:
         path: `tinker://` path of the training state, or the path that the user named.
-        service: service that stores the checkpoint.
         run: folder of the run; None for a path.
         checkpoint: the run's record of the checkpoint; None for a path.
     """

@@ -62,7 +62,6 @@ def examine_machine(
 
     Args:
         engine: also start the embedded engine with a tiny random model and sample once; takes some seconds.
-        note: receives progress messages during a long check.
     """
     from rlkit.config.schema import ServiceConfig
     from rlkit.tinker_client.connect import choose_service
@@ -220,7 +219,6 @@ def check_engine(
     Args:
         needed: a run with default settings uses the engine.
         command: program that tests the engine; its last line of output is its stage or its error.
-        note: receives progress messages.
     """
     started = time.monotonic()
     result = run_program(

@@ -86,7 +86,6 @@ class WorkerClient(WorkerOwner):
     """A running worker.
 
     Args:
-        connect: starts the worker.
         start: frame of the first message.
         print_line: receives each line that the worker prints, with the name of the environment or "".
         replace: called once if the worker ends by itself.

@@ -77,8 +77,8 @@ async def open_workers(
                 next(iter(envs)) if len(envs) == 1 else "worker"
             )  # of lines of processes that an environment starts
             show = partial(_print_line, source)
-            pool = WorkerPool.open(count, connect, local, tasks=firsts, show=show, connect_extra=connect_extra)
-            pools |= dict.fromkeys(envs, await stack.enter_async_context(pool))
+            pool = WorkerPool(count, connect, local, tasks=firsts, show=show, connect_extra=connect_extra)
+            pools |= dict.fromkeys(envs, await stack.enter_async_context(pool.open()))
         runner = _PoolsByEnv(local, pools)
         runner.metrics()  # shows the workers
         yield runner

@@ -64,7 +64,6 @@ class Answer(NamedTuple):
     """Answer to an `Ask`: completions, or the error of the service.
 
     Args:
-        version: version of the weights.
         excused_s: seconds of the wait that the service caused.
     """
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Self, cast
 
 from rlkit._util.threads import run_together
 from rlkit.config.loading.objects import loaded_files
@@ -39,8 +39,17 @@ class WorkerPool(RolloutRunner):
 
     ::
 
-        async with WorkerPool.open(2, connect, LocalRunner(chat), tasks=tasks, show=print) as pool:
+        async with WorkerPool(2, connect, LocalRunner(chat), tasks=tasks, show=print).open() as pool:
             player = Player(pool, settings, seed=0, slots=Slots(64))
+
+    Args:
+        runner: plays the rollouts in the workers.
+        tasks: a task of each environment, to find out whether workers can load it.
+        show: receives each line that a worker prints, with the name of the environment or "".
+        connect_extra: starts a worker that is not one of the `count`; by default `connect`.
+
+    Raises:
+        UsageError: a task cannot be pickled.
     """
 
     batch_wait_s = 0.25  # members of a group are in different workers
@@ -49,14 +58,16 @@ class WorkerPool(RolloutRunner):
         self,
         count: int,
         connect: Connect,
-        start: Start,
+        runner: RolloutRunner,
         *,
+        tasks: Sequence[Task],
         show: Callable[[str, str], None],
         connect_extra: Connect | None = None,
     ) -> None:
+        self._count = count
         self._lone_workers = asyncio.Semaphore(count)
         self._connect, self._connect_extra = connect, connect_extra or connect
-        self._start = encode(start)
+        self._start = encode(Start(loaded_files(), runner, [pickle_task(task) for task in tasks]))
         self._show = show
         self._workers = list[WorkerClient]()
         self._pickles = TaskPickles()
@@ -67,41 +78,17 @@ class WorkerPool(RolloutRunner):
         self.restarts = 0
         """Number of workers that were replaced."""
 
-    @classmethod
     @asynccontextmanager
-    async def open(
-        cls,
-        count: int,
-        connect: Connect,
-        runner: RolloutRunner,
-        *,
-        tasks: Sequence[Task],
-        show: Callable[[str, str], None],
-        connect_extra: Connect | None = None,
-    ) -> AsyncGenerator[WorkerPool]:
-        """Start workers, and end them with the block.
-
-        Args:
-            count: number of workers.
-            connect: starts a worker.
-            runner: plays the rollouts in the workers.
-            tasks: a task of each environment, to find out whether workers can load it.
-            show: receives each line that a worker prints, with the name of the environment or "".
-            connect_extra: starts a worker that is not one of the `count`; by default `connect`.
-
-        Raises:
-            UsageError: a task cannot be pickled, or a worker cannot start.
-        """
-        start = Start(loaded_files(), runner, [pickle_task(task) for task in tasks])
-        pool = cls(count, connect, start, show=show, connect_extra=connect_extra)
+    async def open(self) -> AsyncGenerator[Self]:
+        """Start the workers, and end them with the block; UsageError if one cannot start."""
         try:
-            for _ in range(count):
-                pool._workers.append(pool._add_worker(connect))
-            await run_together(worker.wait_until_ready() for worker in pool._workers)
-            pool._failed_starts = 0
-            yield pool
+            for _ in range(self._count):
+                self._workers.append(self._add_worker(self._connect))
+            await run_together(worker.wait_until_ready() for worker in self._workers)
+            self._failed_starts = 0
+            yield self
         finally:
-            workers, pool._workers = pool._workers, []  # none is replaced from here on
+            workers, self._workers = self._workers, []  # none is replaced from here on
             await run_together(worker.close() for worker in workers)
 
     async def play(  # noqa: D102  inherited

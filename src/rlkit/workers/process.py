@@ -62,11 +62,7 @@ _running_call: ContextVar[tuple[int, float] | None] = ContextVar("rlkit_running_
 
 
 class Worker:
-    """The calls of a worker.
-
-    Args:
-        send: sends a message to the run.
-    """
+    """The calls of a worker."""
 
     def __init__(self, send: Callable[[FromWorker], None]) -> None:
         self.send = send

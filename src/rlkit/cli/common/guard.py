@@ -47,7 +47,6 @@ def add_command(
         body: function of the command. The first argument is an `Output`, the others are the command's arguments and
             options, and the result is the exit code, or None for 0. The docstring is the command's help.
         dotenv: export the working directory's `.env` first.
-        json_help: help text of `--json`.
     """
 
     def run(*, json: bool, debug: bool, **options: object) -> None:

@@ -55,7 +55,6 @@ class EngineServer:
     HTTP runs on one daemon thread, torch on another.
 
     Args:
-        host: address to listen on.
         port: port to listen on; 0 for any free port.
         api_key: key that clients must send, by default random. It must start with `tml-`, which the SDK requires.
         threads: number of cores that torch uses; by default one for a tiny model and all of them for others.
@@ -63,7 +62,6 @@ class EngineServer:
         root: directory of checkpoints, which servers can share; by default `rlkit._util.paths.engine_dir()`.
         resolve: function from a model's name to its directory; by default `model_files.resolve_model`.
         models: names of models to advertise; other models can also be used.
-        activity: counters of the work in progress.
         extension: makes further routes, such as `rlkit.serving.ChatModels`.
     """
 

@@ -69,7 +69,6 @@ class Dataset:
     """Dataset of the catalogue.
 
     Args:
-        splits: tables by split.
         exclude: datasets and splits, `name` or `name:split`, whose problems are excluded.
     """
 

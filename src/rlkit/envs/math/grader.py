@@ -92,7 +92,6 @@ class Grader:
     """Grader of answers: any number at once, from any event loop.
 
     Args:
-        policies: conventions of equality.
         limit_s: seconds that math-verify may take for one answer.
         processes: number of processes that run math-verify, shared by all graders with the same settings and started
             when an answer needs them.

@@ -59,8 +59,6 @@ class Answer:
 
     Args:
         content: reply to the model.
-        reward: reward of the call; None for none.
-        finished: True if the episode is over.
         wrong: True if the model's call was invalid.
     """
 
@@ -77,8 +75,6 @@ class Session:
     Args:
         raw: entered session of the SDK.
         gate: gate of the environment, told about busy responses.
-        limits: time limits of requests.
-        name: name of the environment, for messages.
         clean: function that removes secrets from a text.
     """
 

@@ -22,7 +22,6 @@ class Secret:
     """Secret in an environment variable.
 
     Args:
-        env: name of the variable.
         domains: hosts to which a hosted environment may send it; by default OpenReward's list for well-known names.
     """
 
