@@ -194,7 +194,6 @@ class WatchedPolicy(ScriptedPolicy):
 
 
 async def _run_rollout(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
-    """Return the end, the reward and the detail of a rollout."""
     try:
         result: object = await env.rollout(policy)
         outcome = as_outcome(result, env="it")

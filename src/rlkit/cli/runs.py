@@ -56,7 +56,6 @@ def doctor(
 
 
 def _examine_run(output: Output, run: str) -> None:
-    """Print a run's outcome and its findings."""
     from rlkit.tools.doctor import examine_run
 
     directory, step, ending, findings = examine_run(run)

@@ -161,14 +161,9 @@ def tokens_per_second(tokens: int, seconds: float) -> float:
 def make_speed(
     *, stream: float, total: float, trained: float, reference: float, step_s: float, is_local: bool
 ) -> Speed | None:
-    """Return the speed of a service, with its uncertainty; None if nothing was sampled or trained on.
+    """Return a `Speed` with its uncertainty from measured values; None if nothing was sampled or trained on.
 
     Args:
-        stream: sampled tokens per second of a completion.
-        total: sampled tokens per second of all rollouts together.
-        trained: tokens of a gradient per second.
-        reference: tokens per second that the reference of the KL penalty scored; 0 without a penalty.
-        step_s: seconds of the optimiser step and the transfer of its weights.
         is_local: the service runs on this machine, so its total throughput is limited; a hosted service scales.
     """
     if not (stream and total and trained):

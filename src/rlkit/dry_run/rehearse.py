@@ -138,7 +138,8 @@ async def rehearse(
     tasks = load_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
     config = resolve_steps(config, tasks, note=note)
     make_learning_rate(config)
-    rehearser = _Rehearser(make_small_config(config), chat, tasks, _load_states(tasks), parts, note)
+    states = {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
+    rehearser = _Rehearser(make_small_config(config), chat, tasks, states, parts, note)
     rollouts, evaluated = await rehearser.play(tests)
     if rehearser.is_passing:
         await rehearser.train(config)
@@ -349,11 +350,6 @@ async def _load_chat(
         return ByteChat(), [Part("chat", "not tried", f"{error}; bytes are used and counted as tokens")]
     prompt_tokens = len(chat.render([{"role": "user", "content": "?"}]))
     return chat, [Part("chat", "ok", f"a question of one letter is {prompt_tokens} tokens of {config.model}")]
-
-
-def _load_states(tasks: Mapping[str, Tasks]) -> dict[str, tuple[TaskSource, Mapping[str, Json]]]:
-    """Return the task sources, each with its initial state."""
-    return {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
 
 
 def _render_range(first: float, second: float) -> str:

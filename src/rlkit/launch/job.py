@@ -151,9 +151,10 @@ def make_spec(job: Job) -> dict[str, Json]:
         context |= {"minRuntime": job.min_runtime, "autoResume": True}
     elif job.preemptible is not None:
         context["preemptible"] = job.preemptible
+    kind, _, image = job.image.partition(":")
     task: dict[str, Json] = {
         "name": job.name,
-        "image": _make_image(job.image),
+        "image": {"docker": image} if kind == "docker" and image else {"beaker": job.image},
         "command": ["/bin/sh", "-euc", SCRIPT, "rlkit-launch"],
         "arguments": list(job.command),
         "envVars": _make_variables(job),
@@ -256,11 +257,6 @@ def parse_variables(words: Sequence[str], *, environ: Mapping[str, str] = os.env
 def parse_secrets(words: Sequence[str]) -> dict[str, str]:
     """Parse secrets: `NAME=SECRET`, or `NAME` for a secret of the same name."""
     return {name: secret or name for name, _, secret in (word.partition("=") for word in words)}
-
-
-def _make_image(image: str) -> dict[str, Json]:
-    kind, _, name = image.partition(":")
-    return {"docker": name} if kind == "docker" and name else {"beaker": image}
 
 
 def _make_variables(job: Job) -> list[Json]:

@@ -54,9 +54,7 @@ async def attack_replies(
 ) -> RedTeamReport:
     """Play each cheat on some tasks, and compare its reward with that of an honest empty attempt.
 
-    Args:
-        timeout_s: limit of one rollout, in seconds.
-        seed: seed of the sample of tasks and of the random content of cheats.
+    Arguments are as in `attack_environment`.
 
     Raises:
         UsageError: the source has no tasks.

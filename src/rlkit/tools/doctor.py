@@ -100,7 +100,6 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
 
 
 def _read_recorded_findings(directory: Path) -> list[RunFinding]:
-    """Return the findings recorded in run.json."""
     from rlkit._util.files import json_lines
     from rlkit.metrics.diagnostics import Finding as RunFinding
 

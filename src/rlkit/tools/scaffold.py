@@ -33,7 +33,8 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
         raise UsageError(f"{directory} is a file: name a folder that does not exist or is empty")
     if directory.is_dir() and any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty: name a folder that does not exist or is empty")
-    chosen = _default_name(directory) if name is None else name
+    default = re.sub(r"[^A-Za-z0-9_.\-]+", "-", directory.resolve().name).strip("-._") or "env"
+    chosen = default if name is None else name
     if not _NAME.fullmatch(chosen):
         raise UsageError(
             f"--name: {chosen!r} must begin with a letter or digit and contain only letters, digits, '.', '_' and '-'"
@@ -43,7 +44,3 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
         text = Template((templates / f"{file}.tmpl").read_text(encoding="utf-8")).substitute(name=chosen)
         write_text(directory / file, text)
     return [directory / file for file in FILES]
-
-
-def _default_name(directory: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9_.\-]+", "-", directory.resolve().name).strip("-._") or "env"

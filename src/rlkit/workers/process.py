@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast, override
@@ -79,9 +80,9 @@ class Worker:
             case Start():
                 self._start(message)
             case Play():
-                self._begin(message.call, message.rollout.settings.timeout_s, self._play(message))
+                self._begin(message.call, message.rollout.settings.timeout_s, self._run(message))
             case Score():
-                self._begin(message.call, message.timeout_s, self._score(message))
+                self._begin(message.call, message.timeout_s, self._run(message))
             case Cancel(call):
                 if call in self._calls:
                     _cancel_once(self._calls[call])
@@ -151,17 +152,13 @@ class Worker:
             fault = EnvironmentFault(f"a result of the worker cannot be pickled: {describe_error(error)}")
             self.send(Result(call, None, fault, time.process_time()))
 
-    async def _play(self, message: Play) -> object:
+    async def _run(self, message: Play | Score) -> object:
         assert self._runner is not None  # `Start` is the first message
-
-        def sampler() -> Sampler:
-            return _RemoteSampler(self, message.call)
-
-        return await self._runner.play(_load_task(message.task), message.rollout, sampler, sampler)
-
-    async def _score(self, message: Score) -> object:
-        assert self._runner is not None  # as above
-        return await self._runner.score(_load_task(message.task), message.episodes, timeout_s=message.timeout_s)
+        task = _load_task(message.task)
+        if isinstance(message, Score):
+            return await self._runner.score(task, message.episodes, timeout_s=message.timeout_s)
+        make_sampler = partial(_RemoteSampler, self, message.call)
+        return await self._runner.play(task, message.rollout, make_sampler, make_sampler)
 
 
 class RemoteRequest:

@@ -118,7 +118,6 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
 
 
 def _save_traceback(error: Exception, output: Output) -> Path | str:
-    """Write the traceback to a file, and return its path."""
     from rlkit._util.files import write_text
     from rlkit._util.paths import runs_dir
 

@@ -93,7 +93,8 @@ class Decoder:
         """
         self._make_room(others)
         new_rows = self._prefill(self._admit(others))
-        (tickets,) = self._lanes.run([partial(_advance, self._batch, new_rows)])
+        # Start new rows, then decode a token of all.
+        (tickets,) = self._lanes.run([lambda: [*self._batch.start(new_rows), *self._batch.decode()]])
         for ticket in dict.fromkeys(tickets):
             samples = tuple(sample for sample in ticket.samples if sample is not None)
             if len(samples) == len(ticket.samples):
@@ -159,11 +160,6 @@ class Decoder:
 
 
 @torch.inference_mode()
-def _advance(batch: RunningBatch, new_rows: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
-    """Start new rows, then decode a token of all; return the tickets of finished samples."""
-    return [*batch.start(new_rows), *batch.decode()]
-
-
 def _reserved_positions(row: Row) -> int:
     """Return the positions to reserve for a row: its bucket and the next, or those reserved before, up to its limit."""
     maximum = len(row.ticket.request.prompt) + row.ticket.limit

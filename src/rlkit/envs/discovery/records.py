@@ -129,7 +129,6 @@ def _parse_record(content: Mapping[str, Json], name: str) -> Record:
 
 
 def _keep_json_options(problem: Problem) -> dict[str, Json]:
-    """Return the options of a problem that can be encoded as JSON."""
     options = {field.name: getattr(problem, field.name) for field in fields(problem)} if is_dataclass(problem) else {}
     return {name: value for name, value in options.items() if isinstance(value, bool | int | float | str | None)}
 

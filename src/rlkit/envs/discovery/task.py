@@ -141,7 +141,6 @@ class ConstructionProblem(Env):
         return verified, ""
 
     def _save_record(self, folder: Path, child: State) -> bool:
-        """Save the child if it is a record; return whether it was saved."""
         if self.best is not None and not self.problem.is_better(child.value, self.best):
             return False
         return records.save_if_better(folder, child, self.problem, task=self.task_id)
