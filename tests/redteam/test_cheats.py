@@ -9,8 +9,8 @@ import pytest
 
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, Situation
 from rlkit.redteam.report import Result
+from rlkit.redteam.task_attacks import TASK_CHEATS
 from rlkit.redteam.task_cheat import Seal, TaskCheat
-from rlkit.redteam.task_cheats import TASK_CHEATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "redteam.md"
 

@@ -16,9 +16,8 @@ from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 from rlkit.envs.harbor.settings import make_environment
 from rlkit.envs.harbor.tasks import find_tasks
 from rlkit.redteam.report import RedTeamReport
-from rlkit.redteam.task_attacks import attack_tasks
+from rlkit.redteam.task_attacks import TASK_CHEATS, attack_tasks
 from rlkit.redteam.task_cheat import TaskCheat
-from rlkit.redteam.task_cheats import TASK_CHEATS
 from tests.envs.harbor.conftest import write_task
 from tests.envs.harbor.environments import WithoutView
 

@@ -22,6 +22,9 @@ _THREAD_COUNT = 8
 _GRACE_S = 3.0
 """Seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up."""
 
+_PROGRESS_S = 10.0
+"""Seconds between reports of progress of a call."""
+
 
 def run[T](main: Coroutine[object, object, T]) -> T:
     """Run a coroutine like `asyncio.run`, on an event loop that does not wait forever for busy threads."""
@@ -154,3 +157,32 @@ def _shared_pool() -> DaemonThreadPool:
 
 
 os.register_at_fork(after_in_child=_shared_pool.cache_clear)  # threads do not survive a fork
+
+
+def call_within[T](
+    call: Callable[[], T], *, timeout_s: float, progress: Callable[[float], None] = lambda seconds: None
+) -> T | str:
+    """Return the result of a call, or one line about its exception or timeout.
+
+    Args:
+        call: function to run in a daemon thread, which is abandoned at the limit. Resolving a host name and reading a
+            network folder cannot be cancelled.
+        progress: receives the elapsed seconds, every `_PROGRESS_S`.
+    """
+    results = list[T | str]()
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # the caller reports any exception
+            text = (str(error).strip().splitlines() or [""])[0]
+            results.append(f"{type(error).__name__}: {text}".rstrip(": "))
+
+    started_s = time.monotonic()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive() and (left_s := started_s + timeout_s - time.monotonic()) > 0:
+        thread.join(min(left_s, _PROGRESS_S))
+        if thread.is_alive():
+            progress(time.monotonic() - started_s)
+    return results[0] if results else f"no answer within {timeout_s:g} s"

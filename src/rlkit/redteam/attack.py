@@ -51,8 +51,7 @@ async def attack_folders(
     tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, note: Note = lambda message: None
 ) -> RedTeamReport:
     """Try the cheats on folders of Harbor tasks with `attack_tasks`, and report progress."""
-    from rlkit.redteam.task_attacks import attack_tasks
-    from rlkit.redteam.task_cheats import TASK_CHEATS
+    from rlkit.redteam.task_attacks import TASK_CHEATS, attack_tasks
 
     counts = Counter[str]()
 

@@ -20,9 +20,9 @@ from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import find_task_fault
 from rlkit.envs.harbor.trial import play_trial
 from rlkit.errors import MissingError
+from rlkit.redteam import cheats_on_outputs, cheats_on_programs, cheats_on_rewards, cheats_on_tests
 from rlkit.redteam.report import Attempt, RedTeamReport, classify_attempt
 from rlkit.redteam.task_cheat import SKIP_EXIT_CODE, TaskCheat
-from rlkit.redteam.task_cheats import TASK_CHEATS
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
 
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 AGENT = "rlkit.redteam.agent:CheatingAgent"
 HONEST = TaskCheat("honest-empty-attempt", "Does nothing.", "")
+
+TASK_CHEATS = (
+    *cheats_on_rewards.CHEATS,
+    *cheats_on_tests.CHEATS,
+    *cheats_on_programs.CHEATS,
+    *cheats_on_outputs.CHEATS,
+)
+"""All cheats, ordered by target; names are unique, and the documentation repeats the descriptions."""
 
 VERIFIER_S = 60.0
 """Time limit of the tests: some cheats make them hang."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from rlkit._util.threads import call_within
 
 LIMIT_S = 0.8
 """Time limit of a connection to the hub."""
@@ -33,22 +34,13 @@ def hub_problem() -> str | None:
     except ValueError as error:
         return f"the address of the hub or of its proxy is no URL: {error}"
     route = "" if server is endpoint else f" through the proxy {address[0]}:{address[1]}"
-    problem = _connection_problem(address)
-    return None if problem is None else f"{host} cannot be reached{route} ({problem})"
 
-
-def _connection_problem(address: tuple[str, int]) -> str | None:
-    results: list[str | None] = []
-
-    def connect() -> None:
+    def connect() -> str | None:
         try:
             socket.create_connection(address, timeout=LIMIT_S).close()
-            results.append(None)
         except OSError as error:
-            results.append(error.strerror or str(error) or type(error).__name__)
+            return error.strerror or str(error) or type(error).__name__
+        return None
 
-    # a thread, because the lookup of a host name has no timeout
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    return results[0] if results else f"no answer within {LIMIT_S:g} s"
+    problem = call_within(connect, timeout_s=LIMIT_S)
+    return None if problem is None else f"{host} cannot be reached{route} ({problem})"

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlkit._util import paths
+from rlkit._util.threads import call_within
 from rlkit.errors import RlkitError, UsageError
-from rlkit.tools.time_limits import ProgramResult, call_within, run_program
+from rlkit.tools.time_limits import ProgramResult, run_program
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

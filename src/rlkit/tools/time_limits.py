@@ -1,4 +1,4 @@
-"""Programs and calls with a time limit.
+"""Programs with a time limit.
 
 Invariant: a program that exceeds its limit is killed with its process group, so no process prints a traceback later.
 """
@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -65,32 +64,3 @@ def run_program(
             with suppress(ProcessLookupError):  # the process group is empty
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def call_within[T](
-    call: Callable[[], T], *, timeout_s: float, progress: Callable[[float], None] = lambda seconds: None
-) -> T | str:
-    """Return the result of a call, or one line about its exception or timeout.
-
-    Args:
-        call: function to run in a daemon thread, which is abandoned at the limit. Resolving a host name and reading a
-            network folder cannot be cancelled.
-        progress: receives the elapsed seconds, every `PROGRESS_S`.
-    """
-    results = list[T | str]()
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:  # the caller reports any exception
-            text = (str(error).strip().splitlines() or [""])[0]
-            results.append(f"{type(error).__name__}: {text}".rstrip(": "))
-
-    started_s = time.monotonic()
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive() and (left_s := started_s + timeout_s - time.monotonic()) > 0:
-        thread.join(min(left_s, PROGRESS_S))
-        if thread.is_alive():
-            progress(time.monotonic() - started_s)
-    return results[0] if results else f"no answer within {timeout_s:g} s"
