@@ -159,7 +159,7 @@ def _record(result: RunResult) -> dict[str, Data]:
         "checkpoint": result.checkpoint and asdict(result.checkpoint),
         "best_checkpoint": result.best_checkpoint and asdict(result.best_checkpoint),
         "spending": result.spending and asdict(result.spending),
-        "estimate": result.estimate and result.estimate.to_json(),
+        "estimate": result.estimate and asdict(result.estimate),
     }
 
 

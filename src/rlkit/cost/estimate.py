@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from rlkit._util import files
 from rlkit._util.paths import runs_dir
@@ -144,16 +145,6 @@ class Estimate:
     usd: Band | None
     seconds: Band | None
     speed: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return nested mappings of JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Make an estimate of the result of `to_json`."""
-        bands = {name: None if tree[name] is None else Band(**tree[name]) for name in ("usd", "seconds")}
-        return cls(Band(**tree["tokens"]), **bands, speed=tree["speed"])
 
 
 type Pair = tuple[Rollout, Rollout]
@@ -339,15 +330,15 @@ def save_estimate(config: Config, expected: Estimate) -> Path:
     """Save an estimate for the comparison at the end of its run; return the path of the file."""
     path = _path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, json.dumps(expected.to_json(), indent=2) + "\n")
+    files.write_text(path, json.dumps(asdict(expected), indent=2) + "\n")
     return path
 
 
 def load_estimate(config: Config) -> Estimate | None:
     """Return the estimate saved for the same configuration; None if there is no readable one."""
     try:
-        return Estimate.from_json(json.loads(_path(config).read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+        return TypeAdapter(Estimate).validate_json(_path(config).read_bytes())
+    except (OSError, ValueError):
         return None
 
 
