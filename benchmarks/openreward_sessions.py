@@ -17,7 +17,7 @@ from statistics import median
 
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.connection.clients import environment
-from rlkit.envs.openreward.source import OpenRewardTasks
+from rlkit.envs.openreward.task import OpenRewardTasks
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Message, Tool
 

@@ -32,7 +32,7 @@ from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 from tests.simulation import Word
 from tests.trackers.folders import write_run
 

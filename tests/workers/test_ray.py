@@ -26,7 +26,7 @@ from rlkit.rollout.runner import LocalRunner, RolloutRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Group, Sampling
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 from rlkit.workers.pool import WorkerPool
 from tests.limits import HANG_S, wait_until
 from tests.workers import test_runs

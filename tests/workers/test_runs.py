@@ -25,7 +25,7 @@ from rlkit.store.history import table_path
 from rlkit.testing import ByteChat, Latency, ScriptedSampler, SimulatedTinker
 from rlkit.tools.doctor import examine_run
 from rlkit.training.trainer import RLTrainer
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 from tests.workers.helpers import describe, make_settings, reply
 
 TIMES = ("time/", "workers/", "usage/")

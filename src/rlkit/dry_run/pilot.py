@@ -36,7 +36,7 @@ from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, connect, describe_service
 from rlkit.training.from_config import load_kl_reference, make_learning_rate, make_preparation
 from rlkit.types import Datum, Group
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 
 _SHORTER, _LONGER = 0.75, 1.5
 """Assumed range of rollout lengths in training, relative to the pilot; replies grow more often than they shrink."""

@@ -47,7 +47,7 @@ from rlkit.trackers import RunResult
 from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 
 _SHORT_REPLY = 0.1
 """Mean length of short completions, as a fraction of the maximum tokens."""

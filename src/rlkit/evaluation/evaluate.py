@@ -41,7 +41,7 @@ from rlkit.tasks.sources import as_source
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 
 if TYPE_CHECKING:
     from rlkit.evaluation.openai_endpoint import Endpoint

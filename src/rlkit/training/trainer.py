@@ -59,7 +59,7 @@ from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
 from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
 from rlkit.training.run import Run
-from rlkit.workers import open_runner
+from rlkit.workers.from_config import open_runner
 
 _LAST_SAVE_S = 120.0
 """Time to save the weights of a run that failed."""

@@ -38,13 +38,10 @@ _MEMORY_MIN_BYTES = 2048 * MIB
 
 
 @asynccontextmanager
-async def open_workers(
-    config: Config,
-    local: RolloutRunner,
-    tasks: Mapping[str, Tasks],
-    eval_tasks: Mapping[str, Sequence[Env]],
+async def open_runner(
+    config: Config, local: RolloutRunner, tasks: Mapping[str, Tasks], eval_tasks: Mapping[str, Sequence[Env]]
 ) -> AsyncGenerator[RolloutRunner]:
-    """Start the workers of a run, and end them with the block.
+    """Start the workers of a run, if it has any, and end them with the block.
 
     Args:
         local: plays the rollouts in the workers, and those of environments without workers in this process.
@@ -61,6 +58,9 @@ async def open_workers(
         if workers := settings.get(name, run):
             env_tasks = [source[name] for source in (tasks, eval_tasks) if name in source]
             users.setdefault(workers, {})[name] = env_tasks
+    if not users:
+        yield local
+        return
     async with AsyncExitStack() as stack:
         pools = dict[str, WorkerPool]()
         for workers, envs in users.items():

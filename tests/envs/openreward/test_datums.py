@@ -15,7 +15,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit.algorithms.datums import episode_data
 from rlkit.env import Task
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.source import OpenRewardTasks
+from rlkit.envs.openreward.task import OpenRewardTasks
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner

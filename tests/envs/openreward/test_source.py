@@ -15,7 +15,7 @@ from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema.envs import TargetCurriculum
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.listing import Split, choose_tasks
-from rlkit.envs.openreward.source import OpenRewardTasks
+from rlkit.envs.openreward.task import OpenRewardTasks
 from rlkit.errors import UsageError
 from rlkit.tasks.from_config import task_source
 from rlkit.training.trainer import RLTrainer

@@ -203,11 +203,6 @@ class Config(Section):
         assert self.steps is not None, "the number of tasks is unknown"
         return self.steps
 
-    @property
-    def has_workers(self) -> bool:
-        """True if an environment runs in other processes than the run."""
-        return any([self.rollouts.workers, *(env.workers for env in self.envs.values())])
-
     def _check_length(self) -> None:
         if self.steps is None and self.epochs is None:
             raise ValueError("steps: both `steps` and `epochs` are null; set one of them")

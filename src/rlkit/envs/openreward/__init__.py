@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rlkit.envs.openreward.connection.servers import LocalServer
     from rlkit.envs.openreward.connection.target import Target
     from rlkit.envs.openreward.settings import Settings
-    from rlkit.envs.openreward.source import OpenRewardTasks
-    from rlkit.envs.openreward.task import OpenRewardTask
+    from rlkit.envs.openreward.task import OpenRewardTask, OpenRewardTasks
 
 __all__ = ["openreward"]
 
@@ -87,7 +86,7 @@ def openreward(
     from rlkit.envs.openreward.connection.secrets import parse_secrets
     from rlkit.envs.openreward.session import TimeLimits
     from rlkit.envs.openreward.settings import Settings
-    from rlkit.envs.openreward.source import OpenRewardTasks
+    from rlkit.envs.openreward.task import OpenRewardTasks
 
     reward = RewardRule(reward_reduction, nonterminal_reward, min_reward, max_reward)
     target_server, running = _open_target(target, server, variant, start_timeout_s)
