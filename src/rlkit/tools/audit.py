@@ -81,8 +81,6 @@ async def audit(
 ) -> dict[str, Audit]:
     """Check all steps of a run up to the first mismatch, and check that no draw occurs in two steps.
 
-    Args:
-
     Returns:
         Counts by name of the environment.
 

@@ -15,22 +15,8 @@ from rlkit._util.stopwatch import Request, Stopwatch, use_stopwatches
 from rlkit.errors import UsageError
 from rlkit.policy import Sampler
 from rlkit.rollout.task_guard import GRACE_S
+from rlkit.workers import messages
 from rlkit.workers.connection import Connect, WorkerLoss, WorkerOwner
-from rlkit.workers.messages import (
-    Answer,
-    Ask,
-    Cancel,
-    Excuse,
-    FromWorker,
-    Play,
-    Printed,
-    Ready,
-    Result,
-    Score,
-    Withdraw,
-    as_portable,
-    encode,
-)
 
 type Samplers = tuple[Callable[[], Sampler], Callable[[], Sampler]]
 """Samplers of the first and of later turns of a rollout."""
@@ -74,7 +60,7 @@ class _Call:
         sampler: sampler of the last turn.
     """
 
-    result: asyncio.Future[Result]
+    result: asyncio.Future[messages.Result]
     samplers: Samplers | None
     sampler: Sampler | None = None
     requests: dict[int, tuple[asyncio.Task[None], _WaitProbe]] = field(
@@ -128,7 +114,7 @@ class WorkerClient(WorkerOwner):
         """Wait until the worker can play; raise UsageError if it cannot."""
         await asyncio.shield(self.ready)
 
-    async def call(self, make: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
+    async def call(self, make: Callable[[int], messages.Play | messages.Score], samplers: Samplers | None) -> object:
         """Send a call, and return its result.
 
         Args:
@@ -143,10 +129,10 @@ class WorkerClient(WorkerOwner):
         number = self._number
         call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), samplers)
         try:
-            self._connection.send(encode(make(number)))
+            self._connection.send(messages.encode(make(number)))
             result = await asyncio.shield(call.result)
         except asyncio.CancelledError:
-            self._connection.send(encode(Cancel(number)))
+            self._connection.send(messages.encode(messages.Cancel(number)))
             await asyncio.wait([call.result], timeout=2 * GRACE_S)  # the environment cleans up
             raise
         finally:
@@ -167,35 +153,35 @@ class WorkerClient(WorkerOwner):
         await self._connection.close()
 
     def receive(self, frame: bytes, /) -> None:  # noqa: D102  inherited
-        message: FromWorker = pickle.loads(frame)
+        message: messages.FromWorker = pickle.loads(frame)
         match message:
-            case Ready(problem):
+            case messages.Ready(problem):
                 if problem is None:
                     self.ready.set_result(None)
                 else:
                     self._fail_start(problem)
-            case Ask():
+            case messages.Ask():
                 if message.call in self._calls:
                     self._begin_request(self._calls[message.call], message)
-            case Withdraw(number, request):
+            case messages.Withdraw(number, request):
                 call = self._calls.get(number)
                 if call is not None and request in call.requests:
                     call.requests[request][0].cancel()
-            case Result():
+            case messages.Result():
                 self.cpu_s = message.cpu_s
                 call = self._calls.get(message.call)
                 if call is not None and not call.result.done():
                     call.result.set_result(message)
-            case Printed(env, line):
+            case messages.Printed(env, line):
                 self._print_line(env, line)
 
-    def _begin_request(self, call: _Call, ask: Ask) -> None:
+    def _begin_request(self, call: _Call, ask: messages.Ask) -> None:
         probe = _WaitProbe()
         task = asyncio.create_task(self._answer(call, ask, probe))  # without a stopwatch: it is no task of a rollout
         call.requests[ask.request] = task, probe
         task.add_done_callback(lambda _: call.requests.pop(ask.request, None))
 
-    async def _answer(self, call: _Call, ask: Ask, probe: _WaitProbe) -> None:
+    async def _answer(self, call: _Call, ask: messages.Ask, probe: _WaitProbe) -> None:
         assert call.samplers is not None  # scores need no completions
         error, completions = None, ()
         try:
@@ -206,10 +192,10 @@ class WorkerClient(WorkerOwner):
                     ask.prompt, ask.sampling, seed=ask.seed, num_samples=ask.num_samples
                 )
         except Exception as failure:  # raised in the worker, and from there in the call's result
-            error = as_portable(failure)
+            error = messages.as_portable(failure)
         excused_s = 0.0 if probe.request is None else probe.request.excused_s
         version = -1 if call.sampler is None else call.sampler.version
-        self._connection.send(encode(Answer(ask.request, completions, version, excused_s, error)))
+        self._connection.send(messages.encode(messages.Answer(ask.request, completions, version, excused_s, error)))
 
     async def _send_excuses(self) -> None:
         """Tell the worker about requests that wait because of the service."""
@@ -219,7 +205,9 @@ class WorkerClient(WorkerOwner):
                 for number, (_, probe) in call.requests.items():
                     request = probe.request
                     if request is not None and (request.silent_s > _SILENT_S or request.excused_s):
-                        self._connection.send(encode(Excuse(number, request.excused_s, request.silent_s)))
+                        self._connection.send(
+                            messages.encode(messages.Excuse(number, request.excused_s, request.silent_s))
+                        )
 
     def lose(self, loss: WorkerLoss, /) -> None:  # noqa: D102  inherited
         self._excusing.cancel()

@@ -35,25 +35,8 @@ from rlkit.policy import Sampler
 from rlkit.rollout.runner import RolloutRunner
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Completion, Prompt, Sampling
+from rlkit.workers import messages
 from rlkit.workers.marker import Marker
-from rlkit.workers.messages import (
-    Answer,
-    Ask,
-    Cancel,
-    Excuse,
-    FrameProtocol,
-    FromWorker,
-    Play,
-    Printed,
-    Ready,
-    Result,
-    Score,
-    Start,
-    ToWorker,
-    Withdraw,
-    as_portable,
-    encode,
-)
 
 _RENEW_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +48,7 @@ _running_call: ContextVar[tuple[int, float] | None] = ContextVar("rlkit_running_
 class Worker:
     """The calls of a worker."""
 
-    def __init__(self, send: Callable[[FromWorker], None]) -> None:
+    def __init__(self, send: Callable[[messages.FromWorker], None]) -> None:
         self.send = send
         self.has_ended = asyncio.Event()
         self._runner: RolloutRunner | None = None
@@ -75,24 +58,24 @@ class Worker:
 
     def receive(self, frame: bytes) -> None:
         """Handle a message of the run."""
-        message: ToWorker = pickle.loads(frame)
+        message: messages.ToWorker = pickle.loads(frame)
         match message:
-            case Start():
+            case messages.Start():
                 self._start(message)
-            case Play():
+            case messages.Play():
                 self._begin(message.call, message.rollout.settings.timeout_s, self._run(message))
-            case Score():
+            case messages.Score():
                 self._begin(message.call, message.timeout_s, self._run(message))
-            case Cancel(call):
+            case messages.Cancel(call):
                 if call in self._calls:
                     _cancel_once(self._calls[call])
-            case Answer() | Excuse():
+            case messages.Answer() | messages.Excuse():
                 if message.request in self._requests:
                     self._requests[message.request].hear(message)
             case _:
                 self.has_ended.set()
 
-    async def ask(self, make: Callable[[int], Ask]) -> Answer:
+    async def ask(self, make: Callable[[int], messages.Ask]) -> messages.Answer:
         """Send the request that `make` returns for a number, and wait for its answer."""
         ask = make(next(self._numbers))
         request = self._requests[ask.request] = RemoteRequest()
@@ -101,7 +84,7 @@ class Worker:
             with request_wait(request):
                 answer = await request.answer
         except asyncio.CancelledError:
-            self.send(Withdraw(ask.call, ask.request))
+            self.send(messages.Withdraw(ask.call, ask.request))
             raise
         finally:
             del self._requests[ask.request]
@@ -116,7 +99,7 @@ class Worker:
         if self._calls:
             await asyncio.wait(self._calls.values())
 
-    def _start(self, message: Start) -> None:
+    def _start(self, message: messages.Start) -> None:
         self._runner, problem = message.runner, None
         try:
             for path in message.files:
@@ -125,7 +108,7 @@ class Worker:
                 _load_task(task)
         except RlkitError as error:
             problem = str(error)
-        self.send(Ready(problem))
+        self.send(messages.Ready(problem))
 
     def _begin(self, call: int, limit_s: float, work: Coroutine[object, object, object]) -> None:
         token = _running_call.set((call, limit_s))
@@ -145,17 +128,17 @@ class Worker:
         except asyncio.CancelledError:
             pass
         except Exception as error:  # raised in the run
-            failure = as_portable(error)
+            failure = messages.as_portable(error)
         try:
-            self.send(Result(call, value, failure, time.process_time()))
+            self.send(messages.Result(call, value, failure, time.process_time()))
         except Exception as error:  # a value of the user that cannot be pickled
             fault = EnvironmentFault(f"a result of the worker cannot be pickled: {describe_error(error)}")
-            self.send(Result(call, None, fault, time.process_time()))
+            self.send(messages.Result(call, None, fault, time.process_time()))
 
-    async def _run(self, message: Play | Score) -> object:
+    async def _run(self, message: messages.Play | messages.Score) -> object:
         assert self._runner is not None  # `Start` is the first message
         task = _load_task(message.task)
-        if isinstance(message, Score):
+        if isinstance(message, messages.Score):
             return await self._runner.score(task, message.episodes, timeout_s=message.timeout_s)
         make_sampler = partial(_RemoteSampler, self, message.call)
         return await self._runner.play(task, message.rollout, make_sampler, make_sampler)
@@ -174,10 +157,10 @@ class RemoteRequest:
         """Seconds of waiting since the service last answered any request; 0 if it is not silent."""
         return 0.0 if self._silent_since_s is None else loop_holds().now_s - self._silent_since_s
 
-    def hear(self, message: Answer | Excuse) -> None:
+    def hear(self, message: messages.Answer | messages.Excuse) -> None:
         """Receive the answer, or the state of the wait."""
         self.excused_s = message.excused_s
-        if isinstance(message, Answer):
+        if isinstance(message, messages.Answer):
             if not self.answer.done():
                 self.answer.set_result(message)
         else:
@@ -202,7 +185,7 @@ class _RemoteSampler(Sampler):
     ) -> Sequence[Completion]:
         is_new = self._version is None
         answer = await self._worker.ask(
-            lambda number: Ask(self._call, number, prompt, sampling, seed, num_samples, is_new)
+            lambda number: messages.Ask(self._call, number, prompt, sampling, seed, num_samples, is_new)
         )
         self._version = answer.version
         return answer.completions
@@ -211,7 +194,7 @@ class _RemoteSampler(Sampler):
 class _EnvOutput(io.TextIOBase):
     """A text stream that sends each line to the run, with the name of the environment that wrote it."""
 
-    def __init__(self, send: Callable[[Printed], None]) -> None:
+    def __init__(self, send: Callable[[messages.Printed], None]) -> None:
         self._send = send
         self._rest = dict[str, str]()
 
@@ -234,7 +217,7 @@ class _EnvOutput(io.TextIOBase):
         env = next((stopwatch.name for stopwatch in current_stopwatches() if stopwatch.name), "")
         *lines, self._rest[env] = (self._rest.get(env, "") + text).split("\n")
         for line in lines:
-            self._send(Printed(env, line))
+            self._send(messages.Printed(env, line))
         return len(text)
 
 
@@ -284,10 +267,10 @@ def _mark_calls(marker: Marker) -> None:
 async def _serve(connection: socket.socket, marker: Marker) -> None:
     loop, process = asyncio.get_running_loop(), os.getpid()
 
-    def send(message: FromWorker) -> None:
-        protocol.send(encode(message))
+    def send(message: messages.FromWorker) -> None:
+        protocol.send(messages.encode(message))
 
-    def send_line(message: Printed) -> None:  # from any thread, and from processes that environments fork
+    def send_line(message: messages.Printed) -> None:  # from any thread, and from processes that environments fork
         if os.getpid() != process:
             os.write(1, f"{message.line}\n".encode(errors="replace"))
         elif asyncio._get_running_loop() is loop:
@@ -300,7 +283,7 @@ async def _serve(connection: socket.socket, marker: Marker) -> None:
         loop.call_later(_RENEW_S, renew_marker)
 
     worker = Worker(send)
-    protocol = FrameProtocol(worker.receive, lambda _: worker.has_ended.set())
+    protocol = messages.FrameProtocol(worker.receive, lambda _: worker.has_ended.set())
     await loop.create_connection(lambda: protocol, sock=connection)
     renew_marker()
     _mark_calls(marker)

@@ -89,8 +89,8 @@ class Archive:
                 seeds = [name for name, node in self._nodes.items() if node.seed]
                 name = seeds[(self.choices - 1) % len(seeds)]
             case "epsilon_greedy":
-                ranked = self._rank()
-                name = ranked[int(rng.integers(len(ranked)))] if rng.random() < self.rule.epsilon else ranked[0]
+                states = self.states
+                name = states[int(rng.integers(len(states))) if rng.random() < self.rule.epsilon else 0].id
             case "puct":
                 name = self._choose_by_puct()
         self._running.append(name)
@@ -128,7 +128,7 @@ class Archive:
     @property
     def states(self) -> list[State]:
         """Kept states, best first."""
-        return [self._nodes[name].state for name in self._rank()]
+        return self._sort_by_score([node.state for node in self._nodes.values()])
 
     @property
     def best(self) -> State:
@@ -192,9 +192,6 @@ class Archive:
     def _sort_by_score(self, states: Sequence[State]) -> list[State]:
         return sorted(states, key=self.score, reverse=True)  # of equal states, the older first
 
-    def _rank(self) -> list[str]:
-        return sorted(self._nodes, key=lambda name: self.score(self._nodes[name].state), reverse=True)
-
     def _trim(self, parent: str) -> None:
         """Drop states beyond the size; keep the initial states, except with `epsilon_greedy`."""
         is_puct = self.rule.name == "puct"
@@ -219,7 +216,7 @@ class Archive:
         its descendants. T: number of all expansions. P: falls linearly with the rank. scale: range of scores. States
         with a running ancestor or descendant are skipped if there are others.
         """
-        names = self._rank()
+        names = [state.id for state in self.states]
         nodes = [self._nodes[name] for name in names]
         scores = np.array([self.score(node.state) for node in nodes])
         expansions = np.array([node.expansions for node in nodes])
