@@ -50,7 +50,6 @@ async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], 
 
     Args:
         work: called in the forked process; returns the coroutine to run. It must send a text before each rollout.
-        timeout_s: limit of one rollout, in seconds.
 
     Raises:
         UsageError: the work raised a UsageError.

@@ -81,7 +81,6 @@ class Player:
     """Player of environments, with one reply per rollout.
 
     Args:
-        timeout_s: limit of one rollout, in seconds.
         announce: receives a line before each rollout.
     """
 

@@ -51,7 +51,6 @@ class Rollout:
         first: tokens of the first prompt, which the rollouts of a task share.
         later: tokens of all later prompts together.
         repeated: tokens of later prompts that repeat the previous turn, which a cache may contain.
-        sampled: tokens that the model sampled.
         trained: tokens of the training sequences.
         own_s: seconds other than waiting for completions.
     """

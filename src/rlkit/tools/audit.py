@@ -31,7 +31,6 @@ class Audit:
 
     Args:
         episodes: episodes that did not fail and are not masked.
-        sequences: training sequences of these episodes.
         tokens: trained tokens that match a sampled token at the same position.
         cut_tokens: sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`.
         mismatch: first difference from the record, or the draws that occur in several steps. Counting stops at a

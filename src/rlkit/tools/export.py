@@ -41,7 +41,6 @@ async def export(
         directory: folder to create.
         form: form of the files. `raw` does not need the base model.
         service: service that stores the checkpoint; by default the one that a default configuration uses.
-        note: receives messages while the service does not answer.
 
     Raises:
         UsageError: the checkpoint does not exist, the directory exists or cannot be written, or the model cannot be

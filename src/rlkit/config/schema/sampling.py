@@ -58,8 +58,8 @@ class WorkersConfig(Section):
     cpus: Positive = 1
     """Processors of a process: Ray reserves them, and numerical libraries use as many threads."""
     memory_mb: Positive | None = None
-    """Resident memory in MiB at which a process is replaced; by default its share of 90 % of this machine's memory, and
-    on a Ray cluster as Ray decides."""
+    """Resident memory in MiB at which a process is replaced, without that of processes that it starts; by default its
+    share of 90 % of this machine's memory, and on a Ray cluster as Ray decides."""
 
     @model_validator(mode="after")
     def _check_use(self) -> Self:

@@ -30,8 +30,6 @@ class Record:
     Args:
         options: settings that recreate the problem.
         task: id of the task in which it was found.
-        parent: id of the state that its program started from.
-        polished: True if a local search improved the program's result.
         name: file name without the suffix.
     """
 
