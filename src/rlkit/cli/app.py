@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from rlkit.cli import check, checkpoints, config, evaluate, launch, runs, serve, sync, tasks, train
 from rlkit.cli.common.guard import add_command
+from rlkit.cli.common.output import rlkit_version
 
 
 class Group(TyperGroup):
@@ -30,9 +31,7 @@ class Group(TyperGroup):
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        from rlkit.tools.doctor import installed_version
-
-        typer.echo(f"rlkit {installed_version('rlkit') or 'unknown'}")
+        typer.echo(f"rlkit {rlkit_version()}")
         raise typer.Exit
 
 

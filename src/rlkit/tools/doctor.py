@@ -124,7 +124,7 @@ def check_python() -> Finding:
     from packaging.specifiers import SpecifierSet
 
     version = platform.python_version()
-    required = metadata.metadata("rlkit")["Requires-Python"] if installed_version("rlkit") else ""
+    required = metadata.metadata("rlkit")["Requires-Python"] if _installed_version("rlkit") else ""
     if SpecifierSet(required).contains(version, prereleases=True):
         return Finding("python", "ok", version)
     return Finding("python", "fail", f"{version}, but rlkit needs {required}", "run `uv python install 3.12`")
@@ -134,7 +134,7 @@ def check_packages() -> Iterator[Finding]:
     """Check the versions of the main dependencies against the requirements of rlkit."""
     requirements = {requirement.name: requirement for requirement in _read_requirements() if requirement.marker is None}
     for name in PACKAGES:
-        version, requirement = installed_version(name), requirements.get(name)
+        version, requirement = _installed_version(name), requirements.get(name)
         if version is None:
             problem = "importable but not installed" if name == "rlkit" else "not installed"
             yield Finding(name, "fail", problem, "run `uv sync`, or `pip install .`")
@@ -277,7 +277,7 @@ def check_extras() -> Iterator[Finding]:
     extras = metadata.metadata("rlkit").get_all("Provides-Extra") if requirements else None
     for extra in extras or []:
         names = [name for name, marker in requirements if marker and marker.evaluate({"extra": extra})]
-        absent = [name for name in names if installed_version(name) is None]
+        absent = [name for name in names if _installed_version(name) is None]
         if not absent:
             yield Finding(f"extra {extra}", "ok", "installed")
         elif extra != "all":
@@ -358,11 +358,10 @@ def _read_requirements() -> list[Requirement]:
     """Return the requirements of rlkit; none if it is not installed."""
     from packaging.requirements import Requirement
 
-    return [Requirement(text) for text in metadata.requires("rlkit") or []] if installed_version("rlkit") else []
+    return [Requirement(text) for text in metadata.requires("rlkit") or []] if _installed_version("rlkit") else []
 
 
-def installed_version(package: str) -> str | None:
-    """Return the version of an installed package; None for one that is not installed, such as in a checkout."""
+def _installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ from typing import Annotated, cast
 import typer
 
 from rlkit._util.redaction import redact
-from rlkit.cli.common.output import Output
+from rlkit.cli.common.output import Output, rlkit_version
 from rlkit.errors import RlkitError
 
 FAILED = 1
@@ -120,12 +120,9 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
 def _save_traceback(error: Exception, output: Output) -> Path | str:
     from rlkit._util.files import write_text
     from rlkit._util.paths import runs_dir
-    from rlkit.tools.doctor import installed_version
 
     trace = "".join(traceback.format_exception(error))
-    versions = (
-        f"rlkit {installed_version('rlkit') or 'unknown'}, Python {platform.python_version()}, {platform.platform()}"
-    )
+    versions = f"rlkit {rlkit_version()}, Python {platform.python_version()}, {platform.platform()}"
     path = runs_dir() / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.txt"
     try:
         write_text(path, redact(f"{versions}\n{' '.join(sys.argv)}\n\n{trace}"))

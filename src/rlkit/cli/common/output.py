@@ -104,3 +104,13 @@ def _write(stream: TextIO, text: str) -> None:
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, stream.fileno())
         os.close(null_device)
+
+
+def rlkit_version() -> str:
+    """Return the installed version, or "unknown" in a checkout that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("rlkit")
+    except metadata.PackageNotFoundError:
+        return "unknown"
