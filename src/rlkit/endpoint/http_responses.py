@@ -41,7 +41,7 @@ def make_route(protocol: Protocol, find_session: FindSession) -> Route:
         try:
             session = find_session(read_key(request.headers))
             exchange = protocol.parse(await _read_body(request))
-            return await _respond(protocol, session, exchange, request)
+            return await _respond(session, exchange, request)
         except Rejection as rejection:
             return JSONResponse(protocol.encode_error(rejection), rejection.status, {"x-should-retry": "false"})
 
@@ -68,7 +68,7 @@ def read_key(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-async def _respond(protocol: Protocol, session: Session, exchange: Exchange, request: Request) -> Response:
+async def _respond(session: Session, exchange: Exchange, request: Request) -> Response:
     replies = asyncio.ensure_future(session.respond(exchange))
     is_streaming = False
     try:
@@ -76,7 +76,7 @@ async def _respond(protocol: Protocol, session: Session, exchange: Exchange, req
             await asyncio.wait([replies], timeout=OPENING_S)
             if not replies.done() or replies.exception() is None:
                 is_streaming = True
-                return StreamingResponse(_stream(protocol, exchange, replies), media_type="text/event-stream")
+                return StreamingResponse(_stream(exchange, replies), media_type="text/event-stream")
         else:
             gone = asyncio.ensure_future(_wait_until_gone(request))
             await asyncio.wait([replies, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -89,9 +89,7 @@ async def _respond(protocol: Protocol, session: Session, exchange: Exchange, req
             replies.cancel()
 
 
-async def _stream(
-    protocol: Protocol, exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]
-) -> AsyncGenerator[str]:
+async def _stream(exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]) -> AsyncGenerator[str]:
     """Yield server-sent events: a reply comes as a whole, because services return whole completions."""
     try:
         for event in exchange.encode_opening():
@@ -102,7 +100,8 @@ async def _stream(
             for event in exchange.encode_events(replies.result()):
                 yield event
         except Rejection as rejection:
-            yield protocol.encode_error_event(rejection)
+            for event in exchange.encode_error_events(rejection):
+                yield event
     finally:
         replies.cancel()
 

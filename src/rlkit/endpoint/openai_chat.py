@@ -19,6 +19,7 @@ from rlkit.endpoint.protocol import (
     check_parameters,
     count_tokens,
     format_event,
+    join_texts,
     make_unique_id,
     parse_arguments,
     read_unique_id,
@@ -51,6 +52,9 @@ class _TextPart(BaseModel):
     type: Literal["text"]
     text: str
 
+    def parse(self) -> TextPart:
+        return {"type": "text", "text": self.text}
+
 
 class _ImageUrl(BaseModel):
     url: str
@@ -59,6 +63,9 @@ class _ImageUrl(BaseModel):
 class _ImagePart(BaseModel):
     type: Literal["image_url"]
     image_url: _ImageUrl
+
+    def parse(self) -> ImagePart:
+        return {"type": "image", "image": check_image_url(self.image_url.url, field="messages")}
 
 
 class _CalledFunction(BaseModel):
@@ -89,7 +96,7 @@ class _Message(BaseModel):
                 {
                     "id": read_unique_id(call.id),
                     "name": call.function.name,
-                    "arguments": parse_arguments(call.id, call.function.arguments),
+                    "arguments": parse_arguments(call.id, call.function.arguments, field="messages"),
                 }
                 for call in self.tool_calls
             ]
@@ -102,15 +109,7 @@ class _Message(BaseModel):
     def _content(self) -> str | list[TextPart | ImagePart]:
         if not isinstance(self.content, list):
             return self.content or ""
-        texts = [part.text for part in self.content if isinstance(part, _TextPart)]
-        if len(texts) == len(self.content):
-            return "".join(texts)
-        return [
-            {"type": "text", "text": part.text}
-            if isinstance(part, _TextPart)
-            else {"type": "image", "image": check_image_url(part.image_url.url)}
-            for part in self.content
-        ]
+        return join_texts([part.parse() for part in self.content])
 
 
 class _Function(BaseModel):
@@ -160,10 +159,6 @@ class OpenAIChat(Protocol):
     @override
     def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
         return encode_openai_error(rejection)
-
-    @override
-    def encode_error_event(self, rejection: Rejection) -> str:
-        return format_event(encode_openai_error(rejection))
 
 
 def encode_openai_error(rejection: Rejection) -> Mapping[str, Json]:
@@ -220,6 +215,10 @@ class _ChatExchange(Exchange):
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             yield self._chunk([], usage=_encode_usage(replies))
         yield "data: [DONE]\n\n"
+
+    @override
+    def encode_error_events(self, rejection: Rejection) -> Iterator[str]:
+        yield format_event(encode_openai_error(rejection))
 
     def _chunk(self, choices: Sequence[object], **more: object) -> str:
         return format_event({**self._envelope, "object": "chat.completion.chunk", "choices": choices, **more})

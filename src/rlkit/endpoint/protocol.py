@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rlkit.endpoint.rejection import Rejection
-from rlkit.types import Json, Message, Reply, Tool
+from rlkit.types import ImagePart, Json, Message, Reply, TextPart, Tool
 
 MODEL = "policy"
 """Name of a rollout's model; requests may name any."""
@@ -30,6 +30,7 @@ class Call:
 
     Args:
         choices: number of independent replies.
+        instructions: messages before the conversation that a later request does not continue.
     """
 
     messages: Sequence[Message]
@@ -38,6 +39,7 @@ class Call:
     temperature: float | None = None
     stop: Sequence[str] = ()
     choices: int = 1
+    instructions: Sequence[Message] = ()
 
 
 class Exchange(ABC):
@@ -75,6 +77,10 @@ class Exchange(ABC):
     def encode_events(self, replies: Sequence[Reply]) -> Iterator[str]:
         """Yield the events of a stream from the reply to its end."""
 
+    @abstractmethod
+    def encode_error_events(self, rejection: Rejection) -> Iterator[str]:
+        """Yield the events that end a stream with an error."""
+
 
 class Protocol(ABC):
     """A vendor's API at a path."""
@@ -93,10 +99,6 @@ class Protocol(ABC):
     def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
         """Return the body of an error."""
 
-    @abstractmethod
-    def encode_error_event(self, rejection: Rejection) -> str:
-        """Return the event that ends a stream with an error."""
-
 
 def format_event(data: Mapping[str, Any], *, name: str | None = None) -> str:
     """Return a server-sent event with JSON data."""
@@ -104,31 +106,56 @@ def format_event(data: Mapping[str, Any], *, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data)}\n\n"
 
 
-def make_unique_id(call_id: str) -> str:
-    """Return a tool call's id that no other turn has; formats count from 0 in each turn, and clients match by id."""
-    return f"{call_id}__{uuid.uuid4().hex[:12]}"
+def make_tag() -> str:
+    """Return a tag for the ids of a response."""
+    return uuid.uuid4().hex[:12]
 
 
-def read_unique_id(call_id: str) -> str:
+def make_unique_id(local_id: str, tag: str | None = None) -> str:
+    """Return a tool call's id that no other turn has; formats count from 0 in each turn, and clients match by id.
+
+    Args:
+        local_id: id in the response.
+        tag: the response's tag, where its ids share one; a tag of its own by default.
+    """
+    return f"{local_id}__{tag or make_tag()}"
+
+
+def read_unique_id(unique_id: str) -> str:
     """Return the id that the policy gave a tool call."""
-    return _UNIQUE_ID.sub("", call_id)
+    return _UNIQUE_ID.sub("", unique_id)
 
 
-def parse_arguments(call_id: str, arguments: str) -> Mapping[str, Json]:
-    """Parse the arguments of a tool call that a client sends back."""
+def read_tag(unique_id: str | None) -> str | None:
+    """Return the tag of a unique id; None if the id is the client's own."""
+    match = _UNIQUE_ID.search(unique_id or "")
+    return None if match is None else match[0].removeprefix("__")
+
+
+def join_texts(parts: Sequence[TextPart | ImagePart]) -> str | list[TextPart | ImagePart]:
+    """Return the content of a message: a string, as in the policy's replies, unless it has images."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    return "".join(texts) if len(texts) == len(parts) else list(parts)
+
+
+def parse_arguments(call_id: str, arguments: str, *, field: str) -> Mapping[str, Json]:
+    """Parse the arguments of a tool call that a client sends back in a field of its request."""
     try:
         value: Json = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, Mapping):
-        raise Rejection(400, f"the arguments of the tool call {call_id!r} are not a JSON object", field="messages")
+        raise Rejection(400, f"the arguments of the tool call {call_id!r} are not a JSON object", field=field)
     return value
 
 
-def check_image_url(url: str) -> str:
-    """Return the data URL of an image; others are rejected, or the run would open its own files and addresses."""
+def check_image_url(url: str, *, field: str) -> str:
+    """Return the data URL of an image in a field of a request.
+
+    Other URLs are rejected, or the run would open its own files and addresses.
+    """
     if not url.startswith("data:"):
-        raise Rejection(400, "images must be data URLs (data:image/png;base64,…)", field="messages")
+        raise Rejection(400, "images must be data URLs (data:image/png;base64,…)", field=field)
     return url
 
 

@@ -35,7 +35,7 @@ def explain(error: RlkitError | ValueError) -> Rejection:
     """Return the rejection for an error of the policy."""
     match error:
         case ContextFull():
-            return Rejection(400, str(error), code="context_length_exceeded", field="messages")
+            return Rejection(400, str(error), code="context_length_exceeded")
         case LimitReached():
             return Rejection(400, str(error), code="rollout_limit_reached")
         case EnvironmentFault() | ValueError():

@@ -78,7 +78,7 @@ class Session(ABC):
 
     async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
         reply = policy.chat(
-            call.messages,
+            [*call.instructions, *call.messages],
             tools=call.tools,
             max_tokens=call.max_tokens,
             temperature=call.temperature,
