@@ -92,6 +92,35 @@ def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_di
     assert report.mismatch is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("previous", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
+def test_an_agent_of_openai_speaks_responses(previous: bool, stream: bool) -> None:
+    pytest.importorskip("agents")
+    from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+
+    def multiply(a: int, b: int) -> int:
+        """Multiply two whole numbers."""
+        return a * b
+
+    async def solve(client: Any, *, a: int, b: int) -> float:
+        set_tracing_disabled(disabled=True)
+        model = OpenAIResponsesModel(model="policy", openai_client=client)
+        agent = Agent(name="a", instructions="Use the tool.", model=model, tools=[function_tool(multiply)])
+        question = f"What is {a} times {b}?"
+        if stream:
+            result = Runner.run_streamed(agent, question, auto_previous_response_id=previous)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, question, auto_previous_response_id=previous)
+        return float(str(a * b) in str(result.final_output))
+
+    policy = make_policy()
+    assert asyncio.run(rlkit.CallableEnv(partial(solve, a=12, b=34)).rollout(policy)) == 1.0
+    check_record(policy)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
 def test_an_agent_of_pydantic_ai_calls_tools() -> None:
     pytest.importorskip("pydantic_ai")

@@ -20,11 +20,12 @@ from starlette.applications import Starlette
 from rlkit.endpoint.http_headers import LimitedHttpProtocol
 from rlkit.endpoint.http_responses import make_model_route, make_route
 from rlkit.endpoint.openai_chat import OpenAIChat
+from rlkit.endpoint.openai_responses import OpenAIResponses
 from rlkit.endpoint.protocol import MODEL, Protocol
 from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import Session
 
-PROTOCOLS: Sequence[Protocol] = (OpenAIChat(),)
+PROTOCOLS: Sequence[Protocol] = (OpenAIChat(), OpenAIResponses())
 """Protocols that the server speaks."""
 
 _GRACE_S = 1
