@@ -1,7 +1,7 @@
 """The requests at an endpoint.
 
 Invariant: each request runs in the context of its rollout, so that the time of the rollout and its tasks are its own.
-A failure of the service ends the rollout, whatever the client makes of the response.
+A failure of the service ends the rollout, whatever the client makes of the response: it has no further turn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Session(ABC):
         self._context = contextvars.copy_context()
         self._tasks = set[asyncio.Task[Reply]]()
         self._conversations = OrderedDict[str, Sequence[Message]]()
-        self.fault: Exception | None = None
+        self.fault: RlkitError | None = None
         """The first failure that is not the fault of the client or the environment."""
         self.limit: LimitReached | None = None
         """The first limit of the rollout that a request met."""
@@ -115,4 +115,6 @@ class RolloutSession(Session):
 
     @override
     async def find_policy(self, model: str) -> ChatPolicy:
+        if self.fault is not None:  # the rollout has failed, and clients such as Codex repeat a failed request
+            raise explain(self.fault)
         return self._policy
