@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -20,7 +20,7 @@ from rlkit.errors import ServiceError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedSampler
-from rlkit.types import Sampling, Turn
+from rlkit.types import Prompt, Sampling, Turn
 
 SAME_ADD: rlkit.Tool = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
 ADD: ChatCompletionToolParam = {
@@ -103,6 +103,33 @@ def test_a_conversation_has_the_tokens_of_chat(stream: bool) -> None:
     assert describe(policy.turns) == describe(expected.turns)
     assert [turn.parent for turn in policy.turns] == [None, 0, 1]
     assert "tool_calls" in messages[1]
+
+
+def test_empty_thinking_is_kept_and_results_have_the_names_of_their_tools() -> None:
+    shown = list[str]()
+
+    class NamingChat(ByteChat):
+        def render(self, messages: Sequence[rlkit.Message], tools: Sequence[rlkit.Tool] = ()) -> Prompt:
+            shown.extend(message.get("name", "") for message in messages if message["role"] == "tool")
+            return super().render(messages, tools)
+
+    def call_add(prompt: str, *, seed: int) -> str:
+        return '<think>\n\n</think>\n\n<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+    chat = NamingChat()
+    policy = make_policy(chat=chat, sampler=ScriptedSampler(call_add, chat=chat))
+
+    async def work(client: AsyncOpenAI) -> None:
+        messages: list[Any] = [{"role": "user", "content": "begin"}]
+        for _ in range(2):
+            message = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message
+            assert message.tool_calls is not None
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+            messages += [message.model_dump(exclude_none=True), result]
+
+    play(policy, work)
+    assert [turn.parent for turn in policy.turns] == [None, 0]
+    assert set(shown) == {"add"}
 
 
 def test_a_changed_message_starts_a_segment() -> None:

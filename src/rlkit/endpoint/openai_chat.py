@@ -21,6 +21,7 @@ from rlkit.endpoint.protocol import (
     format_event,
     join_texts,
     make_unique_id,
+    name_tool_results,
     parse_arguments,
     read_unique_id,
 )
@@ -89,7 +90,7 @@ class _Message(BaseModel):
     def parse(self) -> Message:
         """Return the message in rlkit's shape."""
         message: Message = {"role": "system" if self.role == "developer" else self.role, "content": self._content()}
-        if self.reasoning_content:
+        if self.reasoning_content is not None:
             message["thinking"] = self.reasoning_content
         if self.tool_calls:
             message["tool_calls"] = [
@@ -181,7 +182,7 @@ class _ChatExchange(Exchange):
         body = self._body
         check_parameters(body.model_extra, ignored=_IGNORED, neutral=_NEUTRAL)
         return Call(
-            [message.parse() for message in body.messages],
+            name_tool_results([message.parse() for message in body.messages]),
             tools=[tool.parse() for tool in body.tools or ()],
             max_tokens=body.max_completion_tokens or body.max_tokens,
             temperature=body.temperature,
@@ -226,7 +227,7 @@ class _ChatExchange(Exchange):
 
 def _encode_message(reply: Reply) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text}
-    if reply.thinking:
+    if "thinking" in reply.message:
         message["reasoning_content"] = reply.thinking
     if reply.tool_calls:
         message["content"] = reply.text or None
