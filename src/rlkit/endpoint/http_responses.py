@@ -30,6 +30,9 @@ KEEP_ALIVE_S = 10.0
 OPENING_S = 0.01
 """Time before a stream opens; a request that fails earlier gets an HTTP status."""
 
+_MODEL = {"object": "model", "created": 0, "owned_by": "rlkit", "type": "model", "created_at": "1970-01-01T00:00:00Z"}
+"""Fields of a model, those of OpenAI first; the time of its making is unknown."""
+
 type FindSession = Callable[[str], Session]
 """Returns the session of an API key, or raises a `Rejection`."""
 
@@ -55,11 +58,17 @@ def make_model_route(find_session: FindSession, list_models: Callable[[], Sequen
         try:
             find_session(read_key(request.headers))
         except Rejection as rejection:
-            return JSONResponse({"error": {"message": str(rejection), "code": rejection.code}}, rejection.status)
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "rlkit"} for name in list_models()]
-        return JSONResponse({"object": "list", "data": models})
+            return encode_common_error(rejection, "authentication_error")
+        models = [{"id": name, **_MODEL, "display_name": name} for name in list_models()]
+        return JSONResponse({"object": "list", "data": models, "has_more": False})
 
     return Route("/v1/models", respond, methods=["GET"])
+
+
+def encode_common_error(rejection: Rejection, kind: str) -> Response:
+    """Return an error that the clients of all vendors read, where the path does not tell the vendor."""
+    error = {"type": kind, "message": str(rejection), "param": None, "code": rejection.code}
+    return JSONResponse({"type": "error", "error": error}, rejection.status, {"x-should-retry": "false"})
 
 
 def read_key(headers: Mapping[str, str]) -> str:
@@ -95,7 +104,7 @@ async def _stream(exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]) 
         for event in exchange.encode_opening():
             yield event
         while not (await asyncio.wait([replies], timeout=KEEP_ALIVE_S))[0]:
-            yield ": waiting for the reply\n\n"
+            yield protocol.keep_alive
         try:
             for event in exchange.encode_events(replies.result()):
                 yield event

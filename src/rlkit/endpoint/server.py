@@ -16,16 +16,19 @@ from weakref import WeakKeyDictionary
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
+from rlkit.endpoint.anthropic_messages import AnthropicMessages
 from rlkit.endpoint.http_headers import LimitedHttpProtocol
-from rlkit.endpoint.http_responses import make_model_route, make_route
+from rlkit.endpoint.http_responses import encode_common_error, make_model_route, make_route
 from rlkit.endpoint.openai_chat import OpenAIChat
 from rlkit.endpoint.openai_responses import OpenAIResponses
 from rlkit.endpoint.protocol import MODEL, Protocol
 from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import Session
 
-PROTOCOLS: Sequence[Protocol] = (OpenAIChat(), OpenAIResponses())
+PROTOCOLS: Sequence[Protocol] = (OpenAIChat(), OpenAIResponses(), AnthropicMessages())
 """Protocols that the server speaks."""
 
 _GRACE_S = 1
@@ -53,7 +56,7 @@ class EndpointServer:
         ]
         self._server = _QuietServer(
             uvicorn.Config(
-                Starlette(routes=routes),
+                Starlette(routes=routes, exception_handlers={404: _reject_path, 405: _reject_path}),
                 http=LimitedHttpProtocol,
                 log_config=None,
                 access_log=False,
@@ -90,6 +93,11 @@ class EndpointServer:
         if session is None:
             raise Rejection(401, "the API key belongs to no running rollout", code="invalid_api_key")
         return session
+
+
+async def _reject_path(request: Request, _: Exception) -> Response:
+    reason = f"{request.method} {request.url.path} is not served"
+    return encode_common_error(Rejection(404, reason, code="not_found"), "not_found_error")
 
 
 @asynccontextmanager
