@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -78,6 +79,18 @@ def test_a_wrong_key_is_an_error(engine: EngineServer, byte_model_dir: Path) -> 
         pytest.raises(openai.AuthenticationError),
     ):
         ask(client, str(byte_model_dir))
+
+
+def test_a_client_of_anthropic_gets_the_same_reply(engine: EngineServer, byte_model_dir: Path) -> None:
+    model = str(byte_model_dir)
+    body = {"temperature": 0}  # the newest client has no argument for it
+    with (
+        connect(engine) as client,
+        anthropic.Anthropic(base_url=engine.url, api_key=engine.api_key, max_retries=0) as other,
+    ):
+        assert [listed.id for listed in other.models.list()] == [model]
+        message = other.messages.create(model=model, messages=ASK, max_tokens=24, extra_body=body)
+        assert "".join(block.text for block in message.content if block.type == "text") == ask(client, model)
 
 
 def test_an_engine_without_the_extension_has_no_chats(tmp_path: Path) -> None:
