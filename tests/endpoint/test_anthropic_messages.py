@@ -213,7 +213,7 @@ def test_blocks_of_other_models_and_images_are_read() -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}
     said = [BEGIN, {"role": "assistant", "content": [thoughts, call]}, {"role": "user", "content": [result, *content]}]
-    with pytest.raises(rlkit.UsageError, match="ByteChat renders text only"):
+    with pytest.raises(rlkit.EnvironmentFault, match="ByteChat renders text only"):
         ask(ScriptedPolicy(["hi"], chat=chat), messages=said)
     (messages,) = chat.conversations
     shown = {"type": "image", "image": "data:image/png;base64,AAAA"}

@@ -318,3 +318,34 @@ def test_a_malformed_body_is_an_error(body: bytes) -> None:
     response = asyncio.run(main())
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+class StrictChat(ByteChat):
+    """A format that accepts one system message, and fails in its own way otherwise."""
+
+    def render(self, messages: Any, tools: Any = ()) -> Any:
+        if [message["role"] for message in messages].count("system") > 1:
+            raise RuntimeError("one system message, please")
+        return super().render(messages, tools)
+
+
+def test_system_messages_at_the_start_are_joined() -> None:
+    async def work(client: AsyncOpenAI) -> None:
+        roles = ("system", "developer", "user")
+        messages: list[Any] = [{"role": role, "content": role} for role in roles]
+        await client.chat.completions.create(model="m", messages=messages)
+
+    policy = make_policy(chat=StrictChat())
+    play(policy, work)
+    text = bytes(token for token in policy.turns[0].prompt.tokens.tolist() if token < 256)
+    assert b"system\n\ndeveloper" in text
+
+
+def test_messages_that_the_format_rejects_fail_the_episode_whatever_the_agent_does() -> None:
+    async def work(client: AsyncOpenAI) -> None:
+        messages: list[Any] = [{"role": role, "content": role} for role in ("system", "user", "system", "user")]
+        with pytest.raises(openai.APIStatusError):
+            await client.chat.completions.create(model="m", messages=messages)
+
+    with pytest.raises(rlkit.EnvironmentFault, match="one system message, please"):
+        play(make_policy(chat=StrictChat()), work)

@@ -64,8 +64,9 @@ async def open_endpoint(policy: ChatPolicy) -> AsyncGenerator[Endpoint]:
     Each request is a turn, as of `Policy.chat`.
 
     Raises:
-        ServiceError, UsageError, MissingError: a request failed so; raised at the end of the block, in place of what
-            the client made of it.
+        ServiceError, MissingError: a request failed so; raised at the end of the block, in place of what the client
+            made of it.
+        EnvironmentFault: likewise, if the chat format rejected the client's messages.
     """
     from rlkit.endpoint.server import use_server
     from rlkit.endpoint.session import RolloutSession

@@ -17,9 +17,8 @@ from rlkit.endpoint.protocol import (
     check_parameters,
     count_tokens,
     format_event,
-    join_parts,
+    join_texts,
     make_unique_id,
-    name_tool_results,
     read_unique_id,
 )
 from rlkit.endpoint.rejection import Rejection, parse_body
@@ -99,7 +98,7 @@ class _ToolResult(BaseModel):
 
     def parse(self) -> Message:
         """Return the block in rlkit's shape."""
-        content = self.content if isinstance(self.content, str) else join_parts([part.parse() for part in self.content])
+        content = self.content if isinstance(self.content, str) else join_texts([part.parse() for part in self.content])
         return {"role": "tool", "content": content, "tool_call_id": read_unique_id(self.tool_use_id)}
 
 
@@ -118,7 +117,7 @@ class _Message(BaseModel):
         if results and len(results) == len(self.content):
             return results
         parts = [block.parse() for block in self.content if isinstance(block, _Text | _Image)]
-        message: Message = {"role": self.role, "content": join_parts(parts)}
+        message: Message = {"role": self.role, "content": join_texts(parts)}
         if thoughts := [block.thinking for block in self.content if block.type == "thinking"]:
             message["thinking"] = "".join(thoughts)
         if calls := [block.parse() for block in self.content if isinstance(block, _ToolUse)]:
@@ -161,7 +160,6 @@ class AnthropicMessages(Protocol):
     """The API of messages, as Claude Code and Anthropic's clients use it."""
 
     path = "/v1/messages"
-    keep_alive = format_event({"type": "ping"}, name="ping")
 
     @override
     def parse(self, body: bytes) -> Exchange:
@@ -169,17 +167,19 @@ class AnthropicMessages(Protocol):
 
     @override
     def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
-        default = "api_error" if rejection.status >= 500 else "invalid_request_error"
-        is_long = rejection.code == "context_length_exceeded"  # clients look for Anthropic's words
-        message = f"prompt is too long: {rejection}" if is_long else str(rejection)
-        return {"type": "error", "error": {"type": _ERROR_TYPES.get(rejection.status, default), "message": message}}
+        return _encode_error(rejection)
 
-    @override
-    def encode_error_event(self, rejection: Rejection) -> str:
-        return format_event(self.encode_error(rejection), name="error")
+
+def _encode_error(rejection: Rejection) -> Mapping[str, Json]:
+    default = "api_error" if rejection.status >= 500 else "invalid_request_error"
+    is_long = rejection.code == "context_length_exceeded"  # clients look for Anthropic's words
+    message = f"prompt is too long: {rejection}" if is_long else str(rejection)
+    return {"type": "error", "error": {"type": _ERROR_TYPES.get(rejection.status, default), "message": message}}
 
 
 class _MessagesExchange(Exchange):
+    keep_alive = format_event({"type": "ping"}, name="ping")
+
     def __init__(self, body: _Body) -> None:
         self._body = body
         self.model = body.model
@@ -193,7 +193,7 @@ class _MessagesExchange(Exchange):
         if body.messages[-1].role == "assistant":
             raise Rejection(400, "messages: prefilled replies are not supported: end with a user message")
         return Call(
-            name_tool_results([*body.parse_system(), *(part for message in body.messages for part in message.parse())]),
+            [*body.parse_system(), *(part for message in body.messages for part in message.parse())],
             tools=() if parameters.get("tool_choice") == {"type": "none"} else [tool.parse() for tool in body.tools],
             max_tokens=body.max_tokens,
             temperature=body.temperature,
@@ -217,7 +217,7 @@ class _MessagesExchange(Exchange):
 
     @override
     def encode_opening(self) -> Iterator[str]:
-        yield AnthropicMessages.keep_alive  # `message_start` has the length of the prompt, which is not known yet
+        yield self.keep_alive  # `message_start` has the length of the prompt, which is not known yet
 
     @override
     def encode_events(self, replies: Sequence[Reply]) -> Iterator[str]:
@@ -234,6 +234,10 @@ class _MessagesExchange(Exchange):
         ending = {key: message[key] for key in ("stop_reason", "stop_sequence")}
         yield _format_event("message_delta", delta=ending, usage=usage)
         yield _format_event("message_stop")
+
+    @override
+    def encode_error_events(self, rejection: Rejection) -> Iterator[str]:
+        yield format_event(_encode_error(rejection), name="error")
 
 
 def _format_event(name: str, **data: object) -> str:

@@ -104,7 +104,7 @@ async def _stream(exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]) 
         for event in exchange.encode_opening():
             yield event
         while not (await asyncio.wait([replies], timeout=KEEP_ALIVE_S))[0]:
-            yield protocol.keep_alive
+            yield exchange.keep_alive
         try:
             for event in exchange.encode_events(replies.result()):
                 yield event

@@ -21,7 +21,6 @@ from rlkit.endpoint.protocol import (
     format_event,
     join_texts,
     make_unique_id,
-    name_tool_results,
     parse_arguments,
     read_unique_id,
 )
@@ -182,7 +181,7 @@ class _ChatExchange(Exchange):
         body = self._body
         check_parameters(body.model_extra, ignored=_IGNORED, neutral=_NEUTRAL)
         return Call(
-            name_tool_results([message.parse() for message in body.messages]),
+            [message.parse() for message in body.messages],
             tools=[tool.parse() for tool in body.tools or ()],
             max_tokens=body.max_completion_tokens or body.max_tokens,
             temperature=body.temperature,

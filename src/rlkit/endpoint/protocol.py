@@ -50,12 +50,14 @@ class Exchange(ABC):
         is_stream: the client wants server-sent events.
         previous_id: id of the response that the request continues, if the protocol has such.
         response_id: id under which later requests can continue this one; None if they cannot.
+        keep_alive: sign of life in a stream that waits for its reply.
     """
 
     model: str
     is_stream: bool
     previous_id: str | None = None
     response_id: str | None = None
+    keep_alive: ClassVar[str] = ": waiting for the reply\n\n"
 
     @abstractmethod
     def make_call(self, earlier: Sequence[Message]) -> Call:
@@ -83,14 +85,9 @@ class Exchange(ABC):
 
 
 class Protocol(ABC):
-    """A vendor's API at a path.
-
-    Args:
-        keep_alive: sign of life in a stream that waits for its reply.
-    """
+    """A vendor's API at a path."""
 
     path: ClassVar[str]
-    keep_alive: ClassVar[str] = ": waiting for the reply\n\n"
 
     @abstractmethod
     def parse(self, body: bytes) -> Exchange:
@@ -152,17 +149,6 @@ def parse_arguments(call_id: str, arguments: str, *, field: str) -> Mapping[str,
     if not isinstance(value, Mapping):
         raise Rejection(400, f"the arguments of the tool call {call_id!r} are not a JSON object", field=field)
     return value
-
-
-def name_tool_results(messages: Sequence[Message]) -> Sequence[Message]:
-    """Name the tools of results, which clients leave out and some chat formats need; change `messages` in place."""
-    names = dict[str, str]()
-    for message in messages:
-        names |= {call["id"]: call["name"] for call in message.get("tool_calls", [])}
-        call_id = message.get("tool_call_id")
-        if call_id in names:
-            message.setdefault("name", names[call_id])
-    return messages
 
 
 def check_image_url(url: str, *, field: str) -> str:

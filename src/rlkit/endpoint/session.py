@@ -15,7 +15,7 @@ from typing import Protocol, override
 
 from rlkit.endpoint.protocol import Call, Exchange
 from rlkit.endpoint.rejection import Rejection, explain
-from rlkit.errors import LimitReached, MissingError, RlkitError, ServiceError, UsageError
+from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RlkitError, ServiceError
 from rlkit.types import Message, Reply, Tool
 
 RESPONSES_MAX = 1000
@@ -78,7 +78,7 @@ class Session(ABC):
 
     async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
         reply = policy.chat(
-            [*call.instructions, *call.messages],
+            _complete_messages([*call.instructions, *call.messages]),
             tools=call.tools,
             max_tokens=call.max_tokens,
             temperature=call.temperature,
@@ -89,12 +89,18 @@ class Session(ABC):
         task.add_done_callback(self._tasks.discard)
         try:
             return await task
-        except (ServiceError, UsageError, MissingError) as error:
+        except (ServiceError, MissingError) as error:
             self.fault = self.fault or error
             raise
         except LimitReached as error:
             self.limit = self.limit or error
             raise
+        except (EnvironmentFault, ValueError):
+            raise
+        except Exception as error:  # chat formats may raise any for an order of roles that they do not know
+            fault = EnvironmentFault(f"the agent's messages have no reply: {error}")
+            self.fault = self.fault or fault
+            raise fault from error
         finally:
             task.cancel()  # if the client is gone
 
@@ -118,3 +124,21 @@ class RolloutSession(Session):
         if self.fault is not None:  # the rollout has failed, and clients such as Codex repeat a failed request
             raise explain(self.fault)
         return self._policy
+
+
+def _complete_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages as more chat formats accept them: one system message at the start, and results with their tool.
+
+    Clients send several system messages, and leave out the names of tools.
+    """
+    count = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    system = [message["content"] for message in messages[:count]]
+    texts = [text for text in system if isinstance(text, str)]
+    is_joined = count > 1 and len(texts) == count
+    completed: list[Message] = [{"role": "system", "content": "\n\n".join(texts)}] if is_joined else []
+    names = dict[str, str]()
+    for message in messages[count if is_joined else 0 :]:
+        names |= {call["id"]: call["name"] for call in message.get("tool_calls", ())}
+        name = names.get(message.get("tool_call_id", ""))
+        completed.append({"name": name, **message} if name is not None else message)
+    return completed
