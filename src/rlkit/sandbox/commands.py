@@ -34,7 +34,7 @@ _MESSAGE_BYTES = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NO_REQUEST: Mapping[str, Json] = {
     "command": [], "put": None, "single": False, "get": None, "user": None, "cwd": None, "env": {},
-    "view": None, "close_view": False,
+    "view": None, "close_view": False, "listen": None,
 }  # fmt: skip
 
 
@@ -193,6 +193,23 @@ class Commands:
             raise EnvironmentFault(
                 f"a view of a sandbox could not be opened or closed: {message.get('failed', 'it has ended')}"
             )
+
+    async def _request_listener(self, port: int) -> socket.socket:
+        """Return a socket that listens on a port of the sandbox's loopback."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        with self._send_request({"listen": port}) as status:
+            loop.add_reader(status, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(status)
+            message, descriptors, _, _ = socket.recv_fds(status, _MESSAGE_BYTES, 1)
+        if not descriptors:
+            reason = json.loads(message or "{}").get("failed", "it has ended")
+            raise EnvironmentFault(f"a sandbox could not listen on port {port}: {reason}")
+        listener = socket.socket(fileno=descriptors[0])
+        listener.setblocking(False)
+        return listener
 
     def _send_request(self, request: dict[str, Json], *streams: int | None) -> socket.socket:
         """Send a request to the first process, and return the socket on which its result arrives.

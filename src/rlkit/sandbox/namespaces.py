@@ -12,13 +12,15 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
 from rlkit.errors import EnvironmentFault, MissingError
 from rlkit.sandbox import cgroups, sandbox_folders
 from rlkit.sandbox.commands import Commands, receive_message, send_message
+from rlkit.sandbox.forwarder import Forwarder
 from rlkit.sandbox.plan import describe_limits, make_plan, make_start_error
 from rlkit.sandbox.spec import Spec, shared_paths
 from rlkit.sandbox.threads import in_thread
@@ -60,6 +62,8 @@ class Sandbox(Commands):
         self._folder = folder
         self._process = process
         self._views = views
+        self._forwarders = list[Forwarder]()
+        self._has_host_network = False
         self.limit_descriptions: tuple[str, ...] = ()
         """Limits in force, in words."""
         self.seal_problem = ""
@@ -98,6 +102,7 @@ class Sandbox(Commands):
         sandbox._limits, sandbox.limit_descriptions = describe_limits(
             spec, groups, filtered=bool(message.get("filtered"))
         )
+        sandbox._has_host_network = spec.network
         sandbox.seal_problem = str(message.get("seal_problem", ""))
         return sandbox
 
@@ -122,6 +127,25 @@ class Sandbox(Commands):
         await view._request_view({"view": {"private": list(private), "shared": paths}})
         return view
 
+    @asynccontextmanager
+    async def forward_port(self, port: int) -> AsyncGenerator[None]:
+        """Forward a TCP port of the sandbox's 127.0.0.1 to the same port of the host, until the end of the block.
+
+        Does nothing if the sandbox shares the host's network.
+
+        Raises:
+            EnvironmentFault: the port is in use in the sandbox, or the sandbox has ended.
+        """
+        if self._has_host_network:
+            yield
+            return
+        forwarder = Forwarder(await self._request_listener(port))
+        self._forwarders.append(forwarder)
+        try:
+            yield
+        finally:
+            await forwarder.close()
+
     async def stop(self, *, keep: Path | None = None) -> None:
         """End all processes of the sandbox, and remove it; may be called more than once.
 
@@ -130,6 +154,8 @@ class Sandbox(Commands):
         """
         self._views.close()  # first: the view's process then knows why its jobs end
         self._channel.close()
+        for forwarder in self._forwarders:
+            await forwarder.close()
         end = asyncio.ensure_future(in_thread(self._process.wait))
         if not (await asyncio.wait({end}, timeout=_END_LIMIT_S))[0]:
             self._process.kill()

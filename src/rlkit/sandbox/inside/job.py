@@ -40,7 +40,7 @@ class Request(TypedDict):
 
     command: programs to try in turn. put, get: path to extract a tar stream to, or to archive from. single: transfer
     one file. limits: values by constant of `resource`, such as RLIMIT_CPU. view: a view to open.
-    close_view: end the open view and its processes.
+    close_view: end the open view and its processes. listen: TCP port of the sandbox's loopback to listen on.
     """
 
     command: list[list[str]]
@@ -53,6 +53,7 @@ class Request(TypedDict):
     limits: dict[str, int]
     view: View | None
     close_view: bool
+    listen: int | None
 
 
 def prepare(is_rootless: bool) -> bool:

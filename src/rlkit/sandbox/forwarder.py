@@ -1,0 +1,83 @@
+"""Port of a sandbox's own loopback, forwarded to the same port of the host's.
+
+Invariant: connections of the sandbox reach this one port of the host and nothing else, and end with the forwarder. A
+client that floods it or stalls delays its own sandbox only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+CONNECTIONS_MAX = 64
+"""Number of open connections of a sandbox; further ones wait. Each takes two descriptors of the run."""
+
+_CHUNK_BYTES = 1 << 16
+_PAUSE_S = 0.1
+
+
+class Forwarder:
+    """A port that is forwarded until `close`.
+
+    Args:
+        listener: listening socket in the sandbox's network namespace.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._address = listener.getsockname()
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._tasks = {asyncio.create_task(self._accept())}
+
+    async def _accept(self) -> None:
+        while True:
+            await self._slots.acquire()
+            task = asyncio.create_task(self._forward(await self._accept_connection()))
+            self._tasks.add(task)
+            task.add_done_callback(self._discard)
+
+    async def _accept_connection(self) -> socket.socket:
+        while True:
+            try:
+                return (await asyncio.get_running_loop().sock_accept(self._listener))[0]
+            except OSError:  # the client is gone already, or this process has no descriptor left
+                await asyncio.sleep(_PAUSE_S)
+
+    def _discard(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._slots.release()
+
+    async def _forward(self, connection: socket.socket) -> None:
+        writers: list[asyncio.StreamWriter] = []
+        try:
+            inner_reader, inner_writer = await asyncio.open_connection(sock=connection)
+            writers.append(inner_writer)
+            outer_reader, outer_writer = await asyncio.open_connection(*self._address)
+            writers.append(outer_writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_copy(inner_reader, outer_writer))
+                group.create_task(_copy(outer_reader, inner_writer))
+        except* OSError:  # an end broke the connection, or nobody listens on the host
+            pass
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+            connection.close()
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections; may be called more than once."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._listener.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Copy one direction of a connection to its end; a slow receiver slows its sender down."""
+    while data := await source.read(_CHUNK_BYTES):
+        target.write(data)
+        await target.drain()
+    with suppress(OSError):
+        target.write_eof()
