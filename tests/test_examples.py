@@ -132,6 +132,19 @@ def test_a_configuration_trains_and_evaluates_the_shell_agent_on_tasks_of_its_ow
     assert line["env/terminal/seconds/verifier"] > 0
 
 
+@pytest.mark.usefixtures("can_sandbox", "cache")
+def test_a_command_line_agent_trains(byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.chdir(EXAMPLES.parent)
+    small = {"steps": 2, "batch": {"groups": 1, "group_size": 2}, "sampling": {"max_tokens": 4}}
+    path = EXAMPLES / "agents" / "command_line_agent.yaml"
+    result = rlkit.train(path, model=str(byte_model_dir), trackers=[], **small)  # pyright: ignore
+    assert result.steps == 2
+    for line in metrics(tmp_path):
+        assert (line["env/shopping/episodes"], line["env/shopping/failed"]) == (2, 0)
+        assert line["env/shopping/turns"] >= 1
+
+
 @pytest.mark.parametrize("name", ["terminal_bench.yaml", "papergym.yaml"])
 def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: str) -> None:
     from rlkit.config.loading.load import load_config

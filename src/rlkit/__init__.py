@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlkit.dry_run.rehearse import rehearse
     from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, TaskSource, ToolEnv
     from rlkit.envs.callable import CallableEnv
+    from rlkit.envs.process import ProcessEnv, ProcessResult
     from rlkit.errors import (
         ConfigError,
         EnvironmentFault,
@@ -41,6 +42,7 @@ _MODULES = {
     "config.loading.load": ["load_config"],
     "config.schema": ["Config"],
     "env": ["Env", "SingleTurnEnv", "Step", "StepEnv", "TaskSource", "ToolEnv"],
+    "envs.process": ["ProcessEnv", "ProcessResult"],
     "errors": [
         "ConfigError",
         "EnvironmentFault",
@@ -79,6 +81,8 @@ __all__ = [
     "MissingError",
     "Outcome",
     "Policy",
+    "ProcessEnv",
+    "ProcessResult",
     "Progress",
     "Prompt",
     "RLTrainer",

@@ -1,0 +1,192 @@
+"""`ProcessEnv`: a task whose agent is a program, with a client of its own for the model.
+
+Invariant: the grader alone gives a reward, after the program has run. However an episode ends, no file is left, and no
+process except those that leave the process group of a program without a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shutil
+import signal
+from asyncio.subprocess import DEVNULL
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
+from rlkit.env import Env
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.policy import Policy
+from rlkit.sandbox import Limits, Sandbox, Spec, image
+from rlkit.sandbox.inside.job import CANNOT_START
+from rlkit.sandbox.streams import Stream
+from rlkit.sandbox.threads import in_thread
+from rlkit.types import Outcome
+
+SANDBOX_FOLDER = "/run/task"
+"""Folder of a program in a sandbox; `host_folders` are elsewhere."""
+
+_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
+"""Variables of the run that a program without a sandbox gets; it needs no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """A program that has ended.
+
+    Args:
+        exit_code: 128 plus the number of the signal that ended it; None if it was killed at the time limit.
+        folder: its folder, or the copy of that of a sandbox; removed when the grader has returned.
+    """
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEnv(Env):
+    """A program that works on a task, with the policy as its model.
+
+    It finds the policy's endpoint in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY; each
+    request is a turn. If it is killed at the time limit, or turns or context run out, its work is graded, and the
+    episode is truncated.
+
+    Args:
+        argv: the program and its arguments.
+        grade: returns the outcome or reward of a result; an ordinary or a coroutine function.
+        files: contents by path in the program's folder; a file that begins with `#!` is executable.
+        variables: further environment variables.
+        timeout_s: time limit of the program; outages of the service do not count.
+        output_bytes: bytes kept of each output stream.
+        folder_bytes: size of the files in a sandbox's folder; more fails the episode.
+        sandbox: run in a local sandbox that reaches the endpoint only; otherwise in a temporary folder of the host.
+        limits: limits of the sandbox.
+        host_folders: folders of the host that the sandbox shows, besides the system's programs.
+    """
+
+    argv: Sequence[str]
+    grade: Callable[[ProcessResult], Outcome | float | Awaitable[Outcome | float]]
+    task_id: str | None = None
+    content: str | None = None
+    files: Mapping[str, str | bytes] = field(default_factory=dict[str, str | bytes])
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout_s: float = 600.0
+    output_bytes: int = 1 << 20
+    folder_bytes: int = 256 << 20
+    sandbox: bool = True
+    limits: Limits | None = None
+    host_folders: Sequence[str] = ()
+
+    stochastic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.argv, str) or not self.argv:
+            raise UsageError(f"argv: {self.argv!r} is not a list of a program and its arguments")
+        for name in self.files:
+            if name.startswith("/") or ".." in PurePosixPath(name).parts:
+                raise UsageError(f"files: {name!r} is not a path inside the program's folder")
+        for name, value in (("limits", self.limits), ("host_folders", self.host_folders)):
+            if value and not self.sandbox:
+                raise UsageError(f"{name} has no effect without a sandbox: leave it out, or set sandbox=True")
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Run the program, and grade its work.
+
+        Raises:
+            EnvironmentFault: the program could not be started, or its sandbox failed.
+        """
+        with TemporaryDirectory(prefix="rlkit-", ignore_cleanup_errors=True) as name:
+            folder, stopwatch = Path(name), Stopwatch()
+            await in_thread(self._write_files, folder)
+            with use_stopwatches({*current_stopwatches(), stopwatch}):
+                async with policy.endpoint() as endpoint:
+                    variables = {**endpoint.variables, **self.variables}
+                    if self.sandbox:
+                        port = urlsplit(endpoint.root).port or 0
+                        result = await self._play_in_sandbox(folder, variables, port, stopwatch)
+                    else:
+                        result = await self._play_on_host(folder, variables, stopwatch)
+            grade = self.grade(result)
+            grade = await grade if inspect.isawaitable(grade) else grade
+        outcome = grade if isinstance(grade, Outcome) else Outcome(grade)
+        return replace(outcome, truncated=outcome.truncated or result.exit_code is None or endpoint.limit is not None)
+
+    def _write_files(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            path, data = folder / name, content.encode() if isinstance(content, str) else content
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o755 if data.startswith(b"#!") else 0o644)
+
+    async def _play_in_sandbox(
+        self, folder: Path, variables: Mapping[str, str], port: int, stopwatch: Stopwatch
+    ) -> ProcessResult:
+        base = await in_thread(lambda: image.base(image.HOST, folders=tuple(self.host_folders)))
+        spec = Spec(trees=image.trees(base), folders={SANDBOX_FOLDER: 0o755}, limits=self.limits or Limits())
+        output, argv, options = {"stdout": bytearray(), "stderr": bytearray()}, list(self.argv), {**variables}
+
+        async def keep(data: bytes, stream: str) -> None:
+            output[stream] += data
+
+        sandbox = await Sandbox.start(spec)
+        try:
+            await sandbox.put(folder, SANDBOX_FOLDER)
+            async with sandbox.forward_port(port):
+                running = sandbox.run(
+                    argv, cwd=SANDBOX_FOLDER, env=options, output_bytes=self.output_bytes, on_output=keep
+                )
+                completed = await self._wait(running, stopwatch)
+            if completed and completed.exit_code == CANNOT_START and completed.stderr != bytes(output["stderr"]):
+                raise EnvironmentFault(f"argv: {completed.stderr.decode(errors='replace').strip()}")
+            await in_thread(lambda: shutil.rmtree(folder))
+            await sandbox.get(SANDBOX_FOLDER, folder, folder=True, max_bytes=self.folder_bytes)
+        finally:
+            await sandbox.stop()
+        stdout, stderr = (stream.decode(errors="replace") for stream in output.values())
+        return ProcessResult(completed and completed.exit_code, stdout, stderr, folder)
+
+    async def _play_on_host(self, folder: Path, variables: Mapping[str, str], stopwatch: Stopwatch) -> ProcessResult:
+        env = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {**variables}
+        streams = [Stream(name, self.output_bytes, None) for name in ("stdout", "stderr")]
+        ends = [stream.write_end for stream in streams]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.argv, cwd=folder, env=env, stdin=DEVNULL, stdout=ends[0], stderr=ends[1], start_new_session=True
+            )
+            try:
+                for stream in streams:
+                    stream.begin()
+                code = await self._wait(process.wait(), stopwatch)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+            for stream in streams:
+                await stream.finish()
+        except OSError as error:
+            raise EnvironmentFault(f"argv: {error.strerror}: {error.filename}") from error
+        finally:
+            for stream in streams:
+                stream.close()
+        stdout, stderr = (stream.content.decode(errors="replace") for stream in streams)
+        return ProcessResult(code if code is None or code >= 0 else 128 - code, stdout, stderr, folder)
+
+    async def _wait[T](self, running: Coroutine[object, object, T], stopwatch: Stopwatch) -> T | None:
+        """Return the result of a program; None if it was killed at the time limit."""
+        task = asyncio.create_task(running)
+        try:
+            is_late = await stopwatch.wait_for_limit(stopwatch.played_s + self.timeout_s, task)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        return None if is_late else task.result()
