@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 import rlkit
 from rlkit.chat.format import ChatFormat
-from rlkit.endpoint import Endpoint
+from rlkit.endpoint import Endpoint, open_endpoint
 from rlkit.errors import ServiceError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
@@ -349,3 +349,18 @@ def test_messages_that_the_format_rejects_fail_the_episode_whatever_the_agent_do
 
     with pytest.raises(rlkit.EnvironmentFault, match="one system message, please"):
         play(make_policy(chat=StrictChat()), work)
+
+
+def test_only_an_endpoint_with_a_host_is_reached_from_other_interfaces() -> None:
+    address = "127.0.0.2"  # on Linux an address of this machine, which a server on 127.0.0.1 does not have
+
+    async def try_endpoint(host: str | None) -> int:
+        async with open_endpoint(make_policy(), host=host) as endpoint, httpx.AsyncClient() as client:
+            port = httpx.URL(endpoint.url).port
+            assert endpoint.root == f"http://{host or '127.0.0.1'}:{port}"
+            headers = {"authorization": f"Bearer {endpoint.key}"}
+            return (await client.get(f"http://{address}:{port}/v1/models", headers=headers)).status_code
+
+    assert asyncio.run(try_endpoint(address)) == 200
+    with pytest.raises(httpx.ConnectError):
+        asyncio.run(try_endpoint(None))

@@ -1,7 +1,7 @@
 """Endpoints: addresses at which the policy of a rollout answers the requests of any client.
 
 Invariant: a request is one turn of the policy, recorded with its exact tokens. An endpoint is reached by its own key,
-from this machine only, and is dead after its block.
+from this machine only unless its host is named, and is dead after its block.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def open_endpoint(policy: ChatPolicy) -> AsyncGenerator[Endpoint]:
+async def open_endpoint(policy: ChatPolicy, *, host: str | None = None) -> AsyncGenerator[Endpoint]:
     """Serve a policy on loopback until the end of the block; running requests are cancelled there.
 
     ::
@@ -63,19 +63,22 @@ async def open_endpoint(policy: ChatPolicy) -> AsyncGenerator[Endpoint]:
 
     Each request is a turn, as of `Policy.chat`.
 
+    Args:
+        host: name or address of this machine for clients on others; the endpoint then listens on all interfaces.
+
     Raises:
         ServiceError, MissingError: a request failed so; raised at the end of the block, in place of what the client
             made of it.
         EnvironmentFault: likewise, if the chat format rejected the client's messages.
     """
-    from rlkit.endpoint.server import use_server
+    from rlkit.endpoint.server import ALL_INTERFACES, LOOPBACK, use_server
     from rlkit.endpoint.session import RolloutSession
 
     session = RolloutSession(policy)
-    async with use_server() as server:
+    async with use_server(ALL_INTERFACES if host else LOOPBACK) as server:
         try:
             with server.open_session(session) as key:
-                yield Endpoint(server.root, key, session)
+                yield Endpoint(f"http://{host or LOOPBACK}:{server.port}", key, session)
         finally:
             await session.close()
             if session.fault is not None:

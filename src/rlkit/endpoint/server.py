@@ -35,21 +35,23 @@ _GRACE_S = 1
 _POLL_S = 0.001
 _KEY_BYTES = 24
 
-_servers = WeakKeyDictionary[asyncio.AbstractEventLoop, "EndpointServer"]()
+LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
+
+_servers = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, "EndpointServer"]]()
+"""Servers by interface."""
 
 
 class EndpointServer:
-    """A server on a free port of the loopback interface; `use_server` starts and stops it."""
+    """A server on a free port of an interface; `use_server` starts and stops it."""
 
-    def __init__(self) -> None:
+    def __init__(self, interface: str) -> None:
         self.users = 0
         """Number of open `use_server` blocks."""
         self._sessions = dict[str, Session]()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((interface, 0))
         # Connections inherit it. Without it, each reply's body waits 40 ms until its headers are acknowledged.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.root = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        """Address of all endpoints."""
+        self.port: int = self._listener.getsockname()[1]
         routes = [
             *[make_route(protocol, self._find_session) for protocol in PROTOCOLS],
             make_model_route(self._find_session, lambda: [MODEL]),
@@ -101,12 +103,12 @@ async def _reject_path(request: Request, _: Exception) -> Response:
 
 
 @asynccontextmanager
-async def use_server() -> AsyncGenerator[EndpointServer]:
-    """Yield the server of the running event loop; start it if it is the first use, and stop it after the last."""
-    loop = asyncio.get_running_loop()
-    server = _servers.get(loop)
+async def use_server(interface: str) -> AsyncGenerator[EndpointServer]:
+    """Yield the event loop's server on an interface; start it if it is the first use, and stop it after the last."""
+    servers = _servers.setdefault(asyncio.get_running_loop(), {})
+    server = servers.get(interface)
     if server is None:
-        server = _servers[loop] = EndpointServer()
+        server = servers[interface] = EndpointServer(interface)
     server.users += 1
     try:
         await server.wait_until_started()
@@ -114,7 +116,7 @@ async def use_server() -> AsyncGenerator[EndpointServer]:
     finally:
         server.users -= 1
         if not server.users:
-            _servers.pop(loop, None)
+            servers.pop(interface, None)
             await server.close()
 
 
