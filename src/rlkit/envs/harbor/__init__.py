@@ -49,11 +49,13 @@ def harbor(
     memory_mb: Count | None = None,
     storage_mb: Count | None = None,
     force_build: bool = False,
-    agent: Literal["terminus2", "shell"] = "terminus2",
+    agent: str = "terminus2",
     max_turns: Count | None = None,
     parser: Literal["json", "xml"] = "json",
     summarize: bool = False,
     agent_kwargs: dict[str, JsonValue] | None = None,
+    agent_env: dict[str, str] | None = None,
+    endpoint_host: str | None = None,
     agent_timeout_s: Seconds | None = None,
     verifier_timeout_s: Seconds | None = None,
     timeout_multiplier: Seconds = 1.0,
@@ -72,7 +74,7 @@ def harbor(
     pin: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
 ) -> Sequence[HarborTask]:
-    """Load Harbor tasks, played by Terminus 2 or in a plain shell with the model that is trained.
+    """Load Harbor tasks, played with the model that is trained by Terminus 2, a plain shell or an agent of Harbor.
 
     The tasks come from `tasks_dir`, `dataset` or `file_tasks`. `docs/terminal.md` describes every option.
 
@@ -84,8 +86,12 @@ def harbor(
         split: `eval` for the tasks held out for evaluation, `train` for the rest. The two splits never share a task.
         eval_fraction: share of tasks held out for evaluation, by a hash of the task's id; by default a fifth.
         environment: `local`, a Harbor type such as `docker`, or `package.module:Class`.
-        agent: `terminus2`; or `shell`, with one command per turn, for small models.
+        agent: `terminus2`; `shell`, with one command per turn, for small models; or an installed agent of Harbor, such
+            as `mini-swe-agent`.
         max_turns: replies of the model in one rollout; by default limited by time and context only.
+        agent_env: environment variables of an installed agent.
+        endpoint_host: name or address of this machine for installed agents outside the local sandbox; the endpoint
+            then listens on all interfaces.
         agent_timeout_s: time limit of the agent; by default the task's, or half an hour if neither the task nor
             `max_turns` sets a limit.
         reward_key: key of the reward in `reward.json`; by default `reward`, or the only key.
@@ -119,7 +125,7 @@ def harbor(
             storage_mb=storage_mb,
             force_build=force_build,
         ),
-        agent=Agent(agent, max_turns, parser, summarize, agent_kwargs or {}),
+        agent=Agent(agent, max_turns, parser, summarize, agent_kwargs or {}, agent_env or {}),
         agent_timeout_s=agent_timeout_s,
         verifier_timeout_s=verifier_timeout_s,
         timeout_multiplier=timeout_multiplier,
@@ -128,6 +134,7 @@ def harbor(
         reward=Reward(reward_key, reward_weights),
         trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
         keep=keep_trials,
+        endpoint_host=endpoint_host,
     )
     if [bool(tasks_dir), bool(dataset), file_tasks is not None].count(True) != 1:
         raise UsageError("tasks_dir, dataset or file_tasks: give one of them")

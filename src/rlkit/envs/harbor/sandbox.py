@@ -7,6 +7,7 @@ the host, and cannot leave it: the folders of logs are downloaded, not mounted.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal, override
 
@@ -126,6 +127,10 @@ class LocalSandbox(LimitedEnvironment):
         sandbox, self._sandbox, self._view = self._sandbox, None, None
         if sandbox is not None:
             await sandbox.stop()
+
+    def forward_port(self, port: int) -> AbstractAsyncContextManager[None]:
+        """Forward a port of the sandbox's loopback to the host's, see `Sandbox.forward_port`."""
+        return self._require_sandbox().forward_port(port)
 
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
         """Redirect commands and transfers to a view with private `/tests`, `/logs/verifier` and `/logs/agent`.

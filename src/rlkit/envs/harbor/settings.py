@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +18,11 @@ from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import Reward, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.errors import UsageError, did_you_mean
+from rlkit.policy import Policy
 from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from rlkit.envs.harbor.agents.access import AgentAccess
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
@@ -44,13 +49,11 @@ class Environment:
     force_build: bool = False
 
 
-type AgentName = Literal["terminus2", "shell"]
-
-AGENTS: Mapping[AgentName, str] = {
+AGENTS: Mapping[str, str] = {
     "terminus2": "rlkit.envs.harbor.agents.agent:RLTerminus2",
     "shell": "rlkit.envs.harbor.agents.shell:ShellAgent",
 }
-"""Classes of agents by name."""
+"""Classes of rlkit's agents by name."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +61,19 @@ class Agent:
     """An agent and its options.
 
     Args:
+        name: an agent of rlkit, or one of Harbor's installed agents.
         max_turns: maximum number of replies of the model; None for limits by time and context only.
         parser: format of a reply to Terminus 2.
         summarize: let Terminus 2 continue from a summary when the context is nearly full.
+        env: variables of an installed agent.
     """
 
-    name: AgentName = "terminus2"
+    name: str = "terminus2"
     max_turns: int | None = None
     parser: Literal["json", "xml"] = "json"
     summarize: bool = False
     kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         keys = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize", "policy": None}
@@ -75,16 +81,47 @@ class Agent:
             if name in keys:
                 fix = f"set {keys[name]} instead" if keys[name] else "remove it, rlkit sets it"
                 raise UsageError(f"agent_kwargs: {name} cannot be set here; {fix}")
-        if self.name == "shell":
+        if self.name != "terminus2":
             for name, is_default in (("parser", self.parser == "json"), ("summarize", not self.summarize)):
                 if not is_default:
-                    raise UsageError(f"{name} has no effect on the shell agent: leave it out, or set agent: terminus2")
+                    raise UsageError(
+                        f"{name} has no effect on the {self.name} agent: leave it out, or set agent: terminus2"
+                    )
+        if self.name == "shell":
             self._check_shell()
+        if self.is_installed:
+            from rlkit.envs.harbor.agents.installed import check_agent
+
+            check_agent(self.name, self.kwargs, own_names=AGENTS)
+        elif self.env:
+            raise UsageError(f"agent_env has no effect on the {self.name} agent: leave it out")
+
+    @property
+    def is_installed(self) -> bool:
+        """True for an agent of Harbor that is a program of its own."""
+        return self.name not in AGENTS
 
     @property
     def import_path(self) -> str:
-        """Import path of the agent's class."""
+        """Import path of the class of an agent of rlkit."""
         return AGENTS[self.name]
+
+    def open(self, policy: Policy, *, endpoint_host: str | None) -> AbstractAsyncContextManager[AgentAccess]:
+        """Let the agent use a policy until the end of the block; errors of an installed one as of `open_endpoint`."""
+        if not self.is_installed:
+            from rlkit.envs.harbor.agents.access import open_own_agent
+
+            return open_own_agent(self.import_path, policy, self.options)
+        from rlkit.envs.harbor.agents.installed import open_installed_agent
+
+        return open_installed_agent(
+            self.name, policy, self.kwargs, self.env, max_turns=self.max_turns, endpoint_host=endpoint_host
+        )
+
+    @property
+    def module(self) -> str:
+        """Module that the agent needs."""
+        return "rlkit.envs.harbor.agents.installed" if self.is_installed else self.import_path.partition(":")[0]
 
     def options(self, policy: str) -> dict[str, Json]:
         """Return all options of the agent's class, given the key of its policy."""
@@ -113,6 +150,7 @@ class TrialSettings:
         timeout_multiplier: factor of every time limit of a task.
         trials_dir: parent of the trials' folders; None for a temporary folder, removed with the trial.
         keep: trials whose folders are kept.
+        endpoint_host: name or address of this machine for installed agents in other environments than the local one.
     """
 
     environment: Environment = field(default_factory=Environment)
@@ -125,8 +163,17 @@ class TrialSettings:
     reward: Reward = field(default_factory=Reward)
     trials_dir: Path | None = None
     keep: Keep = "none"
+    endpoint_host: str | None = None
 
     def __post_init__(self) -> None:
+        is_remote = self.environment.import_path != LOCAL_SANDBOX
+        if self.endpoint_host is not None and not (is_remote and self.agent.is_installed):
+            raise UsageError("endpoint_host has no effect without an agent of Harbor in another environment: remove it")
+        if self.endpoint_host is None and is_remote and self.agent.is_installed:
+            raise UsageError(
+                f"the agent {self.agent.name} cannot reach its model from its environment: set endpoint_host to a name "
+                "or address under which this machine is reached from there"
+            )
         if self.keep != "none" and self.trials_dir is None:
             raise UsageError(f"keep_trials: {self.keep} needs a folder for the trials: set trials_dir")
 

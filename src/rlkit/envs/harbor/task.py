@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -55,9 +56,7 @@ class HarborTask(Env):
             UsageError: the task needs a feature that the environment lacks.
         """
         settings = self.settings
-        await in_thread(import_module, settings.agent.import_path.partition(":")[0])  # the first import takes seconds
-        from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
-
+        await in_thread(import_module, settings.agent.module)  # the first import takes seconds
         gate_pass = GatePass(get_gates(settings.phases))
         stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
         start_s = clock()
@@ -65,30 +64,28 @@ class HarborTask(Env):
         def read(result: TrialResult, folder: Path) -> Report:
             excused_s = clock() - start_s - stopwatch.played_s
             outage_s = excused_s - gate_pass.waited_s
-            return self._make_report(result, gate_pass, folder, get_agent_end(key), outage_s=outage_s)
+            return self._make_report(result, gate_pass, folder, agent.get_end(), outage_s=outage_s)
 
-        with register_policy(policy) as key, use_stopwatches({*current_stopwatches(), stopwatch}):
-            report = await play_trial(
-                self.path,
-                settings.environment,
-                read,
-                fields=self._make_fields(key),
-                gate_pass=gate_pass,
-                trials_dir=settings.trials_dir,
-                keep=self._is_folder_kept,
-            )
+        with use_stopwatches({*current_stopwatches(), stopwatch}):
+            async with settings.agent.open(policy, endpoint_host=settings.endpoint_host) as agent:
+                report = await play_trial(
+                    self.path,
+                    settings.environment,
+                    read,
+                    fields=self._make_fields(agent.fields),
+                    prepare=agent.prepare,
+                    gate_pass=gate_pass,
+                    trials_dir=settings.trials_dir,
+                    keep=self._is_folder_kept,
+                )
         return make_outcome(report, settings.rules, settings.reward)
 
-    def _make_fields(self, key: str) -> dict[str, Json]:
-        """Return fields of Harbor's `TrialConfig`, given the key of the policy."""
+    def _make_fields(self, agent: Mapping[str, Json]) -> dict[str, Json]:
+        """Return fields of Harbor's `TrialConfig`, given those of its `AgentConfig`."""
         settings = self.settings
         return {
             "timeout_multiplier": settings.timeout_multiplier,
-            "agent": {
-                "import_path": settings.agent.import_path,
-                "kwargs": settings.agent.options(key),
-                "override_timeout_sec": agent_timeout_s(self.path, settings),
-            },
+            "agent": {**agent, "override_timeout_sec": agent_timeout_s(self.path, settings)},
             "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
         }
 
@@ -99,6 +96,8 @@ class HarborTask(Env):
         cause, error = _find_gravest_fault(result, end)
         seconds = measure_phases(result, gate_pass) | {"sampling": end.llm_s}
         detail = end.detail if error is None else " ".join(error.exception_message.split())
+        if cause == "timeout" and self.settings.agent.is_installed and not end.turns:
+            cause, detail = "environment_error", f"{detail}, without a reply of its model"
         if cause == "timeout" and outage_s > _OUTAGE_SHARE * seconds.get("agent", 0.0):
             cause, detail = "environment_error", f"{detail}, {outage_s:.0f} of them in a service outage"
         metrics = {
@@ -160,10 +159,12 @@ def _find_gravest_fault(result: TrialResult, end: AgentEnd) -> tuple[Cause | Non
 
 
 def _classify(error: ExceptionInfo) -> Cause:
+    from harbor.agents.installed import base
+
     match error.exception_type:
         case "AgentTimeoutError":
             return "timeout"
-        case "NonZeroAgentExitCodeError":
+        case name if issubclass(getattr(base, name, Exception), base.NonZeroAgentExitCodeError):
             return "agent_error"
         case name:
             return "verifier_error" if name in VERIFIER_ERRORS else "environment_error"

@@ -39,6 +39,7 @@ async def play_trial[T](
     read: Callable[[TrialResult, Path], T],
     *,
     fields: Mapping[str, Json],
+    prepare: Callable[[Trial], None] = lambda trial: None,
     gate_pass: GatePass | None = None,
     trials_dir: Path | None = None,
     keep: Callable[[T | None], bool] = lambda verdict: False,
@@ -48,6 +49,7 @@ async def play_trial[T](
     Args:
         read: makes the verdict from Harbor's result and the trial's folder, after verification.
         fields: other fields of Harbor's `TrialConfig`.
+        prepare: called with the trial before it runs.
         gate_pass: gates of the trial; None for no limits.
         trials_dir: folder of trials; None for a temporary folder, removed by a later process if this one is killed.
         keep: decides from the verdict (None without one) whether the trial's folder is kept.
@@ -68,7 +70,7 @@ async def play_trial[T](
             "override_storage_mb": environment.storage_mb,
         },
     }
-    running = _RunningTrial(config, read, gate_pass or GatePass(Gates(PhaseLimits())), trials_dir, keep)
+    running = _RunningTrial(config, read, prepare, gate_pass or GatePass(Gates(PhaseLimits())), trials_dir, keep)
     task = asyncio.create_task(running.run())
     is_awaited_by_run = register_cleanup(task)
     try:
@@ -85,6 +87,7 @@ async def play_trial[T](
 class _RunningTrial[T]:
     config: Mapping[str, Json]
     read: Callable[[TrialResult, Path], T]
+    prepare: Callable[[Trial], None]
     gate_pass: GatePass
     trials_dir: Path | None
     keep: Callable[[T | None], bool]
@@ -98,6 +101,7 @@ class _RunningTrial[T]:
             trials_dir = temporary.path if temporary else self.trials_dir
             trial = await _create_trial({**self.config, "trials_dir": str(trials_dir)})
             folder = trial.paths.trial_dir
+            self.prepare(trial)
             self._add_hooks(trial)
             result = await trial.run()
             self._set_verdict(result, folder)
