@@ -103,8 +103,8 @@ def _common_tail(a: Tokens, b: Tokens) -> int:
 
 def _overlap(completion: Tokens, tail: Tokens) -> int:
     """Return the number of tokens that end the completion and begin the tail, such as a stop token."""
-    counts = range(min(len(completion), len(tail)), 0, -1)
-    return next((count for count in counts if np.array_equal(completion[-count:], tail[:count])), 0)
+    counts = np.flatnonzero(tail[: len(completion)] == completion[-1:])[::-1] + 1  # the last tokens agree at these
+    return next((int(count) for count in counts if np.array_equal(completion[-count:], tail[:count])), 0)
 
 
 THINKING = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
