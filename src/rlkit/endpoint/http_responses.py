@@ -101,13 +101,11 @@ async def _respond(session: Session, exchange: Exchange, request: Request) -> Re
 async def _stream(exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]) -> AsyncGenerator[str]:
     """Yield server-sent events: a reply comes as a whole, because services return whole completions."""
     try:
-        for event in exchange.encode_opening():
-            yield event
+        yield "".join(exchange.encode_opening())
         while not (await asyncio.wait([replies], timeout=KEEP_ALIVE_S))[0]:
             yield exchange.keep_alive
         try:
-            for event in exchange.encode_events(replies.result()):
-                yield event
+            yield "".join(exchange.encode_events(replies.result()))
         except Rejection as rejection:
             for event in exchange.encode_error_events(rejection):
                 yield event
