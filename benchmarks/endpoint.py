@@ -29,6 +29,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -50,6 +51,7 @@ START_S = 180.0
 GOAL_MS = 2.0
 STREAM_S = 2.0
 STEPS = 32
+PEER_KEY = f"sk-{secrets.token_hex(32)}"
 KINDS = {"plain": False, "streamed": True}
 
 
@@ -79,13 +81,13 @@ class Process:
 
 
 @contextmanager
-def start(*command: str, log: Path, env: Mapping[str, str] = {}) -> Generator[Process]:
-    """Run a server while the block runs; it has the variables `env` too, and writes its errors to `log`."""
+def start(*command: str, log: Path, env: Mapping[str, str], is_peer: bool = False) -> Generator[Process]:
+    """Run a server while the block runs, with the variables `env` too; all that a peer prints goes to `log`."""
     with log.open("w") as errors:
         popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=errors if is_peer else subprocess.PIPE,
             stderr=errors,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
@@ -104,15 +106,14 @@ def start(*command: str, log: Path, env: Mapping[str, str] = {}) -> Generator[Pr
 def start_own(*arguments: str, folder: Path, env: Mapping[str, str] = {}) -> Generator[tuple[Process, dict[str, Any]]]:
     """Run a server of `endpoint_work`, and yield it with its first line."""
     script = str(Path(__file__).with_name("endpoint_work.py"))
-    with start(sys.executable, script, *arguments, log=folder / f"{'-'.join(arguments[:2])[:20]}.log", env=env) as own:
+    with start(sys.executable, script, *arguments, log=folder / f"{arguments[0]}.log", env=env) as own:
         yield own, own.read_line()
 
 
 @contextmanager
 def start_peer(*command: str, port: int, log: Path, env: Mapping[str, str]) -> Generator[Process]:
     """Run the proxy of a peer, and wait until it listens."""
-    with start(*command, log=log, env={"PYTHONPATH": "", **env}) as peer:
-        peer.popen.stdout.close()  # type: ignore[union-attr]  # it would fill
+    with start(*command, log=log, env={"PYTHONPATH": "", **env}, is_peer=True) as peer:
         deadline_s = time.monotonic() + START_S
         while True:
             assert peer.popen.poll() is None, f"{command} has ended"
@@ -249,7 +250,7 @@ def start_litellm(python: str, folder: Path) -> Generator[tuple[Process, str]]:
         route = {"model": "openai/policy", "api_base": f"{provider['root']}/v1", "api_key": "none"}
         config.write_text(json.dumps({"model_list": [{"model_name": "policy", "litellm_params": route}]}))
         command = [str(Path(python).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1"]
-        env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+        env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": PEER_KEY}
         with start_peer(*command, "--port", str(port), port=port, log=folder / "litellm.log", env=env) as peer:
             yield peer, f"http://127.0.0.1:{port}/v1"
 
@@ -261,7 +262,7 @@ def start_capture_proxy(
     """Run tinker-cookbook's capture proxy at the stand-in of a service, and yield its address."""
     port = free_port()
     command = [python, "-m", "tinker_cookbook.capture.proxy.serve", "--port", str(port), "--base-model", model]
-    command += ["--renderer-name", "qwen3", "--store-data-dir", str(folder / "captured")]
+    command += ["--renderer-name", "qwen3", "--store-data-dir", str(folder / "captured"), "--auth-token", PEER_KEY]
     with start_peer(*command, port=port, log=folder / "capture.log", env=service) as peer:
         yield peer, f"http://127.0.0.1:{port}/v1"
 
@@ -272,7 +273,7 @@ def compare(name: str, own: Process, peer: Process, peer_url: str, *, count: int
     for _ in range(rounds + 1):
         for kind, stream in KINDS.items():
             loads["own", kind].append(load_endpoint(own, count, stream=stream)[0])
-            loads["peer", kind].append(load(peer, peer_url, ["none"] * count, stream=stream))
+            loads["peer", kind].append(load(peer, peer_url, [PEER_KEY] * count, stream=stream))
     for kind in KINDS:
         ours, theirs = (
             Load(*(median(getattr(item, field) for item in loads[side, kind][1:]) for field in Load.__slots__))
@@ -315,17 +316,21 @@ def main() -> None:
     parser.add_argument("--model", help="model of `first byte`; by default the engine's default model")
     parser.add_argument("--litellm", help="interpreter with litellm's proxy")
     parser.add_argument("--cookbook", help="interpreter with tinker-cookbook")
+    parser.add_argument("--only", choices=["requests", "streams", "first-byte", "peers"], help="measure this only")
     parser.add_argument("--quick", action="store_true", help="little work, a tiny model: shows that all works")
     options = parser.parse_args()
     rounds, count = (1, 2) if options.quick else (options.rounds, options.conversations)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        measure_requests(folder, count, rounds)
-        measure_streams(folder, 8 if options.quick else 256, 0.1 if options.quick else STREAM_S)
-        measure_first_byte(folder, find_model(options.model, folder, is_tiny=options.quick), rounds)
-        if options.litellm:
+        if options.only in (None, "requests"):
+            measure_requests(folder, count, rounds)
+        if options.only in (None, "streams"):
+            measure_streams(folder, 8 if options.quick else 256, 0.1 if options.quick else STREAM_S)
+        if options.only in (None, "first-byte"):
+            measure_first_byte(folder, find_model(options.model, folder, is_tiny=options.quick), rounds)
+        if options.litellm and options.only in (None, "peers"):
             compare_with_litellm(options.litellm, folder, count=count, rounds=rounds)
-        if options.cookbook:
+        if options.cookbook and options.only in (None, "peers"):
             compare_with_cookbook(options.cookbook, folder, count=count, rounds=rounds)
 
 

@@ -11,9 +11,8 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.rollout.recorder import RecordingPolicy
@@ -54,11 +53,9 @@ async def hold_conversation(
     for _ in range(turns):
         body = {"model": "policy", "messages": messages, "tools": TOOLS, "stream": stream}
         async with client.post(f"{url}/chat/completions", json=body, headers=headers) as response:
-            assert response.status == 200, await response.text()
-            if stream:
-                message = join_events(await response.text())
-            else:
-                message = (await response.json())["choices"][0]["message"]
+            text = await response.text()
+            assert response.status == 200, text
+        message = join_events(text) if stream else json.loads(text)["choices"][0]["message"]
         (call,) = message["tool_calls"]
         assert message["content"].strip() == TEXT
         assert json.loads(call["function"]["arguments"]) == ARGUMENTS
@@ -162,9 +159,7 @@ async def serve_endpoint(kind: str, argument: str) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             command, _, count = line.strip().partition(" ")
             if command == "open":
-                opened = [
-                    await endpoints.enter_async_context(make_policy().endpoint()) for _ in range(int(count))
-                ]
+                opened = [await endpoints.enter_async_context(make_policy().endpoint()) for _ in range(int(count))]
                 answer(url=opened[0].url, keys=[endpoint.key for endpoint in opened])
             elif command == "close":
                 await endpoints.aclose()
@@ -214,7 +209,9 @@ def serve_stand_in(bodies: dict[str, tuple[bytes, str]], *, stream: bytes = b"")
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     answer(root=f"http://127.0.0.1:{listener.getsockname()[1]}")
-    config = uvicorn.Config(Starlette(routes=[Route("/{path:path}", respond, methods=["GET", "POST"])]), log_config=None)
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/{path:path}", respond, methods=["GET", "POST"])]), log_config=None
+    )
     asyncio.run(uvicorn.Server(config).serve([listener]))
 
 
