@@ -364,3 +364,16 @@ def test_only_an_endpoint_with_a_host_is_reached_from_other_interfaces() -> None
     assert asyncio.run(try_endpoint(address)) == 200
     with pytest.raises(httpx.ConnectError):
         asyncio.run(try_endpoint(None))
+
+
+def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def ask(client: AsyncOpenAI) -> float:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "begin"}])
+        return 1.0
+
+    assert asyncio.run(rlkit.CallableEnv(ask).rollout(make_policy())) == 1.0

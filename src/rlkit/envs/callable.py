@@ -44,8 +44,9 @@ class CallableEnv(Env):
         import openai
 
         # Without repeats and limits of its own: a repeat would be another turn, and the rollout has a time limit.
-        # Loopback has no certificates, and loading them would take most of the time of making a client.
-        http_client = openai.DefaultAsyncHttpxClient(verify=False)
+        # Loopback has no certificates, and loading them would take most of the time of making a client. A proxy of the
+        # environment's variables would not reach it.
+        http_client = openai.DefaultAsyncHttpxClient(verify=False, trust_env=False)
         async with (
             policy.endpoint() as endpoint,
             openai.AsyncOpenAI(
