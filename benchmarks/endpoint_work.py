@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -44,6 +45,11 @@ TOOLS = [{"type": "function", "function": SEARCH}]
 MAX_TOKENS = 1024
 
 
+def make_result() -> str:
+    """Return the result of a search, which no other search has."""
+    return f"Search {secrets.token_hex(8)}. {RESULT}"
+
+
 async def hold_conversation(
     client: aiohttp.ClientSession, url: str, key: str, *, stream: bool, turns: int = TURNS
 ) -> None:
@@ -60,7 +66,7 @@ async def hold_conversation(
         assert message["content"].strip() == TEXT
         assert json.loads(call["function"]["arguments"]) == ARGUMENTS
         reply = {"role": "assistant", "content": message["content"], "tool_calls": [call]}
-        messages += [reply, {"role": "tool", "tool_call_id": call["id"], "content": RESULT}]
+        messages += [reply, {"role": "tool", "tool_call_id": call["id"], "content": make_result()}]
 
 
 def join_events(text: str) -> dict[str, Any]:
@@ -87,7 +93,7 @@ async def chat(policy: RecordingPolicy) -> None:
         reply = await policy.chat(messages, tools=[SEARCH])
         assert reply.text.strip() == TEXT
         call_id = reply.tool_calls[0]["id"]
-        messages += [reply.message, {"role": "tool", "tool_call_id": call_id, "content": RESULT}]
+        messages += [reply.message, {"role": "tool", "tool_call_id": call_id, "content": make_result()}]
 
 
 def answer(**fields: object) -> None:
