@@ -76,6 +76,7 @@ class Forwarder:
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     """Copy one direction of a connection to its end; a slow receiver slows its sender down."""
+    target.transport.set_write_buffer_limits(high=0)  # `drain` then waits for all data, of which closing loses none
     while data := await source.read(_CHUNK_BYTES):
         target.write(data)
         await target.drain()
