@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 from collections.abc import AsyncGenerator
@@ -109,3 +110,18 @@ def test_an_unfinished_opening_is_shared() -> None:
 
     assert asyncio.run(run()) == [7] * 3
     assert opened == [1]
+
+
+def test_an_object_stays_open_outside_a_run(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.path.write_text("")
+    resource = rlkit.WorkerResource(log)
+
+    async def main() -> str:
+        await resource.get()
+        gc.collect()
+        await asyncio.sleep(0.05)
+        return log.path.read_text()
+
+    assert asyncio.run(main()) == f"open {os.getpid()}\n"
+    assert log.path.read_text() == f"open {os.getpid()}\nclosed {os.getpid()}\n"

@@ -36,6 +36,7 @@ class WorkerResource[T]:
         self._make = make
         self._key = key or uuid4().hex
         self._opened = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[T]]()
+        self._holders = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]]()
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle without the open object: another process makes its own."""
@@ -48,7 +49,7 @@ class WorkerResource[T]:
         if opened is None:
             opened = self._opened[loop] = loop.create_future()
             # A task that a rollout creates is cancelled at the end of the run.
-            asyncio.create_task(self._hold(opened), name=f"hold {self._make!r}")  # noqa: RUF006  `opened` refers to it
+            self._holders[loop] = asyncio.create_task(self._hold(opened), name=f"hold {self._make!r}")
         return await asyncio.shield(opened)
 
     async def _hold(self, opened: asyncio.Future[T]) -> None:
@@ -64,6 +65,7 @@ class WorkerResource[T]:
             opened.set_exception(error)
         finally:
             self._opened.pop(loop, None)
+            self._holders.pop(loop, None)
 
 
 def _find_resource[T](key: str, make: Callable[[], AbstractAsyncContextManager[T]]) -> WorkerResource[T]:
