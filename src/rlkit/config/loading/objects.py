@@ -40,6 +40,7 @@ BUILT_IN = {
     "harbor": "rlkit.envs.harbor:harbor",
     "math": "rlkit.envs.math:maths",
     "openreward": "rlkit.envs.openreward:openreward",
+    "verifiers": "rlkit.envs.verifiers:verifiers",
 }
 """Built-in environments by name."""
 

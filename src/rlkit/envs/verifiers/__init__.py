@@ -1,0 +1,64 @@
+"""Environments in the format of verifiers 0.4, such as those of Prime Intellect's Environments Hub."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from rlkit._util.files.json_lines import read_lines
+from rlkit.envs.verifiers.installation import install, run
+from rlkit.envs.verifiers.task import VerifiersTask, share_process
+from rlkit.errors import UsageError
+from rlkit.types import Json
+
+__all__ = ["verifiers"]
+
+AGENT: JsonValue = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+"""Default of `config.agent`: a conversation with the environment's tools, which runs no code of the model. verifiers'
+own default, a shell in a hosted sandbox, needs an account."""
+
+
+def verifiers(
+    *,
+    id: str,
+    packages: Sequence[str] = (),
+    config: dict[str, JsonValue] | None = None,
+    taskset: dict[str, JsonValue] | None = None,
+    select: dict[str, JsonValue] | None = None,
+    secrets: Sequence[str] = (),
+    pin: Callable[[Json], Json] = lambda now: now,
+) -> Sequence[VerifiersTask]:
+    """Return tasks of an environment in the format of verifiers, which is installed apart from rlkit.
+
+    Args:
+        id: name of the taskset, as for `vf-eval`.
+        packages: packages to install: `name==version`, `name @ URL`, or a local folder, which is installed in place.
+            verifiers itself is added, unless it is listed.
+        config: verifiers' settings of the environment, without the taskset; by default, a conversation without a
+            sandbox.
+        taskset: settings of the taskset, such as its split.
+        select: verifiers' selection of tasks: `include`, `exclude`, `shuffle`, `seed`, `skip` and `limit`.
+        secrets: names of variables with secrets that the environment may read.
+        pin: maps the current tasks to those recorded when the run began.
+
+    Raises:
+        UsageError: the packages cannot be installed, the environment cannot be loaded, or the tasks of a resumed run
+            have changed.
+        MissingError: uv is not installed, or a secret is not set.
+    """
+    installation = install(packages, secrets)
+    settings = json.dumps({**(config or {"agent": AGENT}), "taskset": {**(taskset or {}), "id": id}})
+    with tempfile.NamedTemporaryFile() as file:
+        command = installation.make_command("list", settings, json.dumps(select or {}), file.name)
+        run(command, field="id", variables=installation.make_variables())
+        rows = read_lines(Path(file.name))
+    digest = blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
+    if pin(digest) != digest:
+        raise UsageError("packages: the tasks are not those with which the run began; install the same versions")
+    process = share_process(installation, settings)
+    return [VerifiersTask(row["id"] or str(row["data"]["idx"]), row["data"], process) for row in rows]
