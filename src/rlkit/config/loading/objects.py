@@ -39,6 +39,7 @@ BUILT_IN = {
     "discovery": "rlkit.envs.discovery:discovery",
     "harbor": "rlkit.envs.harbor:harbor",
     "math": "rlkit.envs.math:maths",
+    "openenv": "rlkit.envs.openenv:openenv",
     "openreward": "rlkit.envs.openreward:openreward",
     "verifiers": "rlkit.envs.verifiers:verifiers",
 }

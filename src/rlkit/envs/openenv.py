@@ -1,0 +1,184 @@
+"""Environments on servers of OpenEnv, over its WebSocket protocol.
+
+Invariant: a server that answers wrongly, late or not at all fails the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from rlkit.env import Env
+from rlkit.errors import EnvironmentFault, LimitReached, UsageError
+from rlkit.policy import Policy, Reply
+from rlkit.types import Json, Message, Outcome, Tool
+
+MESSAGE_BYTES = 16 << 20
+CLOSE_S = 1.0
+
+type Action = Mapping[str, Json]
+
+
+class _Response(BaseModel):
+    type: str
+    data: dict[str, JsonValue]
+
+
+class _Result(BaseModel, strict=True):
+    observation: dict[str, JsonValue]
+    reward: FiniteFloat | bool | None = None
+    done: bool = False
+
+
+class _McpTool(BaseModel):
+    name: str
+    description: str
+    input_schema: dict[str, JsonValue]
+
+
+class _InvalidActionError(EnvironmentFault):
+    """The server rejected the form of an action."""
+
+
+@dataclass(frozen=True)
+class OpenEnvTask(Env):
+    """Episode of a server with a seed; `openenv` describes the fields."""
+
+    url: str
+    seed: int
+    action: str | Action
+    show: str | None
+    system_prompt: str | None
+    reset: Action
+    max_turns: int
+    answer_timeout_s: float
+
+    @property
+    def task_id(self) -> str:
+        """The seed."""
+        return str(self.seed)
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Play until the environment is done, or a limit is reached."""
+        try:
+            async with connect(f"{self.url}/ws", max_size=MESSAGE_BYTES, close_timeout=CLOSE_S) as socket:
+                return await self._play(socket, policy)
+        except (OSError, ValidationError, WebSocketException) as error:  # TimeoutError is an OSError
+            raise EnvironmentFault(f"{type(error).__name__}: {self.url}: {error}") from error
+
+    async def _play(self, socket: ClientConnection, policy: Policy) -> Outcome:
+        result = await self._request(socket, "reset", {"seed": self.seed, **self.reset})
+        tools = await self._list_tools(socket) if self.action == "tools" else ()
+        messages: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        messages.append({"role": "user", "content": self._describe(result)})
+        rewards, invalid, is_over = list[float](), 0, result.done
+        while not is_over and len(policy.turns) < self.max_turns:
+            try:
+                reply = await policy.chat(messages, tools=tools)
+            except LimitReached:
+                break
+            messages.append(reply.message)
+            actions = self._read_actions(reply)
+            is_over = self.action == "tools" and not actions and not reply.malformed_tool_calls
+            if not actions:
+                invalid += 1
+                messages.append({"role": "user", "content": "error: the reply contains no valid action"})
+            for action, answer in actions:
+                try:
+                    result = await self._request(socket, "step", action)
+                    answer["content"] = self._describe(result)
+                    rewards += [] if result.reward is None else [float(result.reward)]
+                    policy.reward(float(result.reward or 0))
+                except _InvalidActionError as error:
+                    if isinstance(self.action, Mapping):
+                        raise  # the template is wrong, not the reply
+                    invalid += 1
+                    answer["content"] = f"error: {error}"
+                messages.append(answer)
+                if is_over := result.done:
+                    break
+        if is_over and not rewards:
+            raise EnvironmentFault("RewardError: the server gave no reward")
+        return Outcome(sum(rewards), {"invalid_actions": float(invalid)}, truncated=not is_over)
+
+    def _read_actions(self, reply: Reply) -> Sequence[tuple[Action, Message]]:
+        """Return the actions of a reply, each with the message for its observation."""
+        if self.action == "tools":
+            return [
+                (
+                    {"type": "call_tool", "tool_name": call["name"], "arguments": call["arguments"]},
+                    {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": ""},
+                )
+                for call in reply.tool_calls
+            ]
+        if isinstance(self.action, Mapping):
+            filled = json.loads(json.dumps(self.action).replace("{reply}", json.dumps(reply.text)[1:-1]))
+            return [(filled, {"role": "user", "content": ""})]
+        try:
+            action, _ = json.JSONDecoder().raw_decode(reply.text, reply.text.index("{"))
+        except (ValueError, RecursionError):
+            return []
+        return [(action, {"role": "user", "content": ""})]
+
+    def _describe(self, result: _Result) -> str:
+        shown = {name: value for name, value in result.observation.items() if name != "metadata"}
+        if self.show is not None and self.show not in shown:
+            raise EnvironmentFault(f"ObservationError: the server's observation has no {self.show!r}")
+        value = shown if self.show is None else shown[self.show]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    async def _list_tools(self, socket: ClientConnection) -> Sequence[Tool]:
+        result = await self._request(socket, "step", {"type": "list_tools"})
+        tools = TypeAdapter(list[_McpTool]).validate_python(result.observation.get("tools"))
+        return [{"name": t.name, "description": t.description, "parameters": t.input_schema} for t in tools]
+
+    async def _request(self, socket: ClientConnection, kind: str, data: Action) -> _Result:
+        async with asyncio.timeout(self.answer_timeout_s):
+            await socket.send(json.dumps({"type": kind, "data": data}))
+            response = _Response.model_validate_json(await socket.recv())
+        if response.type == "observation":
+            return _Result.model_validate(response.data)
+        code, message = response.data.get("code"), response.data.get("message")
+        error = _InvalidActionError if code == "VALIDATION_ERROR" else EnvironmentFault
+        raise error(f"{code or 'ProtocolError'}: {message or response.type}")
+
+
+def openenv(
+    *,
+    url: str,
+    count: Annotated[int, Field(ge=1, le=10**6)] = 1000,
+    action: Literal["json", "tools"] | dict[str, JsonValue] = "json",
+    show: str | None = None,
+    system_prompt: str | None = None,
+    reset: dict[str, JsonValue] | None = None,
+    max_turns: Annotated[int, Field(ge=1)] = 16,
+    answer_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0,
+    seed: Annotated[int, Field(ge=0)] = 0,
+) -> Sequence[OpenEnvTask]:
+    """Return episodes of an environment on a server of OpenEnv.
+
+    Args:
+        url: address of the server, `ws://host:port` or `wss://host`.
+        count: number of episodes; their seeds are `seed`, `seed + 1`, and so on.
+        action: rule for the action of a reply. `json`: the first JSON object in the reply. `tools`: the model calls the
+            server's MCP tools, until it replies without a call. A mapping: this action, with the reply in place of
+            `{reply}`.
+        show: field of an observation that the model sees; by default, the whole observation as JSON.
+        reset: further data for the server's `reset`.
+        max_turns: limit of replies of an episode.
+        seed: seed of the first episode.
+    """
+    if not url.startswith(("ws://", "wss://")):
+        raise UsageError(f"url: {url!r} is not of the form ws://host:port")
+    base = url.rstrip("/")
+    return [
+        OpenEnvTask(base, episode, action, show, system_prompt, reset or {}, max_turns, answer_timeout_s)
+        for episode in range(seed, seed + count)
+    ]
