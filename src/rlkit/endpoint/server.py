@@ -78,7 +78,10 @@ class EndpointServer:
     async def close(self) -> None:
         """End all connections and the server."""
         self._server.should_exit = True
-        await self._serving
+        try:
+            await self._serving
+        finally:
+            self._listener.close()  # the wait may be cancelled
 
     @contextmanager
     def open_session(self, session: Session) -> Generator[str]:
