@@ -1,0 +1,126 @@
+"""Hostile clients at an endpoint: malformed, endless and slow requests are errors, and other requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+from rlkit.endpoint import Endpoint, http_headers, http_responses
+from rlkit.endpoint.server import PROTOCOLS
+from rlkit.testing import ScriptedPolicy
+
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1e99,
+    "",
+    "x",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"type": "text"},
+    {"type": 3},
+    [{"a": 1}],
+]
+USER = {"role": "user", "content": "begin"}
+TOOL = {"type": "function", "name": "f", "parameters": {}, "function": {"name": "f"}, "input_schema": {}}
+BODY: dict[str, Any] = {
+    "model": "m",
+    "messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}, USER],
+    "input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+    "tools": [TOOL],
+    "max_tokens": 5,
+    "max_output_tokens": 5,
+    "temperature": 1,
+    "stream": False,
+}
+
+
+def break_value(rng: random.Random, value: Any) -> Any:
+    """Return a value with a part replaced, removed, or nested deeply."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        if rng.random() < 0.15:
+            return {key: item for key, item in value.items() if key != name}
+        return {**value, name: break_value(rng, value[name])}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        index = rng.randrange(len(value))
+        return [*value[:index], break_value(rng, value[index]), *value[index + 1 :]]
+    return rng.choice(VALUES)
+
+
+def make_body(rng: random.Random) -> bytes:
+    kind = rng.random()
+    if kind < 0.1:
+        return rng.randbytes(rng.randrange(100))
+    if kind < 0.12:
+        return b"[" * 100_000
+    body = json.dumps(break_value(rng, BODY)).encode()
+    return body[: rng.randrange(len(body))] if kind < 0.2 else body
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_malformed_requests_are_errors_of_the_client(count: int) -> None:
+    rng = random.Random(7)
+    policy = ScriptedPolicy(lambda prompt: "fine")
+
+    async def main() -> None:
+        async with policy.endpoint() as endpoint, httpx.AsyncClient(timeout=60) as client:
+
+            async def send(path: str, body: bytes) -> None:
+                key = endpoint.key if rng.random() < 0.95 else "other"
+                headers = {"x-api-key": key} if rng.random() < 0.5 else {"authorization": f"Bearer {key}"}
+                response = await client.post(f"{endpoint.root}{path}", content=body, headers=headers)
+                assert response.status_code == 200 or 400 <= response.status_code < 500, (path, body[:2000])
+                assert "error" in response.json() or response.status_code == 200
+
+            for _ in range(count // 20):
+                await asyncio.gather(*[send(rng.choice(PROTOCOLS).path, make_body(rng)) for _ in range(20)])
+            await check_alive(endpoint, client)
+
+    asyncio.run(main())
+
+
+async def check_alive(endpoint: Endpoint, client: httpx.AsyncClient) -> None:
+    headers = {"authorization": f"Bearer {endpoint.key}"}
+    response = await client.post(f"{endpoint.url}/chat/completions", json={"messages": [USER]}, headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("beginning", "status"),
+    [
+        (b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: ", b"408"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer %s\r\ncontent-length: 9\r\n\r\n{", b"408"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 100_000, b"431"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer %s\r\ncontent-length: -1\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"400"),
+    ],
+)
+def test_a_slow_or_endless_request_ends_while_others_go_on(
+    beginning: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_responses, "BODY_S", 0.5)
+    monkeypatch.setattr(http_headers, "HEADER_S", 0.5)
+
+    async def main() -> bytes:
+        async with ScriptedPolicy(["fine"]).endpoint() as endpoint, httpx.AsyncClient() as client:
+            port = httpx.URL(endpoint.root).port
+            assert port is not None
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(beginning.replace(b"%s", endpoint.key.encode()))
+            await check_alive(endpoint, client)
+            async with asyncio.timeout(30):
+                answer = await reader.read()
+            writer.close()
+            return answer.split(b"\r\n", 1)[0]
+
+    assert status in asyncio.run(main())
