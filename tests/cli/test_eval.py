@@ -159,3 +159,26 @@ def test_service_error_is_exit_code_1_with_its_request(rlkit: Callable[..., Any]
     result = rlkit("eval", "a.yaml", "--checkpoint", "tinker://gone/sampler_weights/x")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "error: the checkpoint does not exist (request r-1)"
+
+
+def test_an_agent_is_that_of_the_environments_of_harbor(
+    rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = list[object]()
+
+    async def evaluate(resolved: Any, **named: object) -> Mapping[str, float]:
+        agents.extend(spec.args.get("agent") for spec in resolved.config.eval.envs.values())
+        return METRICS | {f"eval/terminal/{name}": 1.0 for name in ("episodes", "reward/mean")}
+
+    monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
+    Path("b.yaml").write_text(
+        "envs: {arithmetic: {}}\neval: {envs: {sums: {env: arithmetic}, terminal: {env: harbor}}}\n"
+    )
+    assert rlkit("eval", "b.yaml", "--agent", "codex").exit_code == 0
+    assert agents == [None, "codex"]
+
+
+def test_an_agent_without_an_environment_of_harbor_is_an_error(rlkit: Callable[..., Any]) -> None:
+    result = rlkit("eval", "a.yaml", "--agent", "codex")
+    assert result.exit_code == 2
+    assert "--agent has no effect: no environment of eval.envs has env: harbor" in result.output

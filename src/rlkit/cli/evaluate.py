@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from rlkit.cli.common.signals import run_terminable
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from rlkit.config.schema import Config
     from rlkit.trackers import Progress
     from rlkit.types import Group
 
@@ -31,6 +33,9 @@ def evaluate(
         str | None, typer.Option(metavar="URL", help="Evaluate a model behind this OpenAI-compatible endpoint instead.")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at the endpoint.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Play the tasks of Harbor with this agent, such as codex.")
+    ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Also print a line for each task.")] = False,
     quiet: Quiet = False,
 ) -> int:
@@ -41,6 +46,8 @@ def evaluate(
     from rlkit.config.loading.load import load_arguments
 
     resolved = load_arguments(config)
+    if agent is not None:
+        resolved = load_arguments([*config, *_choose_agent(agent, resolved.config)])
     from rlkit.evaluation.evaluate import evaluate
     from rlkit.evaluation.openai_endpoint import Endpoint
     from rlkit.evaluation.report import EvaluationReport
@@ -78,3 +85,12 @@ def evaluate(
     report = EvaluationReport.from_metrics(metrics, groups, envs=envs)
     output.result({"checkpoint": checkpoint, "endpoint": endpoint, **report.to_json()}, report.render(tasks=tasks))
     return 0 if report.is_measured else FAILED
+
+
+def _choose_agent(agent: str, config: Config) -> list[str]:
+    """Return overrides that set the agent of all environments of Harbor that are evaluated."""
+    section = "eval.envs" if config.eval.envs else "envs"
+    names = [name for name, spec in (config.eval.envs or config.envs).items() if (spec.env or name) == "harbor"]
+    if not names:
+        raise UsageError(f"--agent has no effect: no environment of {section} has env: harbor; leave it out")
+    return [f"{section}.{name}.args.agent={json.dumps(agent)}" for name in names]

@@ -93,8 +93,8 @@ class EndpointPolicy(Policy):
             if not isinstance(request.prompt, str) or not isinstance(forced, str):
                 raise EnvironmentFault("an endpoint does not accept tokens: use texts")
             body["prompt"] = request.prompt + forced
-            if request.stop is not None:
-                body["stop"] = [request.stop] if isinstance(request.stop, str) else list(request.stop)
+        if request.stop:
+            body["stop"] = [request.stop] if isinstance(request.stop, str) else list(request.stop)
         clock = asyncio.get_running_loop().time
         started = clock()
         reply = await self._request(self._make_settings(request) | body, forced)
