@@ -18,6 +18,7 @@ from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from rlkit.config.schema import Config
+    from rlkit.evaluation.openai_endpoint import Endpoint
     from rlkit.trackers import Progress
     from rlkit.types import Group
 
@@ -49,16 +50,9 @@ def evaluate(
     if agent is not None:
         resolved = load_arguments([*config, *_choose_agent(agent, resolved.config)])
     from rlkit.evaluation.evaluate import evaluate
-    from rlkit.evaluation.openai_endpoint import Endpoint
     from rlkit.evaluation.report import EvaluationReport
 
-    if checkpoint is not None and (not checkpoint.startswith("tinker://") or "/weights/" in checkpoint):
-        raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
-    if (endpoint is None) != (model is None):
-        raise UsageError("--endpoint and --model: give both, or neither")
-    if endpoint is not None and checkpoint is not None:
-        raise UsageError("--checkpoint has no effect with --endpoint: leave out one of them")
-    target = Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY")) if endpoint and model else None
+    target = _check_target(checkpoint, endpoint, model)
     note = output.silent if quiet else output.note
     groups: list[Group] = []
     snapshots: list[Callable[[], Progress]] = []
@@ -94,3 +88,16 @@ def _choose_agent(agent: str, config: Config) -> list[str]:
     if not names:
         raise UsageError(f"--agent has no effect: no environment of {section} has env: harbor; leave it out")
     return [f"{section}.{name}.args.agent={json.dumps(agent)}" for name in names]
+
+
+def _check_target(checkpoint: str | None, endpoint: str | None, model: str | None) -> Endpoint | None:
+    """Return the endpoint to evaluate; None for a model of the service."""
+    from rlkit.evaluation.openai_endpoint import Endpoint
+
+    if checkpoint is not None and (not checkpoint.startswith("tinker://") or "/weights/" in checkpoint):
+        raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
+    if (endpoint is None) != (model is None):
+        raise UsageError("--endpoint and --model: give both, or neither")
+    if endpoint is not None and checkpoint is not None:
+        raise UsageError("--checkpoint has no effect with --endpoint: leave out one of them")
+    return Endpoint(endpoint, model, os.environ.get("OPENAI_API_KEY")) if endpoint and model else None
