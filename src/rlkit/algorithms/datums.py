@@ -122,9 +122,8 @@ class Preparation:
             data, members, overlong = list[Datum](), list[int](), 0
             for member, (episode, row) in enumerate(zip(group.episodes, rows, strict=True)):
                 for datum in episode_data(episode, row) if _is_trainable(episode) else ():
-                    is_trained = self._keeps_every or bool(datum.advantages.any())
-                    fitting = self._fit(datum, group, is_trained=is_trained)
-                    overlong += is_trained and fitting is not datum
+                    fitting = self._fit(datum, group)
+                    overlong += fitting is not datum and self._is_trained(datum)
                     if fitting is not None:
                         data.append(fitting)
                         members.append(member)
@@ -148,18 +147,16 @@ class Preparation:
                 replace(datum, advantages=datum.advantages * weights[member])
                 for datum, member in zip(data, members, strict=True)
             ]
-        trained = tuple(datum for datum in data if self._keeps_every or datum.advantages.any())
-        return replace(draft, data=trained, drifts=drifts)
+        return replace(draft, data=tuple(filter(self._is_trained, data)), drifts=drifts)
 
-    @property
-    def _keeps_every(self) -> bool:
-        return self.every_sequence or self.kl_penalty is not None
+    def _is_trained(self, datum: Datum) -> bool:
+        return self.every_sequence or self.kl_penalty is not None or bool(datum.advantages.any())
 
-    def _fit(self, datum: Datum, group: Group, *, is_trained: bool) -> Datum | None:
+    def _fit(self, datum: Datum, group: Group) -> Datum | None:
         """Return a sequence within the limit; None if it is dropped."""
         if self.max_tokens is None or len(datum.targets) < self.max_tokens:
             return datum
-        if self.overlong == "error" and is_trained:
+        if self.overlong == "error" and self._is_trained(datum):
             raise RunFailed(
                 f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is longer than "
                 f"batch.max_tokens = {self.max_tokens}"
@@ -276,7 +273,8 @@ def _datum(episode: Episode, path: list[int], advantages: NDArray[np.float64], *
     images = tuple(image for image in prompt.images if image.start < len(prompt) - 1)
     return Datum(
         prompt=Prompt(prompt.tokens[:-1], images),
-        targets=np.maximum(prompt.tokens[1:], 0),  # a target at an image position must be a token, and is not trained
+        # a target at an image position must be a token, and is not trained
+        targets=np.maximum(prompt.tokens[1:], 0) if prompt.images else prompt.tokens[1:],
         logprobs=logprobs[1:],
         advantages=weights[1:],
         mask=mask[1:],

@@ -143,6 +143,8 @@ class RecordingPolicy(Policy):
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
+        if max_tokens is temperature is stop is None:  # usually
+            return run
         if isinstance(stop, str):
             stop = (stop,)
         return replace(

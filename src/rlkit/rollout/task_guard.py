@@ -140,6 +140,7 @@ class _GuardedCoroutine(Coroutine[object, object, object]):
     def __init__(self, coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> None:
         self._coroutine: _Coroutine | None = coroutine
         self._stopwatches = stopwatches
+        self._holds = loop_holds()
         self.__qualname__ = getattr(coroutine, "__qualname__", "")  # the name in messages of asyncio
 
     def __getattr__(self, name: str) -> object:
@@ -169,8 +170,7 @@ class _GuardedCoroutine(Coroutine[object, object, object]):
                 coroutine.close()
 
     def _resume[*Ts](self, resume: Callable[[*Ts], object], *values: *Ts) -> object:
-        holds = loop_holds()
-        has_begun = holds.begin(self._stopwatches)
+        has_begun = self._holds.begin(self._stopwatches)
         try:
             return resume(*values)
         except (SystemExit, KeyboardInterrupt) as exiting:
@@ -179,7 +179,7 @@ class _GuardedCoroutine(Coroutine[object, object, object]):
             raise EnvironmentExit(escape_surrogates(f"{type(exiting).__name__}: {safe_str(exiting)}")) from exiting
         finally:
             if has_begun:
-                holds.end()
+                self._holds.end()
 
 
 def _is_signalled(error: SystemExit | KeyboardInterrupt) -> bool:

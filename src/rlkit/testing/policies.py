@@ -73,9 +73,8 @@ class ByteChat(ChatFormat):
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
-        plain = tokens[
-            np.asarray(tokens, np.int32).view(np.uint32) < BEGIN
-        ]  # as unsigned numbers, negative tokens are large
+        is_plain = np.asarray(tokens, np.int32).view(np.uint32) < BEGIN  # unsigned, a negative token is large
+        plain = tokens if is_plain.all() else tokens[is_plain]
         return plain.astype(np.uint8).tobytes().decode(errors="replace")
 
     def _render_message(self, role: str, body: str) -> list[Tokens]:
