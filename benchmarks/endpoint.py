@@ -30,6 +30,7 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -263,8 +264,11 @@ def start_capture_proxy(
     port = free_port()
     command = [python, "-m", "tinker_cookbook.capture.proxy.serve", "--port", str(port), "--base-model", model]
     command += ["--renderer-name", "qwen3", "--store-data-dir", str(folder / "captured"), "--auth-token", PEER_KEY]
-    with start_peer(*command, port=port, log=folder / "capture.log", env=service) as peer:
-        yield peer, f"http://127.0.0.1:{port}/v1"
+    try:
+        with start_peer(*command, port=port, log=folder / "capture.log", env=service) as peer:
+            yield peer, f"http://127.0.0.1:{port}/v1"
+    finally:  # the store of the proxy outlives it
+        os.kill(json.loads((folder / "captured" / "daemon.json").read_text())["pid"], signal.SIGTERM)
 
 
 def compare(name: str, own: Process, peer: Process, peer_url: str, *, count: int, rounds: int) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from rlkit.chat.format import TAIL_TOKENS, ChatFormat, ParsedReply, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.errors import MissingError, UsageError
-from rlkit.tokenizers.cached import cache_encodings
 from rlkit.tokenizers.load import has_weights, load_tokenizer
 from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
 
@@ -68,7 +67,6 @@ def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None
     from tinker_cookbook.image_processing_utils import get_image_processor
     from tinker_cookbook.renderers import get_renderer
 
-    tokenizer = cache_encodings(tokenizer)
     try:
         return CookbookChat(get_renderer(name, tokenizer, model_name=model))
     except TinkerCookbookError as error:

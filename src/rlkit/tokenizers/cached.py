@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -42,3 +42,13 @@ def cache_encodings(tokenizer: Tokenizer) -> Tokenizer:
     cached = copy(tokenizer)
     cached.encode = encode_cached  # pyright: ignore[reportAttributeAccessIssue]  the part of it that renderers use
     return cached
+
+
+def with_cached_encodings[**P](load: Callable[P, Tokenizer]) -> Callable[P, Tokenizer]:
+    """Decorate a function that loads a tokenizer: the tokenizer remembers its latest encodings."""
+
+    @wraps(load)
+    def load_cached(*args: P.args, **kwargs: P.kwargs) -> Tokenizer:
+        return cache_encodings(load(*args, **kwargs))
+
+    return load_cached

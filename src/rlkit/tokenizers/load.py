@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.engine.model import model_files
 from rlkit.errors import MissingError, UsageError
+from rlkit.tokenizers.cached import with_cached_encodings
 from rlkit.tokenizers.hub import hub_problem
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _FIXES = (
 )
 
 
+@with_cached_encodings
 def load_tokenizer(
     model: str,
     *,
