@@ -50,7 +50,14 @@ SLOW: Mapping[str, Sequence[str]] = {
 _HUB = "its dataset is on the hub of Hugging Face"
 _PLATFORM = "its environments are OpenReward's, which want a key"
 _REGISTRY = "its dataset is in Harbor's registry"
+_OWN_TEST = "its agent or server comes from another package, and its own test trains it"
 ELSEWHERE: Mapping[str, str] = {
+    "agents/command_line_agent.yaml": _OWN_TEST,
+    "agents/langgraph_agent.yaml": _OWN_TEST,
+    "agents/litellm_agent.yaml": _OWN_TEST,
+    "agents/openai_agents.yaml": _OWN_TEST,
+    "openenv.yaml": _OWN_TEST,
+    "verifiers.yaml": _OWN_TEST,
     "maths/gsm8k.yaml": _HUB,
     "maths/hendrycks.yaml": _HUB,
     "maths/math500.yaml": _HUB,

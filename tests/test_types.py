@@ -70,7 +70,7 @@ WITH_ARRAYS = {
     "Group",
     "Datum",
 }
-WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_GroupInPlay"}
+WITH_ARRAYS |= {"Completion", "Reply", "PendingStep", "_Submission", "History", "_GroupInPlay"}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -58,7 +58,7 @@ def check_record(policy: RecordingPolicy) -> None:
 @pytest.mark.parametrize(
     ("example", "package"),
     [
-        ("openai_agents", "agents"),
+        ("openai_agents", "agents.run"),
         ("langgraph_agent", "langgraph"),
         ("litellm_agent", "mcp"),
     ],  # litellm needs mcp for tools
@@ -74,7 +74,7 @@ def test_an_agent_of_a_framework_calls_tools(example: str, package: str) -> None
 
 @pytest.mark.parametrize(
     ("example", "package"),
-    [("openai_agents", "agents"), ("langgraph_agent", "langgraph"), ("litellm_agent", "mcp")],
+    [("openai_agents", "agents.run"), ("langgraph_agent", "langgraph"), ("litellm_agent", "mcp")],
 )
 def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip(package)
@@ -96,7 +96,7 @@ def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_di
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
 def test_an_agent_of_openai_speaks_responses(previous: bool, stream: bool) -> None:
-    pytest.importorskip("agents")
+    pytest.importorskip("agents.run")
     from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 
     def multiply(a: int, b: int) -> int:

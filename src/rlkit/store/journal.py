@@ -63,6 +63,7 @@ class Journal:
     Every method that writes raises `RunFailed` if it cannot.
 
     Args:
+        folder: folder of the segments.
         segment: number of the segment to append to. Its complete records stay, and later segments are deleted.
     """
 
@@ -74,11 +75,14 @@ class Journal:
             for number, path in list_segments(folder):
                 if number > segment:
                     path.unlink()
-            with ExitStack() as earlier:
-                _sync([earlier.enter_context(path.open("rb")) for _, path in list_segments(folder)], folder)
-            self._file = self._open_segment(segment)
+            with ExitStack() as cleanup:
+                self._file = cleanup.enter_context(self._open_segment(segment))
+                with ExitStack() as earlier:
+                    _sync([earlier.enter_context(path.open("rb")) for _, path in list_segments(folder)], folder)
+                cleanup.pop_all()
         except OSError as error:
             raise self._failure(error) from error
+        self._has_new_segment = False
         self._full: list[BinaryIO] = []
         self._written = self._synced = 0  # records
         self._syncing: asyncio.Task[None] | None = None
@@ -166,10 +170,14 @@ class Journal:
 
     def _open_segment(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
-        if path.exists():  # remove an incomplete record at the end
-            os.truncate(path, sum(size for _, size in _read_frames(path)))
+        size = sum(size for _, size in _read_frames(path)) if path.exists() else 0
+        with ExitStack() as cleanup:
+            file = cleanup.enter_context(path.open("ab", buffering=0))
+            file.truncate(size)
+            file.seek(size)
+            cleanup.pop_all()
         self._has_new_segment = True
-        return path.open("ab", buffering=0)
+        return file
 
 
 def mark_retrieved(task: asyncio.Task[None]) -> None:
