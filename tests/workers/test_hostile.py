@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -249,6 +250,16 @@ def test_a_task_that_cannot_be_pickled_is_refused_with_its_attribute() -> None:
     match = r"envs\.e: workers need tasks that can be pickled, but Holder\.value\.value \(of type socket\) cannot \("
     with socket.socket() as connection, pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close(Task(0, "e", Holder(Holder(connection)))))
+
+
+class ExitsWhenPickled:
+    def __reduce__(self) -> NoReturn:
+        sys.exit(3)
+
+
+def test_a_task_that_exits_when_it_is_pickled_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"but Holder\.value \(of type ExitsWhenPickled\) cannot \(3\)"):
+        pickle_task(Task(0, "e", Holder(ExitsWhenPickled())))
 
 
 class Counted:

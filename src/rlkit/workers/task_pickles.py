@@ -47,7 +47,7 @@ def pickle_task(task: Task) -> bytes:
     """Return a pickled task; UsageError names the attribute that cannot be pickled."""
     try:
         return cloudpickle.dumps(task)
-    except Exception as error:  # pickling runs the user's code
+    except (Exception, SystemExit) as error:  # pickling runs the user's code
         reason = " ".join(str(error).split())
         attribute = _find_unpicklable(task.env)
         raise UsageError(
@@ -78,6 +78,6 @@ def _attributes(value: object) -> Sequence[tuple[str, object]]:
 def _can_pickle(value: object) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception:  # as above
+    except (Exception, SystemExit):  # as above
         return False
     return True
