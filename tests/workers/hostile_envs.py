@@ -41,6 +41,16 @@ class Innocent(rlkit.Env):
 
 
 @dataclass(frozen=True)
+class AsksForSet(rlkit.Env):
+    """Asks with the words of a set, in its order."""
+
+    async def rollout(self, policy: rlkit.Policy) -> Outcome:
+        prompt = " ".join({"alpha", "beta", "gamma", "delta", "epsilon", "zeta"})
+        await policy.chat([{"role": "user", "content": prompt}])
+        return Outcome(1.0, info={"prompt": prompt})
+
+
+@dataclass(frozen=True)
 class Leaking(rlkit.Env):
     """Leave memory behind, a bit in each rollout, or all at once in code that does not end."""
 

@@ -39,7 +39,7 @@ from tests.workers.helpers import (
     reply,
     wait_for,
 )
-from tests.workers.hostile_envs import ACTS, EndsLate, Hostile, HostileScore, Innocent, Leaking
+from tests.workers.hostile_envs import ACTS, AsksForSet, EndsLate, Hostile, HostileScore, Innocent, Leaking
 
 BLOCKED = "the environment blocked its worker for longer than 1 s (timeout_s)"
 CUT = "an environment closed the connection of its worker, or wrote to it"
@@ -125,6 +125,12 @@ def test_another_hostile_rollout_fails_alone(act: str) -> None:
 
 def test_each_act_is_tested() -> None:
     assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon"} == {*ACTS}
+
+
+def test_the_order_of_a_set_is_equal_in_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    played = play({"e": AsksForSet()}, 4)
+    assert len({str(episode.info) for episode in played.groups["e"].episodes}) == 1
 
 
 @pytest.mark.parametrize(("act", "reason"), [("exits", FAULTS["exits"]), ("waits_for_ever", BLOCKED)])

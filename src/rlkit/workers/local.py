@@ -32,6 +32,9 @@ _CHECK_S = 0.5
 _PROCESSOR_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_CPU_COUNT")
 """Variables of the number of processors for numerical libraries, Python and `ForkServer`: each worker has its own."""
 
+_HASH_SEED = {"PYTHONHASHSEED": "0"}
+"""Makes the order of sets equal in all workers; otherwise members of a group could have different prompts."""
+
 _LINE_BYTES = 2**16
 
 _CODE = "import sys; sys.path[:] = {path!r}; from rlkit.workers.process import main; main({connection}, {marker})"
@@ -132,7 +135,7 @@ class LocalWorker(Connection):
 def _start(connection: int, marker: int, *, cpus: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Start a worker; return the process of its keeper, and what ends it."""
     code = _CODE.format(path=[entry or str(Path.cwd()) for entry in sys.path], connection=connection, marker=marker)
-    processors = {name: os.environ.get(name, str(cpus)) for name in _PROCESSOR_VARIABLES}
+    variables = dict.fromkeys(_PROCESSOR_VARIABLES, str(cpus)) | _HASH_SEED | os.environ
     process = subprocess.Popen(
         [sys.executable, "-I", keeper.__file__, sys.executable, "-c", code],
         bufsize=0,
@@ -140,7 +143,7 @@ def _start(connection: int, marker: int, *, cpus: int) -> tuple[subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(connection, marker),
-        env=os.environ | processors,
+        env=variables,
         start_new_session=True,  # otherwise Ctrl-C would end it while the run finishes its step
     )
     assert process.stdin is not None
