@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -22,6 +23,7 @@ from rlkit.config.loading.objects import load_object
 from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
+from rlkit.rollout.task_guard import CLEAN_UP_S
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.workers.connection import WorkerLoss, WorkerOwner
 from rlkit.workers.local import LocalWorker
@@ -124,7 +126,14 @@ def test_another_hostile_rollout_fails_alone(act: str) -> None:
 
 
 def test_each_act_is_tested() -> None:
-    assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon"} == {*ACTS}
+    assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon", "leaves_a_busy_thread"} == {*ACTS}
+
+
+def test_workers_do_not_wait_for_busy_threads() -> None:
+    began_s = time.monotonic()
+    played = play({"hostile": Hostile("leaves_a_busy_thread")}, 1)
+    assert [episode.status for episode in played.groups["hostile"].episodes] == ["completed"] * 4
+    assert time.monotonic() - began_s < CLEAN_UP_S
 
 
 def test_the_order_of_a_set_is_equal_in_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

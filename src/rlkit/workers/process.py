@@ -28,6 +28,7 @@ from rlkit._util.frames import describe_error
 from rlkit._util.gc_tuning import rare_garbage_collection
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.stopwatch import current_stopwatches, request_wait
+from rlkit._util.threads import DaemonThreadPool
 from rlkit.config.loading.objects import load_file
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, RlkitError
@@ -282,6 +283,7 @@ async def _serve(connection: socket.socket, marker: Marker) -> None:
         marker.clear()
         loop.call_later(_RENEW_S, renew_marker)
 
+    loop.set_default_executor(DaemonThreadPool())  # the end of the run does not wait for busy threads
     worker = Worker(send)
     protocol = messages.FrameProtocol(worker.receive, lambda _: worker.has_ended.set())
     await loop.create_connection(lambda: protocol, sock=connection)
