@@ -211,6 +211,12 @@ async def exits_in_a_task() -> float:
     return 1.0
 
 
+async def exits_in_a_callback() -> float:
+    asyncio.get_running_loop().call_soon(sys.exit, 7)
+    await asyncio.sleep(10_000)
+    return 1.0
+
+
 async def leaves_a_busy_thread() -> float:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.to_thread(time.sleep, 10_000), 0.1)

@@ -53,6 +53,7 @@ FAULTS: Mapping[str, str | None] = {
     "waits_for_ever": BLOCKED,
     "holds_the_interpreter": BLOCKED,
     "crashes_in_a_thread": "the worker process was killed by SIGSEGV",
+    "exits_in_a_callback": "the worker process ended with exit code 7",
     "leaves_a_child_and_exits": "the worker process ended with exit code 6",
     "stops_the_loop": "an environment must not stop the event loop",
     "writes_to_everything": CUT,

@@ -255,7 +255,10 @@ def _mark_calls(marker: Marker) -> None:
             run(self)
             return
         marker.set(*running)
-        run(self)
+        try:
+            run(self)
+        except SystemExit as error:  # from a callback; asyncio would cancel the other rollouts and clear the marker
+            os._exit(error.code if isinstance(error.code, int) else 1)
         if os.getpid() != process:  # it would go on as a second worker with the connection of the first
             os.write(1, b"a process that the environment forked was ended as it left its code: end it with os._exit\n")
             os._exit(1)
