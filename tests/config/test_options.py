@@ -70,7 +70,7 @@ RUNS: list[dict[str, object]] = [
     {"loss": {"name": "cispo"}, "advantage": {"name": "entropic"}, "batch": {"normalize": "constant"}},
     {"loss": {"name": "gspo"}, "advantage": {"name": "entropic_adaptive"}, "schedule": {"mode": "stream"}},
     {"loss": {"name": "dro"}, "advantage": {"name": "entropic_valid_aware"}},
-    {"sampling": {"budget_forcing": {"context_window_tokens": 4096}}},
+    {"sampling": {"budget_forcing": {"context_window_tokens": 4096}}, "best": {"patience": 9}},
     {"advantage": {"name": "quantile"}, "kl_penalty": {"coefficient": 0.1}, "length_penalty": {"coefficient": 0.1}},
     {"advantage": {"name": "turn_returns"}, "optimizer": {"schedule": "cosine"}},
     {"advantage": f"{__file__}:own_estimator", "prices": {"prefill": 1.0, "sample": 1.0, "train": 1.0}},
