@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -36,3 +37,10 @@ def test_special_tokens_are_part_of_the_key() -> None:
     cached = cache_encodings(original)
     assert [cached.encode("a"), cached.encode("a", add_special_tokens=False)] == [[1, 97], [97]]
     assert cached.bos_token_id == original.bos_token_id
+
+
+def test_a_cached_tokenizer_can_be_pickled_for_a_worker() -> None:
+    original: Any = CountingTokenizer()
+    cached = pickle.loads(pickle.dumps(cache_encodings(original)))
+    assert [cached.encode("a"), cached.encode("a")] == [[1, 97], [1, 97]]
+    assert cached.encode._encode.__self__.encoded == ["a"]

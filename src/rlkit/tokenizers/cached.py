@@ -29,19 +29,31 @@ def cache_encodings(tokenizer: Tokenizer) -> Tokenizer:
     Renderers encode each part of a conversation anew for every turn: headers, ends of messages, the tools and all
     earlier messages.
     """
-    encode = cast("Callable[..., list[int]]", tokenizer.encode)
-
-    # The options differ between tokenizers: `add_special_tokens`, and `split_special_tokens` of some.
-    @lru_cache(_TEXTS_MAX)
-    def encode_short(text: str, **options: bool) -> Tokens:
-        return np.asarray(encode(text, **options), np.int32)
-
-    def encode_cached(text: str, **options: bool) -> list[int]:
-        return encode(text, **options) if len(text) > TEXT_CHARS_MAX else encode_short(text, **options).tolist()
-
-    cached = copy(tokenizer)
-    cached.encode = encode_cached  # pyright: ignore[reportAttributeAccessIssue]  the part of it that renderers use
+    cached, encode = copy(tokenizer), cast("Callable[..., list[int]]", tokenizer.encode)
+    cached.encode = _CachedEncoder(encode)  # pyright: ignore[reportAttributeAccessIssue]  the part that renderers use
     return cached
+
+
+class _CachedEncoder:
+    """A tokenizer's `encode` with a cache, which a pickle leaves out.
+
+    The options differ between tokenizers: `add_special_tokens`, and `split_special_tokens` of some.
+    """
+
+    def __init__(self, encode: Callable[..., list[int]]) -> None:
+        self._encode = encode
+        self._encode_short: Callable[..., Tokens] = lru_cache(_TEXTS_MAX)(self._encode_array)
+
+    def _encode_array(self, text: str, **options: bool) -> Tokens:
+        return np.asarray(self._encode(text, **options), np.int32)
+
+    def __call__(self, text: str, **options: bool) -> list[int]:
+        if len(text) > TEXT_CHARS_MAX:
+            return self._encode(text, **options)
+        return self._encode_short(text, **options).tolist()
+
+    def __reduce__(self) -> tuple[type[_CachedEncoder], tuple[Callable[..., list[int]]]]:
+        return _CachedEncoder, (self._encode,)
 
 
 def with_cached_encodings[**P](load: Callable[P, Tokenizer]) -> Callable[P, Tokenizer]:
