@@ -42,6 +42,18 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     yield
 
 
+INSTALLING_FILES = {"test_openenv.py", "test_verifiers.py", "test_verifiers_env.py"}
+"""Files whose slow tests install large packages, which takes minutes each: `RLKIT_TEST_INSTALLS=1` runs them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("RLKIT_TEST_INSTALLS"):
+        return
+    for item in items:
+        if item.path.name in INSTALLING_FILES and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="RLKIT_TEST_INSTALLS is not set"))
+
+
 @pytest.fixture(scope="session")
 def byte_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The byte-level test model: one token a byte, 131,776 parameters."""
