@@ -243,7 +243,7 @@ def test_killed_run_leaves_no_actor_and_no_worker(cluster: Any) -> None:
     run = subprocess.Popen([sys.executable, "-c", KILLED, cluster.address], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     try:
-        assert run.stdout.readline() == "asked\n"
+        assert "asked\n" in iter(run.stdout.readline, "")  # after what Ray prints of nodes that other tests killed
         time.sleep(1)  # until a rollout blocks its worker
         assert len(worker_processes()) == 4
         run.send_signal(signal.SIGKILL)
