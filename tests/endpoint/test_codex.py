@@ -47,14 +47,26 @@ wire_api = "responses"
 """
 
 
+BUILT_IN_PROVIDER = """
+model = "{model}"
+openai_base_url = "{url}"
+"""
+
+
 def play(
-    codex: Path, folder: Path, policy: ScriptedPolicy, *sessions: Sequence[str], model: str = "policy"
+    codex: Path,
+    folder: Path,
+    policy: ScriptedPolicy,
+    *sessions: Sequence[str],
+    model: str = "policy",
+    config: str = CONFIG,
 ) -> list[str]:
     """Return the output of Codex for each session, in one folder of work."""
 
     async def main() -> list[str]:
         async with policy.endpoint() as endpoint:
-            (folder / "config.toml").write_text(CONFIG.format(model=model, url=endpoint.url))
+            (folder / "config.toml").write_text(config.format(model=model, url=endpoint.url))
+            (folder / "auth.json").write_text(json.dumps({"OPENAI_API_KEY": endpoint.key}))
             variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "CODEX_HOME": str(folder)}
             return [await run(session, {**variables, **endpoint.variables}) for session in sessions]
 
@@ -95,6 +107,13 @@ def test_a_session_with_its_shell_is_one_conversation(codex: Path, tmp_path: Pat
     assert last.index("Output:\n42\n") < last.index("invalid agent id") < last.index("unsupported call: unknown")
     assert last.index("All is done.") < last.index("and again")
     assert "web_search" not in last
+
+
+def test_the_built_in_provider_does_not_wait_for_websockets(codex: Path, tmp_path: Path) -> None:
+    policy = ScriptedPolicy(["Done."])
+    (output,) = play(codex, tmp_path, policy, ["work"], config=BUILT_IN_PROVIDER)
+    assert "Done." in output
+    assert "Reconnecting" not in output
 
 
 def test_a_patch_is_the_text_of_a_custom_tool(codex: Path, tmp_path: Path) -> None:

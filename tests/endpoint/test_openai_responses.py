@@ -424,6 +424,16 @@ def test_a_stream_that_has_begun_ends_with_a_failed_response() -> None:
     assert events[3]["response"]["id"] == events[0]["response"]["id"]
 
 
+def test_a_websocket_is_refused_with_the_status_after_which_codex_uses_http(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> int:
+        async with ScriptedPolicy(["fine"]).endpoint() as endpoint, httpx.AsyncClient() as client:
+            headers = {"connection": "Upgrade", "upgrade": "websocket", "authorization": f"Bearer {endpoint.key}"}
+            return (await client.get(f"{endpoint.url}/responses", headers=headers)).status_code
+
+    assert asyncio.run(main()) == 426
+    assert not [record for record in caplog.records if record.name == "uvicorn.error"]
+
+
 def test_a_wrong_key_is_an_error() -> None:
     async def main() -> None:
         async with make_policy().endpoint() as endpoint, AsyncOpenAI(base_url=endpoint.url, api_key="rlkit-no") as client:  # fmt: skip  # noqa: E501

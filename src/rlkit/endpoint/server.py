@@ -61,6 +61,7 @@ class EndpointServer:
                 Starlette(routes=routes, exception_handlers={404: _reject_path, 405: _reject_path}),
                 http=LimitedHttpProtocol,
                 log_config=None,
+                log_level="error",  # it warns of each WebSocket
                 access_log=False,
                 lifespan="off",
                 ws="none",
@@ -101,6 +102,8 @@ class EndpointServer:
 
 
 async def _reject_path(request: Request, _: Exception) -> Response:
+    if "upgrade" in request.headers:  # Codex goes on without WebSockets at once only after this status
+        return encode_common_error(Rejection(426, "WebSockets are not served"), "invalid_request_error")
     reason = f"{request.method} {request.url.path} is not served"
     return encode_common_error(Rejection(404, reason, code="not_found"), "not_found_error")
 
