@@ -178,6 +178,7 @@ class Reply:
         turn: the record of the completion.
         tokens: prompt and completion; a prompt of `sample` that begins with them extends this turn.
         malformed_tool_calls: texts of tool calls that could not be parsed.
+        stop_text: the stop string of `chat` that ended the reply.
     """
 
     text: str
@@ -185,6 +186,7 @@ class Reply:
     turn: Turn
     tokens: Prompt
     malformed_tool_calls: tuple[str, ...] = ()
+    stop_text: str | None = None
 
     @property
     def thinking(self) -> str:

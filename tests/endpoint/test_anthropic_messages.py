@@ -171,7 +171,7 @@ def test_dropped_thinking_starts_a_segment() -> None:
 def test_a_stop_sequence_and_max_tokens_end_a_reply() -> None:
     message = ask(ScriptedPolicy(["one two three"]), stop_sequences=["two"])
     assert [(block.type, getattr(block, "text", "")) for block in message.content] == [("text", "one ")]
-    assert message.stop_reason == "end_turn"
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "two")
     message = ask(ScriptedPolicy(["one two three"]), max_tokens=3)
     assert [getattr(block, "text", "") for block in message.content] == ["one"]
     assert message.stop_reason == "max_tokens"

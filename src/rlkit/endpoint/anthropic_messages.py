@@ -210,8 +210,8 @@ class _MessagesExchange(Exchange):
             "role": "assistant",
             "model": self.model,
             "content": _encode_blocks(reply),
-            "stop_reason": "max_tokens" if reply.truncated else "tool_use" if reply.tool_calls else "end_turn",
-            "stop_sequence": None,  # a reply does not tell which text ended it
+            "stop_reason": _find_stop_reason(reply),
+            "stop_sequence": reply.stop_text,
             "usage": {"input_tokens": prompt, "output_tokens": completion},
         }
 
@@ -242,6 +242,14 @@ class _MessagesExchange(Exchange):
 
 def _format_event(name: str, **data: object) -> str:
     return format_event({"type": name, **data}, name=name)
+
+
+def _find_stop_reason(reply: Reply) -> str:
+    if reply.truncated:
+        return "max_tokens"
+    if reply.stop_text is not None:
+        return "stop_sequence"
+    return "tool_use" if reply.tool_calls else "end_turn"
 
 
 def _encode_blocks(reply: Reply) -> list[dict[str, Any]]:

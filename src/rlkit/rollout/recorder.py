@@ -119,15 +119,17 @@ class RecordingPolicy(Policy):
         parsed = self._chat.parse(segment.turn.completion)
         content = parsed.message["content"]
         text = content if isinstance(content, str) else ""
+        stop_text: str | None = None
         for stop in request.stop:
-            text = parsed.message["content"] = text.partition(stop)[0]
+            text, match, _ = text.partition(stop)
+            parsed.message["content"], stop_text = text, match or stop_text
         # Copies, so that an edit of a message in place counts as a rewritten conversation.
         before = () if earlier is None else earlier.messages
         segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
         replies = earlier.replies if earlier is not None and segment.turn.parent == earlier.index else ()
         segment.replies = (*replies, (segment.index, len(segment.messages)))
-        return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls)
+        return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls, stop_text)
 
     @override
     def reward(self, value: float) -> None:
