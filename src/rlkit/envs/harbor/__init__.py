@@ -49,7 +49,7 @@ def harbor(
     memory_mb: Count | None = None,
     storage_mb: Count | None = None,
     force_build: bool = False,
-    agent: str = "terminus2",
+    agent: str = "terminus-2",
     max_turns: Count | None = None,
     parser: Literal["json", "xml"] = "json",
     summarize: bool = False,
@@ -86,7 +86,7 @@ def harbor(
         split: `eval` for the tasks held out for evaluation, `train` for the rest. The two splits never share a task.
         eval_fraction: share of tasks held out for evaluation, by a hash of the task's id; by default a fifth.
         environment: `local`, a Harbor type such as `docker`, or `package.module:Class`.
-        agent: `terminus2`; `shell`, with one command per turn, for small models; or an installed agent of Harbor, such
+        agent: `terminus-2`; `shell`, with one command per turn, for small models; or an installed agent of Harbor, such
             as `mini-swe-agent`.
         max_turns: replies of the model in one rollout; by default limited by time and context only.
         agent_env: environment variables of an installed agent.

@@ -50,7 +50,7 @@ class Environment:
 
 
 AGENTS: Mapping[str, str] = {
-    "terminus2": "rlkit.envs.harbor.agents.agent:RLTerminus2",
+    "terminus-2": "rlkit.envs.harbor.agents.agent:RLTerminus2",
     "shell": "rlkit.envs.harbor.agents.shell:ShellAgent",
 }
 """Classes of rlkit's agents by name."""
@@ -68,7 +68,7 @@ class Agent:
         env: variables of an installed agent.
     """
 
-    name: str = "terminus2"
+    name: str = "terminus-2"
     max_turns: int | None = None
     parser: Literal["json", "xml"] = "json"
     summarize: bool = False
@@ -81,11 +81,11 @@ class Agent:
             if name in keys:
                 fix = f"set {keys[name]} instead" if keys[name] else "remove it, rlkit sets it"
                 raise UsageError(f"agent_kwargs: {name} cannot be set here; {fix}")
-        if self.name != "terminus2":
+        if self.name != "terminus-2":
             for name, is_default in (("parser", self.parser == "json"), ("summarize", not self.summarize)):
                 if not is_default:
                     raise UsageError(
-                        f"{name} has no effect on the {self.name} agent: leave it out, or set agent: terminus2"
+                        f"{name} has no effect on the {self.name} agent: leave it out, or set agent: terminus-2"
                     )
         if self.name == "shell":
             self._check_shell()
@@ -128,7 +128,7 @@ class Agent:
         options: dict[str, Json] = {"policy": policy}
         if self.max_turns is not None:
             options["max_turns"] = self.max_turns
-        if self.name == "terminus2":
+        if self.name == "terminus-2":
             options |= {"parser_name": self.parser, "enable_summarize": self.summarize}
         return {**options, **self.kwargs}
 
