@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,12 @@ from hypothesis import strategies as st
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
 from rlkit.config.loading.load import load_config
-from rlkit.config.loading.messages import RENAMED
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
-from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.resolved import ResolvedConfig, leaves, show_lines
 from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.config.schema.objective import CustomAdvantage
-from rlkit.env import Env
 from rlkit.errors import ConfigError
-from rlkit.types import Json
 from tests.config.conftest import Load, Refused
 
 ENVS = "envs: {arithmetic: {}}\n"
@@ -82,36 +77,6 @@ def test_later_files_override_earlier_ones_and_the_command_line_overrides_all(fo
 def test_empty_section_has_its_defaults(load: Load) -> None:
     resolved = load("envs:\n  arithmetic:\nsampling:\nloss: null\neval: {envs: null}\nservice: ~\n")
     assert resolved.config == Config(envs={"arithmetic": EnvConfig()})
-
-
-def tasks_with_an_old_parameter(recorded: Callable[[Json], Json]) -> list[Env]:
-    raise NotImplementedError
-
-
-OLD_SETTINGS = {
-    "apart": "envs: {math: {args: {apart: [math500]}}}",
-    "cached": "prices: {cached: 1.0}",
-    "explore": "envs: {words: {curriculum: {name: target, explore: 0.2}}}",
-    "given": "envs: {math: {args: {order: given}}}",
-    "high": "envs: {words: {curriculum: {name: filter, high: 0.8}}}",
-    "low": "envs: {words: {curriculum: {name: filter, low: 0.2}}}",
-    "lower": "best: {lower: true}",
-    "max_live": "rollouts: {max_live: 4}",
-    "max_replaced": "batch: {max_replaced: 4}",
-    "newest": "envs: {words: {curriculum: {name: filter, newest: 0.2}}}",
-    "quantile": "advantage: {name: quantile, quantile: 0.3}",
-    "recheck": "envs: {words: {curriculum: {name: filter, recheck: 4}}}",
-    "recorded": f"envs: {{words: {{env: {__name__}:tasks_with_an_old_parameter}}}}",
-    "solved": "envs: {words: {curriculum: {name: target, solved: 0.5}}}",
-    "too_long": "batch: {too_long: drop}",
-}
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_error_for_a_renamed_key_names_the_new_one(old: str, new: str, load: Load) -> None:
-    with pytest.raises(ConfigError, match=f"Did you mean '{new}'"):
-        for name, env in load(OLD_SETTINGS[old]).config.envs.items():
-            load_envs(name, env, field=f"envs.{name}", seed=0)
 
 
 @pytest.mark.parametrize(

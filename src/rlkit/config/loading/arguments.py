@@ -15,8 +15,8 @@ from typing import Annotated, Protocol, TypeAliasType, Union, cast, get_args, ge
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from rlkit.config.loading.messages import describe_type_error, suggest
-from rlkit.errors import ConfigError
+from rlkit.config.loading.messages import describe_type_error
+from rlkit.errors import ConfigError, did_you_mean
 
 
 class Load(Protocol):
@@ -55,7 +55,7 @@ def bind(
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [name for name in values if name not in keywords]
     if unknown and not open_ended:
-        near = suggest(unknown[0], keywords) or f" Known: {', '.join(keywords) or 'none'}"
+        near = did_you_mean(unknown[0], keywords) or f" Known: {', '.join(keywords) or 'none'}"
         raise ConfigError(f"{field}.args.{unknown[0]}: unknown argument.{near}")
     hints = _hints(function)
     fitting = {
@@ -67,7 +67,7 @@ def bind(
     for name, parameter in parameters.items():
         is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if is_required and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
-            near = suggest(name, defaults)
+            near = did_you_mean(name, defaults)
             raise ConfigError(f"{field}.args.{name}: is required{near and '.'}{near}")
     return {
         name: _convert(value, hints[name], field=f"{field}.args.{name}", load=load)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
@@ -49,25 +49,6 @@ _KINDS: dict[type, str] = {
     list: "a list",
 }
 _TEXT_MAX_CHARS = 40
-
-RENAMED = {
-    "apart": "exclude",
-    "cached": "cached_prefill",
-    "explore": "explore_share",
-    "given": "dataset",
-    "high": "max_solve_rate",
-    "low": "min_solve_rate",
-    "lower": "lower_is_better",
-    "max_live": "max_concurrent",
-    "max_replaced": "max_replaced_groups",
-    "newest": "newest_weight",
-    "quantile": "level",
-    "recheck": "recheck_epochs",
-    "recorded": "pin",
-    "solved": "solved_reward",
-    "too_long": "overlong",
-}
-"""Keys and values of earlier releases with their replacements, for suggestions."""
 
 
 def explain(error: ValidationError, root: Node) -> str:
@@ -134,8 +115,8 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str) -> str:
         union = locate(keys)[1]
         owners = [key for key, choice in union.choices.items() if name in choice.fields] if union else []
         belongs = f", it belongs to {' and '.join(owners)}" if owners else ""
-        return f"is not a field of {tag}{belongs}.{suggest(name, parent.fields) if parent and not owners else ''}"
-    near = suggest(name, parent.fields if parent else ())
+        return f"is not a field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
+    near = did_you_mean(name, parent.fields if parent else ())
     if not near:
         paths = {path[-1]: ".".join(path) for path in leaf_fields() if len(path) > 1}
         if name in [".".join(path) for path in leaf_fields()]:
@@ -143,12 +124,6 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str) -> str:
         elif name in paths:
             near = f" Did you mean {paths[name]!r}?"
     return f"unknown field.{near}" if near or not parent else f"unknown field. Known: {', '.join(parent.fields)}"
-
-
-def suggest(name: str, candidates: Collection[str]) -> str:
-    """Return ` Did you mean 'x'?` with the replacement of a renamed key or the candidate of nearest spelling, or ""."""
-    replacement = RENAMED.get(name)
-    return f" Did you mean {replacement!r}?" if replacement in candidates else did_you_mean(name, candidates)
 
 
 def describe_type_error(error: ValidationError, value: object) -> str:
@@ -160,7 +135,7 @@ def describe_type_error(error: ValidationError, value: object) -> str:
     words = [
         word for mistake in details for word in re.findall(r"'([^']*)'", mistake.get("ctx", {}).get("expected", ""))
     ]
-    if isinstance(value, str) and (near := suggest(value, words)):
+    if isinstance(value, str) and (near := did_you_mean(value, words)):
         return f"expected {expected}.{near}"
     return f"expected {expected}, found {_KINDS.get(type(value), 'a mapping')}"
 
