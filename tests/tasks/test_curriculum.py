@@ -19,7 +19,7 @@ from rlkit.env import TaskSource
 from rlkit.errors import ConfigError, EnvironmentFault, UsageError
 from rlkit.tasks.curriculum import SolveRates
 from rlkit.tasks.from_config import task_source
-from rlkit.tasks.sources import Mixture, SequenceSource, as_source
+from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group
 from tests.builders import episode
@@ -203,7 +203,7 @@ def test_group_of_an_unknown_task_is_an_error(settings: dict[str, object]) -> No
 @BOTH
 def test_state_of_another_source_is_an_error(settings: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="the state has no "):
-        make_source(settings).load_state_dict(as_source([Word(0)], seed=0).state_dict())
+        make_source(settings).load_state_dict(SequenceSource([Word(0)], seed=0).state_dict())
     larger = make_source(settings, count=5)
     observe_solve_rates(larger, [0.5] * 5)
     with pytest.raises(UsageError, match="the task 'task-4' no longer exists"):

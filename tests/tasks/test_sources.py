@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.env import Task
+from rlkit.env import Task, list_envs
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
-from rlkit.tasks.sources import Mixture, SequenceSource, as_source
+from rlkit.tasks.sources import Mixture, SequenceSource
 from tests.simulation import Word
 
 
@@ -65,22 +65,23 @@ def test_empty_collection_is_an_error() -> None:
 
 
 def test_single_task_is_a_collection_of_one() -> None:
-    assert isinstance(as_source(Played(), seed=0).next(), Played)
+    assert list_envs(task := Played()) == [task]
 
 
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ([5], "task 0 is of type int"),
-        ([Played(), Played], "task 1 is the class Played itself"),
-        ("arithmetic", "type str is not a collection"),
-        (5, "type int is not a collection"),
-        ([], "no tasks"),
+        ([5], "envs is a collection whose item 0 is a value of type int: each must be an Env"),
+        ([Played(), Played], "envs is a collection whose item 1 is the class Played itself"),
+        ("arithmetic", "envs is a value of type str: it must be an Env, a collection of Envs or a TaskSource"),
+        (5, "envs is a value of type int"),
+        (Dry(), "envs is a value of type Dry: it has no list of tasks; pass a collection of Envs"),
+        ([], "envs is a collection without tasks"),
     ],
 )
 def test_invalid_tasks_are_an_error(tasks, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        as_source(tasks, seed=0)
+        list_envs(tasks)
 
 
 def test_error_of_a_source_names_it() -> None:

@@ -97,6 +97,8 @@ def describe_type(value: object) -> str:
     if inspect.iscoroutine(value):
         value.close()
         return "a coroutine, as it is an async function"
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 

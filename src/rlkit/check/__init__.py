@@ -10,11 +10,11 @@ clock do not change.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rlkit.chat.format import ChatFormat
 from rlkit.check.report import Finding, Report
-from rlkit.env import Env, TaskSource
+from rlkit.env import Env, TaskSource, list_envs
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ async def check(
     from rlkit.check.player import Player
     from rlkit.testing.policies import ByteChat
 
-    source = _as_source(env_or_source)
+    source = env_or_source
+    if not isinstance(source, TaskSource):
+        source = list_envs(source, subject="env_or_source is")
 
     def work(send: Send[Finding]) -> Coroutine[object, object, None]:
         player = Player(chat or ByteChat(), timeout_s, send)
@@ -70,17 +72,3 @@ async def check(
     reported = {finding.check for finding in findings}
     skipped = [check.name for check in CHECKS if check.name not in reported]
     return Report((*findings, *(Finding(name, "skipped", "the checks ended early") for name in skipped)))
-
-
-def _as_source(candidate: object) -> TaskSource | Sequence[Env]:
-    match candidate:
-        case type():
-            raise UsageError(f"check needs an environment, not a class: pass an instance of {candidate.__name__}")
-        case Sequence() if candidate:
-            return cast("Sequence[Env]", candidate)
-        case _ if isinstance(candidate, Env):
-            return [candidate]
-        case TaskSource():
-            return candidate
-        case _:
-            raise UsageError(f"cannot check {candidate!r}: it has no rollout(policy) method")

@@ -37,7 +37,6 @@ from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.store.history import upsert_attempt
 from rlkit.tasks.from_config import is_single_turn
 from rlkit.tasks.provenance import TaskManifest
-from rlkit.tasks.sources import as_source
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
@@ -279,7 +278,6 @@ def load_eval_tasks(
         if isinstance(envs, Sequence):
             tasks[name] = envs[: spec.tasks]
         else:
-            source = as_source(envs, seed=0)
-            draws = (source.next() for _ in range(spec.tasks))
+            draws = (envs.next() for _ in range(spec.tasks))
             tasks[name] = [env for env in draws if env is not None]
     return tasks

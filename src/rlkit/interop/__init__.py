@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlkit.env import Env, GroupScorer, read_task_id
+from rlkit.env import Env, GroupScorer, list_envs, read_task_id
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import ChatRequest, SampleRequest
-from rlkit.tasks.sources import Tasks, list_tasks
+from rlkit.tasks.sources import Tasks
 from rlkit.types import Message
 
 MAX_TOKENS = 1 << 20
@@ -20,7 +20,7 @@ MAX_TOKENS = 1 << 20
 
 def name_tasks(tasks: Tasks) -> Mapping[str, Env]:
     """Return tasks by `task_id`, after an index if two have the same; UsageError if one scores its group."""
-    envs = list_tasks(tasks)
+    envs = list_envs(tasks, subject="tasks is")
     if group_scorer := next((env for env in envs if isinstance(env, GroupScorer)), None):
         raise UsageError(f"{type(group_scorer).__name__} scores its episodes as a group: evaluate it with `rlkit eval`")
     ids = [read_task_id(env) or str(index) for index, env in enumerate(envs)]

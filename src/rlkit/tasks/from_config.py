@@ -13,11 +13,11 @@ from rlkit._util.seeds import derive_seed
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
-from rlkit.env import Env, SingleTurnEnv, TaskSource
+from rlkit.env import Env, SingleTurnEnv, TaskSource, list_envs
 from rlkit.errors import ConfigError, UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
 from rlkit.tasks.provenance import TaskManifest
-from rlkit.tasks.sources import Mixture, SequenceSource, Tasks, as_source, list_tasks
+from rlkit.tasks.sources import Mixture, SequenceSource, Tasks
 
 
 def load_tasks(
@@ -47,7 +47,7 @@ def load_tasks(
             pin = partial(manifest.pin, field)
             tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, pin=pin)
         if not isinstance(tasks, TaskSource):
-            collection = list_tasks(tasks)
+            collection = list_envs(tasks, subject=f"{field} is")
             tasks = remove_evaluated(collection, evaluated, field=field)
             if len(tasks) < len(collection):
                 note(f"{field}: {len(collection) - len(tasks)} tasks are evaluated, and not trained on")
@@ -64,7 +64,7 @@ def is_single_turn(tasks: Tasks) -> bool:
     if isinstance(tasks, TaskSource):
         return False
     return all(
-        isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in list_tasks(tasks)
+        isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in list_envs(tasks)
     )
 
 
@@ -156,13 +156,13 @@ def task_source(
     if epochs is not None:
         return SequenceSource(_countable_tasks(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
     if curriculum is None:
-        return as_source(tasks, seed=seed)
+        return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_envs(tasks), seed=seed)
     if _is_uncountable(tasks):
         raise UsageError(
             f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
             "chooses them itself; remove the curriculum, or pass a collection of tasks"
         )
-    envs = list_tasks(tasks)
+    envs = list_envs(tasks)
     if len(envs) < 2:
         raise UsageError(f"{field}: has no effect: it needs at least two tasks to choose from, not {len(envs)}")
     try:
@@ -185,7 +185,7 @@ def _countable_tasks(tasks: Tasks, *, field: str) -> Sequence[Env]:
             f"epochs: the number of tasks of {field} is unknown, because a {type(tasks).__name__} is a task source; "
             "set `steps` instead"
         )
-    return list_tasks(tasks)
+    return list_envs(tasks, subject=f"{field} is")
 
 
 def _is_uncountable(tasks: Tasks) -> bool:

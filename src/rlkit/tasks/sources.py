@@ -15,7 +15,7 @@ import numpy as np
 
 from rlkit._util.loop_holds import attribute_holds
 from rlkit._util.seeds import derive_seed
-from rlkit.env import Env, Task, TaskSource, is_env
+from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.types import Group, Json
 
@@ -63,25 +63,6 @@ class SequenceSource(TaskSource):
 def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
     """Return the permutation of 0 … `count` − 1 of an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count).tolist()
-
-
-def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
-    """Return a task source unchanged, or wrap a collection in a `SequenceSource`."""
-    return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_tasks(tasks), seed=seed)
-
-
-def list_tasks(tasks: Tasks) -> list[Env]:
-    """Return the tasks of a collection, or a single task, as a list; raise UsageError for other values."""
-    if is_env(tasks):
-        return [tasks]
-    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
-        raise UsageError(f"envs: a value of type {type(tasks).__name__} is not a collection of tasks")
-    envs = list(tasks)
-    for index, task in enumerate(envs):
-        if not is_env(task):
-            kind = f"the class {task.__name__} itself" if isinstance(task, type) else f"of type {type(task).__name__}"
-            raise UsageError(f"envs: task {index} is {kind}: each must be an Env, an object with `async def rollout`")
-    return envs
 
 
 class Mixture:

@@ -14,9 +14,8 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -26,7 +25,7 @@ from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
 from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
-from rlkit.env import Env, TaskSource, is_env
+from rlkit.env import Env, TaskSource, list_envs
 from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
@@ -44,9 +43,6 @@ BUILT_IN = {
     "verifiers": "rlkit.envs.verifiers:verifiers",
 }
 """Built-in environments by name."""
-
-TASKS_MAX = 1_000_000
-"""Maximum number of tasks from an iterator; a longer iterator is an error, because it may be infinite."""
 
 FILE_OBJECT = re.compile(r"(?P<file>[^\n]+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _MODULE_OBJECT = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
@@ -115,18 +111,18 @@ def load_envs(
             f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
         )
     factory = load_object(path, field=where)
-    if not callable(factory):
-        if spec.args:
-            raise ConfigError(f"{field}.args: {target} is not a function or class, so it takes no arguments")
-        return _tasks(factory, target, field=where)
+    if spec.args and not callable(factory):
+        raise ConfigError(f"{field}.args: {target} is not a function or class, so it takes no arguments")
 
     def note_of_field(message: str) -> None:
         note(f"{field}: {message}")
 
     defaults: dict[str, object] = {"seed": seed, "note": note_of_field, "pin": pin}
-    arguments = bind(factory, spec.args, field=field, defaults=defaults, load=load_object)
     with _wrap_errors(field, _source_file(factory), hidden=secrets_in(spec.args)):
-        return _tasks(factory(**arguments), target, field=where)
+        if not callable(factory):
+            return factory if isinstance(factory, TaskSource) else list_envs(factory, subject=f"{target} is")
+        tasks: object = factory(**bind(factory, spec.args, field=field, defaults=defaults, load=load_object))
+        return tasks if isinstance(tasks, TaskSource) else list_envs(tasks, subject=f"{target} returned")
 
 
 def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
@@ -209,38 +205,6 @@ def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> 
             return f"{message}. Did you mean {str(Path(name).with_name(near[0]))!r}?"
     folders = dict.fromkeys(_short(place.parent) for place in places)
     return f"{message} (looked in {' and '.join(folders)})"
-
-
-def _tasks(result: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
-    rule = "it must return an Env, a collection of Envs or a TaskSource"
-    if isinstance(result, type):
-        raise ConfigError(f"{field}: {target} returned the class {result.__name__} itself: {rule}; call the class")
-    if isinstance(result, TaskSource):
-        return result
-    if is_env(result):
-        return [result]
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise ConfigError(f"{field}: {target} is async: {rule}; use an ordinary function")
-    kind = _kind(result)
-    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-        raise ConfigError(f"{field}: {target} returned {kind}: {rule}")
-    tasks = list(islice(cast("Iterable[object]", result), None if isinstance(result, Sized) else TASKS_MAX + 1))
-    if len(tasks) > TASKS_MAX and not isinstance(result, Sized):
-        raise ConfigError(f"{field}: {target} returned more than {TASKS_MAX} tasks: return a TaskSource instead")
-    if not tasks:
-        raise ConfigError(f"{field}: {target} returned no tasks: it must return at least one Env")
-    for index, task in enumerate(tasks):
-        if not is_env(task):
-            raise ConfigError(f"{field}: item {index} returned by {target} is {_kind(task)}: each must be an Env")
-    return cast("list[Env]", tasks)
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "None"
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
 def _load_module(name: str, *, field: str) -> ModuleType:
