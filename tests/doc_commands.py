@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,11 @@ from rlkit.config.schema import Config
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def reference_markdown() -> str:
+    """The tables of all fields, as `scripts/docs_hook.py` puts them into their page."""
+    return runpy.run_path(str(ROOT / "scripts" / "docs_hook.py"))["reference_markdown"]()
 
 
 def fenced_commands(page: Path) -> list[list[str]]:

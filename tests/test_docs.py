@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -212,13 +213,8 @@ def test_every_estimator_is_in_the_table_and_the_reference() -> None:
 
 
 def test_configuration_reference_is_generated_from_the_schema() -> None:
-    from rlkit.config.reference.describe import reference_markdown
-
-    hook = ROOT / "scripts" / "docs_hook.py"
-    namespace: dict[str, object] = {}
-    exec(compile(hook.read_text(), str(hook), "exec"), namespace)
-    on_page_markdown = namespace["on_page_markdown"]
-    assert callable(on_page_markdown)
+    hook = runpy.run_path(str(ROOT / "scripts" / "docs_hook.py"))
+    on_page_markdown, reference_markdown = hook["on_page_markdown"], hook["reference_markdown"]
     page = SimpleNamespace(file=SimpleNamespace(src_uri="configuration.md"))
     page_text = on_page_markdown((ROOT / "docs" / "configuration.md").read_text(), page=page)
     assert reference_markdown() in page_text

@@ -16,10 +16,10 @@ from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import CISPO, LOSSES, LocalLoss
 from rlkit.algorithms.schedules import SCHEDULES, Schedule
 from rlkit.config.loading.load import load_config
-from rlkit.config.reference.describe import reference_markdown
 from rlkit.errors import ConfigError
 from rlkit.types import Datum, Group
 from tests.builders import group
+from tests.doc_commands import reference_markdown
 from tests.simulation import Simulation
 
 if TYPE_CHECKING:

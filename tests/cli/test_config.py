@@ -44,6 +44,7 @@ def test_schema_is_a_json_schema(rlkit: Callable[..., Any]) -> None:
     text = rlkit("config", "schema").stdout
     line = rlkit("config", "schema", "--json").stdout
     assert json.loads(text) == json.loads(line)
+    assert json.loads(text)["$schema"].startswith("https://json-schema.org/")
     assert "steps" in json.loads(text)["properties"]
     assert line.count("\n") == 1 < text.count("\n")
 

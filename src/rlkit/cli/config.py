@@ -45,10 +45,10 @@ def show(output: Output, config: Configs) -> None:
 
 def schema(output: Output) -> None:
     """Print the JSON schema of configurations, for editors."""
-    from rlkit.config.reference.describe import schema_json
+    from rlkit.config.loading.outline import config_schema
 
-    text = schema_json()
-    output.result(json.loads(text), text)
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **config_schema()}
+    output.result(schema, json.dumps(schema, indent=2, ensure_ascii=False))
 
 
 def import_openreward(

@@ -1,4 +1,4 @@
-"""Outline of the configuration: its fields and their types, for messages and the reference.
+"""Outline of the configuration: its fields and their types, for messages and the documentation.
 
 Invariant: the outline is derived from the schema, including registered estimators, losses and schedules.
 """

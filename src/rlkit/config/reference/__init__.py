@@ -1,1 +1,0 @@
-"""The configuration described, for editors and people."""
