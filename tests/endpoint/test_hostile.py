@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rlkit.endpoint import Endpoint, http_headers, http_responses
-from rlkit.endpoint.server import PROTOCOLS
+from rlkit.endpoint.http_responses import EXCHANGES
 from rlkit.testing import ScriptedPolicy
 
 VALUES: list[Any] = [
@@ -83,7 +83,7 @@ def test_malformed_requests_are_errors_of_the_client(count: int) -> None:
                 assert "error" in response.json() or response.status_code == 200
 
             for _ in range(count // 20):
-                await asyncio.gather(*[send(rng.choice(PROTOCOLS).path, make_body(rng)) for _ in range(20)])
+                await asyncio.gather(*[send(rng.choice(EXCHANGES).path, make_body(rng)) for _ in range(20)])
             await check_alive(endpoint, client)
 
     asyncio.run(main())

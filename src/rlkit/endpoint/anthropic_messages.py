@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, override
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from rlkit.endpoint.protocol import (
-    MODEL,
     Call,
+    ContentPart,
     Exchange,
-    Protocol,
+    Text,
     check_parameters,
     count_tokens,
     format_event,
-    join_texts,
     make_unique_id,
+    parse_content,
     read_unique_id,
 )
-from rlkit.endpoint.rejection import Rejection, parse_body
-from rlkit.types import ImagePart, Json, Message, Reply, TextPart, Tool, ToolCall
+from rlkit.endpoint.rejection import Rejection
+from rlkit.types import ImagePart, Message, Reply, Tool, ToolCall
 
 _IGNORED = frozenset({
     "billing_policy", "cache_control", "context_management", "diagnostics", "inference_geo", "metadata",
@@ -31,14 +30,10 @@ _IGNORED = frozenset({
 """Parameters that the policy need not follow: how much it thinks is its own, and its context is never edited."""
 
 _NEUTRAL: Mapping[str, Sequence[object]] = {
-    "output_config.format": (None,),
     "tool_choice": ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}, {"type": "none"}),
-    "top_k": (None,),
-    "top_p": (1, None),
+    "top_p": (1,),
 }
 """Values of further parameters that change nothing, or that `make_call` follows."""
-
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 
 _SIGNATURE = "cmxraXQ="
 """Signature of all thinking, which clients send back with it; nothing reads it."""
@@ -47,27 +42,18 @@ _BILLING = "x-anthropic-billing-header:"
 """Start of a system block of Claude Code that its vendor takes out: a text for the model has no such block."""
 
 
-class _Text(BaseModel):
-    type: Literal["text"]
-    text: str
-
-    def parse(self) -> TextPart:
-        """Return the block in rlkit's shape."""
-        return {"type": "text", "text": self.text}
-
-
 class _ImageSource(BaseModel):
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
 
 
-class _Image(BaseModel):
+class _Image(ContentPart):
     type: Literal["image"]
     source: _ImageSource
 
+    @override
     def parse(self) -> ImagePart:
-        """Return the block in rlkit's shape."""
         return {"type": "image", "image": f"data:{self.source.media_type};base64,{self.source.data}"}
 
 
@@ -94,15 +80,15 @@ class _ToolResult(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Annotated[_Text | _Image, Field(discriminator="type")]] = ""
+    content: str | list[Annotated[Text | _Image, Field(discriminator="type")]] = ""
 
     def parse(self) -> Message:
         """Return the block in rlkit's shape."""
-        content = self.content if isinstance(self.content, str) else join_texts([part.parse() for part in self.content])
-        return {"role": "tool", "content": content, "tool_call_id": read_unique_id(self.tool_use_id)}
+        call_id = read_unique_id(self.tool_use_id)
+        return {"role": "tool", "content": parse_content(self.content), "tool_call_id": call_id}
 
 
-type _Block = Annotated[_Text | _Image | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
+type _Block = Annotated[Text | _Image | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
 
 
 class _Message(BaseModel):
@@ -116,8 +102,8 @@ class _Message(BaseModel):
         results = [block.parse() for block in self.content if isinstance(block, _ToolResult)]
         if results and len(results) == len(self.content):
             return results
-        parts = [block.parse() for block in self.content if isinstance(block, _Text | _Image)]
-        message: Message = {"role": self.role, "content": join_texts(parts)}
+        parts = [block for block in self.content if isinstance(block, ContentPart)]
+        message: Message = {"role": self.role, "content": parse_content(parts)}
         if thoughts := [block.thinking for block in self.content if block.type == "thinking"]:
             message["thinking"] = "".join(thoughts)
         if calls := [block.parse() for block in self.content if isinstance(block, _ToolUse)]:
@@ -136,68 +122,36 @@ class _Tool(BaseModel):
         return {"name": self.name, "description": self.description, "parameters": self.input_schema}
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    model: str = MODEL
-    system: str | list[_Text] = ""
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    tools: list[_Tool] = []
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] = []
-    output_config: dict[str, Any] = {}
-    stream: bool = False
-
-    def parse_system(self) -> list[Message]:
-        """Return the system prompt as a message, if it has text."""
-        texts = [self.system] if isinstance(self.system, str) else [block.text for block in self.system]
-        text = "".join(text for text in texts if not text.startswith(_BILLING))
-        return [{"role": "system", "content": text}] if text else []
-
-
-class AnthropicMessages(Protocol):
+class AnthropicMessage(Exchange):
     """The API of messages, as Claude Code and Anthropic's clients use it."""
 
     path = "/v1/messages"
-
-    @override
-    def parse(self, body: bytes) -> Exchange:
-        return _MessagesExchange(parse_body(body, _Body))
-
-    @override
-    def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
-        return _encode_error(rejection)
-
-
-def _encode_error(rejection: Rejection) -> Mapping[str, Json]:
-    default = "api_error" if rejection.status >= 500 else "invalid_request_error"
-    is_long = rejection.code == "context_length_exceeded"  # clients look for Anthropic's words
-    message = f"prompt is too long: {rejection}" if is_long else str(rejection)
-    return {"type": "error", "error": {"type": _ERROR_TYPES.get(rejection.status, default), "message": message}}
-
-
-class _MessagesExchange(Exchange):
     keep_alive = format_event({"type": "ping"}, name="ping")
 
-    def __init__(self, body: _Body) -> None:
-        self._body = body
-        self.model = body.model
-        self.is_stream = body.stream
+    system: str | list[Text] = ""
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    tools: list[_Tool] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    output_config: dict[str, Any] | None = None
 
     @override
     def make_call(self, earlier: Sequence[Message]) -> Call:
-        body, parameters = self._body, self._body.model_extra or {}
-        output = {f"output_config.{name}": value for name, value in body.output_config.items()}
+        parameters = self.model_extra or {}
+        output = {f"output_config.{name}": value for name, value in (self.output_config or {}).items()}
         check_parameters({**parameters, **output}, ignored=_IGNORED, neutral=_NEUTRAL)
-        if body.messages[-1].role == "assistant":
+        if self.messages[-1].role == "assistant":
             raise Rejection(400, "messages: prefilled replies are not supported: end with a user message")
+        blocks = [self.system] if isinstance(self.system, str) else [block.text for block in self.system]
+        system = "".join(text for text in blocks if not text.startswith(_BILLING))
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
         return Call(
-            [*body.parse_system(), *(part for message in body.messages for part in message.parse())],
-            tools=() if parameters.get("tool_choice") == {"type": "none"} else [tool.parse() for tool in body.tools],
-            max_tokens=body.max_tokens,
-            temperature=body.temperature,
-            stop=body.stop_sequences,
+            [*messages, *(part for message in self.messages for part in message.parse())],
+            tools=[tool.parse() for tool in (self.tools or ()) if parameters.get("tool_choice") != {"type": "none"}],
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop=self.stop_sequences or (),
         )
 
     @override
@@ -205,7 +159,7 @@ class _MessagesExchange(Exchange):
         (reply,) = replies
         prompt, completion = count_tokens(replies)
         return {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": f"msg_{self._tag}",
             "type": "message",
             "role": "assistant",
             "model": self.model,
@@ -234,10 +188,6 @@ class _MessagesExchange(Exchange):
         ending = {key: message[key] for key in ("stop_reason", "stop_sequence")}
         yield _format_event("message_delta", delta=ending, usage=usage)
         yield _format_event("message_stop")
-
-    @override
-    def encode_error_events(self, rejection: Rejection) -> Iterator[str]:
-        yield format_event(_encode_error(rejection), name="error")
 
 
 def _format_event(name: str, **data: object) -> str:

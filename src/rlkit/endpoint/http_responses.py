@@ -7,14 +7,18 @@ must not repeat the request, because it would be another turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rlkit.endpoint.protocol import Exchange, Protocol
-from rlkit.endpoint.rejection import Rejection
+from rlkit.endpoint.anthropic_messages import AnthropicMessage
+from rlkit.endpoint.openai_chat import ChatCompletion
+from rlkit.endpoint.openai_responses import ResponseRequest
+from rlkit.endpoint.protocol import Exchange
+from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.endpoint.session import Session
 from rlkit.types import Reply
 
@@ -33,45 +37,47 @@ OPENING_S = 0.01
 _MODEL = {"object": "model", "created": 0, "owned_by": "rlkit", "type": "model", "created_at": "1970-01-01T00:00:00Z"}
 """Fields of a model, those of OpenAI first; the time of its making is unknown."""
 
+EXCHANGES: Sequence[type[Exchange]] = (ChatCompletion, ResponseRequest, AnthropicMessage)
+"""Requests of the protocols that endpoints speak."""
+
 type FindSession = Callable[[str], Session]
 """Returns the session of an API key, or raises a `Rejection`."""
 
 
-def make_route(protocol: Protocol, find_session: FindSession) -> Route:
-    """Return the route of a protocol."""
+def make_routes(find_session: FindSession, list_models: Callable[[], Sequence[str]]) -> list[Route]:
+    """Return the routes of all protocols, and the one that lists the names of models."""
 
-    async def respond(request: Request) -> Response:
-        try:
-            session = find_session(read_key(request.headers))
-            exchange = protocol.parse(await _read_body(request))
-            return await _respond(session, exchange, request)
-        except Rejection as rejection:
-            return JSONResponse(protocol.encode_error(rejection), rejection.status, {"x-should-retry": "false"})
-
-    return Route(protocol.path, respond, methods=["POST"])
-
-
-def make_model_route(find_session: FindSession, list_models: Callable[[], Sequence[str]]) -> Route:
-    """Return the route that lists the names of models."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            find_session(read_key(request.headers))
-        except Rejection as rejection:
-            return encode_common_error(rejection, "authentication_error")
+    async def list_all(request: Request) -> Response:
+        find_session(_read_key(request.headers))
         models = [{"id": name, **_MODEL, "display_name": name} for name in list_models()]
         return JSONResponse({"object": "list", "data": models, "has_more": False})
 
-    return Route("/v1/models", respond, methods=["GET"])
+    async def answer(exchange: type[Exchange], request: Request) -> Response:
+        session = find_session(_read_key(request.headers))
+        return await _respond(session, parse_body(await _read_body(request), exchange), request)
+
+    return [
+        Route("/v1/models", _reject_by_status(list_all), methods=["GET"]),
+        *[Route(cls.path, _reject_by_status(partial(answer, cls)), methods=["POST"]) for cls in EXCHANGES],
+    ]
 
 
-def encode_common_error(rejection: Rejection, kind: str) -> Response:
-    """Return an error that the clients of all vendors read, where the path does not tell the vendor."""
-    error = {"type": kind, "message": str(rejection), "param": None, "code": rejection.code}
-    return JSONResponse({"type": "error", "error": error}, rejection.status, {"x-should-retry": "false"})
+def encode_rejection(rejection: Rejection) -> Response:
+    """Return the response of a rejected request."""
+    return JSONResponse(rejection.encode(), rejection.status, {"x-should-retry": "false"})
 
 
-def read_key(headers: Mapping[str, str]) -> str:
+def _reject_by_status(respond: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def respond_or_reject(request: Request) -> Response:
+        try:
+            return await respond(request)
+        except Rejection as rejection:
+            return encode_rejection(rejection)
+
+    return respond_or_reject
+
+
+def _read_key(headers: Mapping[str, str]) -> str:
     """Return the API key of a request, as clients of OpenAI or Anthropic send it."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -81,7 +87,7 @@ async def _respond(session: Session, exchange: Exchange, request: Request) -> Re
     replies = asyncio.ensure_future(session.respond(exchange))
     is_streaming = False
     try:
-        if exchange.is_stream:
+        if exchange.stream:
             await asyncio.wait([replies], timeout=OPENING_S)
             if not replies.done() or replies.exception() is None:
                 is_streaming = True

@@ -10,42 +10,37 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, override
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from rlkit.endpoint.protocol import (
+    ContentPart,
+    Text,
     check_image_url,
-    join_texts,
     make_unique_id,
     parse_arguments,
+    parse_content,
     read_tag,
     read_unique_id,
 )
 from rlkit.endpoint.rejection import Rejection
-from rlkit.types import ImagePart, Json, Message, Reply, TextPart, Tool, ToolCall
+from rlkit.types import ImagePart, Json, Message, Reply, Tool, ToolCall
 
 _OPAQUE = "rlkit:"
 """Prefix of reasoning as opaque text: some clients keep it, and drop the plain text."""
 
 
-class _Text(BaseModel):
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
-    text: str
-
-    def parse(self) -> TextPart:
-        return {"type": "text", "text": self.text}
-
-
-class _Image(BaseModel):
+class _Image(ContentPart):
     type: Literal["input_image"]
     image_url: str
 
+    @override
     def parse(self) -> ImagePart:
         return {"type": "image", "image": check_image_url(self.image_url, field="input")}
 
 
-type _Content = str | list[Annotated[_Text | _Image, Field(discriminator="type")]]
+type _Content = str | list[Annotated[Text | _Image, Field(discriminator="type")]]
 
 
 class _Message(BaseModel):
@@ -56,8 +51,8 @@ class _Message(BaseModel):
 
 class _Reasoning(BaseModel):
     id: str | None = None
-    summary: list[_Text] = []
-    content: list[_Text] | None = None
+    summary: list[Text] = []
+    content: list[Text] | None = None
     encrypted_content: str | None = None
 
     def parse(self) -> str | None:
@@ -144,7 +139,7 @@ class _Assembly:
                 if (thinking := item.parse()) is not None:
                     self.message["thinking"] = thinking
             case _Message():
-                self.message["content"] = _parse_content(item.content)
+                self.message["content"] = parse_content(item.content)
             case _Call():
                 self.message.setdefault("tool_calls", []).append(item.parse())
 
@@ -154,13 +149,13 @@ def read_messages(items: Sequence[Item]) -> list[Message]:
     messages, newest, by_tag = list[Message](), None, dict[str, _Assembly]()
     for item in items:
         if isinstance(item, _CallOutput):
-            output, call_id = _parse_content(item.output), read_unique_id(item.call_id)
+            output, call_id = parse_content(item.output), read_unique_id(item.call_id)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
             newest = None
             continue
         if isinstance(item, _Message) and item.role != "assistant":
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _parse_content(item.content)})
+            messages.append({"role": role, "content": parse_content(item.content)})
             newest = None
             continue
         tag = read_tag(item.id) or (read_tag(item.call_id) if isinstance(item, _Call) else None)
@@ -176,10 +171,6 @@ def read_messages(items: Sequence[Item]) -> list[Message]:
         if tag is not None:
             by_tag[tag] = reply
     return messages
-
-
-def _parse_content(content: _Content) -> str | list[TextPart | ImagePart]:
-    return content if isinstance(content, str) else join_texts([part.parse() for part in content])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,32 +204,22 @@ class _Tool(BaseModel):
         yield OfferedTool(tool, self.name, namespace, is_custom)
 
 
-class _Namespace(BaseModel):
+class _OtherTool(BaseModel):
+    """A namespace, which the model sees in the names of its tools, or a tool that Codex offers and the policy lacks."""
+
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["namespace"]
-    name: str
-    tools: list[_Tool]
+    type: Literal["namespace", "tool_search", "web_search"]
+    name: str = ""
+    tools: list[_Tool] = []
 
     def offer(self) -> Iterator[OfferedTool]:
-        """Yield the tools; the model sees the namespace in their names."""
+        """Yield the tools of a namespace."""
         for tool in self.tools:
             yield from tool.offer(self.name)
 
 
-class _OmittedTool(BaseModel):
-    """A tool that Codex offers by default, and that the policy does without."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["tool_search", "web_search"]
-
-    def offer(self) -> Iterator[OfferedTool]:
-        """Yield nothing: the model does not see the tool."""
-        yield from ()
-
-
-type ToolItem = Annotated[_Tool | _Namespace | _OmittedTool, Field(discriminator="type")]
+type ToolItem = Annotated[_Tool | _OtherTool, Field(discriminator="type")]
 """A tool of a request."""
 
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, override
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, PrivateAttr
 
-from rlkit.endpoint.openai_chat import encode_openai_error
-from rlkit.endpoint.openai_items import Item, ToolItem, encode_reply, read_messages
-from rlkit.endpoint.protocol import (
-    MODEL,
-    Call,
-    Exchange,
-    Protocol,
-    check_parameters,
-    count_tokens,
-    format_event,
-    make_tag,
-    make_unique_id,
-)
-from rlkit.endpoint.rejection import Rejection, parse_body
-from rlkit.types import Json, Message, Reply
+from rlkit.endpoint.openai_items import Item, OfferedTool, ToolItem, encode_reply, read_messages
+from rlkit.endpoint.protocol import Call, Exchange, check_parameters, count_tokens, format_event, make_unique_id
+from rlkit.endpoint.rejection import Rejection
+from rlkit.types import Message, Reply
 
 _IGNORED = frozenset({
     "client_metadata", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options",
@@ -31,18 +20,14 @@ _IGNORED = frozenset({
 """Parameters without an effect on the distribution of the reply. `max_tool_calls` counts calls of built-in tools."""
 
 _NEUTRAL: Mapping[str, Sequence[object]] = {
-    "background": (False, None),
-    "context_management": (None,),
-    "conversation": (None,),
+    "background": (False,),
     "include": ([],),
-    "moderation": (None,),
-    "parallel_tool_calls": (True, None),
-    "prompt": (None,),
-    "text.format": ({"type": "text"}, None),
-    "tool_choice": ("auto", "none", None),
-    "top_logprobs": (0, None),
-    "top_p": (1, None),
-    "truncation": ("disabled", None),
+    "parallel_tool_calls": (True,),
+    "text.format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+    "top_p": (1,),
+    "truncation": ("disabled",),
 }
 """Values of further parameters that change nothing."""
 
@@ -62,11 +47,16 @@ class _TextOptions(BaseModel):
     format: JsonValue = None
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="allow")
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
-    model: str = MODEL
-    input: str | list[Item]
+
+class ResponseRequest(Exchange):
+    """The API of responses."""
+
+    path = "/v1/responses"
+
+    input: Annotated[list[Item], BeforeValidator(_as_items)]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[ToolItem] | None = None
@@ -76,54 +66,39 @@ class _Body(BaseModel):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     store: bool | None = None
-    stream: bool | None = None
 
+    _id: str = PrivateAttr(default_factory=lambda: make_unique_id("resp"))
+    _event_count: int = 0
 
-class OpenAIResponses(Protocol):
-    """The API of responses."""
-
-    path = "/v1/responses"
-
+    @property
     @override
-    def parse(self, body: bytes) -> Exchange:
-        return _ResponseExchange(parse_body(body, _Body))
+    def previous_id(self) -> str | None:
+        return self.previous_response_id
 
+    @property
     @override
-    def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
-        return encode_openai_error(rejection)
+    def response_id(self) -> str | None:
+        return None if self.store is False else self._id
 
-
-class _ResponseExchange(Exchange):
-    def __init__(self, body: _Body) -> None:
-        self._body = body
-        self._tag = make_tag()
-        self._id = make_unique_id("resp", self._tag)
-        self._created_at = int(time.time())
-        self._event_count = 0
-        self._tools = {offered.tool["name"]: offered for tool in body.tools or () for offered in tool.offer()}
-        self.model = body.model
-        self.is_stream = bool(body.stream)
-        self.previous_id = body.previous_response_id
-        self.response_id = None if body.store is False else self._id
+    @cached_property
+    def _offered_tools(self) -> Mapping[str, OfferedTool]:
+        return {offered.tool["name"]: offered for tool in self.tools or () for offered in tool.offer()}
 
     @override
     def make_call(self, earlier: Sequence[Message]) -> Call:
-        body = self._body
         parameters = {
-            **(body.model_extra or {}),
-            "include": [name for name in body.include or () if name == _LOGPROBS],
-            "text.format": body.text and body.text.format,
-            "tool_choice": body.tool_choice,
+            **(self.model_extra or {}),
+            "include": [name for name in self.include or () if name == _LOGPROBS],
+            "text.format": self.text and self.text.format,
+            "tool_choice": self.tool_choice,
         }
         check_parameters(parameters, ignored=_IGNORED, neutral=_NEUTRAL)
-        question = body.input
-        messages = [_as_user(question)] if isinstance(question, str) else read_messages(question)
         return Call(
-            [*earlier, *messages],
-            tools=[] if body.tool_choice == "none" else [offered.tool for offered in self._tools.values()],
-            max_tokens=body.max_output_tokens,
-            temperature=body.temperature,
-            instructions=[{"role": "system", "content": body.instructions}] if body.instructions else (),
+            [*earlier, *read_messages(self.input)],
+            tools=[] if self.tool_choice == "none" else [offered.tool for offered in self._offered_tools.values()],
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            instructions=[{"role": "system", "content": self.instructions}] if self.instructions else (),
         )
 
     @override
@@ -132,8 +107,8 @@ class _ResponseExchange(Exchange):
         items = encode_reply(
             reply,
             tag=self._tag,
-            tools=self._tools,
-            with_opaque_reasoning=_OPAQUE_REASONING in (self._body.include or ()),
+            tools=self._offered_tools,
+            with_opaque_reasoning=_OPAQUE_REASONING in (self.include or ()),
         )
         prompt, completion = count_tokens(replies)
         usage = {
@@ -160,7 +135,7 @@ class _ResponseExchange(Exchange):
 
     @override
     def encode_error_events(self, rejection: Rejection) -> Iterator[str]:
-        error = encode_openai_error(rejection)["error"]
+        error = rejection.encode()["error"]
         # The SDK raises `error`, and Codex waits for the failed response.
         yield self._event("error", code=rejection.code, message=str(rejection), param=rejection.field, error=error)
         code = rejection.code or ("server_error" if rejection.status >= 500 else "invalid_prompt")
@@ -187,25 +162,19 @@ class _ResponseExchange(Exchange):
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _make_response(self, status: str) -> Mapping[str, Any]:
-        body, more = self._body, self._body.model_extra or {}
         return {
             "id": self._id,
             "object": "response",
             "created_at": self._created_at,
             "status": status,
-            "model": body.model,
+            "model": self.model,
             "output": [],
             "error": None,
             "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": more.get("metadata"),
+            "metadata": (self.model_extra or {}).get("metadata"),
             "parallel_tool_calls": True,
-            "previous_response_id": body.previous_response_id,
-            "reasoning": more.get("reasoning"),
-            "temperature": body.temperature,
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tool_choice": self.tool_choice or "auto",
+            "tools": [tool.model_dump(exclude_unset=True) for tool in self.tools or ()],
             "usage": None,
         }
 
@@ -213,7 +182,3 @@ class _ResponseExchange(Exchange):
         data = {"type": kind, "sequence_number": self._event_count, **fields}
         self._event_count += 1
         return format_event(data, name=kind)
-
-
-def _as_user(text: str) -> Message:
-    return {"role": "user", "content": text}

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, override
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from rlkit.endpoint.rejection import Rejection
 from rlkit.types import ImagePart, Json, Message, Reply, TextPart, Tool
@@ -42,22 +45,41 @@ class Call:
     instructions: Sequence[Message] = ()
 
 
-class Exchange(ABC):
-    """A request of a client, with the shapes of its response.
+def make_tag() -> str:
+    """Return a tag for the ids of a response."""
+    return uuid.uuid4().hex[:12]
+
+
+class Exchange(BaseModel, ABC):
+    """A request of a client, with the shapes of its response; each subclass is a vendor's API at a path.
 
     Args:
         model: name of the model that the client asks for.
-        is_stream: the client wants server-sent events.
-        previous_id: id of the response that the request continues, if the protocol has such.
-        response_id: id under which later requests can continue this one; None if they cannot.
-        keep_alive: sign of life in a stream that waits for its reply.
+        stream: the client wants server-sent events.
     """
 
-    model: str
-    is_stream: bool
-    previous_id: str | None = None
-    response_id: str | None = None
+    model_config = ConfigDict(extra="allow")
+
+    path: ClassVar[str]
     keep_alive: ClassVar[str] = ": waiting for the reply\n\n"
+    """Sign of life in a stream that waits for its reply."""
+
+    model: str = MODEL
+    stream: bool | None = None
+
+    _tag: str = PrivateAttr(default_factory=make_tag)
+    """Tag for the ids of the response."""
+    _created_at: int = PrivateAttr(default_factory=lambda: int(time.time()))
+
+    @property
+    def previous_id(self) -> str | None:
+        """Id of the response that the request continues, if the protocol has such."""
+        return None
+
+    @property
+    def response_id(self) -> str | None:
+        """Id under which later requests can continue this one; None if they cannot."""
+        return None
 
     @abstractmethod
     def make_call(self, earlier: Sequence[Message]) -> Call:
@@ -79,38 +101,34 @@ class Exchange(ABC):
     def encode_events(self, replies: Sequence[Reply]) -> Iterator[str]:
         """Yield the events of a stream from the reply to its end."""
 
-    @abstractmethod
     def encode_error_events(self, rejection: Rejection) -> Iterator[str]:
         """Yield the events that end a stream with an error."""
+        yield format_event(rejection.encode(), name="error")
 
 
-class Protocol(ABC):
-    """A vendor's API at a path."""
-
-    path: ClassVar[str]
-
-    @abstractmethod
-    def parse(self, body: bytes) -> Exchange:
-        """Parse a request.
-
-        Raises:
-            Rejection: the body is malformed.
-        """
+class ContentPart(BaseModel, ABC):
+    """A part of the content of a client's message."""
 
     @abstractmethod
-    def encode_error(self, rejection: Rejection) -> Mapping[str, Json]:
-        """Return the body of an error."""
+    def parse(self) -> TextPart | ImagePart:
+        """Return the part in rlkit's shape."""
+
+
+class Text(ContentPart):
+    """A text, by its names in all protocols."""
+
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
+    text: str
+
+    @override
+    def parse(self) -> TextPart:
+        return {"type": "text", "text": self.text}
 
 
 def format_event(data: Mapping[str, Any], *, name: str | None = None) -> str:
     """Return a server-sent event with JSON data."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {json.dumps(data)}\n\n"
-
-
-def make_tag() -> str:
-    """Return a tag for the ids of a response."""
-    return uuid.uuid4().hex[:12]
 
 
 def make_unique_id(local_id: str, tag: str | None = None) -> str:
@@ -134,10 +152,13 @@ def read_tag(unique_id: str | None) -> str | None:
     return None if match is None else match[0].removeprefix("__")
 
 
-def join_texts(parts: Sequence[TextPart | ImagePart]) -> str | list[TextPart | ImagePart]:
+def parse_content(content: str | Sequence[ContentPart] | None) -> str | list[TextPart | ImagePart]:
     """Return the content of a message: a string, as in the policy's replies, unless it has images."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [part.parse() for part in content]
     texts = [part["text"] for part in parts if part["type"] == "text"]
-    return "".join(texts) if len(texts) == len(parts) else list(parts)
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def parse_arguments(call_id: str, arguments: str, *, field: str) -> Mapping[str, Json]:
@@ -162,22 +183,19 @@ def check_image_url(url: str, *, field: str) -> str:
 
 
 def check_parameters(
-    parameters: Mapping[str, Any] | None, *, ignored: frozenset[str], neutral: Mapping[str, Sequence[object]]
+    parameters: Mapping[str, Any], *, ignored: frozenset[str], neutral: Mapping[str, Sequence[object]]
 ) -> None:
-    """Raise a Rejection for a parameter that the policy cannot follow.
+    """Raise a Rejection for a parameter that the policy cannot follow; null changes nothing.
 
     Args:
         parameters: parameters of the request that the protocol does not read.
         ignored: parameters without an effect on the distribution of the reply.
         neutral: values of further parameters that change nothing.
     """
-    for name, value in (parameters or {}).items():
-        if name in ignored or value in neutral.get(name, ()):
-            continue
-        if name in neutral:
+    for name, value in parameters.items():
+        if value is not None and name not in ignored and value not in neutral.get(name, ()):
             reason = f"{name}={json.dumps(value)[:100]} is not supported: leave it out"
-            raise Rejection(400, reason, code="unsupported_value", field=name)
-        raise Rejection(400, f"unknown parameter: {name}", code="unknown_parameter", field=name)
+            raise Rejection(400, reason, code="unsupported_parameter", field=name)
 
 
 def count_tokens(replies: Sequence[Reply]) -> tuple[int, int]:

@@ -1,17 +1,20 @@
-"""Errors of requests at an endpoint, before a protocol gives them its shape."""
+"""Errors of requests at an endpoint."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, RlkitError
 
 type Code = Literal[
-    "context_length_exceeded", "invalid_api_key", "not_found", "rollout_limit_reached", "unknown_parameter",
-    "unsupported_value",
+    "context_length_exceeded", "invalid_api_key", "not_found", "rollout_limit_reached",
+    "unsupported_parameter",
 ]  # fmt: skip
+
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 
 
 class Rejection(Exception):
@@ -30,12 +33,19 @@ class Rejection(Exception):
         self.code: Code | None = code
         self.field = field
 
+    def encode(self) -> Mapping[str, Any]:
+        """Return the body of the error, in a shape that the clients of all vendors read."""
+        default = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ERROR_TYPES.get(self.status, default)
+        return {"type": "error", "error": {"type": kind, "message": str(self), "param": self.field, "code": self.code}}
+
 
 def explain(error: RlkitError | ValueError) -> Rejection:
     """Return the rejection for an error of the policy."""
     match error:
         case ContextFull():
-            return Rejection(400, str(error), code="context_length_exceeded")
+            message = f"This model's maximum context length is exceeded: prompt is too long: {error}"
+            return Rejection(400, message, code="context_length_exceeded")  # clients look for their vendor's words
         case LimitReached():
             return Rejection(400, str(error), code="rollout_limit_reached")
         case EnvironmentFault() | ValueError():

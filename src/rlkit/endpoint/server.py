@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import override
 from weakref import WeakKeyDictionary
@@ -19,17 +19,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rlkit.endpoint.anthropic_messages import AnthropicMessages
 from rlkit.endpoint.http_headers import LimitedHttpProtocol
-from rlkit.endpoint.http_responses import encode_common_error, make_model_route, make_route
-from rlkit.endpoint.openai_chat import OpenAIChat
-from rlkit.endpoint.openai_responses import OpenAIResponses
-from rlkit.endpoint.protocol import MODEL, Protocol
+from rlkit.endpoint.http_responses import encode_rejection, make_routes
+from rlkit.endpoint.protocol import MODEL
 from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import Session
-
-PROTOCOLS: Sequence[Protocol] = (OpenAIChat(), OpenAIResponses(), AnthropicMessages())
-"""Protocols that the server speaks."""
 
 _GRACE_S = 1
 _POLL_S = 0.001
@@ -52,10 +46,7 @@ class EndpointServer:
         # Connections inherit it. Without it, each reply's body waits 40 ms until its headers are acknowledged.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._listener.getsockname()[1]
-        routes = [
-            *[make_route(protocol, self._find_session) for protocol in PROTOCOLS],
-            make_model_route(self._find_session, lambda: [MODEL]),
-        ]
+        routes = make_routes(self._find_session, lambda: [MODEL])
         self._server = _QuietServer(
             uvicorn.Config(
                 Starlette(routes=routes, exception_handlers={404: _reject_path, 405: _reject_path}),
@@ -105,7 +96,7 @@ async def _reject_path(request: Request, _: Exception) -> Response:
     if "upgrade" in request.headers:  # Codex goes on without WebSockets at once only after this status
         return encode_common_error(Rejection(426, "WebSockets are not served"), "invalid_request_error")
     reason = f"{request.method} {request.url.path} is not served"
-    return encode_common_error(Rejection(404, reason, code="not_found"), "not_found_error")
+    return encode_rejection(Rejection(404, reason, code="not_found"))
 
 
 @asynccontextmanager

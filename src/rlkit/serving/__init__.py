@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, override
 from starlette.routing import Route
 
 from rlkit._util.threads import in_thread
-from rlkit.endpoint.http_responses import make_model_route, make_route
+from rlkit.endpoint.http_responses import make_routes
 from rlkit.endpoint.rejection import Rejection
-from rlkit.endpoint.server import PROTOCOLS
 from rlkit.endpoint.session import ChatPolicy, Session
 from rlkit.errors import MissingError, UsageError
 from rlkit.policy import Limits, Sampler
@@ -60,8 +59,7 @@ class ChatModels:
 
     def routes(self) -> Sequence[Route]:
         """Return the routes of all protocols."""
-        names = make_model_route(self._find_session, lambda: self._engine.models)
-        return [*[make_route(protocol, self._find_session) for protocol in PROTOCOLS], names]
+        return make_routes(self._find_session, lambda: self._engine.models)
 
     async def close(self) -> None:
         """Cancel the running requests and end the connection to the engine."""
