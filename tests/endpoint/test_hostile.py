@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rlkit.endpoint import Endpoint, http_headers, http_responses
+from rlkit.endpoint import Endpoint, http_responses, http_server
 from rlkit.endpoint.http_responses import EXCHANGES
 from rlkit.testing import ScriptedPolicy
 
@@ -109,7 +109,7 @@ def test_a_slow_or_endless_request_ends_while_others_go_on(
     beginning: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_responses, "BODY_S", 0.5)
-    monkeypatch.setattr(http_headers, "HEADER_S", 0.5)
+    monkeypatch.setattr(http_server, "HEADER_S", 0.5)
 
     async def main() -> bytes:
         async with ScriptedPolicy(["fine"]).endpoint() as endpoint, httpx.AsyncClient() as client:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import tinker
 
-from rlkit.endpoint import http_headers
+from rlkit.endpoint import http_server
 from rlkit.engine import EngineServer
 
 HOST = b"host: engine\r\n"
@@ -101,7 +101,7 @@ def test_a_body_whose_framing_never_ends_closes_the_connection(part: bytes, serv
 
 
 def test_slow_headers_are_rejected(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_headers, "HEADER_S", 0.5)
+    monkeypatch.setattr(http_server, "HEADER_S", 0.5)
     with connected(server) as connection:
         connection.sendall(GET)
         while not select.select([connection], [], [], 0.02)[0]:
@@ -110,7 +110,7 @@ def test_slow_headers_are_rejected(server: EngineServer, monkeypatch: pytest.Mon
 
 
 def test_a_connection_without_a_request_is_closed(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_headers, "HEADER_S", 0.2)
+    monkeypatch.setattr(http_server, "HEADER_S", 0.2)
     with connected(server) as connection:
         assert rest_of(connection) == b""
 

@@ -6,27 +6,22 @@ Invariant: a request reaches the rollout of its key and no other. No request end
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import secrets
-import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import override
 from weakref import WeakKeyDictionary
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rlkit.endpoint.http_headers import LimitedHttpProtocol
 from rlkit.endpoint.http_responses import encode_rejection, make_routes
+from rlkit.endpoint.http_server import HttpServer
 from rlkit.endpoint.protocol import MODEL
 from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import Session
 
 _GRACE_S = 1
-_POLL_S = 0.001
 _KEY_BYTES = 24
 
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
@@ -35,43 +30,24 @@ _servers = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, "EndpointServe
 """Servers by interface."""
 
 
-class EndpointServer:
+class EndpointServer(HttpServer):
     """A server on a free port of an interface; `use_server` starts and stops it."""
 
     def __init__(self, interface: str) -> None:
+        app = Starlette(
+            routes=make_routes(self._find_session, lambda: [MODEL]),
+            exception_handlers={404: _reject_path, 405: _reject_path},
+        )
+        super().__init__(app, address=(interface, 0), grace_s=_GRACE_S)
         self.users = 0
         """Number of open `use_server` blocks."""
         self._sessions = dict[str, Session]()
-        self._listener = socket.create_server((interface, 0))
-        # Connections inherit it. Without it, each reply's body waits 40 ms until its headers are acknowledged.
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.port: int = self._listener.getsockname()[1]
-        routes = make_routes(self._find_session, lambda: [MODEL])
-        self._server = _QuietServer(
-            uvicorn.Config(
-                Starlette(routes=routes, exception_handlers={404: _reject_path, 405: _reject_path}),
-                http=LimitedHttpProtocol,
-                log_config=None,
-                log_level="error",  # it warns of each WebSocket
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
-        # An empty context: the time of connections must not count as that of the rollout that came first.
-        self._serving = asyncio.create_task(self._server.serve([self._listener]), context=contextvars.Context())
-
-    async def wait_until_started(self) -> None:
-        """Wait until the server answers."""
-        while not self._server.started and not self._serving.done():  # noqa: ASYNC110  uvicorn offers no event
-            await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
         """End all connections and the server."""
-        self._server.should_exit = True
+        self.should_exit = True
         try:
-            await self._serving
+            await (await self.start())
         finally:
             self._listener.close()  # the wait may be cancelled
 
@@ -94,7 +70,7 @@ class EndpointServer:
 
 async def _reject_path(request: Request, _: Exception) -> Response:
     if "upgrade" in request.headers:  # Codex goes on without WebSockets at once only after this status
-        return encode_common_error(Rejection(426, "WebSockets are not served"), "invalid_request_error")
+        return encode_rejection(Rejection(426, "WebSockets are not served"))
     reason = f"{request.method} {request.url.path} is not served"
     return encode_rejection(Rejection(404, reason, code="not_found"))
 
@@ -108,19 +84,10 @@ async def use_server(interface: str) -> AsyncGenerator[EndpointServer]:
         server = servers[interface] = EndpointServer(interface)
     server.users += 1
     try:
-        await server.wait_until_started()
+        await server.start()
         yield server
     finally:
         server.users -= 1
         if not server.users:
             servers.pop(interface, None)
             await server.close()
-
-
-class _QuietServer(uvicorn.Server):
-    """A server that leaves signals to the run."""
-
-    @override
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield

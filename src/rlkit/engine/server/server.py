@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-import uvicorn
 from starlette.routing import BaseRoute
 
 from rlkit._util.activity import Activity
 from rlkit._util.paths import engine_dir
-from rlkit.endpoint.http_headers import LimitedHttpProtocol
+from rlkit.endpoint.http_server import HttpServer
 from rlkit.engine.model.model_files import resolve_model
 from rlkit.engine.server.http_requests import BodyReader
 from rlkit.engine.server.routes import make_app
@@ -27,7 +25,6 @@ from rlkit.engine.server.service import Service
 from rlkit.errors import UsageError
 
 _THREADS_MAX = 1024
-_POLL_S = 0.005
 _START_S = 300.0  # only to detect hangs: a start is slow on a busy machine
 _GRACE_S = 5
 
@@ -101,21 +98,9 @@ class EngineServer:
         self.models = models
         """Names of the advertised models."""
         self._extension = None if extension is None else extension(self)
-        app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
+        self._app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
         if self._extension is not None:
-            app.router.routes.extend(self._extension.routes())
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=LimitedHttpProtocol,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
-        self._socket: socket.socket | None = None
+            self._app.router.routes.extend(self._extension.routes())
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -143,20 +128,15 @@ class EngineServer:
                 f"{self._root}: cannot store checkpoints here ({error.strerror}); choose another root"
             ) from error
         try:
-            listener = socket.create_server(self._address)
+            self._server = HttpServer(self._app, address=self._address, grace_s=_GRACE_S)
         except OSError as error:
             address = f"{self._address[0]}:{self._address[1]}"
             raise UsageError(
                 f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any, or another host"
             ) from error
-        # Connections inherit this option. Without it, each reply's body waits 40 ms until its headers are acknowledged:
-        # asyncio itself sets it only if the listening socket was made with an explicit protocol.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        host, port = listener.getsockname()[:2]
-        self._url = f"http://{host}:{port}"
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(listener)), name="rlkit-engine-http", daemon=True
-        )
+        self._url = f"http://{self._server.host}:{self._server.port}"
+        serving = self._serve(self._server)
+        self._thread = threading.Thread(target=lambda: asyncio.run(serving), name="rlkit-engine-http", daemon=True)
         self._service.start()
         self._thread.start()
         if not self._ready.wait(_START_S):
@@ -180,11 +160,9 @@ class EngineServer:
         self._thread.join()
         self._service.stop()
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self, server: HttpServer) -> None:
         self._loop = asyncio.get_running_loop()
-        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started and not serving.done():  # noqa: ASYNC110  uvicorn offers no event
-            await asyncio.sleep(_POLL_S)
+        serving = await server.start()
         self._ready.set()
         watching = asyncio.create_task(self._service.watch_sessions())
         await serving

@@ -1,4 +1,4 @@
-"""Limits on the headers of incoming HTTP requests.
+"""HTTP servers of web applications, with limits on the headers of requests.
 
 Invariant: a connection holds at most `HEADER_BYTES_MAX` unparsed bytes, however they are split into packets, and for at
 most `HEADER_S` seconds.
@@ -7,8 +7,14 @@ most `HEADER_S` seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import socket
+from collections.abc import Generator
 from typing import override
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_BYTES_MAX = 64 << 10
@@ -20,6 +26,51 @@ HEADER_S = 30.0
 
 _LINGER_S = 1.0
 """Delay before a rejected connection is closed: a client that is still sending would otherwise not read the reason."""
+
+
+_POLL_S = 0.001
+
+
+class HttpServer(uvicorn.Server):
+    """A server that leaves signals to the run; it listens at once, and serves after `start`.
+
+    Args:
+        address: host and port; 0 for any free port.
+        grace_s: time that running requests have to end when the server stops.
+    """
+
+    def __init__(self, app: ASGIApp, *, address: tuple[str, int], grace_s: int) -> None:
+        config = uvicorn.Config(
+            app,
+            http=LimitedHttpProtocol,
+            log_config=None,
+            log_level="error",  # it warns of each WebSocket
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=grace_s,
+        )
+        super().__init__(config)
+        self._serving: asyncio.Task[None] | None = None
+        self._listener = socket.create_server(address)
+        # Connections inherit this option. Without it, each reply's body waits 40 ms until its headers are acknowledged:
+        # asyncio itself sets it only if the listening socket was made with an explicit protocol.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.host, self.port = self._listener.getsockname()[:2]
+
+    async def start(self) -> asyncio.Task[None]:
+        """Return the task that serves until `should_exit` is set, as soon as it answers or has failed."""
+        if self._serving is None:
+            # An empty context: the time of connections must not count as that of the rollout that came first.
+            self._serving = asyncio.create_task(self.serve([self._listener]), context=contextvars.Context())
+        while not self.started and not self._serving.done():  # noqa: ASYNC110  uvicorn offers no event
+            await asyncio.sleep(_POLL_S)
+        return self._serving
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
