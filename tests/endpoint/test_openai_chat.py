@@ -235,6 +235,24 @@ def test_limits_are_errors_that_the_client_does_not_repeat(limits: Limits, code:
     assert caught.value.code == code
 
 
+def test_an_endpoint_may_limit_the_turns() -> None:
+    policy = make_policy()
+
+    async def main() -> None:
+        async with open_endpoint(policy, max_turns=2) as endpoint, connect(endpoint) as client:
+            messages: list[Any] = [{"role": "user", "content": "begin"}]
+            for turns in (1, 2):
+                await client.chat.completions.create(model="m", messages=messages)
+                assert (len(policy.turns), endpoint.limit) == (turns, None)
+            with pytest.raises(openai.BadRequestError, match="all 2 turns") as caught:
+                await client.chat.completions.create(model="m", messages=messages)
+            assert caught.value.code == "rollout_limit_reached"
+            assert endpoint.limit is not None
+
+    asyncio.run(main())
+    assert len(policy.turns) == 2
+
+
 class FailingSampler(ScriptedSampler):
     calls = 0
 

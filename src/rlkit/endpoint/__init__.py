@@ -53,7 +53,9 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def open_endpoint(policy: ChatPolicy, *, host: str | None = None) -> AsyncGenerator[Endpoint]:
+async def open_endpoint(
+    policy: ChatPolicy, *, host: str | None = None, max_turns: int | None = None
+) -> AsyncGenerator[Endpoint]:
     """Serve a policy on loopback until the end of the block; running requests are cancelled there.
 
     ::
@@ -65,6 +67,7 @@ async def open_endpoint(policy: ChatPolicy, *, host: str | None = None) -> Async
 
     Args:
         host: name or address of this machine for clients on others; the endpoint then listens on all interfaces.
+        max_turns: limit of the replies, in addition to those of the policy.
 
     Raises:
         ServiceError, MissingError: a request failed so; raised at the end of the block, in place of what the client
@@ -74,7 +77,7 @@ async def open_endpoint(policy: ChatPolicy, *, host: str | None = None) -> Async
     from rlkit.endpoint.server import ALL_INTERFACES, LOOPBACK, use_server
     from rlkit.endpoint.session import RolloutSession
 
-    session = RolloutSession(policy)
+    session = RolloutSession(policy, max_turns=max_turns)
     async with use_server(ALL_INTERFACES if host else LOOPBACK) as server:
         try:
             with server.open_session(session) as key:

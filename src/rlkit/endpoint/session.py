@@ -41,8 +41,10 @@ class ChatPolicy(Protocol):
 class Session(ABC):
     """Requests that share a context and their conversations."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_turns: int | None = None) -> None:
         self._context = contextvars.copy_context()
+        self._max_turns = max_turns
+        self._turn_count = 0
         self._tasks = set[asyncio.Task[Reply]]()
         self._conversations = OrderedDict[str, Sequence[Message]]()
         self.fault: RlkitError | None = None
@@ -77,6 +79,10 @@ class Session(ABC):
         return [reply.result() for reply in replies]
 
     async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
+        self._turn_count += 1
+        if self._max_turns is not None and self._turn_count > self._max_turns:
+            self.limit = self.limit or LimitReached(f"the agent used all {self._max_turns} turns (max_turns)")
+            raise self.limit
         reply = policy.chat(
             _complete_messages([*call.instructions, *call.messages]),
             tools=call.tools,
@@ -115,8 +121,8 @@ class Session(ABC):
 class RolloutSession(Session):
     """The requests of a rollout; they may name any model."""
 
-    def __init__(self, policy: ChatPolicy) -> None:
-        super().__init__()
+    def __init__(self, policy: ChatPolicy, *, max_turns: int | None) -> None:
+        super().__init__(max_turns=max_turns)
         self._policy = policy
 
     @override

@@ -22,7 +22,7 @@ from rlkit.policy import Policy
 from rlkit.types import Json
 
 if TYPE_CHECKING:
-    from rlkit.envs.harbor.agents.access import AgentAccess
+    from rlkit.envs.harbor.agents.policy_registry import AgentAccess
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
@@ -109,7 +109,7 @@ class Agent:
     def open(self, policy: Policy, *, endpoint_host: str | None) -> AbstractAsyncContextManager[AgentAccess]:
         """Let the agent use a policy until the end of the block; errors of an installed one as of `open_endpoint`."""
         if not self.is_installed:
-            from rlkit.envs.harbor.agents.access import open_own_agent
+            from rlkit.envs.harbor.agents.policy_registry import open_own_agent
 
             return open_own_agent(self.import_path, policy, self.options)
         from rlkit.envs.harbor.agents.installed import open_installed_agent

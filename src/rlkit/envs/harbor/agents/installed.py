@@ -1,14 +1,16 @@
 """Harbor's installed agents, with an endpoint of the policy as the address of their model.
 
 Invariant: an agent is supported if Harbor declares that it takes a base URL of OpenAI or Anthropic; the list is derived
-from Harbor's registry. A program that is there already is not installed again.
+from Harbor's registry. A program that is there already is not installed again. An agent is refused further replies
+after its last turn, and ended if it does not end by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -17,10 +19,9 @@ from harbor.agents.installed.base import BaseInstalledAgent, NonZeroAgentExitCod
 from harbor.agents.model_connection import resolve_model_connection
 from harbor.models.agent.name import AgentName
 
-from rlkit.endpoint import open_endpoint
-from rlkit.envs.harbor.agents.access import AgentAccess
-from rlkit.envs.harbor.agents.agent_end import EnvironmentDown
-from rlkit.envs.harbor.agents.client import AgentClient
+from rlkit.endpoint import Endpoint, open_endpoint
+from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, sum_tallies
+from rlkit.envs.harbor.agents.policy_registry import AgentAccess
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.policy import Policy
 from rlkit.types import Json
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
     from harbor.models.agent.context import AgentContext
     from harbor.trial.trial import Trial
+
+_GRACE_S = 10.0
+"""Time for an agent to end after a limit: some repeat the refused request for minutes."""
+
+_POLL_S = 0.2
 
 _UNDECLARED: Mapping[str, tuple[str, str]] = {"openhands-sdk": ("LLM_BASE_URL", "LLM_API_KEY")}
 """Variables for the address and key of OpenAI's protocol in agents that do not declare them to Harbor."""
@@ -86,8 +92,8 @@ async def open_installed_agent(
     endpoint_host: str | None,
 ) -> AsyncGenerator[AgentAccess]:
     """Let an agent use a policy until the end of the block; errors as of `open_endpoint`."""
-    client = AgentClient(policy, max_turns=max_turns)
-    async with open_endpoint(client, host=endpoint_host) as endpoint:
+    tallies = list[Tally]()
+    async with open_endpoint(policy, host=endpoint_host, max_turns=max_turns) as endpoint:
         undeclared = dict(zip(_UNDECLARED.get(name, ()), (endpoint.url, endpoint.key), strict=False))
         fields: dict[str, Json] = {
             "name": name,
@@ -95,29 +101,65 @@ async def open_installed_agent(
             "kwargs": {**kwargs},
             "env": {**endpoint.variables, **undeclared, **env},
         }
-        port = urlsplit(endpoint.root).port or 0
-        yield AgentAccess(fields, lambda: client.end, partial(_prepare, client=client, port=port))
+
+        def prepare(trial: Trial) -> None:
+            """Let the agent of a trial reach its model, and skip its installation if possible."""
+            agent = trial.agent
+            assert isinstance(agent, BaseInstalledAgent)
+            install, run = agent.install, agent.run
+
+            async def install_if_missing(environment: BaseEnvironment) -> None:
+                if not await _is_present(agent, environment):
+                    try:
+                        await install(environment)
+                    except NonZeroAgentExitCodeError as error:
+                        raise EnvironmentDown(f"{agent.name()} could not be installed: {error}") from error
+
+            async def run_step(instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+                port = urlsplit(endpoint.root).port or 0
+                forwarding = environment.forward_port(port) if isinstance(environment, _Forwarding) else nullcontext()
+                tallies.append(tally := Tally())
+                async with forwarding:
+                    await _run_to_limit(run(instruction, environment, context), policy, endpoint, tally)
+
+            agent.install, agent.run = install_if_missing, run_step
+
+        yield AgentAccess(fields, lambda: sum_tallies(tallies), prepare)
 
 
-def _prepare(trial: Trial, *, client: AgentClient, port: int) -> None:
-    """Let the agent of a trial reach its model, and skip its installation if possible."""
-    agent = trial.agent
-    assert isinstance(agent, BaseInstalledAgent)
-    install, run = agent.install, agent.run
+async def _run_to_limit(
+    running: Coroutine[object, object, None], policy: Policy, endpoint: Endpoint, tally: Tally
+) -> None:
+    """Run the agent on one step of its task; after a limit, end it, and ignore its exit code.
 
-    async def install_if_missing(environment: BaseEnvironment) -> None:
-        if not await _is_present(agent, environment):
-            try:
-                await install(environment)
-            except NonZeroAgentExitCodeError as error:
-                raise EnvironmentDown(f"{agent.name()} could not be installed: {error}") from error
-
-    async def run_as_client(instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        forwarding = environment.forward_port(port) if isinstance(environment, _Forwarding) else nullcontext()
-        async with forwarding:
-            await client.run(run(instruction, environment, context))
-
-    agent.install, agent.run = install_if_missing, run_as_client
+    Raises:
+        NonZeroAgentExitCodeError: the agent failed.
+        EnvironmentDown: the agent ended without a reply of its model.
+    """
+    agent, turn_count = asyncio.ensure_future(running), len(policy.turns)
+    failure: NonZeroAgentExitCodeError | None = None
+    try:
+        while endpoint.limit is None and not agent.done():
+            await asyncio.wait([agent], timeout=_POLL_S)
+        await asyncio.wait([agent], timeout=_GRACE_S)
+        if agent.done():
+            agent.result()
+    except NonZeroAgentExitCodeError as error:
+        failure = error
+    finally:
+        agent.cancel()
+        turns = policy.turns[turn_count:]
+        tally.turns, tally.llm_s = len(turns), sum(turn.seconds for turn in turns)
+        tally.truncated_turns = sum(turn.stop == "length" for turn in turns)
+        await asyncio.wait([agent])
+    if endpoint.limit is not None:
+        tally.record_error(endpoint.limit)
+    elif not turns:
+        raise EnvironmentDown(f"the agent ended without a reply of its model: {failure or 'see its logs'}")
+    elif failure is not None:
+        raise failure
+    else:
+        tally.record_end("completed", "the agent's program ended")
 
 
 async def _is_present(agent: BaseInstalledAgent, environment: BaseEnvironment) -> bool:

@@ -12,13 +12,33 @@ Invariant: Harbor only gets JSON, which it writes to disk. A policy is registere
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlkit.envs.harbor.agents.agent_end import AgentEnd, Tally, sum_tallies
 from rlkit.errors import UsageError
 from rlkit.policy import Policy
+from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from harbor.trial.trial import Trial
+
+
+@dataclass(frozen=True)
+class AgentAccess:
+    """An agent that can play a trial while it has a policy.
+
+    Args:
+        fields: fields of Harbor's `AgentConfig`.
+        get_end: returns the end of the agent's work so far.
+        prepare: called with the trial before it runs.
+    """
+
+    fields: Mapping[str, Json]
+    get_end: Callable[[], AgentEnd]
+    prepare: Callable[[Trial], None] = lambda trial: None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +61,15 @@ def register_policy(policy: Policy) -> Generator[str]:
         yield key
     finally:
         del _registrations[key]
+
+
+@asynccontextmanager
+async def open_own_agent(
+    import_path: str, policy: Policy, options: Callable[[str], Mapping[str, Json]]
+) -> AsyncGenerator[AgentAccess]:
+    """Let an agent of rlkit use a policy until the end of the block; `options` takes the key of the policy."""
+    with register_policy(policy) as key:
+        yield AgentAccess({"import_path": import_path, "kwargs": {**options(key)}}, lambda: get_agent_end(key))
 
 
 def get_agent_end(key: str) -> AgentEnd:
