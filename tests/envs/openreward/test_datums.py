@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit.algorithms.datums import episode_data
 from rlkit.env import Task
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.task import OpenRewardTasks
+from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
@@ -28,7 +29,7 @@ MEMBERS = 3
 
 
 @cache
-def tasks(url: str) -> OpenRewardTasks:
+def tasks(url: str) -> Sequence[OpenRewardTask]:
     return openreward(target=f"{url}#marks", max_turns=5, on_message="nudge")
 
 

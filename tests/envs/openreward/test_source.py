@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -15,10 +16,11 @@ from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema.envs import TargetCurriculum
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.listing import Split, choose_tasks
-from rlkit.envs.openreward.task import OpenRewardTasks
+from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import UsageError
 from rlkit.tasks.from_config import task_source
 from rlkit.training.trainer import RLTrainer
+from rlkit.types import Json
 from tests.envs.openreward.worlds import Marks, Served
 
 sizes_of_splits = st.dictionaries(st.sampled_from(["train", "test", "x"]), st.integers(1, 30), min_size=1)
@@ -36,28 +38,26 @@ def test_the_choice_follows_from_sizes_settings_and_seed(sizes: dict[str, int], 
     assert sum(split == "x" for split, _ in tasks) == sizes.get("x", 0)
 
 
-def make_tasks(url: str, **args: object) -> OpenRewardTasks:
+def make_tasks(url: str, **args: object) -> Sequence[OpenRewardTask]:
     return openreward(target=f"{url}#marks", **args)  # pyright: ignore
 
 
-def test_a_resumed_run_keeps_its_tasks_although_the_server_has_others(worlds: Served) -> None:
-    first = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
-    first.next()
-    state = first.state_dict()
-    rest = [first.next().task_id for _ in range(7)]
-    grown = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
-    grown.load_state_dict({**state, "sizes": {"train": 50}})
-    assert grown.state_dict()["sizes"] == {"train": 50}
-    again = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, seed=3)
-    again.load_state_dict(grown.state_dict())
-    again.load_state_dict(state)
-    assert [again.next().task_id for _ in range(7)] == rest
+def test_a_resumed_run_keeps_its_tasks_although_the_server_has_others(
+    worlds: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = list[Json]()
+    first = make_tasks(worlds.url, splits={"train": Split(num_samples=4)}, pin=lambda now: records.append(now) or now)
+    serve(monkeypatch, lambda tasks: [*tasks, *({"id": number} for number in range(90, 99))])
+    splits = {"train": Split(num_samples=4)}
+    assert make_tasks(worlds.url, splits=splits) != first
+    assert make_tasks(worlds.url, splits=splits, pin=lambda now: records[0]) == first
 
 
 def test_a_run_cannot_be_resumed_with_another_environment(worlds: Served) -> None:
-    state = make_tasks(worlds.url).state_dict()
+    records = list[Json]()
+    make_tasks(worlds.url, pin=lambda now: records.append(now) or now)
     with pytest.raises(UsageError, match="the run was started with marks, not answers"):
-        openreward(target=f"{worlds.url}#answers").load_state_dict(state)
+        openreward(target=f"{worlds.url}#answers", pin=lambda now: records[0])
 
 
 def test_several_splits_and_a_configuration_name_the_same_tasks(worlds: Served) -> None:
@@ -70,8 +70,8 @@ def test_several_splits_and_a_configuration_name_the_same_tasks(worlds: Served) 
         }
     }
     config = load_config([], settings=settings).config  # pyright: ignore
-    tasks = load_envs("mine", config.envs["mine"], field="envs.mine", seed=0)
-    assert isinstance(tasks, OpenRewardTasks)
+    loaded = load_envs("mine", config.envs["mine"], field="envs.mine", seed=0)
+    tasks = cast("Sequence[OpenRewardTask]", loaded)
     assert sorted(task.task_id.rpartition("/")[0] for task in tasks) == ["marks/test"] * 2 + ["marks/train"] * 2
     assert len({task.task_id for task in tasks}) == 4
 

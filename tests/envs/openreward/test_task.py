@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -211,11 +212,9 @@ def test_an_environment_of_another_version_than_pinned_stops_the_run(worlds: Ser
 
 
 def test_a_missing_task_stops_the_run(worlds: Served) -> None:
-    tasks = openreward(target=f"{worlds.url}#answers", splits="test")
-    tasks.load_state_dict({**tasks.state_dict(), "sizes": {"test": 3}, "drawn": 0})
+    (task, *_) = openreward(target=f"{worlds.url}#answers", splits="test")
     with pytest.raises(UsageError, match="target: answers: HTTP 400: Invalid index"):
-        for task in tasks:
-            asyncio.run(task.rollout(ScriptedPolicy(["yes"])))
+        asyncio.run(replace(task, index=99).rollout(ScriptedPolicy(["yes"])))
 
 
 def test_limits_of_the_run_do_not_fail_the_episode(worlds: Served) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 from pydantic import Field, JsonValue
@@ -17,8 +16,7 @@ from rlkit.types import Json
 if TYPE_CHECKING:
     from rlkit.envs.openreward.connection.servers import LocalServer
     from rlkit.envs.openreward.connection.target import Target
-    from rlkit.envs.openreward.settings import Settings
-    from rlkit.envs.openreward.task import OpenRewardTask, OpenRewardTasks
+    from rlkit.envs.openreward.task import OpenRewardTask
 
 __all__ = ["openreward"]
 
@@ -51,7 +49,7 @@ def openreward(
     seed: Annotated[int, Field(ge=0)] = 0,
     pin: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
-) -> OpenRewardTasks:
+) -> Sequence[OpenRewardTask]:
     """Return the tasks of an environment that speaks the Open Reward Standard.
 
     Args:
@@ -86,7 +84,7 @@ def openreward(
     from rlkit.envs.openreward.connection.secrets import parse_secrets
     from rlkit.envs.openreward.session import TimeLimits
     from rlkit.envs.openreward.settings import Settings
-    from rlkit.envs.openreward.task import OpenRewardTasks
+    from rlkit.envs.openreward.task import OpenRewardTask
 
     reward = RewardRule(reward_reduction, nonterminal_reward, min_reward, max_reward)
     target_server, running = _open_target(target, server, variant, start_timeout_s)
@@ -111,7 +109,8 @@ def openreward(
         max_sessions=max_sessions,
     )
     sizes = settle_sizes(listing, selected or {}, seed=seed, limit_s=request_timeout_s, pin=pin, note=note)
-    return OpenRewardTasks(sizes, partial(_make_tasks, selected or {}, settings, running, seed), seed=seed)
+    tasks = choose_tasks(sizes, selected or {}, seed=seed)
+    return [OpenRewardTask(split, index, settings, running) for split, index in tasks]
 
 
 def _open_target(
@@ -161,11 +160,3 @@ def _parse_split(name: str, options: Mapping[str, JsonValue]) -> Split:
 
 def _is_count(value: object) -> TypeGuard[int | None]:
     return value is None or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _make_tasks(
-    splits: Mapping[str, Split], settings: Settings, server: LocalServer | None, seed: int, sizes: Mapping[str, int]
-) -> Sequence[OpenRewardTask]:
-    from rlkit.envs.openreward.task import OpenRewardTask
-
-    return [OpenRewardTask(split, index, settings, server) for split, index in choose_tasks(sizes, splits, seed=seed)]

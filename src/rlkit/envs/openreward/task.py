@@ -1,15 +1,14 @@
-"""Tasks of an environment of the Open Reward Standard, and their source.
+"""Tasks of an environment of the Open Reward Standard.
 
 Invariant: each rollout has its own session. A session that fails before the model's first reply is replaced by a new
-session. If it fails later, the episode fails and the rollout is retried from the beginning. A resumed run draws from
-its original tasks, even if the server's tasks have changed.
+session. If it fails later, the episode fails and the rollout is retried from the beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, cast, overload
+from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.env import Env
 from rlkit.envs.openreward.admission import Gate, gate
@@ -22,13 +21,10 @@ from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.tasks.sources import SequenceSource
 from rlkit.types import Episode, Json, Outcome
 
 if TYPE_CHECKING:
     from openreward.api.environments.client import AsyncEnvironment, AsyncSession
-
-type Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -129,49 +125,6 @@ class OpenRewardTask(Env):
                 f"target: {target.label} has version {' or '.join(versions) or 'unknown'}, not "
                 f"{target.version}: change the version in target, or leave it out"
             )
-
-
-class OpenRewardTasks(SequenceSource, Sequence[OpenRewardTask]):
-    """Tasks drawn in epochs, shuffled in each epoch; the state includes the sizes of the splits.
-
-    Args:
-        sizes: number of tasks of each split on the server.
-        make: function from the sizes to the tasks that are played.
-    """
-
-    def __init__(self, sizes: Sizes, make: Callable[[Sizes], Sequence[OpenRewardTask]], *, seed: int) -> None:
-        self._make = make
-        self._sizes: dict[str, int] = dict(sizes)
-        self._tasks = make(sizes)
-        super().__init__(self._tasks, seed=seed)
-
-    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        target = self._tasks[0].settings.access.target.label
-        return {"target": target, "sizes": self._sizes.copy(), **super().state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Restore a state of the same environment, with its original tasks."""
-        target = self._tasks[0].settings.access.target.label
-        if state["target"] != target:
-            raise UsageError(f"target: the run was started with {state['target']}, not {target}")
-        sizes = cast("dict[str, int]", state["sizes"])
-        if sizes != self._sizes:
-            self._sizes = sizes.copy()
-            self._tasks = self._make(sizes)
-            super().__init__(self._tasks, seed=self._seed)
-        super().load_state_dict(state)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @overload
-    def __getitem__(self, index: int) -> OpenRewardTask: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[OpenRewardTask]: ...
-
-    def __getitem__(self, index: int | slice) -> OpenRewardTask | Sequence[OpenRewardTask]:
-        return self._tasks[index]
 
 
 def _has_begun(policy: Policy) -> bool:
