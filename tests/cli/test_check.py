@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harbor.models.trial.config import EnvironmentConfig
 
 from rlkit.config.loading.targets import load_target
-from rlkit.envs.harbor.settings import Environment
 from rlkit.redteam.report import RedTeamReport
 from tests.envs.harbor.conftest import write_task
 
@@ -145,7 +145,7 @@ def test_harbor_tasks_are_attacked_with_task_attacks(
 ) -> None:
     attacked: dict[str, Path] = {}
 
-    async def attack_tasks(tasks: dict[str, Path], *, environment: Environment, **_: object) -> RedTeamReport:
+    async def attack_tasks(tasks: dict[str, Path], *, environment: EnvironmentConfig, **_: object) -> RedTeamReport:
         attacked.update(tasks)
         assert environment.kwargs == {"memory_mb": 64}
         return RedTeamReport([], {})

@@ -18,7 +18,8 @@ from rlkit.redteam.reply_cheats import REPLY_CHEATS
 from rlkit.redteam.report import Attempt, RedTeamReport
 
 if TYPE_CHECKING:
-    from rlkit.envs.harbor.settings import Environment
+    from harbor.models.trial.config import EnvironmentConfig
+
     from rlkit.envs.harbor.task import HarborTask
 
 type Note = Callable[[str], None]
@@ -48,7 +49,7 @@ async def attack_environment(
 
 
 async def attack_folders(
-    tasks: Mapping[str, Path], environment: Environment, *, jobs: int = 4, note: Note = lambda message: None
+    tasks: Mapping[str, Path], environment: EnvironmentConfig, *, jobs: int = 4, note: Note = lambda message: None
 ) -> RedTeamReport:
     """Try the cheats on folders of Harbor tasks with `attack_tasks`, and report progress."""
     from rlkit.redteam.task_attacks import TASK_CHEATS, attack_tasks

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 from rlkit._util.threads import in_thread, run_together
 from rlkit.envs.harbor.checking import find_error, join_line
 from rlkit.envs.harbor.outcome import parse_rewards
-from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import find_task_fault
 from rlkit.envs.harbor.trial import play_trial
 from rlkit.errors import MissingError
@@ -27,6 +26,7 @@ from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
 
 if TYPE_CHECKING:
+    from harbor.models.trial.config import EnvironmentConfig
     from harbor.models.trial.result import TrialResult
 
 AGENT = "rlkit.redteam.agent:CheatingAgent"
@@ -66,7 +66,7 @@ class _Trial:
 async def attack_tasks(
     tasks: Mapping[str, Path],
     *,
-    environment: Environment,
+    environment: EnvironmentConfig,
     jobs: int,
     cheats: Sequence[TaskCheat] = TASK_CHEATS,
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
@@ -126,7 +126,7 @@ def _compare_rewards(rewards: Mapping[str, float] | None, honest: Mapping[str, f
     return max(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0.0))
 
 
-async def _run_trial(path: Path, cheat: TaskCheat, environment: Environment) -> _Trial:
+async def _run_trial(path: Path, cheat: TaskCheat, environment: EnvironmentConfig) -> _Trial:
     variables = await in_thread(_read_variables, path)
     fields: dict[str, Json] = {
         "agent": {"import_path": AGENT, "kwargs": {"script": cheat.command, "variables": variables}},

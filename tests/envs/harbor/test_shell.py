@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from harbor.models.trial.config import EnvironmentConfig
 
 from rlkit._util import threads
-from rlkit.envs.harbor.settings import Agent, Environment, TrialSettings
+from rlkit.envs.harbor.settings import Agent, TrialSettings
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
 from rlkit.policy import Limits
@@ -229,7 +230,7 @@ def test_a_link_planted_in_place_of_the_record_overwrites_nothing(task: Path, tm
     host_file.write_text("the host's")
     settings = TrialSettings(
         agent=Agent("shell"),
-        environment=Environment(import_path="tests.envs.harbor.environments:Mounted"),
+        environment=EnvironmentConfig(import_path="tests.envs.harbor.environments:Mounted"),
         trials_dir=tmp_path / "trials",
         keep="all",
     )
@@ -242,7 +243,7 @@ def test_a_link_planted_in_place_of_the_record_overwrites_nothing(task: Path, tm
 
 
 def test_an_unwritable_record_does_not_hide_the_end_of_the_agent(task: Path, tmp_path: Path) -> None:
-    environment = Environment(import_path="tests.envs.harbor.environments:Mounted")
+    environment = EnvironmentConfig(import_path="tests.envs.harbor.environments:Mounted")
     settings = TrialSettings(agent=Agent("shell"), environment=environment, trials_dir=tmp_path / "trials", keep="all")
     policy = ScriptedPolicy(["mkdir -p /logs/agent/transcript.jsonl/in", DO, "exit"])
     assert ending(threads.run(HarborTask("simple", task, settings).rollout(policy))) == (1.0, "completed", 3.0)

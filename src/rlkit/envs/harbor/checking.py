@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 from rlkit._util.threads import in_thread, run_together
 from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import AGENT_ERRORS, FATAL_ERRORS, VERIFIER_ERRORS, parse_rewards
-from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import find_task_fault, join_names
 from rlkit.envs.harbor.trial import list_steps, play_trial
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
@@ -20,6 +19,7 @@ from rlkit.metrics.metrics import SOLVED
 from rlkit.rollout.task_guard import stop_leftover_tasks
 
 if TYPE_CHECKING:
+    from harbor.models.trial.config import EnvironmentConfig
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 type Finding = Literal["sound", "broken", "solved", "no solution", "environment failed"]
@@ -82,7 +82,7 @@ class _AgentTrial:
 async def check_tasks(
     tasks: Mapping[str, Path],
     *,
-    environment: Environment,
+    environment: EnvironmentConfig,
     jobs: int,
     on_check: Callable[[TaskCheck], None] = lambda checked: None,
 ) -> Sequence[TaskCheck]:
@@ -133,7 +133,7 @@ def _select_numbers(rewards: Mapping[str, float]) -> Collection[float]:
     return [rewards["reward"]] if "reward" in rewards else rewards.values()
 
 
-async def _check_task(name: str, path: Path, environment: Environment) -> TaskCheck:
+async def _check_task(name: str, path: Path, environment: EnvironmentConfig) -> TaskCheck:
     start_s = time.monotonic()
     if (fault := await in_thread(find_task_fault, path)) is not None:
         return TaskCheck(name, "broken", None, None, fault, time.monotonic() - start_s)
@@ -148,7 +148,7 @@ async def _check_task(name: str, path: Path, environment: Environment) -> TaskCh
     return TaskCheck(name, finding, rewards, nothing.rewards, detail, time.monotonic() - start_s, output, loopholes)
 
 
-def _find_loopholes(path: Path, environment: Environment) -> Sequence[str]:
+def _find_loopholes(path: Path, environment: EnvironmentConfig) -> Sequence[str]:
     """List the ways to forge a reward that verification in an environment does not prevent."""
     from harbor.models.task.task import Task
     from harbor.models.task.verifier_mode import task_has_any_shared_verifier
@@ -178,7 +178,7 @@ def _judge(solution: _AgentTrial | None, nothing: _AgentTrial) -> tuple[Finding,
     return ("sound" if solution else "no solution"), "", ()
 
 
-async def _run_agent(path: Path, agent: str, environment: Environment) -> _AgentTrial:
+async def _run_agent(path: Path, agent: str, environment: EnvironmentConfig) -> _AgentTrial:
     try:
         return await play_trial(path, environment, _read, fields={"agent": {"name": agent}})
     except MissingError:  # no task could run

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from harbor.models.environment_type import EnvironmentType
+from harbor.models.trial.config import EnvironmentConfig
 from pydantic import TypeAdapter, ValidationError
 
 from rlkit.config.loading.objects import load_object
@@ -34,19 +36,6 @@ RLKIT_ENVIRONMENTS = {LOCAL: LOCAL_SANDBOX, "beaker": "rlkit.envs.harbor.beaker:
 _DESCRIPTIONS = {LOCAL: "the local sandbox", "beaker": "a Beaker job"}
 
 type Keep = Literal["all", "failed", "none"]
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Environment of trials: exactly one of `type`, a name of Harbor's, and `import_path`, a class, is set."""
-
-    type: str | None = None
-    import_path: str | None = LOCAL_SANDBOX
-    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    cpus: int | None = None
-    memory_mb: int | None = None
-    storage_mb: int | None = None
-    force_build: bool = False
 
 
 AGENTS: Mapping[str, str] = {
@@ -153,7 +142,7 @@ class TrialSettings:
         endpoint_host: name or address of this machine for installed agents in other environments than the local one.
     """
 
-    environment: Environment = field(default_factory=Environment)
+    environment: EnvironmentConfig = field(default_factory=lambda: EnvironmentConfig(import_path=LOCAL_SANDBOX))
     agent: Agent = field(default_factory=Agent)
     agent_timeout_s: float | None = None
     verifier_timeout_s: float | None = None
@@ -186,7 +175,7 @@ def make_environment(
     memory_mb: int | None = None,
     storage_mb: int | None = None,
     force_build: bool = False,
-) -> Environment:
+) -> EnvironmentConfig:
     """Make the environment `local`, `beaker`, a Harbor type, or `package.module:Class`.
 
     `kwargs` are passed to its class. `cpus`, `memory_mb` and `storage_mb` override the task's requests.
@@ -194,8 +183,6 @@ def make_environment(
     Raises:
         UsageError: the environment does not exist, or a class of rlkit does not accept an argument.
     """
-    from harbor.models.environment_type import EnvironmentType
-
     arguments = dict(kwargs or {})
     names = [LOCAL, *(kind.value for kind in EnvironmentType), *(kind for kind in RLKIT_ENVIRONMENTS if kind != LOCAL)]
     if ":" in name:
@@ -206,13 +193,13 @@ def make_environment(
     if name in RLKIT_ENVIRONMENTS:
         _check_arguments(name, arguments)
     path = RLKIT_ENVIRONMENTS.get(name, name if ":" in name else None)
-    return Environment(
-        type=None if path else name,
+    return EnvironmentConfig(
+        type=None if path else EnvironmentType(name),
         import_path=path,
         kwargs=arguments,
-        cpus=cpus,
-        memory_mb=memory_mb,
-        storage_mb=storage_mb,
+        override_cpus=cpus,
+        override_memory_mb=memory_mb,
+        override_storage_mb=storage_mb,
         force_build=force_build,
     )
 

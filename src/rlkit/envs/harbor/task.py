@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, get_args
@@ -61,14 +61,15 @@ class HarborTask(Env):
         stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
         start_s = clock()
 
-        def read(result: TrialResult, folder: Path) -> Report:
+        def read(result: TrialResult, folder: Path) -> Outcome:
             excused_s = clock() - start_s - stopwatch.played_s
             outage_s = excused_s - gate_pass.waited_s
-            return self._make_report(result, gate_pass, folder, agent.get_end(), outage_s=outage_s)
+            report = self._make_report(result, gate_pass, folder, agent.get_end(), outage_s=outage_s)
+            return make_outcome(report, settings.rules, settings.reward)
 
         with use_stopwatches({*current_stopwatches(), stopwatch}):
             async with settings.agent.open(policy, endpoint_host=settings.endpoint_host) as agent:
-                report = await play_trial(
+                return await play_trial(
                     self.path,
                     settings.environment,
                     read,
@@ -76,9 +77,8 @@ class HarborTask(Env):
                     prepare=agent.prepare,
                     gate_pass=gate_pass,
                     trials_dir=settings.trials_dir,
-                    keep=self._is_folder_kept,
+                    keep=settings.keep,
                 )
-        return make_outcome(report, settings.rules, settings.reward)
 
     def _make_fields(self, agent: Mapping[str, Json]) -> dict[str, Json]:
         """Return fields of Harbor's `TrialConfig`, given those of its `AgentConfig`."""
@@ -108,27 +108,19 @@ class HarborTask(Env):
             "summaries": float(end.summaries),
             "max_turns": float(cause is None and end.reason == "max_turns"),
         }
-        report = Report(
+        return Report(
             rewards=None if verdict is None else verdict.rewards,
             cause=cause,
             detail=detail,
             error=None if error is None else error.exception_type,
             truncated=cause in ("timeout", "overflow") or end.reason == "max_turns",
             metrics=metrics,
-            info={"ended": cause or _find_end_reason(end), "detail": end.detail},
+            info={
+                "ended": cause or _find_end_reason(end),
+                "detail": end.detail,
+                **({"trial": str(folder)} if self.settings.keep == "all" else {}),
+            },
         )
-        if not self._is_folder_kept(report):
-            return report
-        return replace(report, info={**report.info, "trial": str(folder)})
-
-    def _is_folder_kept(self, report: Report | None) -> bool:
-        if self.settings.keep != "failed" or report is None:
-            return self.settings.keep != "none"
-        try:
-            make_outcome(report, self.settings.rules, self.settings.reward)
-        except Exception:  # any error means that there is no reward
-            return True
-        return False
 
 
 def agent_timeout_s(path: Path, settings: TrialSettings) -> float | None:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
-from rlkit.envs.harbor.settings import Environment
+from rlkit.envs.harbor.settings import Keep
 from rlkit.rollout.task_guard import register_cleanup
 from rlkit.sandbox.sandbox_folders import SandboxFolder
 from rlkit.types import Json
 
 if TYPE_CHECKING:
+    from harbor.models.trial.config import EnvironmentConfig
     from harbor.models.trial.result import StepResult, TimingInfo, TrialResult
     from harbor.trial.hooks import TrialHookEvent
     from harbor.trial.trial import Trial
@@ -35,41 +36,30 @@ _log = logging.getLogger("rlkit.harbor")
 
 async def play_trial[T](
     task_path: Path,
-    environment: Environment,
+    environment: EnvironmentConfig,
     read: Callable[[TrialResult, Path], T],
     *,
     fields: Mapping[str, Json],
     prepare: Callable[[Trial], None] = lambda trial: None,
     gate_pass: GatePass | None = None,
     trials_dir: Path | None = None,
-    keep: Callable[[T | None], bool] = lambda verdict: False,
+    keep: Keep = "none",
 ) -> T:
     """Run a trial and return its verdict.
 
     Args:
-        read: makes the verdict from Harbor's result and the trial's folder, after verification.
+        read: makes the verdict from Harbor's result and the trial's folder, after verification; it may raise.
         fields: other fields of Harbor's `TrialConfig`.
         prepare: called with the trial before it runs.
         gate_pass: gates of the trial; None for no limits.
         trials_dir: folder of trials; None for a temporary folder, removed by a later process if this one is killed.
-        keep: decides from the verdict (None without one) whether the trial's folder is kept.
+        keep: keep the trial's folder; `failed` for trials without a verdict.
 
     Raises:
         Exception: Harbor cannot create the task or the environment.
     """
-    config = {
-        **fields,
-        "task": {"path": str(task_path)},
-        "environment": {
-            "type": environment.type,
-            "import_path": environment.import_path,
-            "kwargs": dict(environment.kwargs),
-            "force_build": environment.force_build,
-            "override_cpus": environment.cpus,
-            "override_memory_mb": environment.memory_mb,
-            "override_storage_mb": environment.storage_mb,
-        },
-    }
+    environment = environment.model_copy(deep=True)  # Harbor completes it
+    config = {**fields, "task": {"path": str(task_path)}, "environment": environment}
     running = _RunningTrial(config, read, prepare, gate_pass or GatePass(Gates(PhaseLimits())), trials_dir, keep)
     task = asyncio.create_task(running.run())
     is_awaited_by_run = register_cleanup(task)
@@ -85,12 +75,12 @@ async def play_trial[T](
 
 @dataclass(eq=False)
 class _RunningTrial[T]:
-    config: Mapping[str, Json]
+    config: Mapping[str, object]
     read: Callable[[TrialResult, Path], T]
     prepare: Callable[[Trial], None]
     gate_pass: GatePass
     trials_dir: Path | None
-    keep: Callable[[T | None], bool]
+    keep: Keep
     verdict: asyncio.Future[T] = field(init=False, default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def run(self) -> None:
@@ -171,12 +161,12 @@ class _RunningTrial[T]:
         if temporary is not None:
             temporary.remove()
         elif folder is not None:
-            done = self.verdict.done() and not self.verdict.cancelled() and self.verdict.exception() is None
-            if not self.keep(self.verdict.result() if done else None):
+            has_failed = not self.verdict.done() or self.verdict.cancelled() or self.verdict.exception() is not None
+            if self.keep == "none" or (self.keep == "failed" and not has_failed):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _create_trial(fields: Mapping[str, Json]) -> Trial:
+async def _create_trial(fields: Mapping[str, object]) -> Trial:
     await in_thread(import_module, "harbor.trial.trial")  # the first import takes seconds
     from harbor.models.trial.config import TrialConfig
     from harbor.trial.trial import Trial
