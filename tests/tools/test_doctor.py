@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rlkit._util import threads
 from rlkit.tinker_client.connect import ServiceChoice
-from rlkit.tools import doctor, time_limits
+from rlkit.tools import doctor
 from tests.addresses import status_server
 from tests.limits import wait_until
 
@@ -154,7 +155,7 @@ def test_engine_that_cannot_start_fails_only_if_needed() -> None:
 
 
 def test_slow_engine_is_awaited_with_progress_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_limits, "PROGRESS_S", 0.2)
+    monkeypatch.setattr(threads, "PROGRESS_S", 0.2)
     notes = list[str]()
     slow = "import sys, time\nprint('compiling', flush=True)\nwhile not sys.argv[1:]: time.sleep(1); break"
     finding = doctor.check_engine(needed=True, command=program(slow), note=notes.append)

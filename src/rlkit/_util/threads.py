@@ -22,7 +22,7 @@ _THREAD_COUNT = 8
 _GRACE_S = 3.0
 """Seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up."""
 
-_PROGRESS_S = 10.0
+PROGRESS_S = 10.0
 """Seconds between reports of progress of a call."""
 
 
@@ -167,7 +167,7 @@ def call_within[T](
     Args:
         call: function to run in a daemon thread, which is abandoned at the limit. Resolving a host name and reading a
             network folder cannot be cancelled.
-        progress: receives the elapsed seconds, every `_PROGRESS_S`.
+        progress: receives the elapsed seconds, every `PROGRESS_S`.
     """
     results = list[T | str]()
 
@@ -182,7 +182,7 @@ def call_within[T](
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while thread.is_alive() and (left_s := started_s + timeout_s - time.monotonic()) > 0:
-        thread.join(min(left_s, _PROGRESS_S))
+        thread.join(min(left_s, PROGRESS_S))
         if thread.is_alive():
             progress(time.monotonic() - started_s)
     return results[0] if results else f"no answer within {timeout_s:g} s"

@@ -166,13 +166,10 @@ def check_service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S
     """Check that the Tinker service answers."""
     if choice.kind == "engine":
         return Finding("service", "ok", f"the embedded engine ({choice.reason})")
-    if choice.base_url is None:
-        from tinker.lib.base_url import DEFAULT_BASE_URL
-
-        url = DEFAULT_BASE_URL
-    else:
-        url = choice.base_url
     import httpx  # before the time limit starts: the import takes seconds on a busy machine
+    from tinker.lib.base_url import DEFAULT_BASE_URL
+
+    url = choice.base_url or DEFAULT_BASE_URL
 
     def request() -> str | None:
         response = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
@@ -189,17 +186,11 @@ def check_service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S
 
 def check_default_model(*, needed: bool) -> Finding:
     """Check that the files of the default model are on this machine."""
-    from rlkit.config.schema import DEFAULT_MODEL
+    from rlkit.engine.model.model_files import DEFAULT_MODEL, find_model
 
     subject = "default model"
-    directory = paths.cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
-    if (directory / "config.json").is_file():
+    if (directory := find_model(DEFAULT_MODEL)) is not None:
         return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {directory}")
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(DEFAULT_MODEL, "config.json")
-    if isinstance(cached, str):
-        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {Path(cached).parent}")
     detail = f"{DEFAULT_MODEL} will be downloaded at its first use, from the Hugging Face hub or the package index"
     return Finding(subject, "ok" if not needed else "warn", detail, "run once with a network connection" * needed)
 

@@ -9,28 +9,19 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlkit._util.redaction import redact
-
-PROGRESS_S = 10.0
-"""Seconds between reports of progress."""
+from rlkit._util.threads import call_within
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramResult:
-    """Exit code of a program (None if it reached its limit), and its output without secrets."""
+class ProgramResult(NamedTuple):
+    """Exit code of a program (None if it reached its limit), and its last line of output, without secrets."""
 
     code: int | None
-    output: str
-
-    @property
-    def last_line(self) -> str:
-        """The last line that is not empty."""
-        return next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "")
+    last_line: str
 
 
 def run_program(
@@ -39,27 +30,25 @@ def run_program(
     """Run a program until it ends or reaches its limit.
 
     Args:
-        progress: receives the last line of the output and the elapsed seconds, every `PROGRESS_S`.
+        progress: receives the last line of the output and the elapsed seconds, as of `call_within`.
 
     Raises:
         OSError: the program cannot be started.
     """
-    started_s = time.monotonic()
     with tempfile.TemporaryFile() as output:  # a pipe would stay open in processes that the program leaves behind
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
-        def make_result(code: int | None) -> ProgramResult:
-            return ProgramResult(code, redact(os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")))
+        def read_last_line() -> str:
+            text = redact(os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace"))
+            return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
         try:
-            while (left_s := started_s + timeout_s - time.monotonic()) > 0:
-                try:
-                    return make_result(process.wait(min(left_s, PROGRESS_S)))
-                except subprocess.TimeoutExpired:
-                    progress(make_result(None).last_line, time.monotonic() - started_s)
-            return make_result(None)
+            code = call_within(
+                process.wait, timeout_s=timeout_s, progress=lambda seconds: progress(read_last_line(), seconds)
+            )
+            return ProgramResult(code if isinstance(code, int) else None, read_last_line())
         finally:
             with suppress(ProcessLookupError):  # the process group is empty
                 os.killpg(process.pid, signal.SIGKILL)
