@@ -54,6 +54,8 @@ class Policy(ABC):
         self._sampling = sampling
         self._limits = limits
         self._turns: list[Turn] = []
+        self.endpoint_host: str | None = None
+        """Name or address of this machine for clients of `endpoint` on others; None for clients on this machine."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -78,7 +80,7 @@ class Policy(ABC):
         """Serve this policy to clients of OpenAI until the end of the block, see `rlkit.endpoint.open_endpoint`."""
         from rlkit.endpoint import open_endpoint
 
-        return open_endpoint(self)
+        return open_endpoint(self, host=self.endpoint_host)
 
     @abstractmethod
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:

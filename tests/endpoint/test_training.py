@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 import rlkit
@@ -100,3 +101,30 @@ def test_a_run_through_the_endpoint_equals_a_run_with_chat(
     (report,) = asyncio.run(audit(result.directory)).values()
     assert report.mismatch is None
     assert report.tokens > 0
+
+
+class Address(rlkit.Env):
+    async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome:
+        async with (
+            policy.endpoint() as endpoint,
+            openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key) as client,
+        ):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hello"}])
+            return rlkit.Outcome(1.0, info={"root": endpoint.root})
+
+
+def test_clients_elsewhere_get_the_host_of_the_configuration(
+    byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    result = rlkit.train(
+        envs=[Address()],
+        model=str(byte_model_dir),
+        steps=1,
+        batch={"groups": 1, "group_size": 2},
+        sampling={"max_tokens": 4},
+        rollouts={"endpoint_host": "localhost"},
+        trackers=[],
+    )
+    (group,) = load_history(result.directory).groups(1)
+    assert all(str(episode.info["root"]).startswith("http://localhost:") for episode in group.group.episodes)

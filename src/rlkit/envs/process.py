@@ -21,6 +21,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
+from rlkit.endpoint import open_endpoint
 from rlkit.env import Env
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
@@ -108,7 +109,7 @@ class ProcessEnv(Env):
             folder, stopwatch = Path(name), Stopwatch()
             await in_thread(self._write_files, folder)
             with use_stopwatches({*current_stopwatches(), stopwatch}):
-                async with policy.endpoint() as endpoint:
+                async with open_endpoint(policy) if self.sandbox else policy.endpoint() as endpoint:
                     variables = {**endpoint.variables, **self.variables}
                     if self.sandbox:
                         port = urlsplit(endpoint.root).port or 0

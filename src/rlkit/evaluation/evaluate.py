@@ -245,6 +245,7 @@ def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, con
             max_retries=config.rollouts.max_retries,
             limits=Limits(spec.max_turns, context),
             coalesce=config.rollouts.coalesce,
+            endpoint_host=config.rollouts.endpoint_host,
         )
         for name, spec in config.eval.envs.items()
     }

@@ -71,6 +71,7 @@ class RecordingPolicy(Policy):
         sampling: the run's settings for this environment.
         seed: returns the seed of turn n.
         first_sampler: replaces `sampler` for the first turn.
+        endpoint_host: see `Policy.endpoint_host`.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class RecordingPolicy(Policy):
         seed: Callable[[int], int],
         limits: Limits = Limits(),
         first_sampler: Callable[[], Sampler] | None = None,
+        endpoint_host: str | None = None,
     ) -> None:
         super().__init__(sampling=sampling, limits=limits)
+        self.endpoint_host = endpoint_host
         self._sampler = sampler
         self._first_sampler = first_sampler or sampler
         self._chat = chat

@@ -105,6 +105,7 @@ class LocalRunner(RolloutRunner):
                 sampling=settings.sampling,
                 seed=rollout.seed_of,
                 limits=settings.limits,
+                endpoint_host=settings.endpoint_host,
             )
         clock = asyncio.get_running_loop().time
         started_s = clock()

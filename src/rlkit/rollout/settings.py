@@ -22,6 +22,7 @@ class EnvSettings:
         min_valid: minimum number of valid episodes of a usable group.
         coalesce: environments whose groups send their first turns as one request.
         newest_weights: a running rollout uses newer weights from its next turn on.
+        endpoint_host: see `Policy.endpoint_host`.
     """
 
     group_size: int
@@ -32,6 +33,7 @@ class EnvSettings:
     min_valid: int = 1
     coalesce: Literal["single_turn", "always", "never"] = "never"
     newest_weights: bool = True
+    endpoint_host: str | None = None
 
 
 def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:
@@ -46,6 +48,7 @@ def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, En
             min_valid=_min_valid(env, size=size, default=config.rollouts.min_valid),
             coalesce=config.rollouts.coalesce,
             newest_weights=env.newest_weights,
+            endpoint_host=config.rollouts.endpoint_host,
         )
         for name, env in config.envs.items()
     }

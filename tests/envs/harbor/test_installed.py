@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from harbor.models.trial.config import EnvironmentConfig
 
 import rlkit
 from rlkit._util import threads
@@ -23,7 +24,7 @@ from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.task_guard import stop_leftover_tasks
-from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.tools.audit import audit_run
 from rlkit.types import Json, Outcome, Sampling
 
@@ -220,10 +221,17 @@ def test_a_mistake_about_an_agent_is_one_line(options: Mapping[str, Json], messa
 
 
 def test_an_agent_in_a_container_needs_an_address_of_this_machine() -> None:
-    docker, local, agent = make_environment("docker"), make_environment("local"), Agent("codex")
-    with pytest.raises(UsageError, match=r"the agent codex cannot reach its model .* set endpoint_host"):
-        TrialSettings(environment=docker, agent=agent)
-    assert TrialSettings(environment=docker, agent=agent, endpoint_host="172.17.0.1").endpoint_host == "172.17.0.1"
-    for environment, other in ((local, agent), (docker, Agent())):
-        with pytest.raises(UsageError, match="endpoint_host has no effect"):
-            TrialSettings(environment=environment, agent=other, endpoint_host="172.17.0.1")
+    docker, local = make_environment("docker"), make_environment("local")
+    policy = ScriptedPolicy(["fine"])
+
+    async def find_address(environment: EnvironmentConfig) -> str:
+        async with TrialSettings(environment=environment, agent=Agent("codex")).open_agent(policy) as agent:
+            variables = agent.fields["env"]
+            assert isinstance(variables, dict)
+            return str(variables["OPENAI_BASE_URL"])
+
+    with pytest.raises(UsageError, match=r"the agent codex cannot reach its model .* set rollouts\.endpoint_host"):
+        asyncio.run(find_address(docker))
+    policy.endpoint_host = "172.17.0.1"
+    assert asyncio.run(find_address(docker)).startswith("http://172.17.0.1:")
+    assert asyncio.run(find_address(local)).startswith("http://127.0.0.1:")

@@ -96,3 +96,6 @@ class RolloutsConfig(Section):
     coalesce: Literal["single_turn", "always", "never"] = "single_turn"
     """Groups that send their first turns as one request, which computes the prompt only once. All replies arrive
     together, so a multi-turn rollout would wait for the longest reply."""
+    endpoint_host: Annotated[str, Field(min_length=1)] | None = None
+    """Name or address of this machine for agents in containers and on other machines, which call the model at the
+    endpoint of their rollout. The endpoint then listens on all interfaces; null for this machine only."""

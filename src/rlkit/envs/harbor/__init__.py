@@ -55,7 +55,6 @@ def harbor(
     summarize: bool = False,
     agent_kwargs: dict[str, JsonValue] | None = None,
     agent_env: dict[str, str] | None = None,
-    endpoint_host: str | None = None,
     agent_timeout_s: Seconds | None = None,
     verifier_timeout_s: Seconds | None = None,
     timeout_multiplier: Seconds = 1.0,
@@ -90,8 +89,6 @@ def harbor(
             as `mini-swe-agent`.
         max_turns: replies of the model in one rollout; by default limited by time and context only.
         agent_env: environment variables of an installed agent.
-        endpoint_host: name or address of this machine for installed agents outside the local sandbox; the endpoint
-            then listens on all interfaces.
         agent_timeout_s: time limit of the agent; by default the task's, or half an hour if neither the task nor
             `max_turns` sets a limit.
         reward_key: key of the reward in `reward.json`; by default `reward`, or the only key.
@@ -134,7 +131,6 @@ def harbor(
         reward=Reward(reward_key, reward_weights),
         trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
         keep=keep_trials,
-        endpoint_host=endpoint_host,
     )
     if [bool(tasks_dir), bool(dataset), file_tasks is not None].count(True) != 1:
         raise UsageError("tasks_dir, dataset or file_tasks: give one of them")

@@ -96,7 +96,7 @@ class Agent:
         return AGENTS[self.name]
 
     def open(self, policy: Policy, *, endpoint_host: str | None) -> AbstractAsyncContextManager[AgentAccess]:
-        """Let the agent use a policy until the end of the block; errors of an installed one as of `open_endpoint`."""
+        """Let the agent use a policy until the end of the block, see `TrialSettings.open_agent`."""
         if not self.is_installed:
             from rlkit.envs.harbor.agents.policy_registry import open_own_agent
 
@@ -139,7 +139,6 @@ class TrialSettings:
         timeout_multiplier: factor of every time limit of a task.
         trials_dir: parent of the trials' folders; None for a temporary folder, removed with the trial.
         keep: trials whose folders are kept.
-        endpoint_host: name or address of this machine for installed agents in other environments than the local one.
     """
 
     environment: EnvironmentConfig = field(default_factory=lambda: EnvironmentConfig(import_path=LOCAL_SANDBOX))
@@ -152,19 +151,24 @@ class TrialSettings:
     reward: Reward = field(default_factory=Reward)
     trials_dir: Path | None = None
     keep: Keep = "none"
-    endpoint_host: str | None = None
 
     def __post_init__(self) -> None:
-        is_remote = self.environment.import_path != LOCAL_SANDBOX
-        if self.endpoint_host is not None and not (is_remote and self.agent.is_installed):
-            raise UsageError("endpoint_host has no effect without an agent of Harbor in another environment: remove it")
-        if self.endpoint_host is None and is_remote and self.agent.is_installed:
-            raise UsageError(
-                f"the agent {self.agent.name} cannot reach its model from its environment: set endpoint_host to a name "
-                "or address under which this machine is reached from there"
-            )
         if self.keep != "none" and self.trials_dir is None:
             raise UsageError(f"keep_trials: {self.keep} needs a folder for the trials: set trials_dir")
+
+    def open_agent(self, policy: Policy) -> AbstractAsyncContextManager[AgentAccess]:
+        """Let the agent use a policy until the end of the block; errors of an installed one as of `open_endpoint`.
+
+        Raises:
+            UsageError: an installed agent cannot reach the policy from its environment.
+        """
+        is_remote = self.environment.import_path != LOCAL_SANDBOX
+        if is_remote and self.agent.is_installed and policy.endpoint_host is None:
+            raise UsageError(
+                f"the agent {self.agent.name} cannot reach its model from its environment: set rollouts.endpoint_host "
+                "to a name or address under which this machine is reached from there"
+            )
+        return self.agent.open(policy, endpoint_host=policy.endpoint_host if is_remote else None)
 
 
 def make_environment(

@@ -68,7 +68,7 @@ class HarborTask(Env):
             return make_outcome(report, settings.rules, settings.reward)
 
         with use_stopwatches({*current_stopwatches(), stopwatch}):
-            async with settings.agent.open(policy, endpoint_host=settings.endpoint_host) as agent:
+            async with settings.open_agent(policy) as agent:
                 return await play_trial(
                     self.path,
                     settings.environment,
