@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,15 +46,8 @@ class Audit:
     mismatch: str | None = None
 
     def __add__(self, other: Audit) -> Audit:
-        return Audit(
-            self.groups + other.groups,
-            self.episodes + other.episodes,
-            self.turns + other.turns,
-            self.sequences + other.sequences,
-            self.tokens + other.tokens,
-            self.cut_tokens + other.cut_tokens,
-            self.mismatch or other.mismatch,
-        )
+        counts = zip(astuple(self)[:-1], astuple(other)[:-1], strict=True)
+        return Audit(*map(sum, counts), mismatch=self.mismatch or other.mismatch)
 
     def __str__(self) -> str:
         cut = f"; {self.cut_tokens:,} more are left out because of batch.max_tokens" if self.cut_tokens else ""
