@@ -149,18 +149,8 @@ def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> lis
 
 
 def _record(result: RunResult) -> dict[str, Data]:
-    return {
-        "run": result.name,
-        "directory": str(result.directory),
-        "status": result.status,
-        "reason": result.reason,
-        "steps": result.steps,
-        "metrics": dict(result.metrics),
-        "checkpoint": result.checkpoint and asdict(result.checkpoint),
-        "best_checkpoint": result.best_checkpoint and asdict(result.best_checkpoint),
-        "spending": result.spending and asdict(result.spending),
-        "estimate": result.estimate and asdict(result.estimate),
-    }
+    record = asdict(result)
+    return {"run": record.pop("name"), **record, "directory": str(result.directory)}
 
 
 def _summary(result: RunResult) -> str:
