@@ -33,7 +33,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
-from rlkit.rollout.runner import LocalRunner, RolloutRunner
+from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.tasks.from_config import count_draws, load_tasks, resolve_steps, task_contents
@@ -210,24 +210,19 @@ class _Rehearser:
 
     async def play(self, tests: Mapping[str, Sequence[Env]]) -> tuple[Mapping[str, Pair], Tests]:
         """Play short and long rollouts of each environment and each evaluation; leave out those that fail."""
-        async with open_runner(self.config, LocalRunner(self.chat), self.tasks, tests) as runner:
-            return await self._play_all(tests, runner)
-
-    async def _play_all(
-        self, tests: Mapping[str, Sequence[Env]], runner: RolloutRunner
-    ) -> tuple[Mapping[str, Pair], Tests]:
         config, slots = self.config, Slots(self.config.rollouts.max_concurrent)
-        player = Player(runner, make_env_settings(config, context=None), seed=config.seed, slots=slots)
         rollouts, evaluated = dict[str, Pair](), dict[str, tuple[Pair, int]]()
-        for name, tasks in self.tasks.items():
-            drawn = draw_tasks(config, name, tasks, _TASK_COUNT)
-            if pair := await self._play(f"envs.{name}", drawn, player):
-                rollouts[name] = pair
-        player = make_eval_player(config, runner, slots=slots, context=None)
-        for name, envs in tests.items():
-            drawn = [Task(draw, name, env) for draw, env in enumerate(envs[:_TASK_COUNT])]
-            if pair := await self._play(f"eval.envs.{name}", drawn, player):
-                evaluated[name] = pair, len(envs)
+        async with open_runner(config, LocalRunner(self.chat), self.tasks, tests) as runner:
+            player = Player(runner, make_env_settings(config, context=None), seed=config.seed, slots=slots)
+            for name, tasks in self.tasks.items():
+                drawn = draw_tasks(config, name, tasks, _TASK_COUNT)
+                if pair := await self._play(f"envs.{name}", drawn, player):
+                    rollouts[name] = pair
+            player = make_eval_player(config, runner, slots=slots, context=None)
+            for name, envs in tests.items():
+                drawn = [Task(draw, name, env) for draw, env in enumerate(envs[:_TASK_COUNT])]
+                if pair := await self._play(f"eval.envs.{name}", drawn, player):
+                    evaluated[name] = pair, len(envs)
         return rollouts, evaluated
 
     async def _play(self, field: str, tasks: Sequence[Task], player: Player) -> Pair | None:
