@@ -27,11 +27,6 @@ from rlkit.types import Completion, Json, Message, Prompt, Sampling, StopReason,
 MAX_TOKENS = 1 << 20
 """Default of `max_tokens`: larger than any script, so that no reply is truncated by accident."""
 
-UNLIMITED = Limits()
-
-PATIENCE = Limits(max_turns=32)
-"""Limits of a rollout with random replies, which may never satisfy an environment."""
-
 LOGPROB = -1.0
 """Log-probability of each token of a scripted sampler."""
 
@@ -204,7 +199,7 @@ class ScriptedPolicy(_AuthoredPolicy):
         *,
         chat: ChatFormat | None = None,
         max_tokens: int = MAX_TOKENS,
-        limits: Limits = UNLIMITED,
+        limits: Limits = Limits(),
         version: int = 0,
     ) -> None:
         author = _make_function_author(replies) if callable(replies) else _make_script_author(replies)
@@ -222,7 +217,7 @@ class NoisyPolicy(_AuthoredPolicy):
     """
 
     def __init__(
-        self, seed: int, *, chat: ChatFormat | None = None, max_tokens: int = 400, limits: Limits = PATIENCE
+        self, seed: int, *, chat: ChatFormat | None = None, max_tokens: int = 400, limits: Limits = Limits(max_turns=32)
     ) -> None:
         super().__init__(_write_noise, chat=chat, max_tokens=max_tokens, limits=limits, seed=seed * 1000)
 

@@ -13,7 +13,6 @@ from rlkit.errors import ServiceError
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
-from rlkit.testing.policies import UNLIMITED
 from rlkit.types import Completion, Message, Prompt, Reply, Sampling
 
 from .conftest import AgentTime, write_task
@@ -157,7 +156,7 @@ class Faulty(ScriptedSampler):
         return await super().sample(prompt, sampling, seed=seed, num_samples=num_samples)
 
 
-def recording(sampler: Sampler, *, max_tokens: int = 4000, limits: Limits = UNLIMITED) -> RecordingPolicy:
+def recording(sampler: Sampler, *, max_tokens: int = 4000, limits: Limits = Limits()) -> RecordingPolicy:
     """The policy handle of a run over a sampler."""
     return RecordingPolicy(
         sampler=lambda: sampler,
