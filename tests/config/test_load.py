@@ -297,6 +297,12 @@ def test_configuration_made_in_python_records_explicit_values() -> None:
     assert args == {"x": "${HOME}"}
 
 
+def test_reference_in_a_python_setting_is_recorded_as_a_literal(tmp_path: Path) -> None:
+    settings = {"envs": {"arithmetic": {}}, "sampling": {"stop": ["${HOME}"]}}
+    (tmp_path / "config.yaml").write_text("\n".join(show_lines(load_config([], settings=settings))))
+    assert load_config([tmp_path / "config.yaml"], environ={}).config.sampling.stop == ["${HOME}"]
+
+
 def test_user_file_is_found_beside_the_configuration_that_names_it(folder: Path) -> None:
     examples = folder / "examples"
     examples.mkdir()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from rlkit._util.json_values import map_text
 from rlkit.config.loading.environment_variables import escape
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, scalars
 from rlkit.config.loading.secrets import without_secrets
 from rlkit.config.loading.yaml_text import scalar
 from rlkit.config.schema import Config
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlkit.types import Json
 
 DEFAULT = "default"
-PYTHON = "python"
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9/.$_~][A-Za-z0-9/._+\-${}:@]*(?<!:)")
 _VALUE_MAX_CHARS = 56
@@ -45,15 +44,12 @@ class ResolvedConfig:
     @classmethod
     def from_python(cls, config: Config) -> Self:
         """Wrap a configuration made in Python; `tree` has `[redacted]` in place of credentials."""
-        tree = cast("dict[str, Json]", without_secrets(map_text(config.model_dump(mode="json"), escape)))
-        changed = {path for path, _ in leaves(config.model_dump(mode="json", exclude_unset=True))}
-        origins = {dotted(path): PYTHON if path in changed else DEFAULT for path, _ in leaves(tree)}
-        return cls(config, tree, origins)
+        return cls.from_nodes(config, from_python(config))
 
     @classmethod
     def from_nodes(cls, config: Config, root: Node) -> Self:
         """Wrap a configuration with the origins of the nodes of `root`."""
-        tree = cast("dict[str, Json]", without_secrets(config.model_dump(mode="json")))
+        tree = cast("dict[str, Json]", without_secrets(map_text(config.model_dump(mode="json"), escape)))
         for path, node in scalars(root):
             if node.template is not None:
                 _put(tree, path, node.template)
