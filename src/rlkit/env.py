@@ -70,7 +70,7 @@ def list_envs(value: object, *, subject: str = "envs is") -> list[Env]:
         rule = "it must be an Env, a collection of Envs or a TaskSource"
         if isinstance(value, TaskSource):
             rule = "it has no list of tasks; pass a collection of Envs"
-        raise UsageError(f"{subject} {describe_type(value)}: {rule}")
+        raise UsageError(f"{subject} {describe_type(cast('object', value))}: {rule}")
     has_end = isinstance(value, Sized)
     envs = list(islice(cast("Iterable[object]", value), None if has_end else TASKS_MAX + 1))
     if len(envs) > TASKS_MAX and not has_end:
