@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from rlkit._util import files
+from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
 from rlkit.types import Json
 
@@ -48,11 +48,6 @@ class TaskManifest:
 
 def _read_records(path: Path) -> dict[str, Json]:
     try:
-        records: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # nothing was recorded
-        return {}
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}; without this file a run resumes with the current tasks") from error
-    if not isinstance(records, dict):
-        raise UsageError(f"{path}: expected an object with a key for each environment")
-    return cast("dict[str, Json]", records)
+        return json_lines.read_object(path) if path.exists() else {}
+    except UsageError as error:
+        raise UsageError(f"{error}; without this file a run resumes with the current tasks") from error

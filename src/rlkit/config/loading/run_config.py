@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from itertools import count
 from pathlib import Path
 
+from rlkit._util.files import json_lines
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.load import load_config
 from rlkit.config.schema import Config
@@ -49,14 +49,11 @@ def find_run_config(directory: Path) -> Path:
     Raises:
         UsageError: the file is missing, or cut off.
     """
-    path, record = directory / "config.yaml", directory / "run.json"
+    path = directory / "config.yaml"
     remedy = "resume with the file that the run was started with: rlkit train FILE --name NAME --resume"
     if not path.is_file():
         raise UsageError(f"{path} is missing; {remedy}")
-    try:
-        end = json.loads(record.read_text()).get("config_end")
-    except (ValueError, AttributeError) as error:
-        raise UsageError(f"{record} is damaged: {error}") from error
+    end = json_lines.read_object(directory / "run.json").get("config_end")
     if isinstance(end, str) and end not in path.read_text(errors="replace").splitlines():
         raise UsageError(f"{path} is damaged: its last line, {end!r}, is missing; {remedy}")
     return path
