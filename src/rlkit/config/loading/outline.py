@@ -45,11 +45,6 @@ class Shape:
     nullable: bool = False
 
     @property
-    def has_named_sections(self) -> bool:
-        """True for a mapping of sections that the user names, such as `envs`."""
-        return self.entries is not None and self.entries.is_mapping
-
-    @property
     def is_mapping(self) -> bool:
         """True for a mapping: a section, a tagged union, or entries with keys of the user's choice."""
         return bool(self.fields or self.choices) or self.entries is not None

@@ -93,7 +93,7 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
         )
     if not rest:
         shape = find_shape(parents) if value.value is None and key not in content else None
-        if shape is not None and shape.has_named_sections:
+        if shape is not None and shape.entries is not None and shape.entries.is_mapping:  # such as `envs`
             raise ConfigError(
                 f"{COMMAND_LINE}: {dotted((*parents, key))}: there is no such section to remove."
                 f"{did_you_mean(key, content)} Use {dotted((*parents, key))}={{}} to add it with default settings"
