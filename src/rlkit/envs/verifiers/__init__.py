@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from pathlib import Path
 
 from pydantic import JsonValue
 
-from rlkit._util.files.json_lines import read_lines
 from rlkit.envs.verifiers.installation import install, run
 from rlkit.envs.verifiers.task import VerifiersTask, share_process
 from rlkit.errors import UsageError
@@ -53,10 +50,8 @@ def verifiers(
     """
     installation = install(packages, secrets)
     settings = json.dumps({**(config or {"agent": AGENT}), "taskset": {**(taskset or {}), "id": id}})
-    with tempfile.NamedTemporaryFile() as file:
-        command = installation.make_command("list", settings, json.dumps(select or {}), file.name)
-        run(command, field="id", variables=installation.make_variables())
-        rows = read_lines(Path(file.name))
+    command = installation.make_command("list", settings, json.dumps(select or {}))
+    rows = json.loads(run(command, field="id", variables=installation.make_variables()).splitlines()[-1])
     digest = blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
     if pin(digest) != digest:
         raise UsageError("packages: the tasks are not those with which the run began; install the same versions")

@@ -67,11 +67,12 @@ def install(packages: Sequence[str], secrets: Sequence[str]) -> Installation:
     return Installation(folder, tuple(secrets))
 
 
-def run(command: Sequence[str], *, field: str, variables: Mapping[str, str] | None = None) -> None:
-    """Run a command; raise UsageError with the end of its messages if it fails."""
+def run(command: Sequence[str], *, field: str, variables: Mapping[str, str] | None = None) -> str:
+    """Run a command and return its output; raise UsageError with the end of its messages if it fails."""
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UsageError(f"{field}: {' '.join(done.stderr[-1000:].split())}")
+    return done.stdout
 
 
 def _find_uv() -> str:

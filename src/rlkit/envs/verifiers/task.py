@@ -10,9 +10,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -29,7 +30,6 @@ from rlkit.workers.resource import WorkerResource
 
 REPORT_BYTES = 16 << 20
 STOP_S = 10.0
-_POLL_S = 0.05
 _REPORT = TypeAdapter[Outcome | str](Outcome | str)
 
 
@@ -56,28 +56,24 @@ class VerifiersTask(Env):
 class VerifiersProcess:
     """Process with one environment; it starts with its first rollout, and listens at a socket."""
 
-    def __init__(self, installation: Installation, config: str, socket: Path) -> None:
+    def __init__(self, installation: Installation, config: str, path: Path) -> None:
         self._installation = installation
         self._config = config
-        self._socket = socket
+        self._path = path
         self._log = installation.folder / "log"
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
 
-    @property
-    def _is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
     async def play(self, request: Mapping[str, Json]) -> Outcome:
         """Play a rollout."""
-        reader, writer = await self._connect()
+        await self._start()
         try:
-            writer.write(json.dumps(request).encode() + b"\n")
-            report = _REPORT.validate_json(await reader.readline())
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=REPORT_BYTES)
+            with closing(writer):
+                writer.write(json.dumps(request).encode() + b"\n")
+                report = _REPORT.validate_json(await reader.readline())
         except (OSError, ValueError) as error:
             raise EnvironmentFault(f"ProcessError: verifiers sent no report, see {self._log}") from error
-        finally:
-            writer.close()
         if isinstance(report, str):
             raise EnvironmentFault(report)
         return report
@@ -92,25 +88,25 @@ class VerifiersProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 await self._process.wait()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        has_started = False
+    async def _start(self) -> None:
+        """Start the process if it does not run; it inherits a socket that listens already."""
         async with self._starting:
-            while self._is_running or not has_started:
-                if not self._is_running:
-                    self._process, has_started = await self._start(), True
-                with suppress(OSError):  # it does not listen yet, or is about to end
-                    return await asyncio.open_unix_connection(self._socket, limit=REPORT_BYTES)
-                await asyncio.sleep(_POLL_S)
-        raise EnvironmentFault(f"ProcessError: verifiers does not start, see {self._log}")
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        self._socket.unlink(missing_ok=True)
-        command = self._installation.make_command("serve", self._config, str(self._socket))
-        variables = self._installation.make_variables()
-        with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=log, stderr=log, env=variables, process_group=0
-            )
+            if self._process is not None and self._process.returncode is None:
+                return
+            self._path.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as listener, self._log.open("ab") as log:
+                listener.bind(str(self._path))
+                listener.listen(socket.SOMAXCONN)
+                command = self._installation.make_command("serve", self._config, str(listener.fileno()))
+                self._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=self._installation.make_variables(),
+                    pass_fds=[listener.fileno()],
+                    process_group=0,
+                )
 
 
 @asynccontextmanager

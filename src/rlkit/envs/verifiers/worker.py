@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 from verifiers.v1.clients import EvalClient, EvalClientConfig, ModelContext, resolve_client
 from verifiers.v1.clients.client import RelayReply
@@ -87,8 +87,8 @@ def make_report(episode):
     return {"reward": trace.reward, "metrics": metrics | scores, "truncated": truncated, "info": {"ended": ended}}
 
 
-async def serve(env, path):
-    """Play a task for each connection at a socket, until the end of the standard input."""
+async def serve(env, number):
+    """Play a task for each connection at the socket of this number, until the end of the standard input."""
     policies, numbers, task_class = Policies(POLICY), count(), type(env.taskset).task_type()
     interception.resolve_client = lambda config: policies if config == POLICY else resolve_client(config)
 
@@ -116,29 +116,30 @@ async def serve(env, path):
         writer.close()
 
     async with env.serving():
-        server = await asyncio.start_unix_server(answer, path, limit=REQUEST_BYTES)
+        listener = socket.socket(fileno=int(number))
+        server = await asyncio.start_unix_server(answer, sock=listener, limit=REQUEST_BYTES, backlog=socket.SOMAXCONN)
         await asyncio.to_thread(sys.stdin.read)
         server.close()  # without waiting for its rollouts, which end with the event loop
 
 
-def write_tasks(env, select, path):
-    """Write the selected tasks to a file, one a line."""
+def print_tasks(env, select):
+    """Print the selected tasks as the last line."""
     tasks = env.taskset.select(SelectConfig.model_validate_json(select))
     if not tasks.bounded:
         raise ValueError("select: the tasks have no end: set limit")
     rows = [{"id": task.data.id, "data": task.data.model_dump(mode="json", exclude_none=True)} for task in tasks]
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(json.dumps(rows))
 
 
 def main(command, config, *arguments):
-    """Run `serve CONFIG SOCKET`, or `list CONFIG SELECTION FILE`, whose errors are the user's."""
-    if command == "serve":
-        asyncio.run(serve(load_environment(resolve_env_config(json.loads(config))), *arguments))
-        return
+    """Run `serve CONFIG SOCKET`, or `list CONFIG SELECTION`, whose errors are the user's."""
     try:
-        write_tasks(load_environment(resolve_env_config(json.loads(config))), *arguments)
+        env = load_environment(resolve_env_config(json.loads(config)))
+        if command == "list":
+            return print_tasks(env, *arguments)
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    asyncio.run(serve(env, *arguments))
 
 
 if __name__ == "__main__":
