@@ -11,6 +11,7 @@ from typing import Literal
 
 from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
+from rlkit.types import Turn
 
 type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
 
@@ -31,7 +32,7 @@ class AgentEnd:
         turns: number of replies of the model, including truncated replies but not replies for summaries.
         parse_errors: number of replies without commands in the required format.
         truncated_turns: number of replies truncated by `max_tokens`.
-        llm_s: seconds spent in the policy.
+        llm_s: seconds of the policy's replies.
     """
 
     reason: Reason = "cancelled"
@@ -46,6 +47,11 @@ class AgentEnd:
 
 class Tally(AgentEnd):
     """End of one run of the agent; `cancelled` until another end is recorded."""
+
+    def count_turns(self, turns: Sequence[Turn]) -> None:
+        """Count the turns of the policy in this run, all of which are the agent's own."""
+        self.turns, self.llm_s = len(turns), sum(turn.seconds for turn in turns)
+        self.truncated_turns = sum(turn.stop == "length" for turn in turns)
 
     def record_end(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
         """Record the end, unless an end is already recorded."""
@@ -84,3 +90,13 @@ def sum_tallies(tallies: Sequence[Tally]) -> AgentEnd:
         llm_s=sum(tally.llm_s for tally in tallies),
         error=first.error,
     )
+
+
+def count_tokens(turns: Sequence[Turn], start: int) -> tuple[int, int]:
+    """Return the tokens of the prompts and of the completions of all turns after the first `start`."""
+    lengths, completions = list[int](), [len(turn.completion) for turn in turns]
+    for turn in turns:
+        prefix = 0 if turn.parent is None else lengths[turn.parent]
+        lengths.append(prefix + len(turn.prompt) + len(turn.completion))
+    output = sum(completions[start:])
+    return sum(lengths[start:]) - output, output

@@ -148,13 +148,11 @@ async def _run_to_limit(
         failure = error
     finally:
         agent.cancel()
-        turns = policy.turns[turn_count:]
-        tally.turns, tally.llm_s = len(turns), sum(turn.seconds for turn in turns)
-        tally.truncated_turns = sum(turn.stop == "length" for turn in turns)
+        tally.count_turns(policy.turns[turn_count:])
         await asyncio.wait([agent])
     if endpoint.limit is not None:
         tally.record_error(endpoint.limit)
-    elif not turns:
+    elif not tally.turns:
         raise EnvironmentDown(f"the agent ended without a reply of its model: {failure or 'see its logs'}")
     elif failure is not None:
         raise failure

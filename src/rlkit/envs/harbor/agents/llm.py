@@ -7,7 +7,6 @@ Harbor truncates the history, such as for a summary, a new segment begins.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,8 +62,6 @@ class PolicyLLM(BaseLLM):
         max_tokens: limit of a reply, if less than the policy's.
         reserve_tokens: None for `max_tokens`, but at most a quarter of the context.
         temperature: None for the policy's.
-
-    Its `seconds`, `prompt_tokens` and `completion_tokens` count all requests.
     """
 
     def __init__(
@@ -77,22 +74,20 @@ class PolicyLLM(BaseLLM):
         temperature: float | None = None,
     ) -> None:
         super().__init__()
-        self._policy = policy
+        self.policy = policy
         self._model_name = model_name
         self._max_tokens = min(max_tokens or policy.max_tokens, policy.max_tokens)
         self._temperature = temperature
         context = policy.context_tokens
         reserved = self._max_tokens if context is None else min(self._max_tokens, max(context // 4, 1))
         self.reserve_tokens = reserve_tokens or reserved
-        self.seconds = 0.0
-        self.prompt_tokens = self.completion_tokens = 0
         self._root = _ConversationNode()
         self._chars_per_token = _CHARS_PER_TOKEN
         self._accepts_truncated = False
 
     @override
     def get_model_context_limit(self) -> int:
-        return self._policy.context_tokens or NO_LIMIT_TOKENS
+        return self.policy.context_tokens or NO_LIMIT_TOKENS
 
     @override
     def get_model_output_limit(self) -> int:
@@ -133,9 +128,8 @@ class PolicyLLM(BaseLLM):
             node = node.follow(message)
             assert node.message is not None
             messages.append(node.message)
-        start_s = time.monotonic()
         try:
-            reply = await self._policy.chat(
+            reply = await self.policy.chat(
                 messages,
                 max_tokens=self._max_tokens,
                 temperature=self._temperature,
@@ -143,8 +137,6 @@ class PolicyLLM(BaseLLM):
             )
         except ContextFull as error:
             raise ContextLengthExceededError(str(error)) from error
-        finally:
-            self.seconds += time.monotonic() - start_s
         self._record_reply(node, messages, reply)
         count = len(reply.turn.completion)
         if reply.truncated and not self._accepts_truncated:
@@ -163,8 +155,5 @@ class PolicyLLM(BaseLLM):
 
     def _record_reply(self, node: _ConversationNode, messages: Sequence[Message], reply: Reply) -> None:
         node.next["assistant", reply.text] = _ConversationNode(reply.message, len(reply.tokens))
-        count = len(reply.turn.completion)
-        self.prompt_tokens += len(reply.tokens) - count
-        self.completion_tokens += count
         chars = sum(len(str(message["content"])) for message in messages) + len(reply.text) + len(reply.thinking)
         self._chars_per_token = max(chars, 1) / len(reply.tokens)

@@ -24,7 +24,7 @@ from harbor.models.agent.context import AgentContext
 from pydantic import Field, ValidationError
 
 from rlkit._util.json_values import safe_str
-from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally
+from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, count_tokens
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
     END_WORDS,
@@ -127,7 +127,7 @@ class ShellAgent(BaseAgent):
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        tally = Tally()
+        tally, turn_count = Tally(), len(self._policy.turns)
         self._tallies.append(tally)
         episode = _Episode(self._policy, environment, self._settings, tally)
         try:
@@ -141,8 +141,9 @@ class ShellAgent(BaseAgent):
             self.logger.exception("the agent's own code failed")
             tally.record_error(error)
         finally:
-            context.n_input_tokens, context.n_cache_tokens = episode.prompt_tokens, 0
-            context.n_output_tokens = episode.completion_tokens
+            tally.count_turns(self._policy.turns[turn_count:])
+            context.n_input_tokens, context.n_output_tokens = count_tokens(self._policy.turns, turn_count)
+            context.n_cache_tokens = 0
             context.metadata = {"end": tally.reason, "end_detail": tally.detail}
             lines = "".join(f"{json.dumps(message)}\n" for message in episode.messages)
             write_record(self.logs_dir / TRANSCRIPT, lines.encode(), self.logger)
@@ -153,7 +154,6 @@ class _Episode:
 
     def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
         self.messages: list[Message] = []
-        self.prompt_tokens = self.completion_tokens = 0
         self._policy, self._environment, self._settings, self._tally = policy, environment, settings, tally
         self._max_tokens = min(settings.max_tokens or policy.max_tokens, policy.max_tokens)
         context = policy.context_tokens
@@ -166,7 +166,13 @@ class _Episode:
         self.messages = _make_opening(self._settings, instruction)
         limit = self._settings.max_turns
         for _ in range(limit) if limit else itertools.count():
-            reply = await self._sample_reply()
+            reply = await self._policy.chat(
+                self.messages,
+                max_tokens=self._max_tokens,
+                temperature=self._settings.temperature,
+                min_reply_tokens=self._room,
+            )
+            self.messages.append(reply.message)
             if (observation := await self._execute(reply)) is None:
                 return
             self.messages.append({"role": "user", "content": observation})
@@ -175,28 +181,9 @@ class _Episode:
         else:
             self._tally.record_end("max_turns", f"the agent used all {limit} turns (max_turns)")
 
-    async def _sample_reply(self) -> Reply:
-        start_s = time.monotonic()
-        try:
-            reply = await self._policy.chat(
-                self.messages,
-                max_tokens=self._max_tokens,
-                temperature=self._settings.temperature,
-                min_reply_tokens=self._room,
-            )
-        finally:
-            self._tally.llm_s += time.monotonic() - start_s
-        count = len(reply.turn.completion)
-        self.prompt_tokens += len(reply.tokens) - count
-        self.completion_tokens += count
-        self.messages.append(reply.message)
-        self._tally.turns += 1
-        return reply
-
     async def _execute(self, reply: Reply) -> str | None:
         """Execute a reply, and return the observation; None if the reply ends the episode."""
         if reply.truncated:
-            self._tally.truncated_turns += 1
             return f"(nothing was run: the reply was cut off after {len(reply.turn.completion)} tokens)"
         command = read_command(reply.text)
         if command is None:

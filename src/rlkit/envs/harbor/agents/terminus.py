@@ -31,7 +31,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
 from rlkit._util.json_values import safe_str
-from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally
+from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally, count_tokens
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
@@ -147,16 +147,16 @@ class PolicyTerminus2(Terminus2):
         self._tally = tally = Tally()
         self.tallies.append(tally)
         self._is_truncated = self._is_confirmed = False
-        llm = self._policy_llm
-        start = (llm.seconds, llm.prompt_tokens, llm.completion_tokens)
+        turn_count = len(self._policy_llm.policy.turns)
         try:
             await super().run(instruction, environment, context)
         except Exception as error:
             tally.record_end("agent_error", f"{type(error).__name__}: {safe_str(error)}", error)
             raise
         finally:
-            tally.llm_s = llm.seconds - start[0]
-            self._fill_context(context, llm.prompt_tokens - start[1], llm.completion_tokens - start[2])
+            turns = self._policy_llm.policy.turns
+            tally.llm_s = sum(turn.seconds for turn in turns[turn_count:])
+            self._fill_context(context, *count_tokens(turns, turn_count))
             super()._dump_trajectory()
         if tally.reason in self.raised_reasons and tally.error is not None:
             raise tally.error
