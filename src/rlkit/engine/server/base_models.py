@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from rlkit._util.threads import DaemonThreadPool
 from rlkit.engine.model.config import ModelConfig, read_config
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.server.futures import NotReady
@@ -57,8 +58,8 @@ class BaseModels:
         self._lock = threading.Lock()
         self._locations: dict[str, ModelLocation] = {}
         self._lookups: dict[str, Future[None]] = {}
-        self._queue: deque[str] = deque()
-        self._thread_count = 0
+        # At exit, Python does not wait for its threads, however long a download takes.
+        self._threads = DaemonThreadPool(_LOOKUP_THREADS_MAX, name="rlkit-engine-resolve")
         self._used: WeakValueDictionary[str, LoadedBase] = WeakValueDictionary()
         self._recent: OrderedDict[str, LoadedBase] = OrderedDict()
 
@@ -68,12 +69,7 @@ class BaseModels:
             if name in self._locations:
                 return None
             if name not in self._lookups:
-                self._lookups[name] = Future()
-                self._queue.append(name)
-                if self._thread_count < _LOOKUP_THREADS_MAX:
-                    self._thread_count += 1
-                    # Not an executor's thread: at exit Python would wait for it, however long a download takes.
-                    threading.Thread(target=self._run_lookups, name="rlkit-engine-resolve", daemon=True).start()
+                self._lookups[name] = self._threads.submit(self._look_up, name)
             return self._lookups[name]
 
     def locate(self, name: str) -> ModelLocation:
@@ -112,29 +108,12 @@ class BaseModels:
     def close(self) -> None:
         """Release all weights and drop the lookups that have not started."""
         self._recent.clear()
-        with self._lock:
-            self._queue.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run_lookups(self) -> None:
-        while True:
-            with self._lock:
-                if not self._queue:
-                    self._thread_count -= 1
-                    return
-                name = self._queue.popleft()
-                lookup = self._lookups[name]
-            self._run_lookup(name, lookup)
-
-    def _run_lookup(self, name: str, lookup: Future[None]) -> None:
+    def _look_up(self, name: str) -> None:
         try:
             directory = self._resolve(name)
-            location = ModelLocation(directory, read_config(directory))
-        except Exception as error:
+            self._locations[name] = ModelLocation(directory, read_config(directory))
+        finally:
             with self._lock:
-                del self._lookups[name]  # the next request tries again
-            lookup.set_exception(error)
-            return
-        with self._lock:
-            del self._lookups[name]
-            self._locations[name] = location
-        lookup.set_result(None)
+                del self._lookups[name]  # after a failure, the next request tries again
