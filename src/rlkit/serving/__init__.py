@@ -40,8 +40,8 @@ type _Model = tuple[Sampler, ChatFormat, int | None]
 """Sampler and format of a model, and the length of its context in tokens."""
 
 
-class ChatModels:
-    """The routes of chats at an engine::
+class ChatModels(Session):
+    """The chats at an engine; each request of a client is a conversation of its own::
 
         with EngineServer(extension=ChatModels) as engine:
             client = openai.OpenAI(base_url=f"{engine.url}/v1", api_key=engine.api_key)
@@ -51,8 +51,8 @@ class ChatModels:
     """
 
     def __init__(self, engine: EngineServer) -> None:
+        super().__init__()
         self._engine = engine
-        self._session = _ModelSession(self)
         self._exits = AsyncExitStack()
         self._service: asyncio.Task[Service] | None = None
         self._models = OrderedDict[str, asyncio.Task[_Model]]()
@@ -61,18 +61,31 @@ class ChatModels:
         """Return the routes of all protocols."""
         return make_routes(self._find_session, lambda: self._engine.models)
 
+    @override
     async def close(self) -> None:
         """Cancel the running requests and end the connection to the engine."""
-        await self._session.close()
+        await super().close()
         await self._exits.aclose()
 
     def _find_session(self, key: str) -> Session:
         if not hmac.compare_digest(key.encode(), self._engine.api_key.encode()):
             raise Rejection(401, "the API key is not that of the engine", code="invalid_api_key")
-        return self._session
+        return self
 
-    async def load(self, name: str) -> _Model:
-        """Return a model, which is loaded at its first request; a `Rejection` if there is none of that name."""
+    @override
+    async def find_policy(self, model: str) -> ChatPolicy:
+        """Return a policy of a model; a `Rejection` if there is none of that name."""
+        sampler, chat, context = await self._get_model(model)
+        return RecordingPolicy(
+            sampler=lambda: sampler,
+            chat=chat,
+            sampling=Sampling(MAX_TOKENS),
+            seed=lambda turn: secrets.randbits(31),
+            limits=Limits(context_tokens=context),
+        )
+
+    async def _get_model(self, name: str) -> _Model:
+        """Return a model, which is loaded at its first request."""
         task = self._models.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._models[name] = asyncio.create_task(self._load(name))
@@ -101,22 +114,3 @@ class ChatModels:
 
         service = TinkerService(base_url=self._engine.url, api_key=self._engine.api_key, embedded=True)
         return await self._exits.enter_async_context(service)
-
-
-class _ModelSession(Session):
-    """The requests of all clients, each of which is a conversation of its own."""
-
-    def __init__(self, models: ChatModels) -> None:
-        super().__init__()
-        self._models = models
-
-    @override
-    async def find_policy(self, model: str) -> ChatPolicy:
-        sampler, chat, context = await self._models.load(model)
-        return RecordingPolicy(
-            sampler=lambda: sampler,
-            chat=chat,
-            sampling=Sampling(MAX_TOKENS),
-            seed=lambda turn: secrets.randbits(31),
-            limits=Limits(context_tokens=context),
-        )
