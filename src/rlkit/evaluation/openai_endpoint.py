@@ -16,6 +16,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from rlkit.endpoint.openai_chat import encode_tool_call
+from rlkit.endpoint.protocol import parse_arguments
+from rlkit.endpoint.rejection import Rejection
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
 from rlkit.policy import ChatRequest, Limits, Policy, Sampler, SampleRequest
 from rlkit.types import Completion, Message, Prompt, Reply, Sampling, ToolCall, Turn, as_prompt
@@ -207,14 +210,7 @@ def _encode_message(message: Message) -> dict[str, Any]:
             for part in message["content"]
         ]
     if calls := message.get("tool_calls"):
-        encoded["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
-            }
-            for call in calls
-        ]
+        encoded["tool_calls"] = [encode_tool_call(call, call["id"]) for call in calls]
     return encoded
 
 
@@ -266,13 +262,11 @@ def _read_message(source: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
     for call in cast("Sequence[Mapping[str, Any]]", source.get("tool_calls") or ()):
         function = call["function"]
         try:
-            arguments: object = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            arguments = None
-        if isinstance(arguments, dict):
-            calls.append({"id": call["id"], "name": function["name"], "arguments": cast("Any", arguments)})
-        else:
+            arguments = parse_arguments(call["id"], function["arguments"], field="arguments")
+        except Rejection:
             malformed.append(f"{function['name']}({function['arguments']})")
+        else:
+            calls.append({"id": call["id"], "name": function["name"], "arguments": arguments})
     if calls:
         message["tool_calls"] = calls
     return message, tuple(malformed)
