@@ -10,9 +10,9 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast, override
+from typing import Annotated, Any, Literal, override
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlkit.endpoint.protocol import (
     ContentPart,
@@ -44,12 +44,14 @@ type _Content = str | list[Annotated[Text | _Image, Field(discriminator="type")]
 
 
 class _Message(BaseModel):
+    type: Literal["message"]
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
 
 
 class _Reasoning(BaseModel):
+    type: Literal["reasoning"]
     id: str | None = None
     summary: list[Text] = []
     content: list[Text] | None = None
@@ -68,6 +70,7 @@ class _Reasoning(BaseModel):
 
 
 class _Call(BaseModel):
+    type: Literal["function_call", "custom_tool_call"]
     id: str | None = None
     call_id: str
     name: str
@@ -86,27 +89,12 @@ class _Call(BaseModel):
 
 
 class _CallOutput(BaseModel):
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
 
 
-def _read_kind(item: object) -> object:
-    return cast("dict[str, object]", item).get("type") or "message" if isinstance(item, dict) else None
-
-
-type Item = Annotated[
-    Annotated[_Message, Tag("message")]
-    | Annotated[_Reasoning, Tag("reasoning")]
-    | Annotated[_Call, Tag("function_call")]
-    | Annotated[_Call, Tag("custom_tool_call")]
-    | Annotated[_CallOutput, Tag("function_call_output")]
-    | Annotated[_CallOutput, Tag("custom_tool_call_output")],
-    Discriminator(
-        _read_kind,
-        custom_error_type="unsupported_item",
-        custom_error_message="items of this type are not supported: send messages, reasoning, and calls with outputs",
-    ),
-]
+type Item = Annotated[_Message | _Reasoning | _Call | _CallOutput, Field(discriminator="type")]
 """An item of a client's input."""
 
 _RANKS = {_Reasoning: 0, _Message: 1, _Call: 2}

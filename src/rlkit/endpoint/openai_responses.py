@@ -47,8 +47,10 @@ class _TextOptions(BaseModel):
     format: JsonValue = None
 
 
-def _as_items(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+def _complete_items(value: str | list[Any]) -> list[Any]:
+    """Return items with their type; a text is a message of the user."""
+    items = value if isinstance(value, list) else [{"role": "user", "content": value}]
+    return [{**item, "type": item.get("type") or "message"} if isinstance(item, dict) else item for item in items]
 
 
 class ResponseRequest(Exchange):
@@ -56,7 +58,7 @@ class ResponseRequest(Exchange):
 
     path = "/v1/responses"
 
-    input: Annotated[list[Item], BeforeValidator(_as_items)]
+    input: Annotated[list[Item], BeforeValidator(_complete_items)]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[ToolItem] | None = None
