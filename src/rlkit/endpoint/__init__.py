@@ -74,15 +74,13 @@ async def open_endpoint(
             made of it.
         EnvironmentFault: likewise, if the chat format rejected the client's messages.
     """
-    from rlkit.endpoint.server import ALL_INTERFACES, LOOPBACK, use_server
+    from rlkit.endpoint.server import ALL_INTERFACES, LOOPBACK, serve_session
     from rlkit.endpoint.session import RolloutSession
 
     session = RolloutSession(policy, max_turns=max_turns)
-    async with use_server(ALL_INTERFACES if host else LOOPBACK) as server:
-        try:
-            with server.open_session(session) as key:
-                yield Endpoint(f"http://{host or LOOPBACK}:{server.port}", key, session)
-        finally:
-            await session.close()
-            if session.fault is not None:
-                raise session.fault
+    try:
+        async with serve_session(session, ALL_INTERFACES if host else LOOPBACK) as (port, key):
+            yield Endpoint(f"http://{host or LOOPBACK}:{port}", key, session)
+    finally:
+        if session.fault is not None:
+            raise session.fault

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
@@ -31,7 +31,7 @@ _servers = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, "EndpointServe
 
 
 class EndpointServer(HttpServer):
-    """A server on a free port of an interface; `use_server` starts and stops it."""
+    """A server on a free port of an interface; `serve_session` starts and stops it."""
 
     def __init__(self, interface: str) -> None:
         app = Starlette(
@@ -39,9 +39,8 @@ class EndpointServer(HttpServer):
             exception_handlers={404: _reject_path, 405: _reject_path},
         )
         super().__init__(app, address=(interface, 0), grace_s=_GRACE_S)
-        self.users = 0
-        """Number of open `use_server` blocks."""
-        self._sessions = dict[str, Session]()
+        self.sessions = dict[str, Session]()
+        """Sessions by key."""
 
     async def close(self) -> None:
         """End all connections and the server."""
@@ -51,18 +50,8 @@ class EndpointServer(HttpServer):
         finally:
             self._listener.close()  # the wait may be cancelled
 
-    @contextmanager
-    def open_session(self, session: Session) -> Generator[str]:
-        """Serve a session, and yield its key; the key is dead after the block."""
-        key = f"rlkit-{secrets.token_urlsafe(_KEY_BYTES)}"
-        self._sessions[key] = session
-        try:
-            yield key
-        finally:
-            del self._sessions[key]
-
     def _find_session(self, key: str) -> Session:
-        session = self._sessions.get(key)
+        session = self.sessions.get(key)
         if session is None:
             raise Rejection(401, "the API key belongs to no running rollout", code="invalid_api_key")
         return session
@@ -76,18 +65,24 @@ async def _reject_path(request: Request, _: Exception) -> Response:
 
 
 @asynccontextmanager
-async def use_server(interface: str) -> AsyncGenerator[EndpointServer]:
-    """Yield the event loop's server on an interface; start it if it is the first use, and stop it after the last."""
+async def serve_session(session: Session, interface: str) -> AsyncGenerator[tuple[int, str]]:
+    """Serve a session on an interface until the end of the block, where its requests are cancelled and its key dies.
+
+    Yields the port and the key. The first session of an event loop starts the interface's server; the last stops it.
+    """
     servers = _servers.setdefault(asyncio.get_running_loop(), {})
-    server = servers.get(interface)
-    if server is None:
-        server = servers[interface] = EndpointServer(interface)
-    server.users += 1
+    if interface not in servers:
+        servers[interface] = EndpointServer(interface)
+    server, key = servers[interface], f"rlkit-{secrets.token_urlsafe(_KEY_BYTES)}"
+    server.sessions[key] = session
     try:
         await server.start()
-        yield server
+        yield server.port, key
     finally:
-        server.users -= 1
-        if not server.users:
-            servers.pop(interface, None)
-            await server.close()
+        del server.sessions[key]
+        try:
+            await session.close()
+        finally:
+            if not server.sessions and servers.get(interface) is server:
+                del servers[interface]
+                await server.close()
