@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast, override
-from urllib.parse import urlsplit
 
 import numpy as np
+from pydantic import HttpUrl, TypeAdapter, ValidationError
 
 from rlkit.endpoint.openai_chat import encode_tool_call
 from rlkit.endpoint.protocol import parse_arguments
@@ -54,12 +54,9 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         try:
-            parts = urlsplit(self.url)
-            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_valid = False
-        if not is_valid:
-            raise UsageError(f"the endpoint {self.url!r} is not an address of the form https://HOST/v1")
+            TypeAdapter(HttpUrl).validate_python(self.url)
+        except ValidationError:
+            raise UsageError(f"the endpoint {self.url!r} is not an address of the form https://HOST/v1") from None
         if self.key and not (self.key.isascii() and self.key.isprintable()):
             raise UsageError("OPENAI_API_KEY: the key has a line break or a character outside of ASCII; copy it again")
 
