@@ -16,9 +16,10 @@ import zstandard
 from starlette.requests import Request
 from starlette.types import Message
 
+from rlkit.endpoint.rejection import Rejection
 from rlkit.engine import EngineServer
 from rlkit.engine.server import http_requests
-from rlkit.engine.server.http_requests import BodyReader, HttpError, read_body
+from rlkit.engine.server.http_requests import BodyReader, read_body
 from rlkit.engine.server.service import Service
 from tests.limits import HANG_S
 
@@ -46,7 +47,7 @@ def cut(body: bytes, step: int) -> Iterator[bytes]:
 def test_the_kept_part_of_an_oversized_body_does_not_depend_on_chunking(step: int) -> None:
     body = bytes(range(200)) * 5
     pieces = cut(body, step)
-    with pytest.raises(HttpError, match="larger than 150 bytes") as refusal:
+    with pytest.raises(Rejection, match="larger than 150 bytes") as refusal:
         asyncio.run(read_body(coming(pieces), bytes_max=150))
     assert refusal.value.body == body[:150]
     assert next(pieces, None) is None  # all was read, so that the client comes to read the answer
@@ -59,7 +60,7 @@ def test_an_endless_body_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         while True:
             yield bytes(100)
 
-    with pytest.raises(HttpError, match="larger than 150 bytes"):
+    with pytest.raises(Rejection, match="larger than 150 bytes"):
         asyncio.run(read_body(coming(endless()), bytes_max=150))
 
 
@@ -70,9 +71,9 @@ def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, mon
     async def reading(request: Request, *, bytes_max: int) -> bytearray:
         try:
             return await read(request, bytes_max=bytes_max)
-        except HttpError as refused:  # as much as had arrived, which is another part each time
+        except Rejection as refused:  # as much as had arrived, which is another part each time
             read_sizes.append(len(refused.body) - 5 * len(read_sizes))
-            raise HttpError(refused.status, str(refused), refused.body[: read_sizes[-1]]) from None
+            raise Rejection(refused.status, str(refused), body=refused.body[: read_sizes[-1]]) from None
 
     read_sizes: list[int] = []
     monkeypatch.setattr(http_requests, "read_body", reading)

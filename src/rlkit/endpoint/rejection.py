@@ -1,4 +1,4 @@
-"""Errors of requests at an endpoint."""
+"""Errors of HTTP requests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ class Rejection(Exception):
         message: reason for the client.
         code: kind of the error, where the status does not say it.
         field: parameter of the request that is wrong.
+        body: part of the request's body that was read.
     """
 
-    def __init__(self, status: int, message: str, *, code: Code | None = None, field: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: Code | None = None, field: str | None = None, body: bytes = b""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code: Code | None = code
         self.field = field
+        self.body = body
 
     def encode(self) -> Mapping[str, Any]:
         """Return the body of the error, in a shape that the clients of all vendors read."""
@@ -54,11 +58,12 @@ def explain(error: RlkitError | ValueError) -> Rejection:
             return Rejection(500, str(error))
 
 
-def parse_body[M: BaseModel](body: bytes, model: type[M]) -> M:
-    """Parse a JSON body; a `Rejection` names its first invalid field."""
+def parse_body[M: BaseModel](body: bytes, model: type[M], *, status: int = 400) -> M:
+    """Parse a JSON body; a `Rejection` with this status names its first invalid field."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
-        raise Rejection(400, f"{field}: {first['msg']}" if field else first["msg"], field=field or None) from None
+        message = f"{field or 'body'}: {first['msg']}"
+        raise Rejection(status, message, field=field or None, body=body) from None

@@ -1,6 +1,6 @@
 """Bodies of incoming HTTP requests: reading, unpacking and parsing.
 
-Invariant: the memory for a body, compressed or not, is limited. A body that cannot be read raises `HttpError`.
+Invariant: the memory for a body, compressed or not, is limited. A body that cannot be read raises `Rejection`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import zstandard
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from rlkit.endpoint.rejection import Rejection, parse_body
+
 _BODY_BYTES_MAX = 64 << 20
 # Parsing JSON blocks all other requests, and takes half a microsecond per number. A prompt of 131,072 tokens takes at
 # most a mebibyte.
@@ -18,15 +20,7 @@ JSON_BYTES_MAX = 2 << 20
 # Maximum bytes read and dropped of a body that is too large. Clients send all of it before they read the error.
 _DISCARDED_BYTES_MAX = 256 << 20
 _ZSTD_STEP_BYTES = 256
-
-
-class HttpError(Exception):
-    """An error with an HTTP status; `body` is the part of the request's body that was read."""
-
-    def __init__(self, status: int, message: str, body: bytes | bytearray = b"") -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = bytes(body)
+INVALID = 422
 
 
 class _RequestPosition(BaseModel):
@@ -45,7 +39,7 @@ class BodyReader:
         """Receive and unpack a body.
 
         Raises:
-            HttpError: the body is too large, has an unknown encoding, or did not arrive before `close`.
+            Rejection: the body is too large, has an unknown encoding, or did not arrive before `close`.
         """
         bytes_max = bytes_max or _BODY_BYTES_MAX
         try:
@@ -56,17 +50,17 @@ class BodyReader:
                 finally:
                     self._timeouts.discard(timeout)
         except TimeoutError:
-            raise HttpError(503, "the engine was stopped") from None
+            raise Rejection(503, "the engine was stopped") from None
         encoding = request.headers.get("content-encoding", "identity")
         if encoding == "zstd":
             return await asyncio.to_thread(unpack_body, body, bytes_max=bytes_max)
         if encoding != "identity":
-            raise HttpError(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
+            raise Rejection(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
         return bytes(body)
 
     async def parse[M: BaseModel](self, request: Request, model: type[M]) -> M:
         """Read a JSON body as `model`; raises as `read` and `parse_body`."""
-        return parse_body(await self.read(request, JSON_BYTES_MAX), model)
+        return parse_body(await self.read(request, JSON_BYTES_MAX), model, status=INVALID)
 
     def close(self) -> None:
         """Stop reading all bodies, so that the server does not wait for stalled clients."""
@@ -76,7 +70,7 @@ class BodyReader:
 
 
 async def read_body(request: Request, *, bytes_max: int) -> bytearray:
-    """Receive a body in chunks; `HttpError` if it is larger than `bytes_max`."""
+    """Receive a body in chunks; `Rejection` if it is larger than `bytes_max`."""
     body, size_bytes = bytearray(), 0
     async for chunk in request.stream():
         size_bytes += len(chunk)
@@ -89,7 +83,7 @@ async def read_body(request: Request, *, bytes_max: int) -> bytearray:
 
 
 def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
-    """Unpack a zstd body; `HttpError` if it is not exactly one frame, or larger than `bytes_max` unpacked."""
+    """Unpack a zstd body; `Rejection` if it is not exactly one frame, or larger than `bytes_max` unpacked."""
     # Small steps, because each may unpack to many times its size.
     reader = zstandard.ZstdDecompressor(max_window_size=bytes_max).decompressobj()
     plain = bytearray()
@@ -99,20 +93,10 @@ def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
             if len(plain) > bytes_max:
                 raise _size_error(plain, bytes_max)
     except zstandard.ZstdError as error:
-        raise HttpError(400, f"the body is not valid zstd, its Content-Encoding: {error}") from error
+        raise Rejection(400, f"the body is not valid zstd, its Content-Encoding: {error}") from error
     if not reader.eof or reader.unused_data:
-        raise HttpError(400, "the body is not one whole zstd frame")
+        raise Rejection(400, "the body is not one whole zstd frame")
     return bytes(plain)
-
-
-def parse_body[M: BaseModel](body: bytes, model: type[M]) -> M:
-    """Parse a JSON body as `model`; `HttpError` names the first invalid field."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise HttpError(422, f"{field or 'body'}: {first['msg']}", body) from error
 
 
 def json_position(body: bytes) -> tuple[str, int] | None:
@@ -124,5 +108,5 @@ def json_position(body: bytes) -> tuple[str, int] | None:
     return position.model_id, position.seq_id
 
 
-def _size_error(body: bytearray, bytes_max: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {bytes_max} bytes", body)
+def _size_error(body: bytearray, bytes_max: int) -> Rejection:
+    return Rejection(413, f"the body is larger than {bytes_max} bytes", body=bytes(body))

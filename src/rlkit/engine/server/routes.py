@@ -21,9 +21,10 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tinker import types
 
+from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.engine.server import wire_format
 from rlkit.engine.server.futures import Answer, GoneError, Promise
-from rlkit.engine.server.http_requests import JSON_BYTES_MAX, BodyReader, HttpError, json_position, parse_body
+from rlkit.engine.server.http_requests import INVALID, JSON_BYTES_MAX, BodyReader, json_position
 from rlkit.engine.server.management import Management, TtlRequest
 from rlkit.engine.server.service import Service
 from rlkit.engine.server.wire_format import SAMPLES_MAX
@@ -59,7 +60,7 @@ def make_app(service: Service, bodies: BodyReader, *, api_key: str, models: Sequ
     table = (*_service_routes(handlers, service), *_management_routes(handlers, manage))
     router = Router([Route(f"/{path}", handler, methods=[method]) for method, path, handler in table])
     download = Route("/{signature}/{expires:int}/{model_id}/{kind}/{name}/{file}", manage.download)
-    answers = dict.fromkeys((*_STATUSES, HttpError, Exception), _answer_error)
+    answers = dict.fromkeys((*_STATUSES, Rejection, Exception), _answer_error)
     return Starlette(
         routes=[Mount("/api/v1/downloads", routes=[download]), Mount("/api/v1", _require_key(router, api_key))],
         exception_handlers={404: _answer_unknown_route, **answers},
@@ -135,7 +136,7 @@ async def _answer_unknown_route(request: Request, _: Exception) -> Response:
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
-    known = error.status if isinstance(error, HttpError) else 500
+    known = error.status if isinstance(error, Rejection) else 500
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), known)
     return _error_response(status, str(error) or type(error).__name__)
 
@@ -159,7 +160,7 @@ class _Handlers:
         async def handler(request: Request) -> Response:
             try:
                 body = await self._bodies.parse(request, model)
-            except HttpError as error:
+            except Rejection as error:
                 return self._fail_in_order(json_position(error.body), error)
             return JSONResponse({"request_id": start(body).request_id})
 
@@ -246,7 +247,7 @@ class _Handlers:
     async def sample(self, request: Request) -> Response:
         """Start sampling; the reply has an id for every sample."""
         body = await self._bodies.read(request, JSON_BYTES_MAX)
-        sample_request = parse_body(body, types.SampleRequest)
+        sample_request = parse_body(body, types.SampleRequest, status=INVALID)
         # Hash the raw bytes, which are equal when resent: encoding a long prompt takes as long as parsing it.
         promise = self._service.sample(sample_request, blake2b(body, digest_size=16).digest())
         ids = [f"{promise.request_id}.{index}" for index in range(min(sample_request.num_samples, SAMPLES_MAX))]
@@ -258,8 +259,8 @@ class _Handlers:
         try:
             body = await self._bodies.read(request)
             train_request = wire_format.decode_train(body)
-        except (HttpError, UsageError) as error:
-            received = error.body if isinstance(error, HttpError) else body
+        except (Rejection, UsageError) as error:
+            received = error.body if isinstance(error, Rejection) else body
             return self._fail_in_order(wire_format.train_request_position(received), error)
         return JSONResponse({"request_id": self._service.train(train_request).request_id})
 
