@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from rlkit.env import Env
 from rlkit.errors import EnvironmentFault, LimitReached, UsageError
-from rlkit.policy import Policy, Reply
-from rlkit.types import Json, Message, Outcome, Tool
+from rlkit.policy import Policy
+from rlkit.types import Json, Message, Outcome
 
 MESSAGE_BYTES = 16 << 20
 CLOSE_S = 1.0
@@ -37,14 +37,8 @@ class _Result(BaseModel, strict=True):
     done: bool = False
 
 
-class _McpTool(BaseModel):
-    name: str
-    description: str
-    input_schema: dict[str, JsonValue]
-
-
 class _InvalidActionError(EnvironmentFault):
-    """The server rejected the form of an action."""
+    """The reply has no action, or the server rejected its form."""
 
 
 @dataclass(frozen=True)
@@ -75,57 +69,37 @@ class OpenEnvTask(Env):
 
     async def _play(self, socket: ClientConnection, policy: Policy) -> Outcome:
         result = await self._request(socket, "reset", {"seed": self.seed, **self.reset})
-        tools = await self._list_tools(socket) if self.action == "tools" else ()
         messages: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         messages.append({"role": "user", "content": self._describe(result)})
-        rewards, invalid, is_over = list[float](), 0, result.done
-        while not is_over and len(policy.turns) < self.max_turns:
+        rewards, invalid = list[float](), 0
+        while not result.done and len(policy.turns) < self.max_turns:
             try:
-                reply = await policy.chat(messages, tools=tools)
+                reply = await policy.chat(messages)
             except LimitReached:
                 break
-            messages.append(reply.message)
-            actions = self._read_actions(reply)
-            is_over = self.action == "tools" and not actions and not reply.malformed_tool_calls
-            if not actions:
+            try:
+                result = await self._request(socket, "step", self._read_action(reply.text))
+                observation = self._describe(result)
+                rewards += [] if result.reward is None else [float(result.reward)]
+                policy.reward(float(result.reward or 0))
+            except _InvalidActionError as error:
+                if isinstance(self.action, Mapping):
+                    raise  # the template is wrong, not the reply
                 invalid += 1
-                messages.append({"role": "user", "content": "error: the reply contains no valid action"})
-            for action, answer in actions:
-                try:
-                    result = await self._request(socket, "step", action)
-                    answer["content"] = self._describe(result)
-                    rewards += [] if result.reward is None else [float(result.reward)]
-                    policy.reward(float(result.reward or 0))
-                except _InvalidActionError as error:
-                    if isinstance(self.action, Mapping):
-                        raise  # the template is wrong, not the reply
-                    invalid += 1
-                    answer["content"] = f"error: {error}"
-                messages.append(answer)
-                if is_over := result.done:
-                    break
-        if is_over and not rewards:
+                observation = f"error: {error}"
+            messages.append(reply.message)
+            messages.append({"role": "user", "content": observation})
+        if result.done and not rewards:
             raise EnvironmentFault("RewardError: the server gave no reward")
-        return Outcome(sum(rewards), {"invalid_actions": float(invalid)}, truncated=not is_over)
+        return Outcome(sum(rewards), {"invalid_actions": float(invalid)}, truncated=not result.done)
 
-    def _read_actions(self, reply: Reply) -> Sequence[tuple[Action, Message]]:
-        """Return the actions of a reply, each with the message for its observation."""
-        if self.action == "tools":
-            return [
-                (
-                    {"type": "call_tool", "tool_name": call["name"], "arguments": call["arguments"]},
-                    {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": ""},
-                )
-                for call in reply.tool_calls
-            ]
+    def _read_action(self, text: str) -> Action:
         if isinstance(self.action, Mapping):
-            filled = json.loads(json.dumps(self.action).replace("{reply}", json.dumps(reply.text)[1:-1]))
-            return [(filled, {"role": "user", "content": ""})]
+            return json.loads(json.dumps(self.action).replace("{reply}", json.dumps(text)[1:-1]))
         try:
-            action, _ = json.JSONDecoder().raw_decode(reply.text, reply.text.index("{"))
+            return json.JSONDecoder().raw_decode(text, text.index("{"))[0]
         except (ValueError, RecursionError):
-            return []
-        return [(action, {"role": "user", "content": ""})]
+            raise _InvalidActionError("the reply contains no valid action") from None
 
     def _describe(self, result: _Result) -> str:
         shown = {name: value for name, value in result.observation.items() if name != "metadata"}
@@ -133,11 +107,6 @@ class OpenEnvTask(Env):
             raise EnvironmentFault(f"ObservationError: the server's observation has no {self.show!r}")
         value = shown if self.show is None else shown[self.show]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-    async def _list_tools(self, socket: ClientConnection) -> Sequence[Tool]:
-        result = await self._request(socket, "step", {"type": "list_tools"})
-        tools = TypeAdapter(list[_McpTool]).validate_python(result.observation.get("tools"))
-        return [{"name": t.name, "description": t.description, "parameters": t.input_schema} for t in tools]
 
     async def _request(self, socket: ClientConnection, kind: str, data: Action) -> _Result:
         async with asyncio.timeout(self.answer_timeout_s):
@@ -154,7 +123,7 @@ def openenv(
     *,
     url: str,
     count: Annotated[int, Field(ge=1, le=10**6)] = 1000,
-    action: Literal["json", "tools"] | dict[str, JsonValue] = "json",
+    action: Literal["json"] | dict[str, JsonValue] = "json",
     show: str | None = None,
     system_prompt: str | None = None,
     reset: dict[str, JsonValue] | None = None,
@@ -167,9 +136,8 @@ def openenv(
     Args:
         url: address of the server, `ws://host:port` or `wss://host`.
         count: number of episodes; their seeds are `seed`, `seed + 1`, and so on.
-        action: rule for the action of a reply. `json`: the first JSON object in the reply. `tools`: the model calls the
-            server's MCP tools, until it replies without a call. A mapping: this action, with the reply in place of
-            `{reply}`.
+        action: rule for the action of a reply. `json`: the first JSON object in the reply. A mapping: this action, with
+            the reply in place of `{reply}`.
         show: field of an observation that the model sees; by default, the whole observation as JSON.
         reset: further data for the server's `reset`.
         max_turns: limit of replies of an episode.

@@ -1,4 +1,4 @@
-"""A server of OpenEnv, with its own package: `python server.py guessing|shop PORT`."""
+"""A server of OpenEnv, with its own package: `python server.py PORT`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import sys
 from typing import Any
 
 import uvicorn
-from fastmcp import FastMCP
 from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.mcp_environment import MCPEnvironment
-from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
 
 
@@ -49,42 +46,6 @@ class Guessing(Environment[Guess, Hint, State]):
         return State(step_count=self.guesses)
 
 
-class Shop(MCPEnvironment):
-    """Look up prices."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        server = FastMCP("shop")
-
-        @server.tool()
-        def price(item: str) -> int:
-            """The price of an item in cents."""
-            return {"pear": 42}[item]
-
-        super().__init__(server)
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
-        return Observation()
-
-    def _step_impl(self, action: Action, timeout_s: float | None = None, **_: Any) -> Observation:
-        raise ValueError("there is no such action")
-
-    async def step_async(self, action: Action, timeout_s: float | None = None, **more: Any) -> Observation:
-        observation = await super().step_async(action, timeout_s=timeout_s, **more)
-        if isinstance(observation, CallToolObservation):
-            observation.reward = float(observation.error is None)
-        return observation
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
 if __name__ == "__main__":
-    name, port = sys.argv[1:]
-    if name == "guessing":
-        app = create_fastapi_app(Guessing, Guess, Hint, max_concurrent_envs=64)
-    else:
-        app = create_fastapi_app(Shop, CallToolAction, CallToolObservation, max_concurrent_envs=64)
-    uvicorn.run(app, port=int(port), log_level="warning")
+    app = create_fastapi_app(Guessing, Guess, Hint, max_concurrent_envs=64)
+    uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -30,11 +29,11 @@ UV = os.environ.get("UV") or shutil.which("uv")
 needs_uv = pytest.mark.skipif(UV is None, reason="uv is not installed")
 
 
-@contextmanager
-def serving(name: str) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def guessing() -> Iterator[str]:
     """Run a server with the package of OpenEnv, in a virtual environment that uv makes."""
     port = closed_port()
-    program = [sys.executable, str(Path(__file__).with_name("server.py")), name, str(port)]
+    program = [sys.executable, str(Path(__file__).with_name("server.py")), str(port)]
     python = [str(UV), "run", "--no-project", "--python", sys.executable, "--with", "openenv==0.10.0"]
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     server = subprocess.Popen([*python, "python", *program[1:]], env=environ, stderr=subprocess.PIPE, text=True)
@@ -54,12 +53,6 @@ def serving(name: str) -> Iterator[str]:
     finally:
         server.terminate()
         server.communicate()
-
-
-@pytest.fixture(scope="module")
-def guessing() -> Iterator[str]:
-    with serving("guessing") as url:
-        yield url
 
 
 @needs_uv
@@ -99,21 +92,6 @@ def test_limits_truncate_and_errors_of_the_environment_fail(guessing: str) -> No
     assert (outcome.reward, outcome.truncated) == (-0.25, True)
     with pytest.raises(EnvironmentFault, match=r"^EXECUTION_ERROR: the number is too large$"):
         asyncio.run(task.rollout(ScriptedPolicy(['{"number": 100}'])))
-
-
-@needs_uv
-@pytest.mark.slow
-def test_tools_of_the_server_are_tools_of_the_model() -> None:
-    with serving("shop") as url:
-        (task,) = openenv(url=url, count=1, action="tools", system_prompt="What does a pear cost?")
-        calls = [
-            f'<tool_call>{{"name": "price", "arguments": {{"item": "{item}"}}}}</tool_call>' for item in ("pear", "x")
-        ]
-        policy = ScriptedPolicy(["".join(calls), "42 cents."])
-        outcome = asyncio.run(task.rollout(policy))
-    assert (outcome.reward, outcome.truncated) == (1.0, False)
-    assert "The price of an item in cents." in policy.prompts[0]
-    assert "42" in policy.prompts[1] and "error" in policy.prompts[1]
 
 
 @needs_uv
