@@ -39,7 +39,7 @@ from tests.trackers.folders import write_run
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"
 TASKS = [Word(number) for number in range(8)]
 WORDS = {"env": f"{__file__}:TASKS"}
-TRACKED = {"wandb": {"mode": "offline"}, "trackio": {}, "tensorboard": {}, "docent": {}}
+TRACKED = {"wandb": {"mode": "offline"}, "trackio": {}, "tensorboard": {}, "docent": {}, "openreward": {}}
 
 
 class NoDocent:
@@ -175,6 +175,7 @@ def test_every_option_is_read_where_the_table_says(
     asyncio.run(_open_workers(load_config([], settings=BASE | workers)))
     # Processes beside a run read these.
     monkeypatch.setenv("DOCENT_API_KEY", "the-key")
+    monkeypatch.setenv("OPENREWARD_API_KEY", "the-key")
     monkeypatch.setitem(sys.modules, "docent", DOCENT)
     for name, section in TRACKED.items():
         send(write_run(tmp_path / name, steps=0), load_service(name, section))

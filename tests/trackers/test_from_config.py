@@ -93,6 +93,29 @@ def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
     assert "rlkit sync run" in note
 
 
+@pytest.mark.slow
+def test_steps_are_sent_after_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.trackers.service._RESTART_S", 0.0)
+    events = tmp_path / "events"
+    events.write_text("a file in the way")
+    track = {"track": {"tensorboard": {"directory": str(events)}}}
+    directory = write_run(tmp_path / "run", steps=1, status="running", settings=track)
+    tracker = TensorboardTracker(TensorboardSettings())
+    tracker.on_start(info(directory))
+
+    def has_failed() -> bool:
+        try:
+            tracker.on_step(1, {})
+        except NotSent:
+            return True
+        return False
+
+    wait_until(has_failed)
+    events.unlink()
+    wait_for(directory, "tensorboard", 1)
+    tracker.on_finish(over(directory))
+
+
 def test_what_is_missing_for_a_service_is_told_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCENT_API_KEY", raising=False)
     with pytest.raises(MissingError, match="docent"):

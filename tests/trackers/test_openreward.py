@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,15 +17,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rlkit._util import files
 from rlkit.errors import MissingError
 from rlkit.store import table
 from rlkit.store.history import table_path
-from rlkit.trackers import Broadcast, Progress, RunInfo
-from rlkit.trackers.console import ConsoleTracker
-from rlkit.trackers.openreward import OpenRewardTracker, Service, UploadFailed
+from rlkit.trackers.from_config import load_service
+from rlkit.trackers.openreward import Service, UploadRejected
+from rlkit.trackers.sync import SendingFailed, read_progress, send
 from rlkit.types import Group, Json
 from tests.builders import episode
-from tests.limits import HANG_S, wait_until
+from tests.trackers.folders import add_metrics, write_run
 
 MESSAGES: list[Json] = [
     {"role": "user", "content": "What is it?"},
@@ -49,7 +49,6 @@ class Stub:
     url: str = ""
     status: Callable[[Events], int] = lambda events: 200
     events: Events = field(default_factory=list[dict[str, Any]])
-    hangs: bool = False
 
     def started(self) -> list[str]:
         """The names of the rollouts that were begun."""
@@ -63,8 +62,6 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     async def rollouts(request: Request) -> Response:
         assert request.headers["x-api-key"] == "the-key"
         events: Events = (await request.json())["events"]
-        while server_stub.hangs and not await request.is_disconnected():
-            await asyncio.sleep(0.01)
         status = server_stub.status(events)
         if status == 200:
             server_stub.events += events
@@ -84,9 +81,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     server_stub.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     monkeypatch.setenv("OPENREWARD_API_KEY", "the-key")
     monkeypatch.setenv("OPENREWARD_API_URL", server_stub.url)
-    monkeypatch.setattr("rlkit.trackers.openreward._FIRST_PAUSE_S", 0.01)
     yield server_stub
-    server_stub.hangs = False
     server.should_exit = True
     thread.join()
 
@@ -103,34 +98,26 @@ def write_step(directory: Path, step: int, *, rewards: tuple[float | None, ...] 
     other = Group("sums", "1+1", 4, (talk,))
     groups = [table.RecordedGroup(group, True, group.episodes) for group in (hosted_group, other)]
     path = table_path(directory, step)
-    path.parent.mkdir(parents=True)
+    files.make_folder(path.parent)
     table.write(path, groups, decode=lambda tokens: "")
+    add_metrics(directory, step)
 
 
-def run_info(directory: Path) -> RunInfo:
-    return RunInfo("my run", directory, "acme/tiny", ("cats",), "the engine", Progress)
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "my run", steps=0, settings={"model": "acme/tiny"})
 
 
-def read_progress(directory: Path) -> object:
-    path = directory / "openreward.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def upload(directory: Path, step: int, tracker: OpenRewardTracker | None = None) -> list[str]:
-    """Upload what is there up to a step; what people are told."""
-    notes = list[str]()
-    both = Broadcast([tracker or OpenRewardTracker(), ConsoleTracker(notes.append)])
-    both.on_start(run_info(directory))
-    both.on_step(step, {})
-    both.on_finish(None)
-    return [note for note in notes if "OpenRewardTracker" in note]
+def upload(directory: Path, **settings: object) -> int:
+    """Upload the steps that are not uploaded yet, and return their number."""
+    return send(directory, load_service("openreward", settings), sleep=lambda seconds: None)
 
 
 def test_rollouts_are_uploaded_once_with_their_labels_and_rewards(
-    stub: Stub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    stub: Stub, directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_step(tmp_path, 1, rewards=(1.0, None, 0.25))
-    assert upload(tmp_path, 1) == []
+    write_step(directory, 1, rewards=(1.0, None, 0.25))
+    assert upload(directory) == 2
     names = [f"step 1 · Owner/Cats#big/train/easy/12 · {member}" for member in (0, 2)]
     assert stub.started() == names
     first_rollout = next(event for event in stub.events if event["eventType"] == "rollout")
@@ -145,6 +132,7 @@ def test_rollouts_are_uploaded_once_with_their_labels_and_rewards(
         "split": "train/easy",
         "step": 1,
     }
+    assert first_rollout["run_info"]["model_name"] == "acme/tiny"
     messages = [event for event in stub.events if event["eventType"] == "message"]
     assert [event["type"] for event in messages[:5]] == [
         "user_message", "reasoning", "tool_call", "tool_result", "assistant_message",
@@ -153,83 +141,43 @@ def test_rollouts_are_uploaded_once_with_their_labels_and_rewards(
     assert {event["rolloutEventId"] for event in messages[:5]} == {first_rollout["eventId"]}
     (rollout_info, _) = [event["rollout_info"] for event in stub.events if event["eventType"] == "rollout_update"]
     assert (rollout_info["task_index"], rollout_info["current_step"]) == (12, 1)
-    assert read_progress(tmp_path) == {"step": 1, "rollouts": 0}
 
     stub.events.clear()
-    write_step(tmp_path, 2)
-    upload(tmp_path, 2, OpenRewardTracker(run_name="another"))
+    write_step(directory, 2)
+    assert upload(directory, name="another") == 1
     assert {event["runName"] for event in stub.events if event["eventType"] == "rollout"} == {"another"}
     assert all(name.startswith("step 2") for name in stub.started())
     assert capfd.readouterr().out == "", "stdout is for what a command was asked for"
 
 
-def test_rejected_upload_is_noted_once_and_the_run_continues(stub: Stub, tmp_path: Path) -> None:
-    stub.status = lambda events: 401
-    write_step(tmp_path, 1)
-    notes = upload(tmp_path, 1, OpenRewardTracker(last_s=5))
-    assert len(notes) == 1
-    assert "the rollouts of step 1 could not be uploaded to OpenReward: HTTP 401" in notes[0]
-    assert read_progress(tmp_path) is None
-
-
-def test_rollout_counts_as_uploaded_once_all_requests_succeeded(stub: Stub, tmp_path: Path) -> None:
+def test_step_counts_as_uploaded_once_all_requests_succeeded(stub: Stub, directory: Path) -> None:
     stub.status = lambda events: 200 if events[0]["eventType"] == "rollout" else 500
-    write_step(tmp_path, 1)
-    assert "HTTP 500" in upload(tmp_path, 1)[0]
-    assert read_progress(tmp_path) is None
+    write_step(directory, 1)
+    with pytest.raises(SendingFailed, match=r"openreward: sending step 1 failed: HTTPStatusError: .* '500 "):
+        upload(directory)
+    assert read_progress(directory, "openreward").step == 0
     first = [event["eventId"] for event in stub.events]
     stub.events.clear()
     stub.status = lambda events: 200
-    assert upload(tmp_path, 1) == []
-    assert read_progress(tmp_path) == {"step": 1, "rollouts": 0}
+    assert upload(directory) == 1
     assert stub.events[0]["eventId"] == first[0], "what is sent twice can be told"
 
 
-def test_uploaded_rollouts_of_a_step_are_not_sent_again(stub: Stub, tmp_path: Path) -> None:
-    write_step(tmp_path, 1)
-    stub.status = lambda events: 500 if len(stub.started()) == 2 else 200
-    upload(tmp_path, 1)
-    assert read_progress(tmp_path) == {"step": 0, "rollouts": 1}
-    stub.events.clear()
-    stub.status = lambda events: 200
-    upload(tmp_path, 1)
-    assert [name[-1] for name in stub.started()] == ["1"]
+def test_uploaded_rollouts_of_a_step_are_not_sent_again_after_a_failure(stub: Stub, directory: Path) -> None:
+    statuses = iter([200, 200, 503])
+    stub.status = lambda events: next(statuses, 200)
+    write_step(directory, 1)
+    assert upload(directory) == 2
+    assert [name[-1] for name in stub.started()] == ["0", "1"]
 
 
-def test_uploads_resume_after_a_long_outage(stub: Stub, tmp_path: Path) -> None:
-    refused = iter(range(8))
-    stub.status = lambda events: 200 if next(refused, None) is None else 503
-    write_step(tmp_path, 1)
-    tracker = OpenRewardTracker()
-    tracker.on_start(run_info(tmp_path))
-    tracker.on_step(1, {})
-    wait_until(lambda: read_progress(tmp_path) == {"step": 1, "rollouts": 0})
-    with pytest.raises(UploadFailed, match="HTTP 503"):
-        tracker.on_finish(None)
-
-
-def test_invalid_rollout_does_not_block_other_uploads(stub: Stub, tmp_path: Path) -> None:
-    write_step(tmp_path, 1)
+def test_invalid_rollout_does_not_block_other_uploads(stub: Stub, directory: Path) -> None:
+    write_step(directory, 1)
     stub.status = lambda events: 413 if events[0].get("rolloutName", "").endswith("· 0") else 200
-    assert "rejected a rollout of step 1: HTTP 413" in upload(tmp_path, 1)[0]
+    with pytest.raises(UploadRejected, match="OpenReward rejected a rollout of step 1: HTTP 413"):
+        upload(directory)
     assert [name[-1] for name in stub.started()] == ["1"]
-    assert read_progress(tmp_path) == {"step": 1, "rollouts": 0}
-
-
-def test_end_of_a_run_does_not_wait_for_a_silent_service(stub: Stub, tmp_path: Path) -> None:
-    write_step(tmp_path, 1)
-    stub.hangs = True
-    (note,) = upload(tmp_path, 1, OpenRewardTracker(last_s=0.2))
-    assert "too slow" in note
-    assert read_progress(tmp_path) is None
-
-
-def test_end_of_a_run_does_not_use_all_retries_on_a_failing_service(stub: Stub, tmp_path: Path) -> None:
-    write_step(tmp_path, 1)
-    stub.status = lambda events: 500
-    (note,) = upload(tmp_path, 1, OpenRewardTracker(last_s=HANG_S))
-    assert "HTTP 500" in note
-    assert read_progress(tmp_path) is None
+    assert read_progress(directory, "openreward").step == 1
 
 
 def test_long_messages_are_split_over_several_requests(stub: Stub) -> None:
@@ -240,9 +188,8 @@ def test_long_messages_are_split_over_several_requests(stub: Stub) -> None:
         return 200
 
     stub.status = status
-    service = Service.connect()
-    service.send([{"eventType": "message", "content": "x" * 400_000}] * 5 + [{"eventType": "message"}] * 300)
-    service.http.close()
+    with Service.connect() as service:
+        service.send([{"eventType": "message", "content": "x" * 400_000}] * 5 + [{"eventType": "message"}] * 300)
     assert sum(sizes) == 305
     assert len(sizes) == 5
 
@@ -262,4 +209,4 @@ def test_command_line_requires_a_key_for_uploads(monkeypatch: pytest.MonkeyPatch
 def test_without_a_key_there_are_no_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENREWARD_API_KEY", raising=False)
     with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set"):
-        OpenRewardTracker()
+        load_service("openreward", {})

@@ -30,7 +30,7 @@ def sync(
         typer.Argument(metavar="KEY=VALUE", help="Setting of the tracker, such as project=sums.", show_default=False),
     ] = None,
     *,
-    to: Annotated[str, typer.Option(help="Tracker: wandb, trackio, tensorboard or docent.")],
+    to: Annotated[str, typer.Option(help="Tracker: wandb, trackio, tensorboard, docent or openreward.")],
     new_run: Annotated[bool, typer.Option("--new-run", help="Send all steps, to a new run of the tracker.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Send new steps during the run, until standard input is closed.")

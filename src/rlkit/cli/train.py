@@ -53,11 +53,11 @@ def train(
         raise UsageError("--pilot has no effect without --dry-run: add --dry-run")
     from rlkit.config.loading.load import load_arguments
 
-    resolved = load_arguments(config, name=name)
+    resolved = load_arguments([*config, *_tracking(openreward)], name=name)
     from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 
     again = resume and is_run_directory(require_run_directory(resolved.config))
-    return _train(output, resolved, resume=again, quiet=quiet, panel=not no_panel, openreward=openreward)
+    return _train(output, resolved, resume=again, quiet=quiet, panel=not no_panel)
 
 
 def resume(
@@ -79,9 +79,13 @@ def resume(
     from rlkit.config.loading.run_config import find_run, find_run_config
 
     directory = find_run(run)
-    resolved = load_arguments([str(find_run_config(directory)), *(values or [])], name=directory.name)
-    panel = not no_panel
-    return _train(output, resolved, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
+    arguments = [str(find_run_config(directory)), *(values or []), *_tracking(openreward)]
+    resolved = load_arguments(arguments, name=directory.name)
+    return _train(output, resolved, directory=directory, resume=True, quiet=quiet, panel=not no_panel)
+
+
+def _tracking(openreward: bool) -> list[str]:
+    return ["track.openreward={}"] if openreward else []
 
 
 def _train(
@@ -92,7 +96,6 @@ def _train(
     resume: bool,
     quiet: bool,
     panel: bool,
-    openreward: bool,
 ) -> int:
     from rlkit.training import StopSignal
 
@@ -118,10 +121,6 @@ def _train(
             trackers = _trackers(output, tracker, quiet=quiet)
             from rlkit.training.trainer import RLTrainer
 
-            if openreward:
-                from rlkit.trackers.openreward import OpenRewardTracker
-
-                trackers.append(OpenRewardTracker())
             trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
             result = interruptible.run(trainer.train())
     finally:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,9 @@ LAST_S = 30.0
 _LAST_FAILED_S = 5.0
 """Seconds that the end of a run waits if it failed or was stopped immediately."""
 
+_RESTART_S = 300.0
+"""Shortest time between two starts of the process, which ends after repeated failures of the service."""
+
 _LAST_BYTES = 20_000
 """Bytes read from the end of the process's stderr, to find its last line."""
 
@@ -45,8 +49,8 @@ class ServiceTracker[S: Section](Tracker):
     """Base class of trackers that send a run to a service.
 
     A subclass defines its name, its section of `track`, and `open`, `show` and `close`, which `rlkit sync` calls.
-    Import the service's package only in these methods. If a method raises, it is retried; repeated failures stop the
-    sending, but not the run.
+    Import the service's package only in these methods. If a method raises, it is retried; after repeated failures the
+    sending pauses for minutes. The run goes on.
 
     Args:
         settings: the validated section.
@@ -56,6 +60,7 @@ class ServiceTracker[S: Section](Tracker):
     name: ClassVar[str]
     settings_type: ClassVar[type[Section]]
     _stderr: IO[bytes]
+    _started_s: float
 
     def __init__(self, settings: S, *, last_s: float = LAST_S) -> None:
         self.settings = settings
@@ -86,8 +91,12 @@ class ServiceTracker[S: Section](Tracker):
     def on_start(self, run: RunInfo) -> None:
         """Start the process."""
         self._directory = run.directory
+        self._start()
+
+    def _start(self) -> None:
+        self._started_s = time.monotonic()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed at the end of the run
-        command = [sys.executable, "-m", "rlkit", "sync", str(run.directory), "--to", self.name, "--follow"]
+        command = [sys.executable, "-m", "rlkit", "sync", str(self._directory), "--to", self.name, "--follow"]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # closed at the end of the run
@@ -98,9 +107,14 @@ class ServiceTracker[S: Section](Tracker):
         )
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raise NotSent if the process has ended. The process reads the step from the run's folder."""
-        if self._process is not None and self._process.poll() is not None:
-            raise self._make_error()
+        """Raise NotSent if the process has ended, and start it again. It reads the step from the run's folder."""
+        process = self._process
+        if process is not None and process.poll() is not None:
+            error = self._make_error()
+            if time.monotonic() - self._started_s >= _RESTART_S:
+                with process, self._stderr:  # closes both
+                    self._start()
+            raise error
 
     def on_finish(self, result: RunResult | None) -> None:
         """Wait for unsent steps, for a limited time; raise NotSent if steps remain."""

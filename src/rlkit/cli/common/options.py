@@ -30,6 +30,6 @@ NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create
 RedTeam = Annotated[bool, typer.Option("--redteam", help="Try cheats; none may earn more than an empty attempt.")]
 NoPanel = Annotated[bool, typer.Option("--no-panel", help="Print plain lines instead of the live panel.")]
 Uploads = Annotated[
-    bool, typer.Option("--openreward", help="Upload rollouts of OpenReward environments; needs OPENREWARD_API_KEY.")
+    bool, typer.Option("--openreward", help="Short for track.openreward={}: upload rollouts of its environments.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]

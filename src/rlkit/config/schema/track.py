@@ -28,6 +28,7 @@ BUILT_IN = {
     "trackio": "rlkit.trackers.trackio:TrackioTracker",
     "tensorboard": "rlkit.trackers.tensorboard:TensorboardTracker",
     "docent": "rlkit.trackers.docent:DocentTracker",
+    "openreward": "rlkit.trackers.openreward:OpenRewardTracker",
 }
 """Trackers of rlkit as `module:Class`. Installed packages add theirs as entry points of the group `rlkit.trackers`."""
 
