@@ -18,11 +18,15 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
     ValidationInfo,
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, SchemaValidator, core_schema, to_json
+
+from rlkit.errors import UsageError, did_you_mean
 
 type Positive = Annotated[int, Field(ge=1)]
 type Probability = Annotated[float, Field(gt=0, le=1)]
@@ -42,6 +46,19 @@ class Section(BaseModel):
         for name in names:
             if not self.is_default(name):
                 raise ValueError(f"{name} has no effect: {fix}")
+
+
+def validate_fields[T](kind: type[T], values: object, *, place: str) -> T:
+    """Return a model or dataclass with these fields; UsageError that names the first invalid field, below `place`."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        field, problem = ".".join(map(str, (place, *fault["loc"]))), fault["msg"].removeprefix("Value error, ")
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            names = list(kind.__annotations__)
+            problem = "unknown." + (did_you_mean(str(fault["loc"][-1]), names) or f" Known: {', '.join(names)}")
+        raise UsageError(f"{field}: {problem}") from None
 
 
 _SETTINGLESS_MAX = 2

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from rlkit._util.sections import Section
+from rlkit._util.sections import Section, validate_fields
 from rlkit.config.schema.track import load_tracker_class, tracker_paths
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.trackers import Tracker
@@ -35,13 +33,7 @@ def load_service(name: str, section: Mapping[str, object]) -> ServiceTracker[Any
     if name not in names:
         raise UsageError(f"--to: {name!r} is not one of {', '.join(names)}.{did_you_mean(name, names)}")
     settings_type: type[Section] = load_tracker_class(name).settings_type
-    try:
-        return _make_tracker(name, settings_type.model_validate(section))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        hint = did_you_mean(place, settings_type.model_fields) if first["type"] == "extra_forbidden" else ""
-        raise UsageError(f"track.{name}.{place}: {first['msg']}.{hint}") from None
+    return _make_tracker(name, validate_fields(settings_type, section, place=f"track.{name}"))
 
 
 def _make_tracker(name: str, settings: Section) -> ServiceTracker[Any]:

@@ -177,9 +177,9 @@ def test_a_configuration_selects_generated_tasks_by_level(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("{file_tasks: {variants: 0}}", r"file_tasks\.variants: 0: Input should be greater than or equal to 1"),
-        ("{file_tasks: {seed: many}}", r"file_tasks\.seed: 'many': Input should be a valid integer"),
-        ("{file_tasks: {varients: 3}}", r"file_tasks\.varients: there is no such setting\. Did you mean 'variants'"),
+        ("{file_tasks: {variants: 0}}", r"file_tasks\.variants: Input should be greater than or equal to 1"),
+        ("{file_tasks: {seed: many}}", r"file_tasks\.seed: Input should be a valid integer"),
+        ("{file_tasks: {varients: 3}}", r"file_tasks\.varients: unknown\. Did you mean 'variants'"),
         ("{file_tasks: {}, tasks_dir: .}", "tasks_dir, dataset or file_tasks: give one of them"),
         ("{file_tasks: {}, registry: a.json}", "registry has an effect only with dataset"),
     ],

@@ -169,12 +169,12 @@ def test_indistinguishable_processes_fail_the_trial(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "fault"),
     [
-        ("tested_folder = ['/app']", "no key 'tested_folder'"),
-        ("tested_folders = '/app'", "list of absolute paths"),
-        ("tested_folders = ['app']", "list of absolute paths"),
+        ("tested_folder = ['/app']", "tested_folder: unknown. Did you mean 'tested_folders'"),
+        ("tested_folders = '/app'", "tested_folders: Input should be a valid list"),
+        ("tested_folders = ['app']", "must be absolute"),
         ("tested_folders = ['/logs']", "cannot be shared"),
         ("tested_folders = ['/app/../tests']", "without '..'"),
-        ("tested_processes = 1", "true or false"),
+        ("tested_processes = 1", "tested_processes: Input should be a valid boolean"),
     ],
 )
 def test_an_invalid_table_is_a_broken_task(tmp_path: Path, table: str, fault: str) -> None:

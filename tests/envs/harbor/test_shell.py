@@ -267,9 +267,9 @@ def test_steps_of_a_task_are_separate_conversations(task: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kwargs": {"output_char": 3}}, "agent_kwargs: agent option 'output_char' is unknown. Did you mean 'output_c"),
-        ({"kwargs": {"command_timeout_s": 0}}, "agent_kwargs: agent options: command_timeout_s: .*greater than"),
-        ({"kwargs": {"examples": [["ls"]]}}, "agent_kwargs: agent options: examples.0: .*at least 2 items"),
+        ({"kwargs": {"output_char": 3}}, "agent_kwargs.output_char: unknown. Did you mean 'output_c"),
+        ({"kwargs": {"command_timeout_s": 0}}, "agent_kwargs.command_timeout_s: .*greater than"),
+        ({"kwargs": {"examples": [["ls"]]}}, "agent_kwargs.examples.0: .*at least 2 items"),
         (
             {"max_turns": 1, "kwargs": {"examples": [["a", "b", "c"]]}},
             "examples.0: 2 commands, and max_turns is 1",

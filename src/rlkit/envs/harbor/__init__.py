@@ -148,10 +148,11 @@ def harbor(
 def _read_tasks(tasks_dir: str, file_tasks: dict[str, JsonValue] | None, selection: Selection) -> dict[str, Path]:
     folder = Path(tasks_dir)
     if file_tasks is not None:
+        from rlkit._util.sections import validate_fields
         from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
         from rlkit.envs.harbor.generated.task_folders import cache_file_tasks
 
-        folder = cache_file_tasks(FileTasksSettings.parse(file_tasks))
+        folder = cache_file_tasks(validate_fields(FileTasksSettings, file_tasks, place="file_tasks"))
     tasks = find_tasks(folder)
     selected = {name: tasks[name] for name in selection.select(list(tasks))}
     require_readable(selected)

@@ -16,6 +16,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbor.models.trial.config import EnvironmentConfig
 from pydantic import TypeAdapter, ValidationError
 
+from rlkit._util.sections import validate_fields
 from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import Reward, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
@@ -77,7 +78,9 @@ class Agent:
                         f"{name} has no effect on the {self.name} agent: leave it out, or set agent: terminus-2"
                     )
         if self.name == "shell":
-            self._check_shell()
+            from rlkit.envs.harbor.agents.shell import ShellOptions
+
+            validate_fields(ShellOptions, {**self.kwargs, "max_turns": self.max_turns}, place="agent_kwargs")
         if self.is_installed:
             from rlkit.envs.harbor.agents.installed import check_agent
 
@@ -120,14 +123,6 @@ class Agent:
         if self.name == "terminus-2":
             options |= {"parser_name": self.parser, "enable_summarize": self.summarize}
         return {**options, **self.kwargs}
-
-    def _check_shell(self) -> None:
-        from rlkit.envs.harbor.agents.shell import ShellOptions
-
-        try:
-            ShellOptions.parse({**self.kwargs, "max_turns": self.max_turns})
-        except UsageError as error:
-            raise UsageError(f"agent_kwargs: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from rlkit._util.sections import Positive, validate_fields
 from rlkit.envs.openreward.listing import Split, choose_tasks, list_tasks, settle_sizes
 from rlkit.envs.openreward.rewards import Reduction, RewardRule
-from rlkit.errors import UsageError, did_you_mean
+from rlkit.errors import UsageError
 from rlkit.types import Json
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["openreward"]
 
-type Count = Annotated[int, Field(ge=1)]
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -30,8 +29,8 @@ def openreward(
     server: str | Sequence[str] | None = None,
     variant: str | None = None,
     splits: str | Sequence[str] | dict[str, Split | dict[str, JsonValue] | None] | None = None,
-    max_turns: Count = 16,
-    max_total_tokens: Count | None = None,
+    max_turns: Positive = 16,
+    max_total_tokens: Positive | None = None,
     on_message: Literal["end", "nudge"] = "end",
     system_prompt: str | None = None,
     toolset: str | None = None,
@@ -42,7 +41,7 @@ def openreward(
     group_score: Literal["add", "replace", "off"] = "add",
     secrets: dict[str, str | dict[str, str | Sequence[str]]] | None = None,
     send_api_key: bool = False,
-    max_sessions: Count = 256,
+    max_sessions: Positive = 256,
     start_timeout_s: Seconds = 600.0,
     call_timeout_s: Seconds = 600.0,
     request_timeout_s: Seconds = 60.0,
@@ -137,7 +136,7 @@ def _parse_splits(
         return None
     if isinstance(splits, Mapping):
         parsed = {
-            name: value if isinstance(value, Split) else _parse_split(name, value or {})
+            name: value if isinstance(value, Split) else validate_fields(Split, value or {}, place=f"splits.{name}")
             for name, value in splits.items()
         }
     else:
@@ -145,18 +144,3 @@ def _parse_splits(
     if not parsed:
         raise UsageError("splits is empty: name at least one split, or leave it out")
     return parsed
-
-
-def _parse_split(name: str, options: Mapping[str, JsonValue]) -> Split:
-    defaults = asdict(Split())
-    for key in options:
-        if key not in defaults:
-            raise UsageError(f"splits.{name}.{key}: unknown.{did_you_mean(key, defaults)} Known: {', '.join(defaults)}")
-    shuffle, num_samples, size = (options.get(key, default) for key, default in defaults.items())
-    if not (isinstance(shuffle, bool) and _is_count(num_samples) and _is_count(size)):
-        raise UsageError(f"splits.{name}: shuffle is true or false, and num_samples and size are whole numbers")
-    return Split(shuffle, num_samples, size)
-
-
-def _is_count(value: object) -> TypeGuard[int | None]:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))

@@ -11,9 +11,9 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field, StrictBool
 
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import run_in_new_loop, run_together
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlkit.types import Json
 
 type Note = Callable[[str], None]
+type _Count = Annotated[int, Field(strict=True, ge=1)]
 
 _ATTEMPTS = 4
 """Attempts of a request for tasks."""
@@ -51,14 +52,9 @@ class Split:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    shuffle: bool = True
-    num_samples: int | None = None
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("num_samples", self.num_samples), ("size", self.size)):
-            if value is not None and value < 1:
-                raise UsageError(f"splits: {name} is {value}, and must be at least 1")
+    shuffle: StrictBool = True
+    num_samples: _Count | None = None
+    size: _Count | None = None
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_a_repository_is_a_url_or_an_absolute_path(url: str) -> None:
 
 def test_the_error_on_a_rejected_repository_hides_its_credentials() -> None:
     rows = [CORE | {"github_url": "https://me:se cret@host/t.git"}]
-    with pytest.raises(UsageError, match=r"github_url .* because it is an argument of git") as raised:
+    with pytest.raises(UsageError, match=r"github_url: .* because it is an argument of git") as raised:
         find_entry(rows, "terminal-bench-core", "0.1.1", registry="r")
     assert "cret" not in str(raised.value)
 
@@ -87,5 +87,5 @@ def test_the_error_on_a_rejected_repository_hides_its_credentials() -> None:
     ],
 )
 def test_an_invalid_entry_is_a_one_line_error(field: str, value: object, message: str) -> None:
-    with pytest.raises(UsageError, match=rf"^registry: {field}[\w.]* of terminal-bench-core 0\.1\.1 in r: .*{message}"):
+    with pytest.raises(UsageError, match=rf"^registry: r: terminal-bench-core\[0\.1\.1\]\.{field}[\w.]*: .*{message}"):
         find_entry([CORE | {field: value}], "terminal-bench-core", "0.1.1", registry="r")

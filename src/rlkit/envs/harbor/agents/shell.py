@@ -15,15 +15,16 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast, override
+from typing import Annotated, Any, ClassVar, Self, cast, override
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.options import AgentOptions
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
 from rlkit._util.json_values import safe_str
+from rlkit._util.sections import validate_fields
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, count_tokens
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
@@ -35,7 +36,7 @@ from rlkit.envs.harbor.agents.commands import (
 )
 from rlkit.envs.harbor.agents.policy_registry import find_registration
 from rlkit.envs.harbor.verification.agent_records import write_record
-from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
 from rlkit.policy import Policy
 from rlkit.sandbox import CommandTimeout
 from rlkit.types import Message, Reply
@@ -73,23 +74,12 @@ class ShellOptions(AgentOptions):
     )
     temperature: float | None = Field(default=None, ge=0, description="Temperature, instead of the run's.")
 
-    @classmethod
-    def parse(cls, options: Mapping[str, object]) -> ShellOptions:
-        """Parse the options of a configuration; raise a UsageError that names an invalid option."""
-        for name in sorted(options.keys() - cls.model_fields.keys()):
-            raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
-        try:
-            settings = cls.model_validate(dict(options))
-        except ValidationError as error:
-            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-            raise UsageError(f"agent options: {'; '.join(faults)}") from None
-        for index, (_, *commands) in enumerate(settings.examples):
-            if settings.max_turns is not None and len(commands) > settings.max_turns:
-                count = len(commands)
-                raise UsageError(
-                    f"agent options: examples.{index}: {count} commands, and max_turns is {settings.max_turns}"
-                )
-        return settings
+    @model_validator(mode="after")
+    def _check_examples(self) -> Self:
+        for index, (_, *commands) in enumerate(self.examples):
+            if self.max_turns is not None and len(commands) > self.max_turns:
+                raise ValueError(f"examples.{index}: {len(commands)} commands, and max_turns is {self.max_turns}")
+        return self
 
 
 class ShellAgent(BaseAgent):
@@ -110,7 +100,7 @@ class ShellAgent(BaseAgent):
     @classmethod
     @override
     def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> ShellOptions:
-        return ShellOptions.parse(kwargs or {})
+        return validate_fields(ShellOptions, kwargs or {}, place="agent options")
 
     @staticmethod
     @override

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlkit._util.seeds import derive_seed
-from rlkit.errors import UsageError, did_you_mean
-from rlkit.types import Json
 
 type Split = Literal["train", "held-out"]
 
@@ -48,19 +46,6 @@ class FileTasksSettings(BaseModel):
     variants: Variants = 12
     held_out: Variants = 4
     seed: Annotated[int, Field(ge=0)] = 0
-
-    @classmethod
-    def parse(cls, settings: Mapping[str, Json]) -> FileTasksSettings:
-        """Parse the settings of a configuration; raise a UsageError that names an invalid setting."""
-        for name in settings.keys() - cls.model_fields.keys():
-            raise UsageError(f"file_tasks.{name}: there is no such setting.{did_you_mean(name, cls.model_fields)}")
-        try:
-            return cls.model_validate(dict(settings))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            raise UsageError(
-                f"file_tasks.{fault['loc'][0]}: {settings[str(fault['loc'][0])]!r}: {fault['msg']}"
-            ) from None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from rlkit._util.sections import validate_fields
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
@@ -124,12 +125,7 @@ def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry
     row = next((row for row in candidates if row.get("version") == version), None)
     if row is None:
         raise UsageError(f"dataset: {registry} has no version {version!r} of {name}; it has {', '.join(versions)}")
-    try:
-        return Entry.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise UsageError(f"registry: {field} of {name} {version} in {registry}: {first['msg']}") from None
+    return validate_fields(Entry, row, place=f"registry: {registry}: {name}[{version}]")
 
 
 def _as_fields(row: Json) -> Mapping[str, Json]:

@@ -10,13 +10,15 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeGuard, cast, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import TaskOS
 from harbor.models.trial.paths import EnvironmentPaths
+from pydantic import BaseModel, ConfigDict
 
+from rlkit._util.sections import validate_fields
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor.verification.agent_records import get_records
 from rlkit.errors import EnvironmentFault, UsageError
@@ -97,29 +99,21 @@ class TestedWork:
     @classmethod
     def of(cls, metadata: Mapping[str, object]) -> TestedWork:
         """Read the table `[metadata.rlkit]` of a task; raise a UsageError that names an invalid key."""
-        table = metadata.get(TABLE, {})
-        fields = cast("Mapping[str, object]", table) if isinstance(table, Mapping) else {"": table}
-        for key in fields:
-            if key not in ("tested_folders", "tested_processes"):
-                raise UsageError(
-                    f"task.toml: [metadata.{TABLE}] has no key {key!r}; keys: tested_folders, tested_processes"
-                )
-        folders, processes = fields.get("tested_folders"), fields.get("tested_processes", False)
-        if not isinstance(processes, bool):
-            raise UsageError(f"task.toml: metadata.{TABLE}.tested_processes must be true or false, not {processes!r}")
-        return cls(None if folders is None else _folder_paths(folders), processes)
+        place = f"task.toml: metadata.{TABLE}"
+        table = validate_fields(_Table, metadata.get(TABLE, {}), place=place)
+        if table.tested_folders is None:
+            return cls(None, table.tested_processes)
+        try:
+            return cls(shared_paths(table.tested_folders, private=PRIVATE_FOLDERS), table.tested_processes)
+        except UsageError as error:
+            raise UsageError(f"{place}.tested_folders: {error}") from None
 
 
-def _folder_paths(folders: object) -> tuple[str, ...]:
-    paths = cast("list[object]", folders) if isinstance(folders, list) else [folders]
-    if not isinstance(folders, list) or not all(isinstance(path, str) and path.startswith("/") for path in paths):
-        raise UsageError(
-            f"task.toml: metadata.{TABLE}.tested_folders must be a list of absolute paths, not {folders!r}"
-        )
-    try:
-        return shared_paths([str(path) for path in paths], private=PRIVATE_FOLDERS)
-    except UsageError as error:
-        raise UsageError(f"task.toml: metadata.{TABLE}.tested_folders: {error}") from None
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tested_folders: list[str] | None = None
+    tested_processes: bool = False
 
 
 @runtime_checkable
