@@ -42,6 +42,7 @@ from rlkit.workers.connection import Connection, WorkerOwner
 from rlkit.workers.local import LocalWorker
 from rlkit.workers.messages import Ask, Play, Ready, Start, encode
 from rlkit.workers.pool import WorkerPool
+from rlkit.workers.task_pickles import TaskPickle
 
 ROLLOUTS, TURNS = 64, 8
 CPU_S = 0.020
@@ -178,12 +179,9 @@ async def scale(requests: int) -> float:
     for _ in range(CONNECTIONS):
         clients.append(WorkerClient(connect, start, print_line=print_nothing, replace=print_nothing))
     samplers = (lambda: sampler, lambda: sampler)
+    play = Play(0, 0, Rollout(0, SETTINGS, 0, 0, 0, "train"))
     calls = [
-        asyncio.create_task(
-            client.call(lambda number: Play(number, b"", Rollout(0, SETTINGS, 0, 0, 0, "train")), samplers)
-        )
-        for client in clients
-        for _ in range(CALLS)
+        asyncio.create_task(client.call(play, TaskPickle(0, b""), samplers)) for client in clients for _ in range(CALLS)
     ]
     await asyncio.sleep(0)
     cpu_s, number = 0.0, 0

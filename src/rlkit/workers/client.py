@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, override
@@ -17,6 +18,7 @@ from rlkit.policy import Sampler
 from rlkit.rollout.task_guard import GRACE_S
 from rlkit.workers import messages
 from rlkit.workers.connection import Connect, WorkerLoss, WorkerOwner
+from rlkit.workers.task_pickles import TaskPickle
 
 type Samplers = tuple[Callable[[], Sampler], Callable[[], Sampler]]
 """Samplers of the first and of later turns of a rollout."""
@@ -92,6 +94,7 @@ class WorkerClient(WorkerOwner):
         self._print_line = print_line
         self._replace = replace
         self._calls = dict[int, _Call]()
+        self._tasks = Counter[int]()  # number of unfinished calls of each task
         self._number = 0
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the worker can play; has the UsageError if it cannot."""
@@ -114,11 +117,13 @@ class WorkerClient(WorkerOwner):
         """Wait until the worker can play; raise UsageError if it cannot."""
         await asyncio.shield(self.ready)
 
-    async def call(self, make: Callable[[int], messages.Play | messages.Score], samplers: Samplers | None) -> object:
+    async def call(
+        self, message: messages.Play | messages.Score, task: TaskPickle, samplers: Samplers | None
+    ) -> object:
         """Send a call, and return its result.
 
         Args:
-            make: returns the message, given the number of the call.
+            task: sent before the first of the unfinished calls that have it.
             samplers: see `_Call`.
 
         Raises:
@@ -128,8 +133,11 @@ class WorkerClient(WorkerOwner):
         self._number += 1
         number = self._number
         call = self._calls[number] = _Call(asyncio.get_running_loop().create_future(), samplers)
+        if not self._tasks[task.number]:
+            self._connection.send(messages.encode(task))
+        self._tasks[task.number] += 1
         try:
-            self._connection.send(messages.encode(make(number)))
+            self._connection.send(messages.encode(message._replace(call=number)))
             result = await asyncio.shield(call.result)
         except asyncio.CancelledError:
             self._connection.send(messages.encode(messages.Cancel(number)))
@@ -137,8 +145,12 @@ class WorkerClient(WorkerOwner):
             raise
         finally:
             del self._calls[number]
-            for task, _ in call.requests.values():
-                task.cancel()
+            self._tasks[task.number] -= 1
+            if not self._tasks[task.number]:
+                del self._tasks[task.number]
+                self._connection.send(messages.encode(messages.Forget(task.number)))
+            for request, _ in call.requests.values():
+                request.cancel()
             if call.result.done() and not call.result.cancelled():
                 call.result.exception()
         if result.error is not None:

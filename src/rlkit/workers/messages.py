@@ -17,6 +17,7 @@ from rlkit._util.frames import describe_error
 from rlkit.errors import EnvironmentFault, RlkitError
 from rlkit.rollout.runner import Rollout, RolloutRunner
 from rlkit.types import Completion, Episode, Prompt, Sampling
+from rlkit.workers.task_pickles import TaskPickle
 
 _HEADER = struct.Struct("<4sQ")
 _MARK = b"\x93rlk"
@@ -38,18 +39,18 @@ class Start(NamedTuple):
 
 
 class Play(NamedTuple):
-    """Play a rollout of a pickled task."""
+    """Play a rollout of the task with a number; `WorkerClient.call` sets the number of the call."""
 
     call: int
-    task: bytes
+    task: int
     rollout: Rollout
 
 
 class Score(NamedTuple):
-    """Score the episodes of a group."""
+    """Score the episodes of a group; numbers as in `Play`."""
 
     call: int
-    task: bytes
+    task: int
     episodes: Sequence[Episode]
     timeout_s: float
 
@@ -58,6 +59,12 @@ class Cancel(NamedTuple):
     """Cancel a call; its result follows."""
 
     call: int
+
+
+class Forget(NamedTuple):
+    """Forget the task with a number, because no unfinished call has it."""
+
+    task: int
 
 
 class Answer(NamedTuple):
@@ -86,7 +93,7 @@ class Stop(NamedTuple):
     """Last message to a worker: clean up, and exit."""
 
 
-type ToWorker = Start | Play | Score | Cancel | Answer | Excuse | Stop
+type ToWorker = Start | TaskPickle | Play | Score | Cancel | Forget | Answer | Excuse | Stop
 
 
 class Ready(NamedTuple):

@@ -22,7 +22,7 @@ from rlkit.types import Episode
 from rlkit.workers.client import Samplers, WorkerClient, WorkerLost
 from rlkit.workers.connection import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
-from rlkit.workers.task_pickles import TaskPickles, pickle_task
+from rlkit.workers.task_pickles import TaskPickle, TaskPickles, pickle_task
 
 _REPLAYS_MAX = 5
 """Number of times that a rollout is played again because its worker ended."""
@@ -94,10 +94,11 @@ class WorkerPool(RolloutRunner):
     async def play(  # noqa: D102  inherited
         self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        data = self._pickles.dump(task)
+        pickle = self._pickles.dump(task)
         began_s = asyncio.get_running_loop().time()
         try:
-            return cast("Episode", await self._call(lambda call: Play(call, data, rollout), (first_sampler, sampler)))
+            played = await self._call(Play(0, pickle.number, rollout), pickle, (first_sampler, sampler))
+            return cast("Episode", played)
         except EnvironmentFault as fault:
             seconds = asyncio.get_running_loop().time() - began_s
             return Episode(rollout.member, rollout.attempt, (), "failed", None, {}, {}, seconds, str(fault))
@@ -105,9 +106,9 @@ class WorkerPool(RolloutRunner):
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
     ) -> GroupScores:
-        data = self._pickles.dump(task)
+        pickle = self._pickles.dump(task)
         try:
-            scored = await self._call(lambda call: Score(call, data, episodes, timeout_s), None)
+            scored = await self._call(Score(0, pickle.number, episodes, timeout_s), pickle, None)
         except EnvironmentFault as fault:
             return None, f"{type(task.env).__name__}.score_group: {fault}"
         return cast("GroupScores", scored)
@@ -131,7 +132,7 @@ class WorkerPool(RolloutRunner):
             "queue": float(sum(max(worker.computing - 1, 0) for worker in self._workers)),
         }
 
-    async def _call(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
+    async def _call(self, message: Play | Score, task: TaskPickle, samplers: Samplers | None) -> object:
         """Call a worker; raise EnvironmentFault if the call's code ended it, and UsageError without a worker.
 
         A call that perhaps ended its worker, or that others keep ending, is repeated in a worker of its own.
@@ -140,8 +141,8 @@ class WorkerPool(RolloutRunner):
         for replays in range(1 + _REPLAYS_MAX):
             try:
                 if is_alone:
-                    return await self._call_alone(message, samplers)
-                return await (await self._choose_worker()).call(message, samplers)
+                    return await self._call_alone(message, task, samplers)
+                return await (await self._choose_worker()).call(message, task, samplers)
             except WorkerLost as lost:
                 reason = str(lost)
                 if lost.cause == "yes" or (lost.cause == "perhaps" and is_alone):
@@ -149,11 +150,11 @@ class WorkerPool(RolloutRunner):
                 is_alone = is_alone or lost.cause == "perhaps" or replays >= _SHARED_REPLAYS_MAX
         raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they ran its code; the last: {reason}")
 
-    async def _call_alone(self, message: Callable[[int], Play | Score], samplers: Samplers | None) -> object:
+    async def _call_alone(self, message: Play | Score, task: TaskPickle, samplers: Samplers | None) -> object:
         async with self._lone_workers:
             worker = self._add_worker(self._connect_extra)
             try:
-                return await worker.call(message, samplers)
+                return await worker.call(message, task, samplers)
             finally:
                 await worker.close()
                 self._lost_cpu_s += worker.cpu_s

@@ -38,6 +38,7 @@ from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Completion, Prompt, Sampling
 from rlkit.workers import messages
 from rlkit.workers.marker import Marker
+from rlkit.workers.task_pickles import TaskPickle
 
 _RENEW_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -54,6 +55,7 @@ class Worker:
         self.has_ended = asyncio.Event()
         self._runner: RolloutRunner | None = None
         self._calls = dict[int, asyncio.Task[None]]()
+        self._tasks = dict[int, Task | bytes]()
         self._requests = dict[int, RemoteRequest]()
         self._numbers = count(1)
 
@@ -70,6 +72,10 @@ class Worker:
             case messages.Cancel(call):
                 if call in self._calls:
                     _cancel_once(self._calls[call])
+            case TaskPickle(number, data):
+                self._tasks[number] = data
+            case messages.Forget(number):
+                del self._tasks[number]
             case messages.Answer() | messages.Excuse():
                 if message.request in self._requests:
                     self._requests[message.request].hear(message)
@@ -138,7 +144,9 @@ class Worker:
 
     async def _run(self, message: messages.Play | messages.Score) -> object:
         assert self._runner is not None  # `Start` is the first message
-        task = _load_task(message.task)
+        task = self._tasks[message.task]
+        if isinstance(task, bytes):  # loaded by the first call, whose code it is; the others share it
+            task = self._tasks[message.task] = _load_task(task)
         if isinstance(message, messages.Score):
             return await self._runner.score(task, message.episodes, timeout_s=message.timeout_s)
         make_sampler = partial(_RemoteSampler, self, message.call)

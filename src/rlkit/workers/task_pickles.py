@@ -1,6 +1,7 @@
 """Pickles of tasks for workers.
 
-Invariant: a task is pickled once for the rollouts of its group. The error of one that cannot be names its attribute.
+Invariant: a task is pickled once for the rollouts of its group, if they begin soon after each other. The error of one
+that cannot be names its attribute.
 """
 
 from __future__ import annotations
@@ -8,15 +9,20 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import cast
+from itertools import count
+from typing import NamedTuple, cast
 
 import cloudpickle
 
 from rlkit.env import Task
 from rlkit.errors import UsageError
+from rlkit.sandbox.spec import MIB
 
 _PICKLES = 64
 """Number of pickled tasks in memory."""
+
+_PICKLES_BYTES = 64 * MIB
+"""Size of these together, apart from the newest."""
 
 _PATH_MAX = 8
 """Maximum number of attributes in the name of what cannot be pickled."""
@@ -25,22 +31,33 @@ _SEARCH_S = 1.0
 """Seconds after which the name gets no further attribute, because each pickles a part of the task again."""
 
 
+class TaskPickle(NamedTuple):
+    """A pickled task, which is sent to a worker before its first call."""
+
+    number: int
+    data: bytes
+
+
 class TaskPickles:
     """The tasks that were pickled last."""
 
     def __init__(self) -> None:
-        self._pickles = OrderedDict[int, tuple[Task, bytes]]()
+        self._pickles = OrderedDict[int, tuple[Task, TaskPickle]]()
+        self._numbers = count()
 
-    def dump(self, task: Task) -> bytes:
+    def dump(self, task: Task) -> TaskPickle:
         """Return a pickled task; errors as of `pickle_task`."""
         entry = self._pickles.get(id(task))
-        if entry is not None and entry[0] is task:  # another task may have got its id
+        if entry is not None:  # it keeps the task, so no other has the same id
             return entry[1]
-        data = pickle_task(task)
-        self._pickles[id(task)] = task, data
-        if len(self._pickles) > _PICKLES:
+        while len(self._pickles) >= _PICKLES or self._measure() > _PICKLES_BYTES:
             self._pickles.popitem(last=False)
-        return data
+        pickle = TaskPickle(next(self._numbers), pickle_task(task))
+        self._pickles[id(task)] = task, pickle
+        return pickle
+
+    def _measure(self) -> int:
+        return sum(len(pickle.data) for _, pickle in self._pickles.values())
 
 
 def pickle_task(task: Task) -> bytes:

@@ -1,0 +1,79 @@
+"""A task travels once to each worker, and is forgotten with its group."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+from weakref import WeakSet
+
+import pytest
+
+import rlkit
+from rlkit._util.priority_semaphore import Slots
+from rlkit.env import Task
+from rlkit.rollout.player import Player
+from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.types import Outcome
+from rlkit.workers.connection import Connection, WorkerOwner
+from rlkit.workers.local import LocalWorker
+from rlkit.workers.task_pickles import TaskPickles
+from tests.workers.helpers import make_settings, opened_pool, reply
+
+SIZE = 2**20
+
+
+class Large(rlkit.Env):
+    """Reports how many objects of its class the process has loaded and not forgotten."""
+
+    loaded: ClassVar = WeakSet[rlkit.Env]()
+
+    def __init__(self) -> None:
+        self.data = b"x" * SIZE
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        Large.loaded.add(self)
+
+    async def rollout(self, policy: rlkit.Policy) -> Outcome:
+        await policy.chat([{"role": "user", "content": "begin"}])
+        return Outcome(float(len(self.data)), info={"loaded": len(Large.loaded)})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_gets_a_task_once_and_forgets_it_with_its_group(workers: int) -> None:
+    frames = list[int]()
+
+    def connect(owner: WorkerOwner) -> Connection:
+        worker = LocalWorker(owner)
+        send = worker.send
+
+        def send_counted(frame: bytes) -> None:
+            frames.append(len(frame))
+            send(frame)
+
+        worker.send = send_counted
+        return worker
+
+    async def main() -> None:
+        tasks = [Task(draw, "e", Large()) for draw in range(3)]
+        async with opened_pool(workers, tasks[:1], connect=connect) as pool:
+            player = Player(pool, {"e": make_settings(group_size=8)}, seed=0, slots=Slots(99))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            for task in tasks:
+                group = await player.play(task, lambda: sampler)
+                assert group.rewards.tolist() == [SIZE] * 8
+                assert [episode.info["loaded"] for episode in group.episodes] == [1] * 8
+
+    asyncio.run(main())
+    assert sum(size > SIZE for size in frames) == workers * (1 + 3)  # the first is a test of the task
+
+
+def test_pickles_are_kept_up_to_a_number_and_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [Task(draw, "e", Large()) for draw in range(4)]
+    pickles = TaskPickles()
+    assert [pickles.dump(task).number for task in [*tasks, *tasks]] == [0, 1, 2, 3] * 2
+    monkeypatch.setattr("rlkit.workers.task_pickles._PICKLES", 4)
+    assert [pickles.dump(Task(9, "e", Large())).number, pickles.dump(tasks[0]).number] == [4, 5]
+    monkeypatch.setattr("rlkit.workers.task_pickles._PICKLES_BYTES", 2 * SIZE)
+    assert [pickles.dump(task).number for task in [tasks[0], tasks[1], tasks[0], tasks[1]]] == [5, 6, 5, 6]
+    assert [pickles.dump(tasks[2]).number, pickles.dump(tasks[0]).number] == [7, 8]
