@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -10,14 +11,14 @@ import pytest
 
 import rlkit
 from rlkit._util.priority_semaphore import Slots
-from rlkit.env import Task
+from rlkit.env import GroupScorer, Task
 from rlkit.rollout.player import Player
 from rlkit.testing import ByteChat, ScriptedSampler
-from rlkit.types import Outcome
+from rlkit.types import Episode, Outcome
 from rlkit.workers.connection import Connection, WorkerOwner
 from rlkit.workers.local import LocalWorker
 from rlkit.workers.task_pickles import TaskPickles
-from tests.workers.helpers import make_settings, opened_pool, reply
+from tests.workers.helpers import make_settings, opened_pool, play, reply
 
 SIZE = 2**20
 
@@ -77,3 +78,27 @@ def test_pickles_are_kept_up_to_a_number_and_a_size(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("rlkit.workers.task_pickles._PICKLES_BYTES", 2 * SIZE)
     assert [pickles.dump(task).number for task in [tasks[0], tasks[1], tasks[0], tasks[1]]] == [5, 6, 5, 6]
     assert [pickles.dump(tasks[2]).number, pickles.dump(tasks[0]).number] == [7, 8]
+
+
+SETTINGS = {"is_changed": False}
+
+
+class Remembers(GroupScorer):
+    """Reports which changes of its rollouts and of its module reach the scores of the group."""
+
+    was_played = False
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        self.was_played = True
+        return 0.0
+
+    async def score_group(self, episodes: Sequence[Episode]) -> list[float]:
+        return [1.0 * self.was_played + 2.0 * SETTINGS["is_changed"]] * len(episodes)
+
+
+@pytest.mark.parametrize(("workers", "score"), [(0, 3.0), (1, 0.0)])
+def test_workers_lose_changes_of_a_task_and_do_not_see_those_of_a_module(
+    workers: int, score: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETTINGS, "is_changed", True)
+    assert play({"e": Remembers()}, workers).groups["e"].rewards.tolist() == [score] * 4
