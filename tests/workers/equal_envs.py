@@ -27,6 +27,16 @@ class Talk(rlkit.Env):
         return Outcome(total % 101 / 10, {"total": total}, {"last": messages[-2]["content"]}, masked=total % 2 == 0)
 
 
+class InThreads(rlkit.Env):
+    """Each turn on an event loop of its own, as frameworks without asyncio do it."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        def ask(number: int) -> str:
+            return asyncio.run(policy.chat([{"role": "user", "content": f"in thread {number}"}])).text
+
+        return float(sum([len(await asyncio.to_thread(ask, number)) for number in range(3)]))
+
+
 class Short(rlkit.SingleTurnEnv):
     """One turn, so that the requests of a group are one."""
 

@@ -17,6 +17,7 @@ from tests.workers.helpers import describe, make_settings, play, reply
 
 ENVS = {
     "talk": envs.Talk(),
+    "in_threads": envs.InThreads(),
     "short": envs.Short(),
     "ranked": envs.Ranked(),
     "badly_ranked": envs.BadlyRanked(),

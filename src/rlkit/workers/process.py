@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -89,7 +90,7 @@ class Worker:
         self.send(ask)
         try:
             with request_wait(request):
-                answer = await request.answer
+                answer = await asyncio.wrap_future(request.answer)  # perhaps on the event loop of a thread
         except asyncio.CancelledError:
             self.send(messages.Withdraw(ask.call, ask.request))
             raise
@@ -157,7 +158,7 @@ class RemoteRequest:
     """A request that the run forwards to the service; a `Request` of stopwatches."""
 
     def __init__(self) -> None:
-        self.answer = asyncio.get_running_loop().create_future()
+        self.answer = Future[messages.Answer]()
         self.excused_s = 0.0
         self._silent_since_s: float | None = None
 
@@ -279,16 +280,17 @@ def _mark_calls(marker: Marker) -> None:
 async def _serve(connection: socket.socket, marker: Marker) -> None:
     loop, process = asyncio.get_running_loop(), os.getpid()
 
-    def send(message: messages.FromWorker) -> None:
-        protocol.send(messages.encode(message))
+    def send(message: messages.FromWorker) -> None:  # from any thread
+        if asyncio._get_running_loop() is loop:
+            protocol.send(messages.encode(message))
+        else:
+            loop.call_soon_threadsafe(send, message)
 
     def send_line(message: messages.Printed) -> None:  # from any thread, and from processes that environments fork
         if os.getpid() != process:
             os.write(1, f"{message.line}\n".encode(errors="replace"))
-        elif asyncio._get_running_loop() is loop:
-            send(message)
         else:
-            loop.call_soon_threadsafe(send, message)
+            send(message)
 
     def renew_marker() -> None:
         marker.clear()
