@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,7 +129,9 @@ class Printing(rlkit.Env):
     """Prints, and runs a program that prints."""
 
     async def rollout(self, policy: rlkit.Policy) -> float:
-        print("from Python")
+        assert isinstance(sys.stdout.encoding, str)  # libraries choose their characters by it
+        print("→ from Python")
+        print("the last line", end="")
         subprocess.run(["echo", "from a program"], check=True)
         return 1.0
 
@@ -136,8 +139,14 @@ class Printing(rlkit.Env):
 @pytest.mark.parametrize(
     ("names", "lines"),
     [
-        ("a", ["a: from Python", "a: from a program"]),
-        ("ab", ["a: from Python", "b: from Python", "worker: from a program", "worker: from a program"]),
+        ("a", ["a: from a program", "a: the last line", "a: → from Python"]),
+        (
+            "ab",
+            [
+                *("a: the last line", "a: → from Python", "b: the last line", "b: → from Python"),
+                *("worker: from a program", "worker: from a program"),
+            ],
+        ),
     ],
 )
 def test_lines_have_the_name_of_the_environment_or_of_the_only_one_in_the_worker(
@@ -152,7 +161,8 @@ def test_lines_have_the_name_of_the_environment_or_of_the_only_one_in_the_worker
             player = Player(runner, {name: make_settings(group_size=1) for name in names}, seed=0, slots=Slots(9))
             sampler = ScriptedSampler(reply, chat=ByteChat())
             drawn = [Task(draw, name, tasks[name][0]) for draw, name in enumerate(names)]
-            await asyncio.gather(*(player.play(task, lambda: sampler) for task in drawn))
+            groups = await asyncio.gather(*(player.play(task, lambda: sampler) for task in drawn))
+            assert [group.rewards.tolist() for group in groups] == [[1.0]] * len(names)
 
     asyncio.run(play_all())
     assert sorted(capsys.readouterr().err.splitlines()) == lines

@@ -204,6 +204,9 @@ class _RemoteSampler(Sampler):
 class _EnvOutput(io.TextIOBase):
     """A text stream that sends each line to the run, with the name of the environment that wrote it."""
 
+    encoding = "utf-8"
+    errors = "replace"
+
     def __init__(self, send: Callable[[messages.Printed], None]) -> None:
         self._send = send
         self._rest = dict[str, str]()
@@ -229,6 +232,12 @@ class _EnvOutput(io.TextIOBase):
         for line in lines:
             self._send(messages.Printed(env, line))
         return len(text)
+
+    def send_rest(self) -> None:
+        """Send lines that have no end."""
+        for env, line in self._rest.items():
+            if line:
+                self._send(messages.Printed(env, line))
 
 
 def _cancel_once(task: asyncio.Task[None]) -> None:
@@ -302,10 +311,12 @@ async def _serve(connection: socket.socket, marker: Marker) -> None:
     await loop.create_connection(lambda: protocol, sock=connection)
     renew_marker()
     _mark_calls(marker)
-    output = cast("TextIO", _EnvOutput(send_line))
+    env_output = _EnvOutput(send_line)
+    output = cast("TextIO", env_output)
     with rare_garbage_collection(), redirect_stdout(output), redirect_stderr(output):
         await worker.has_ended.wait()
         await worker.stop()
+    env_output.send_rest()
 
 
 def main(connection: int, marker: int) -> None:
