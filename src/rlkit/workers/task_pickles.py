@@ -16,13 +16,9 @@ import cloudpickle
 
 from rlkit.env import Task
 from rlkit.errors import UsageError
-from rlkit.sandbox.spec import MIB
 
-_PICKLES = 64
-"""Number of pickled tasks in memory."""
-
-_PICKLES_BYTES = 64 * MIB
-"""Size of these together, apart from the newest."""
+_PICKLES = 8
+"""Number of pickled tasks in memory; they may be large."""
 
 _PATH_MAX = 8
 """Maximum number of attributes in the name of what cannot be pickled."""
@@ -50,14 +46,11 @@ class TaskPickles:
         entry = self._pickles.get(id(task))
         if entry is not None:  # it keeps the task, so no other has the same id
             return entry[1]
-        while len(self._pickles) >= _PICKLES or self._measure() > _PICKLES_BYTES:
-            self._pickles.popitem(last=False)
         pickle = TaskPickle(next(self._numbers), pickle_task(task))
         self._pickles[id(task)] = task, pickle
+        if len(self._pickles) > _PICKLES:
+            self._pickles.popitem(last=False)
         return pickle
-
-    def _measure(self) -> int:
-        return sum(len(pickle.data) for _, pickle in self._pickles.values())
 
 
 def pickle_task(task: Task) -> bytes:
