@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -19,13 +20,17 @@ import pytest
 
 import rlkit
 from rlkit._util.priority_semaphore import Slots
+from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_object
 from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
+from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.task_guard import CLEAN_UP_S
 from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.workers import local
 from rlkit.workers.connection import WorkerLoss, WorkerOwner
+from rlkit.workers.from_config import open_runner
 from rlkit.workers.local import LocalWorker
 from rlkit.workers.task_pickles import pickle_task
 from tests.limits import HANG_S
@@ -313,6 +318,41 @@ def test_workers_that_cannot_start_are_not_replaced_for_ever() -> None:
     with pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close(Task(0, "e", Holder(DiesWhenLoaded()))))
     assert not descendants() - earlier
+
+
+class Calls:
+    """Calls a function when it is loaded."""
+
+    def __init__(self, function: Callable[..., object], *values: object) -> None:
+        self.call = function, values
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.call
+
+
+def test_a_start_that_takes_too_long_shows_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = "import main; import rlkit.workers.process as process; process._START_S = 1.0"
+    monkeypatch.setattr("rlkit.workers.local._CODE", local._CODE.replace("import main", limit))
+    match = r"with exit code 1 while it started; its output:\n  Timeout \(0:00:01\)!\n(  .*\n)*  .* in _load_task\n"
+    with pytest.raises(UsageError, match=match):
+        asyncio.run(open_and_close(Task(0, "e", Holder(Calls(time.sleep, 10_000)))))
+
+
+def test_a_task_that_cannot_be_loaded_is_named_with_the_field_of_its_workers() -> None:
+    envs = {name: {"env": "arithmetic"} for name in ("good", "bad")} | {"own": {"workers": {"count": 1, "cpus": 2}}}
+    config = load_config([], settings={"model": "m", "envs": envs, "rollouts": {"workers": 1}}).config
+    tasks = {name: [Holder(1)] for name in envs}
+
+    async def open_runner_and_close() -> None:
+        async with open_runner(config, LocalRunner(ByteChat()), tasks, {}):
+            pass
+
+    start = "no worker for {} can start; set it to 0 to play in the run's own process: envs.{}: a worker cannot load "
+    for field, names, name in [("rollouts.workers", "good, bad", "bad"), ("envs.own.workers", "own", "own")]:
+        tasks[name] = [Holder(Calls(int, "no number"))]
+        with pytest.raises(UsageError, match=re.escape(f"{field}: {start.format(names, name)}the task: ValueError: ")):
+            asyncio.run(open_runner_and_close())
+        tasks[name] = [Holder(1)]
 
 
 def test_a_run_without_workers_that_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,12 +73,15 @@ async def open_runner(
             field = "rollouts.workers" if workers == run else f"envs.{next(iter(envs))}.workers"
             count = _count(workers, field=field)
             connect, connect_extra = _make_connectors(workers, count)
-            source = (
-                next(iter(envs)) if len(envs) == 1 else "worker"
-            )  # of lines of processes that an environment starts
+            # Lines of processes that environments start have the name of the only environment, or none.
+            source = next(iter(envs)) if len(envs) == 1 else "worker"
             show = partial(_print_line, source)
             pool = WorkerPool(count, connect, local, tasks=firsts, show=show, connect_extra=connect_extra)
-            pools |= dict.fromkeys(envs, await stack.enter_async_context(pool.open()))
+            try:
+                pools |= dict.fromkeys(envs, await stack.enter_async_context(pool.open()))
+            except UsageError as error:
+                fix = "set it to 0 to play in the run's own process"
+                raise UsageError(f"{field}: no worker for {', '.join(envs)} can start; {fix}: {error}") from error
         runner = _PoolsByEnv(local, pools)
         runner.metrics()  # shows the workers
         yield runner

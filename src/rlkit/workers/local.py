@@ -181,11 +181,8 @@ def _describe_end(code: int) -> str:
     A negative code means that the keeper was killed.
     """
     code = code if code >= 0 else 128 - code
-    if code <= 128:
+    if code - 128 not in signal.Signals:
         return f"the worker process ended with exit code {code}"
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
-        return f"the worker process ended with exit code {code}"
+    name = signal.Signals(code - 128).name
     hint = ", as the system does if memory is short" if name == "SIGKILL" else ""
     return f"the worker process was killed by {name}{hint}"

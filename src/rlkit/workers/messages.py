@@ -30,12 +30,12 @@ class Start(NamedTuple):
     Args:
         files: Python files of the user, which are imported before tasks are unpickled.
         runner: plays the rollouts in the worker.
-        tasks: pickled tasks, which the worker must be able to load.
+        tasks: pickled tasks, which the worker must be able to load, each behind the name of its environment.
     """
 
     files: Sequence[Path]
     runner: RolloutRunner
-    tasks: Sequence[bytes]
+    tasks: Sequence[tuple[str, bytes]]
 
 
 class Play(NamedTuple):

@@ -67,7 +67,7 @@ class WorkerPool(RolloutRunner):
         self._count = count
         self._lone_workers = asyncio.Semaphore(count)
         self._connect, self._connect_extra = connect, connect_extra or connect
-        self._start = encode(Start(loaded_files(), runner, [pickle_task(task) for task in tasks]))
+        self._start = encode(Start(loaded_files(), runner, [(task.name, pickle_task(task)) for task in tasks]))
         self._show = show
         self._workers = list[WorkerClient]()
         self._pickles = TaskPickles()

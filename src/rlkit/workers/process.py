@@ -41,6 +41,9 @@ from rlkit.workers import messages
 from rlkit.workers.marker import Marker
 from rlkit.workers.task_pickles import TaskPickle
 
+_START_S = 600.0
+"""Time limit of the start; many workers may import large packages at once from a slow folder."""
+
 _RENEW_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -108,14 +111,16 @@ class Worker:
             await asyncio.wait(self._calls.values())
 
     def _start(self, message: messages.Start) -> None:
-        self._runner, problem = message.runner, None
+        self._runner, problem, place = message.runner, None, ""
         try:
             for path in message.files:
                 load_file(path)
-            for task in message.tasks:
+            for name, task in message.tasks:
+                place = f"envs.{name}: "
                 _load_task(task)
         except RlkitError as error:
-            problem = str(error)
+            problem = f"{place}{error}"
+        faulthandler.cancel_dump_traceback_later()
         self.send(messages.Ready(problem))
 
     def _begin(self, call: int, limit_s: float, work: Coroutine[object, object, object]) -> None:
@@ -324,6 +329,7 @@ def main(connection: int, marker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # the closed connection ends the worker
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an environment that sends it is to blame
     faulthandler.enable()  # a crash in native code shows its line
+    faulthandler.dump_traceback_later(_START_S, exit=True)  # so does a start that takes too long
     with suppress(OSError):  # the system should end a worker, not the run
         Path("/proc/self/oom_score_adj").write_text("500")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
