@@ -111,6 +111,37 @@ def test_environments_have_the_workers_of_their_settings() -> None:
     }
 
 
+class WaitsForFile(rlkit.Env):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        while not self.path.exists():
+            await asyncio.sleep(0.01)
+        return 1.0
+
+
+def test_rollouts_that_wait_for_a_worker_are_displayed(tmp_path: Path) -> None:
+    config = load_config([], settings={"model": "m", "envs": {"e": {}}, "rollouts": {"workers": 1}}).config
+    activity, tasks = Activity(), {"e": [WaitsForFile(tmp_path / "end")]}
+
+    async def play() -> None:
+        async with open_runner(config, LocalRunner(ByteChat()), tasks, {}) as runner:
+            player = Player(runner, {"e": make_settings(group_size=4)}, seed=0, slots=Slots(9))
+            sampler = ScriptedSampler(reply, chat=ByteChat())
+            playing = asyncio.create_task(player.play(Task(0, "e", tasks["e"][0]), lambda: sampler))
+            while activity.counts.get("waiting for a worker") != 3:
+                await asyncio.sleep(0.01)
+            (tmp_path / "end").touch()
+            await playing
+            while "waiting for a worker" in activity.counts:
+                await asyncio.sleep(0.01)
+
+    with use_activity(activity):
+        asyncio.run(play())
+    assert str(activity) == "workers: 1"
+
+
 def test_workers_with_more_processors_than_the_machine_has_are_refused() -> None:
     processors = len(os.sched_getaffinity(0))
     settings = {"model": "m", "envs": {"e": {"env": "arithmetic", "workers": {"cpus": processors + 1}}}}

@@ -5,6 +5,7 @@ Invariant: environments with equal settings share workers.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import sys
@@ -84,6 +85,7 @@ async def open_runner(
                 raise UsageError(f"{field}: no worker for {', '.join(envs)} can start; {fix}: {error}") from error
         runner = _PoolsByEnv(local, pools)
         runner.metrics()  # shows the workers
+        stack.callback(asyncio.create_task(runner.show_queue()).cancel)
         yield runner
 
 
@@ -106,7 +108,7 @@ class _PoolsByEnv(RolloutRunner):
 
     def metrics(self) -> dict[str, float]:
         """Return and display the metrics of all workers since the last call, see `WorkerPool.metrics`."""
-        parts = [pool.metrics() for pool in {id(pool): pool for pool in self.pools.values()}.values()]
+        parts = [pool.metrics() for pool in set(self.pools.values())]
         total = {f"workers/{name}": sum(part[name] for part in parts) for name in ("live", "restarts", "queue")}
         busy = sum(part["busy"] * part["live"] for part in parts) / max(total["workers/live"], 1.0)
         activity = current_activity()
@@ -114,6 +116,12 @@ class _PoolsByEnv(RolloutRunner):
         activity.put("workers busy (%)", round(100 * busy))
         activity.put("workers replaced", round(total["workers/restarts"]))
         return {**total, "time/env_busy": busy}
+
+    async def show_queue(self) -> None:
+        """Display the rollouts that wait for a worker, each second."""
+        while True:
+            current_activity().put("waiting for a worker", sum(pool.queue for pool in set(self.pools.values())))
+            await asyncio.sleep(1.0)
 
     def _of(self, task: Task) -> RolloutRunner:
         return self.pools.get(task.name, self.local)

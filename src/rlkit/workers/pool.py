@@ -113,13 +113,18 @@ class WorkerPool(RolloutRunner):
             return None, f"{type(task.env).__name__}.score_group: {fault}"
         return cast("GroupScores", scored)
 
+    @property
+    def queue(self) -> int:
+        """Number of rollouts that do not wait for completions, minus one for each worker."""
+        return sum(max(worker.computing - 1, 0) for worker in self._workers)
+
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the workers since the last call.
 
         - `live`: number of workers.
         - `restarts`: number of workers that were replaced since the start of the run.
         - `busy`: processor time of the workers, as a share of the time.
-        - `queue`: rollouts that do not wait for completions, minus one for each worker.
+        - `queue`: the property, as of now.
         """
         now_s, cpu_s = time.monotonic(), self._lost_cpu_s + sum(worker.cpu_s for worker in self._workers)
         passed_s = (now_s - self._measured_s) * max(len(self._workers), 1)
@@ -129,7 +134,7 @@ class WorkerPool(RolloutRunner):
             "live": float(len(self._workers)),
             "restarts": float(self.restarts),
             "busy": busy,
-            "queue": float(sum(max(worker.computing - 1, 0) for worker in self._workers)),
+            "queue": float(self.queue),
         }
 
     async def _call(self, message: Play | Score, task: TaskPickle, samplers: Samplers | None) -> object:
