@@ -95,7 +95,7 @@ class GroupScorer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """A task that a run drew.
 

@@ -17,7 +17,7 @@ from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Outcome
 from rlkit.workers.connection import Connection, WorkerOwner
 from rlkit.workers.local import LocalWorker
-from rlkit.workers.task_pickles import TaskPickles
+from rlkit.workers.task_pickles import make_pickler
 from tests.workers.helpers import make_settings, opened_pool, play, reply
 
 SIZE = 2**20
@@ -71,9 +71,9 @@ def test_a_worker_gets_a_task_once_and_forgets_it_with_its_group(workers: int) -
 
 def test_a_task_is_pickled_once_for_its_group() -> None:
     tasks = [Task(draw, "e", Large()) for draw in range(100)]
-    pickles = TaskPickles()
-    assert [pickles.dump(task).number for task in tasks for _ in range(3)] == [n for n in range(100) for _ in range(3)]
-    assert pickles.dump(tasks[0]).number == 100  # it was forgotten: tasks may be large
+    pickle = make_pickler()
+    assert [pickle(task).number for task in tasks for _ in range(3)] == [n for n in range(100) for _ in range(3)]
+    assert pickle(tasks[0]).number == 100  # it was forgotten: tasks may be large
 
 
 SETTINGS = {"is_changed": False}

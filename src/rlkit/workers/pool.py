@@ -22,7 +22,7 @@ from rlkit.types import Episode
 from rlkit.workers.client import Samplers, WorkerClient, WorkerLost
 from rlkit.workers.connection import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
-from rlkit.workers.task_pickles import TaskPickle, TaskPickles, pickle_task
+from rlkit.workers.task_pickles import TaskPickle, make_pickler, pickle_task
 
 _REPLAYS_MAX = 5
 """Number of times that a rollout is played again because its worker ended."""
@@ -70,7 +70,7 @@ class WorkerPool(RolloutRunner):
         self._start = encode(Start(loaded_files(), runner, [(task.name, pickle_task(task)) for task in tasks]))
         self._show = show
         self._workers = list[WorkerClient]()
-        self._pickles = TaskPickles()
+        self._pickle = make_pickler()
         self._lost_cpu_s = 0.0
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
         self._failed_starts = _STARTS_MAX  # until the first workers have started, none is replaced
@@ -94,7 +94,7 @@ class WorkerPool(RolloutRunner):
     async def play(  # noqa: D102  inherited
         self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
     ) -> Episode:
-        pickle = self._pickles.dump(task)
+        pickle = self._pickle(task)
         began_s = asyncio.get_running_loop().time()
         try:
             played = await self._call(Play(0, pickle.number, rollout), pickle, (first_sampler, sampler))
@@ -106,7 +106,7 @@ class WorkerPool(RolloutRunner):
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float
     ) -> GroupScores:
-        pickle = self._pickles.dump(task)
+        pickle = self._pickle(task)
         try:
             scored = await self._call(Score(0, pickle.number, episodes, timeout_s), pickle, None)
         except EnvironmentFault as fault:

@@ -7,8 +7,8 @@ that cannot be names its attribute.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import NamedTuple, cast
 
@@ -34,23 +34,15 @@ class TaskPickle(NamedTuple):
     data: bytes
 
 
-class TaskPickles:
-    """The tasks that were pickled last."""
+def make_pickler() -> Callable[[Task], TaskPickle]:
+    """Return a function that pickles tasks, and remembers the last; errors as of `pickle_task`."""
+    numbers = count()
 
-    def __init__(self) -> None:
-        self._pickles = OrderedDict[int, tuple[Task, TaskPickle]]()
-        self._numbers = count()
+    @lru_cache(_PICKLES)
+    def pickle(task: Task) -> TaskPickle:
+        return TaskPickle(next(numbers), pickle_task(task))
 
-    def dump(self, task: Task) -> TaskPickle:
-        """Return a pickled task; errors as of `pickle_task`."""
-        entry = self._pickles.get(id(task))
-        if entry is not None:  # it keeps the task, so no other has the same id
-            return entry[1]
-        pickle = TaskPickle(next(self._numbers), pickle_task(task))
-        self._pickles[id(task)] = task, pickle
-        if len(self._pickles) > _PICKLES:
-            self._pickles.popitem(last=False)
-        return pickle
+    return pickle
 
 
 def pickle_task(task: Task) -> bytes:
