@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -264,10 +265,18 @@ def test_missing_ray_or_cluster_is_a_one_line_error(cluster: Any, monkeypatch: p
         with pytest.raises(MissingError, match="uv sync --extra ray"):
             asyncio.run(run())
 
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for address in ("127.0.0.1:1", "ray://[::1]:1"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(
+            MissingError, match=rf"\(\[Errno \d+\] .*\): start one .* RAY_ADDRESS \({re.escape(address)}\)$"
+        ):
+            asyncio.run(run())
+    monkeypatch.delenv("RAY_ADDRESS")
+
     def fail(**settings: object) -> None:
         raise ConnectionError("no cluster at 127.0.0.1:1\nTraceback")
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(MissingError, match=r"cannot connect to a Ray cluster \(no cluster at 127.0.0.1:1\): start one"):
         asyncio.run(run())

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import math
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,9 @@ type _Event = bytes | str | WorkerLoss | None
 
 _PATIENCE_S = 20.0
 """Seconds without an actor after which the run says that it waits; an idle machine needs a few."""
+
+_CONNECT_S = 10.0
+"""Time limit for a connection to the cluster's address."""
 
 _VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
 """Variables of an actor: Ray must not kill the keeper of a worker, which would no longer kill the worker."""
@@ -166,13 +170,17 @@ def _connect() -> ModuleType:
     except ModuleNotFoundError:
         raise missing_extra("ray") from None
     if not module.is_initialized():
+        address = os.environ.get("RAY_ADDRESS", "")
+        host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
+            if host and port.isdecimal():  # Ray itself tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
             module.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS, or a new cluster if there is none
-        except (ConnectionError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise MissingError(
                 f"cannot connect to a Ray cluster ({reason}): start one with `ray start --head`, or correct or unset "
-                "RAY_ADDRESS"
+                f"RAY_ADDRESS ({address or 'not set'})"
             ) from error
     return module
 
