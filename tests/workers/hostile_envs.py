@@ -286,6 +286,11 @@ def prints_a_long_line() -> float:
     return 1.0
 
 
+def starts_a_debugger() -> float:
+    breakpoint()
+    return 1.0
+
+
 def returns_a_huge_info() -> Outcome:
     return Outcome(1.0, info={"text": "z" * 50_000_000})
 

@@ -60,6 +60,7 @@ FAULTS: Mapping[str, str | None] = {
     "crashes_in_a_thread": "the worker process was killed by SIGSEGV",
     "exits_in_a_callback": "the worker process ended with exit code 7",
     "leaves_a_child_and_exits": "the worker process ended with exit code 6",
+    "starts_a_debugger": "breakpoint() needs a terminal, which a worker has not: set rollouts.workers to 0",
     "stops_the_loop": "an environment must not stop the event loop",
     "writes_to_everything": CUT,
     "forks_and_returns": None,

@@ -324,10 +324,16 @@ async def _serve(connection: socket.socket, marker: Marker) -> None:
     env_output.send_rest()
 
 
+def _refuse_breakpoint(*_: object) -> None:
+    raise EnvironmentFault("breakpoint() needs a terminal, which a worker has not: set rollouts.workers to 0")
+
+
 def main(connection: int, marker: int) -> None:
     """Serve a run over the given file descriptors, until it closes the connection."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # the closed connection ends the worker
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an environment that sends it is to blame
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse_breakpoint
     faulthandler.enable()  # a crash in native code shows its line
     faulthandler.dump_traceback_later(_START_S, exit=True)  # so does a start that takes too long
     with suppress(OSError):  # the system should end a worker, not the run
