@@ -156,6 +156,19 @@ def test_workers_with_more_processors_than_the_machine_has_are_refused() -> None
         asyncio.run(open_and_close())
 
 
+def test_workers_on_another_system_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config([], settings={"model": "m", "envs": {"e": {}}, "rollouts": {"workers": 1}}).config
+
+    async def open_and_close() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", "darwin")
+            async with open_runner(config, LocalRunner(ByteChat()), {"e": [WhereAmI()]}, {}):
+                pass
+
+    with pytest.raises(UsageError, match=r"^rollouts\.workers: workers on this machine need Linux; set it to 0"):
+        asyncio.run(open_and_close())
+
+
 class Printing(rlkit.Env):
     """Prints, and runs a program that prints."""
 

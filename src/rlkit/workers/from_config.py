@@ -49,7 +49,7 @@ async def open_runner(
         tasks: tasks of each environment; one is sent to each worker, to find out whether it can be loaded.
 
     Raises:
-        UsageError: a task cannot be pickled, a worker cannot start, or it would have more processors than there are.
+        UsageError: a task cannot be pickled, or workers cannot start here with these settings.
         MissingError: Ray is not installed, or RAY_ADDRESS names no cluster.
     """
     run = config.rollouts.workers
@@ -72,6 +72,8 @@ async def open_runner(
                 if (env := _first_task(source)) is not None
             ]
             field = "rollouts.workers" if workers == run else f"envs.{next(iter(envs))}.workers"
+            if workers.runner == "local" and sys.platform != "linux":
+                raise UsageError(f"{field}: workers on this machine need Linux; set it to 0, or use `runner: ray`")
             count = _count(workers, field=field)
             connect, connect_extra = _make_connectors(workers, count)
             # Lines of processes that environments start have the name of the only environment, or none.
