@@ -193,8 +193,8 @@ def test_worker_that_ends_in_its_actor_fails_only_the_rollout_that_ended_it(clus
     groups = asyncio.run(run())
     failed = groups[0].episodes[1]
     assert (failed.status, failed.error) == ("failed", "the worker process ended with exit code 3")
-    ours, theirs = tokens_and_rewards(groups), tokens_and_rewards(expected)
-    assert ours[:1] + ours[2:] == theirs[:1] + theirs[2:]
+    results, usual_results = tokens_and_rewards(groups), tokens_and_rewards(expected)
+    assert results[:1] + results[2:] == usual_results[:1] + usual_results[2:]
     check_that_nothing_is_left()
 
 

@@ -53,18 +53,18 @@ class LocalWorker(Connection):
         self._memory_bytes = memory_bytes
         self._marker = Marker()
         self._is_closing = False
-        ours, theirs = socket.socketpair()
+        run_end, worker_end = socket.socketpair()
         try:
-            with theirs:
-                self._process, self._stdin = _start(theirs.fileno(), self._marker.descriptor, cpus=cpus)
+            with worker_end:
+                self._process, self._stdin = _start(worker_end.fileno(), self._marker.descriptor, cpus=cpus)
         except OSError as error:  # too many processes or open files
-            ours.close()
+            run_end.close()
             self._marker.close()
             raise UsageError(f"a worker cannot be started ({error}): lower the number of workers") from error
         self._protocol = FrameProtocol(owner.receive, self._note_cut)
         self._is_cut = asyncio.Event()
         self._is_garbled = False
-        self._task = asyncio.create_task(self._watch(ours))
+        self._task = asyncio.create_task(self._watch(run_end))
 
     def send(self, frame: bytes) -> None:  # noqa: D102  inherited
         self._protocol.send(frame)

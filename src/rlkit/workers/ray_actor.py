@@ -13,13 +13,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rlkit._util.frames import describe_error
 from rlkit.errors import MissingError, missing_extra
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
-from rlkit.workers.connection import Connection, WorkerLoss, WorkerOwner
+from rlkit.workers.connection import Connect, Connection, WorkerLoss, WorkerOwner
 from rlkit.workers.local import LocalWorker
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class RayWorker(Connection):
             num_cpus=cpus if reserves else 0, max_restarts=0, runtime_env={"env_vars": _VARIABLES}
         )
         path, folder = [entry or str(Path.cwd()) for entry in sys.path], Path.cwd()
-        self._actor: Any = host.remote(path, folder, cpus=cpus, memory_bytes=memory_bytes)
+        self._actor = host.remote(path, folder, partial(LocalWorker, cpus=cpus, memory_bytes=memory_bytes))
         self._frames = asyncio.Queue[bytes]()
         self._has_started = asyncio.Event()
         self._is_closing = False
@@ -128,19 +129,19 @@ class _Host:
     Args:
         path: module search path of the run.
         folder: working directory of the run.
-        settings: arguments of `LocalWorker`.
+        connect: starts the worker.
     """
 
-    def __init__(self, path: Sequence[str], folder: Path, **settings: Any) -> None:
+    def __init__(self, path: Sequence[str], folder: Path, connect: Connect) -> None:
         sys.path[:] = dict.fromkeys([*path, *sys.path])
         if folder.is_dir():
             os.chdir(folder)
-        self._settings = settings
-        self._worker: LocalWorker | None = None
+        self._connect = connect
+        self._worker: Connection | None = None
         self._events = _Events()
 
     async def start(self) -> None:
-        self._worker = LocalWorker(self._events, **self._settings)
+        self._worker = self._connect(self._events)
 
     async def send(self, frames: Sequence[bytes]) -> None:
         assert self._worker is not None  # `start` is the first call
