@@ -17,7 +17,7 @@ from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Outcome
 from rlkit.workers.connection import Connection, WorkerOwner
 from rlkit.workers.local import LocalWorker
-from rlkit.workers.task_pickles import make_pickler
+from rlkit.workers.task_pickles import TaskPickle, pickle_task
 from tests.workers.helpers import make_settings, opened_pool, play, reply
 
 SIZE = 2**20
@@ -69,11 +69,17 @@ def test_a_worker_gets_a_task_once_and_forgets_it_with_its_group(workers: int) -
     assert sum(size > SIZE for size in frames) == workers * (1 + 3)  # the first is a test of the task
 
 
-def test_a_task_is_pickled_once_for_its_group() -> None:
-    tasks = [Task(draw, "e", Large()) for draw in range(100)]
-    pickle = make_pickler()
-    assert [pickle(task).number for task in tasks for _ in range(3)] == [n for n in range(100) for _ in range(3)]
-    assert pickle(tasks[0]).number == 100  # it was forgotten: tasks may be large
+def test_a_task_is_pickled_once_for_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = list[int]()
+
+    def pickle_task_counted(task: Task) -> TaskPickle:
+        pickled.append(task.draw)
+        return pickle_task(task)
+
+    monkeypatch.setattr("rlkit.workers.pool.pickle_task", pickle_task_counted)
+    envs = {f"e{number}": Remembers() for number in range(6)}
+    assert play(envs, 1).groups["e5"].rewards.tolist() == [0.0] * 4  # with a score
+    assert sorted(pickled) == sorted(2 * list(range(6)))  # the first is a test of the task
 
 
 SETTINGS = {"is_changed": False}

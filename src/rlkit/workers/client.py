@@ -89,8 +89,6 @@ class WorkerClient(WorkerOwner):
     ) -> None:
         self.cpu_s = 0.0
         """Processor time of the worker, as of its last result."""
-        self.start_problem: str | None = None
-        """Reason why the worker could not start."""
         self._print_line = print_line
         self._replace = replace
         self._calls = dict[int, _Call]()
@@ -112,10 +110,6 @@ class WorkerClient(WorkerOwner):
     def computing(self) -> int:
         """Number of unfinished calls that do not wait for completions."""
         return sum(not call.requests for call in self._calls.values())
-
-    async def wait_until_ready(self) -> None:
-        """Wait until the worker can play; raise UsageError if it cannot."""
-        await asyncio.shield(self.ready)
 
     async def call(
         self, message: messages.Play | messages.Score, task: TaskPickle, samplers: Samplers | None
@@ -236,7 +230,6 @@ class WorkerClient(WorkerOwner):
         self._replace(self)
 
     def _fail_start(self, problem: str) -> None:
-        self.start_problem = problem
         self.ready.set_exception(UsageError(problem))
         self.ready.exception()  # retrieved, in case nobody waits
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Self, cast
 
 from rlkit._util.threads import run_together
@@ -22,7 +23,7 @@ from rlkit.types import Episode
 from rlkit.workers.client import Samplers, WorkerClient, WorkerLost
 from rlkit.workers.connection import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
-from rlkit.workers.task_pickles import TaskPickle, make_pickler, pickle_task
+from rlkit.workers.task_pickles import TaskPickle, pickle_task
 
 _REPLAYS_MAX = 5
 """Number of times that a rollout is played again because its worker ended."""
@@ -32,6 +33,9 @@ _SHARED_REPLAYS_MAX = 3
 
 _STARTS_MAX = 3
 """Number of replacements in a row that may fail to start; after that, the pool has a worker less."""
+
+_PICKLES = 8
+"""Number of pickled tasks in memory. The members of a group, which share one, begin together; it may be large."""
 
 
 class WorkerPool(RolloutRunner):
@@ -67,10 +71,10 @@ class WorkerPool(RolloutRunner):
         self._count = count
         self._lone_workers = asyncio.Semaphore(count)
         self._connect, self._connect_extra = connect, connect_extra or connect
-        self._start = encode(Start(loaded_files(), runner, [(task.name, pickle_task(task)) for task in tasks]))
+        self._start = encode(Start(loaded_files(), runner, [(task.name, pickle_task(task).data) for task in tasks]))
         self._show = show
         self._workers = list[WorkerClient]()
-        self._pickle = make_pickler()
+        self._pickle = lru_cache(_PICKLES)(pickle_task)
         self._lost_cpu_s = 0.0
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
         self._failed_starts = _STARTS_MAX  # until the first workers have started, none is replaced
@@ -84,7 +88,9 @@ class WorkerPool(RolloutRunner):
         try:
             for _ in range(self._count):
                 self._workers.append(self._add_worker(self._connect))
-            await run_together(worker.wait_until_ready() for worker in self._workers)
+            starts = [worker.ready for worker in self._workers]
+            for start in (await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION))[0]:
+                start.result()
             self._failed_starts = 0
             yield self
         finally:
@@ -119,12 +125,9 @@ class WorkerPool(RolloutRunner):
         return sum(max(worker.computing - 1, 0) for worker in self._workers)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the workers since the last call.
+        """Return the number of workers, `restarts`, `queue` and `busy`.
 
-        - `live`: number of workers.
-        - `restarts`: number of workers that were replaced since the start of the run.
-        - `busy`: processor time of the workers, as a share of the time.
-        - `queue`: the property, as of now.
+        `busy` is the processor time of the workers since the last call, as a share of the time.
         """
         now_s, cpu_s = time.monotonic(), self._lost_cpu_s + sum(worker.cpu_s for worker in self._workers)
         passed_s = (now_s - self._measured_s) * max(len(self._workers), 1)
@@ -148,11 +151,11 @@ class WorkerPool(RolloutRunner):
                 if is_alone:
                     return await self._call_alone(message, task, samplers)
                 return await (await self._choose_worker()).call(message, task, samplers)
-            except WorkerLost as lost:
-                reason = str(lost)
-                if lost.cause == "yes" or (lost.cause == "perhaps" and is_alone):
-                    raise EnvironmentFault(reason) from lost
-                is_alone = is_alone or lost.cause == "perhaps" or replays >= _SHARED_REPLAYS_MAX
+            except WorkerLost as loss:
+                reason = str(loss)
+                if loss.cause == "yes" or (loss.cause == "perhaps" and is_alone):
+                    raise EnvironmentFault(reason) from loss
+                is_alone = is_alone or loss.cause == "perhaps" or replays >= _SHARED_REPLAYS_MAX
         raise EnvironmentFault(f"{1 + _REPLAYS_MAX} workers ended while they ran its code; the last: {reason}")
 
     async def _call_alone(self, message: Play | Score, task: TaskPickle, samplers: Samplers | None) -> object:
@@ -175,15 +178,15 @@ class WorkerPool(RolloutRunner):
     def _add_worker(self, connect: Connect) -> WorkerClient:
         return WorkerClient(connect, self._start, print_line=self._show, replace=self._replace)
 
-    def _replace(self, lost: WorkerClient) -> None:
-        if lost not in self._workers:
+    def _replace(self, worker: WorkerClient) -> None:
+        if worker not in self._workers:
             return
-        self._workers.remove(lost)
-        self._lost_cpu_s += lost.cpu_s
-        if lost.start_problem is None:
+        self._workers.remove(worker)
+        self._lost_cpu_s += worker.cpu_s
+        if (problem := worker.ready.exception()) is None:
             self._failed_starts = 0
         else:
-            self._failed_starts, self._start_problem = self._failed_starts + 1, lost.start_problem
+            self._failed_starts, self._start_problem = self._failed_starts + 1, str(problem)
         if self._failed_starts < _STARTS_MAX:
             self.restarts += 1
             try:

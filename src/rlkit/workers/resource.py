@@ -35,8 +35,7 @@ class WorkerResource[T]:
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]], *, key: str | None = None) -> None:
         self._make = make
         self._key = key or uuid4().hex
-        self._opened = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[T]]()
-        self._holders = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]]()
+        self._opened = WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[asyncio.Future[T], asyncio.Task[None]]]()
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """Pickle without the open object: another process makes its own."""
@@ -45,12 +44,11 @@ class WorkerResource[T]:
     async def get(self) -> T:
         """Return the object of this process; raise what `make` raises if it cannot be opened."""
         loop = asyncio.get_running_loop()
-        opened = self._opened.get(loop)
-        if opened is None:
-            opened = self._opened[loop] = loop.create_future()
+        if loop not in self._opened:
+            opened = loop.create_future()
             # A task that a rollout creates is cancelled at the end of the run.
-            self._holders[loop] = asyncio.create_task(self._hold(opened), name=f"hold {self._make!r}")
-        return await asyncio.shield(opened)
+            self._opened[loop] = opened, asyncio.create_task(self._hold(opened), name=f"hold {self._make!r}")
+        return await asyncio.shield(self._opened[loop][0])
 
     async def _hold(self, opened: asyncio.Future[T]) -> None:
         """Keep the object open until this task is cancelled."""
@@ -65,7 +63,6 @@ class WorkerResource[T]:
             opened.set_exception(error)
         finally:
             self._opened.pop(loop, None)
-            self._holders.pop(loop, None)
 
 
 def _find_resource[T](key: str, make: Callable[[], AbstractAsyncContextManager[T]]) -> WorkerResource[T]:

@@ -1,14 +1,12 @@
 """Pickles of tasks for workers.
 
-Invariant: a task is pickled once for the rollouts of its group, if they begin soon after each other. The error of one
-that cannot be names its attribute.
+Invariant: no two pickles have the same number. The error of a task that cannot be pickled names its attribute.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, cast
 
@@ -16,9 +14,6 @@ import cloudpickle
 
 from rlkit.env import Task
 from rlkit.errors import UsageError
-
-_PICKLES = 8
-"""Number of pickled tasks in memory; they may be large."""
 
 _PATH_MAX = 8
 """Maximum number of attributes in the name of what cannot be pickled."""
@@ -34,21 +29,13 @@ class TaskPickle(NamedTuple):
     data: bytes
 
 
-def make_pickler() -> Callable[[Task], TaskPickle]:
-    """Return a function that pickles tasks, and remembers the last; errors as of `pickle_task`."""
-    numbers = count()
-
-    @lru_cache(_PICKLES)
-    def pickle(task: Task) -> TaskPickle:
-        return TaskPickle(next(numbers), pickle_task(task))
-
-    return pickle
+_numbers = count()
 
 
-def pickle_task(task: Task) -> bytes:
-    """Return a pickled task; UsageError names the attribute that cannot be pickled."""
+def pickle_task(task: Task) -> TaskPickle:
+    """Return a pickled task with a new number; UsageError names the attribute that cannot be pickled."""
     try:
-        return cloudpickle.dumps(task)
+        return TaskPickle(next(_numbers), cloudpickle.dumps(task))
     except (Exception, SystemExit) as error:  # pickling runs the user's code
         reason = " ".join(str(error).split())
         attribute = _find_unpicklable(task.env)
