@@ -91,7 +91,7 @@ def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),
         **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled_mask)) for turn in turns]),
         **_stops(prefix, turns),
-        **_unique_bigrams(prefix, valid),
+        **_unique_bigrams(prefix, groups),
         **_retried(prefix, groups),
     }
     return {f"{prefix}/{key}": value for key, value in _reported(valid).items()} | metrics  # rlkit's own metrics win
@@ -151,30 +151,38 @@ def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
     if not turns:
         return {}
     stops = {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
-    forced = [bool((turn.sampled_mask[:-1] > turn.sampled_mask[1:]).any()) for turn in turns]
-    return {**stops, f"{prefix}/budget_forced": _mean(map(float, forced))} if any(forced) else stops
+    mixed = [turn.sampled_mask for turn in turns if np.count_nonzero(turn.sampled_mask) < len(turn.completion)]
+    forced = sum(bool((mask[:-1] > mask[1:]).any()) for mask in mixed)
+    return {**stops, f"{prefix}/budget_forced": forced / len(turns)} if forced else stops
 
 
-def _unique_bigrams(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    shares = list[float]()
-    for episode in episodes:
-        pairs = np.sort(_bigrams(episode.turns))  # sorting, unlike hashing, lets other threads run
-        if len(pairs):
-            shares.append((1 + np.count_nonzero(pairs[1:] != pairs[:-1])) / len(pairs))
+def _unique_bigrams(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
+    shares = [share for group in groups for share in _shares_of_unique_bigrams(group)]
     return {f"{prefix}/unique_bigrams": _mean(shares)} if shares else {}
 
 
-def _bigrams(turns: Sequence[Turn]) -> NDArray[np.int64]:
-    """Return the pairs of adjacent sampled tokens, each encoded as one integer."""
-    turns = [turn for turn in turns if len(turn.completion)]
+def _shares_of_unique_bigrams(group: Group) -> list[float]:
+    """Return the shares of the valid episodes with a pair; a group at once, because a call takes longer than a turn."""
+    episodes = [episode for episode in group.episodes if episode.reward is not None]
+    turns = [turn for episode in episodes for turn in episode.turns]
     if not turns:
-        return np.empty(0, np.int64)
+        return []
     tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
-    sampled = np.concatenate([turn.sampled_mask for turn in turns])
-    pair = sampled[:-1] & sampled[1:]
-    ends = np.cumsum([len(turn.completion) for turn in turns[:-1]], dtype=np.int64)
-    pair[ends - 1] = False  # no pair across turns
-    return (tokens[:-1] << 32 | tokens[1:])[pair]
+    starts_pair = np.concatenate([turn.sampled_mask for turn in turns])
+    starts_pair[:-1] &= starts_pair[1:]
+    turn_ends = np.cumsum([len(turn.completion) for turn in turns])
+    starts_pair[turn_ends[turn_ends > 0] - 1] = False  # no pair across turns
+    pairs = tokens << 32
+    pairs[:-1] |= tokens[1:]
+    shares, start = list[float](), 0
+    for episode in episodes:
+        end = start + sum([len(turn.completion) for turn in episode.turns])
+        ascending = pairs[start:end][starts_pair[start:end]]
+        ascending.sort()  # sorting, unlike hashing, lets other threads run
+        if len(ascending):
+            shares.append((1 + np.count_nonzero(ascending[1:] != ascending[:-1])) / len(ascending))
+        start = end
+    return shares
 
 
 def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
@@ -270,13 +278,14 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     # The trainer's probability of a token may be 0 or NaN; a finding then reports the non-finite metric.
     # In place, because page faults of new arrays would take longer than the arithmetic.
     with np.errstate(invalid="ignore", over="ignore"):
+        entropy = float(-sampled.mean())
         difference = np.subtract(sampled, trained, out=trained)
-        v1, v2 = float(difference.mean()), float(np.square(difference).mean() / 2)
+        v1, v2 = float(difference.mean()), float(np.square(difference, out=sampled).mean() / 2)
         ratios = _ratios(np.negative(difference, out=difference)) if len(difference) else dict[str, float]()
     return {
         "optim/kl_sample_train_v1": v1,
         "optim/kl_sample_train_v2": v2,
-        "optim/entropy": float(-sampled.mean()),
+        "optim/entropy": entropy,
         **ratios,
         **_clipping_metrics(update),
         "optim/sequences": float(len(update.data)),
@@ -312,12 +321,15 @@ def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, s
 
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
-    weights = log_ratios - log_ratios.max()  # scaled to a maximum of 1, to avoid overflow
+    """Return the metrics of the ratios w; overwrite the log-ratios."""
+    largest, smallest = log_ratios.max(), log_ratios.min()
+    weights = np.subtract(log_ratios, largest, out=log_ratios)  # scaled to a maximum of 1, to avoid overflow
     np.exp(weights, out=weights)
+    total = weights.sum()
     return {
-        "optim/ratio/max": float(np.exp(log_ratios.max())),
-        "optim/ratio/min": float(np.exp(log_ratios.min())),
-        "optim/ratio/effective": float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())),
+        "optim/ratio/max": float(np.exp(largest)),
+        "optim/ratio/min": float(np.exp(smallest)),
+        "optim/ratio/effective": float(total**2 / (len(weights) * np.square(weights, out=weights).sum())),
     }
 
 

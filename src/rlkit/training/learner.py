@@ -194,9 +194,10 @@ class PolicyLearner:
     ) -> tuple[PatientSampler, dict[str, float]]:
         """Wait for the weights of a step; return a sampler of them, and the metrics of the step."""
         played = [group.played.prepared.group for group in groups]
-        # For a million tokens, each of these calls would block the event loop.
-        metrics = await in_thread(lambda: group_metrics(played, prefix="env"))
-        metrics |= await in_thread(lambda: batch_metrics(groups, version=number - 1))
+        # For a million tokens, these calls would block the event loop.
+        metrics = await in_thread(
+            lambda: group_metrics(played, prefix="env") | batch_metrics(groups, version=number - 1)
+        )
         result = await update.wait(self.watch)
         if result is None:
             self.run.note(f"step {number}: the rewards within each group are equal, so there is nothing to learn")
