@@ -94,7 +94,7 @@ class Prompt:
         count = len(head)
         return (
             len(self.tokens) >= count
-            and bool((self.tokens[:count] == head.tokens).all())
+            and not np.count_nonzero(self.tokens[:count] != head.tokens)
             and (self.images == head.images or tuple(i for i in self.images if i.start < count) == head.images)
         )
 
@@ -261,7 +261,7 @@ class Episode:
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the model sampled, over all turns."""
-        return sum(int(np.count_nonzero(turn.sampled_mask)) for turn in self.turns)
+        return sum([np.count_nonzero(turn.sampled_mask) for turn in self.turns])
 
     @property
     def segment_count(self) -> int:

@@ -10,5 +10,5 @@ def derive_seed(seed: int, *path: int | str) -> int:
 
     Hashing keeps the streams independent of the order in which they are requested, which concurrency changes.
     """
-    text = "/".join(str(part) for part in (seed, *path))
+    text = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33

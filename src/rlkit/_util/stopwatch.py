@@ -8,8 +8,7 @@ time is excluded twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -58,14 +57,14 @@ class Stopwatch:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.held_s = 0.0
-        self._holds = loop_holds()
+        self._holds, self._time = loop_holds(), asyncio.get_running_loop().time
         self._started_s = self._excused_until_s = self._clock()
         self._excused_s = 0.0
         self._waiting: dict[Request, float] = {}  # `excused_s` of each when time was last excluded
 
     def _clock(self) -> float:
         """Return the time of the event loop, minus the time that other rollouts blocked it."""
-        return self._holds.now_s + self.held_s
+        return self._time() - self._holds.held_s + self.held_s
 
     @property
     def played_s(self) -> float:
@@ -112,14 +111,17 @@ def current_stopwatches() -> frozenset[Stopwatch]:
     return _running.get()
 
 
-@contextmanager
-def use_stopwatches(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
+class use_stopwatches:  # noqa: N801  a context manager for every rollout: a generator costs ten times as much
     """Attribute requests made in this context, and in asyncio tasks created in it, to these rollouts."""
-    token = _running.set(frozenset(stopwatches))
-    try:
-        yield
-    finally:
-        _running.reset(token)
+
+    def __init__(self, stopwatches: Iterable[Stopwatch]) -> None:
+        self._stopwatches = frozenset(stopwatches)
+
+    def __enter__(self) -> None:
+        self._token = _running.set(self._stopwatches)
+
+    def __exit__(self, *_: object) -> None:
+        _running.reset(self._token)
 
 
 class request_wait:  # noqa: N801  a context manager for every request: a generator costs ten times as much

@@ -92,7 +92,9 @@ class Player:
         settings = self.settings[task.name]
         batcher = RequestBatcher(settings.group_size, self.runner.batch_wait_s)
         rank, retries = task.draw if rank is None else rank, settings.max_retries - progress.failed
-        group = _GroupInPlay(task, settings, sampler, batcher, rank, retries)
+        has_one_turn = settings.limits.max_turns == 1 or isinstance(task.env, SingleTurnEnv)
+        is_batched = settings.coalesce == "always" or (settings.coalesce == "single_turn" and has_one_turn)
+        group = _GroupInPlay(task, settings, sampler, batcher if is_batched else None, rank, retries)
         self.counts.queued += settings.group_size
         try:
             members = range(settings.group_size)
@@ -159,22 +161,20 @@ class Player:
 
     async def _play_member(self, group: _GroupInPlay, member: int, attempt: int) -> Episode:
         settings, task = group.settings, group.task
-        sampler = group.sampler if settings.newest_weights else cache(group.sampler)
-        has_one_turn = isinstance(task.env, SingleTurnEnv) or settings.limits.max_turns == 1
-        is_batched = settings.coalesce == "always" or (settings.coalesce == "single_turn" and has_one_turn)
-        first_sampler = (lambda: group.batcher.wrap(sampler())) if is_batched else sampler
+        sampler, batcher = group.sampler if settings.newest_weights else cache(group.sampler), group.batcher
+        first_sampler = sampler if batcher is None else (lambda: batcher.wrap(sampler()))
         rollout = Rollout(task.draw, settings, member, attempt, self.seed, self.purpose)
         return await self.runner.play(task, rollout, sampler, first_sampler)
 
 
 @dataclass(slots=True, eq=False)
 class _GroupInPlay:
-    """State that the members of a group share."""
+    """State that the members of a group share; `batcher` is None if first turns are separate requests."""
 
     task: Task
     settings: EnvSettings
     sampler: Callable[[], Sampler]
-    batcher: RequestBatcher
+    batcher: RequestBatcher | None
     rank: int
     retries: int
 

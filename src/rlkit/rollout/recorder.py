@@ -161,8 +161,9 @@ class RecordingPolicy(Policy):
 
     def _context(self, request: SampleRequest | ChatRequest) -> int | None:
         """Return the limit of prompt and completion together, in tokens; None for no limit."""
-        limits = self._limits.context_tokens, request.context_tokens if isinstance(request, ChatRequest) else None
-        return min((limit for limit in limits if limit is not None), default=None)
+        run = self._limits.context_tokens
+        asked = request.context_tokens if isinstance(request, ChatRequest) else None
+        return run if asked is None else asked if run is None else min(run, asked)
 
     async def _tokenize[*Ts, T](
         self, request: SampleRequest | ChatRequest, chars: int, function: Callable[[*Ts], T], *args: *Ts
@@ -277,7 +278,7 @@ class RecordingPolicy(Policy):
         self._turns.append(turn)
         if parent in self._segments:  # otherwise the turn forks
             self._segments.remove(parent)
-        segment = _Segment(len(self._turns) - 1, turn, prompt + as_prompt(tokens))
+        segment = _Segment(len(self._turns) - 1, turn, Prompt(np.concatenate([prompt.tokens, tokens]), prompt.images))
         self._segments.append(segment)
         return segment
 

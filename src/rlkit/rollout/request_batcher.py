@@ -53,14 +53,13 @@ class RequestBatcher:
         """Draw a completion as part of a batched request."""
         key = (sampler.version, prompt.tokens.tobytes(), prompt.images, sampling)
         request = _Request(seed, asyncio.get_running_loop().create_future(), current_stopwatches())
-        if key in self._pending:
-            self._pending[key].append(request)
-        else:
-            self._pending[key] = [request]
+        requests = self._pending.setdefault(key, [])
+        requests.append(request)
+        if len(requests) == 1:
             task = asyncio.create_task(self._send(key, sampler, prompt, sampling))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if len(self._pending[key]) == self._members and not self._complete.done():
+        if len(requests) == self._members and not self._complete.done():
             self._complete.set_result(None)
         return await request.completion
 

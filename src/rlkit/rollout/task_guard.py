@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Any, cast, override
 
 from rlkit._util.json_values import escape_surrogates, safe_str
-from rlkit._util.loop_holds import loop_holds
+from rlkit._util.loop_holds import LoopHolds, loop_holds
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches
 
 GRACE_S = 3.0
@@ -115,18 +115,25 @@ class _TaskFactory:
     def __init__(self, earlier: Callable[..., _Task] | None) -> None:
         self.earlier = earlier
         self._make_task = earlier or _make_task
+        self._holds = loop_holds()
         self.runs = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
         stopwatches = current_stopwatches()
         if not stopwatches or not asyncio.iscoroutine(coroutine):
             return self._make_task(loop, coroutine, **options)
-        guarded = _GuardedCoroutine(coroutine, stopwatches)
+        guarded = _GuardedCoroutine(coroutine, stopwatches, self._holds)
         task = self._make_task(loop, guarded, **options)
-        if (tasks := _rollout_tasks.get()) is not None:
+        tasks = _rollout_tasks.get()
+        if tasks is not None:
             tasks[task] = False
-            task.add_done_callback(lambda done: tasks.pop(done, None))
-        task.add_done_callback(lambda _: guarded.close())  # a task that is cancelled before it starts leaves it open
+
+        def end(done: _Task) -> None:
+            guarded.close()  # a task that is cancelled before it starts leaves it open
+            if tasks is not None:
+                tasks.pop(done, None)
+
+        task.add_done_callback(end)
         return task
 
 
@@ -137,10 +144,10 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, **options
 class _GuardedCoroutine(Coroutine[object, object, object]):
     """A coroutine whose holds of the event loop are charged to stopwatches, and whose exits are ordinary exceptions."""
 
-    def __init__(self, coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> None:
+    def __init__(self, coroutine: _Coroutine, stopwatches: frozenset[Stopwatch], holds: LoopHolds) -> None:
         self._coroutine: _Coroutine | None = coroutine
         self._stopwatches = stopwatches
-        self._holds = loop_holds()
+        self._holds = holds
         self.__qualname__ = getattr(coroutine, "__qualname__", "")  # the name in messages of asyncio
 
     def __getattr__(self, name: str) -> object:
