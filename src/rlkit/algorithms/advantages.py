@@ -170,13 +170,16 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[
         if row.shape != (turns,):
             shape = " × ".join(map(str, row.shape))
             raise fault(f"{shape} advantages for the {_plural(turns, 'turn')} of episode {member}")
-        if not (np.abs(row) <= _ADVANTAGE_MAX).all():
+        rows.append(row)
+    numbers = np.concatenate([np.empty(0), *rows])
+    if not (np.abs(numbers) <= _ADVANTAGE_MAX).all():
+        for member, row in enumerate(rows):
             if not np.isfinite(row).all():
                 raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {member}", f"{rule}, all of them finite")
-            largest = f"an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}"
-            raise fault(f"{largest}, too large for float32", "scale the rewards down, or choose another advantage")
-        rows.append(np.zeros(turns) if episode.reward is None or episode.masked else row)
-    return rows
+        largest = f"an advantage of {numbers[np.abs(numbers).argmax()]:g} for a group of {group.env}"
+        raise fault(f"{largest}, too large for float32", "scale the rewards down, or choose another advantage")
+    trained = [episode.reward is not None and not episode.masked for episode in group.episodes]
+    return [row if is_trained else np.zeros(len(row)) for row, is_trained in zip(rows, trained, strict=True)]
 
 
 def _plural(count: int, word: str) -> str:
