@@ -336,7 +336,8 @@ def save_estimate(config: Config, expected: Estimate) -> Path:
 def load_estimate(config: Config) -> Estimate | None:
     """Return the estimate saved for the same configuration; None if there is no readable one."""
     try:
-        return TypeAdapter(Estimate).validate_json(_path(config).read_bytes())
+        content = _path(config).read_bytes()  # first, because most runs have none, and an adapter takes longer
+        return TypeAdapter(Estimate).validate_json(content)
     except (OSError, ValueError):
         return None
 

@@ -84,18 +84,19 @@ class RunMetadata:
         Args:
             has_state: a state of the task sources is on the disk.
         """
-        self._may_write = True
-        for name in ("metrics.jsonl", "checkpoints.jsonl"):
-            json_lines.repair(self._directory / name)
-        for path in self._directory.rglob(".*.tmp"):  # no other process is writing
-            path.unlink(missing_ok=True)
-        self._content["versions"] = {"python": platform.python_version(), **_read_versions()}
-        self._content["config_end"] = CONFIG_END
+        if not self._may_write:
+            self._may_write = True
+            for name in ("metrics.jsonl", "checkpoints.jsonl"):
+                json_lines.repair(self._directory / name)
+            for path in self._directory.rglob(".*.tmp"):  # no other process is writing
+                path.unlink(missing_ok=True)
+            self._content["versions"] = {"python": platform.python_version(), **_read_versions()}
+            self._content["config_end"] = CONFIG_END
+            for field in _ENDING_FIELDS:
+                self._content.pop(field, None)
+            files.write_text(self._directory / "config.yaml", self._config)
         if has_state:
             self._content[_STATE] = True
-        for field in _ENDING_FIELDS:
-            self._content.pop(field, None)
-        files.write_text(self._directory / "config.yaml", self._config)
         self.set_status("running")
 
     def set_status(self, status: Status, *, error: str = "", reason: str = "") -> None:
