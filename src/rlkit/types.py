@@ -261,7 +261,7 @@ class Episode:
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the model sampled, over all turns."""
-        return sum([np.count_nonzero(turn.sampled_mask) for turn in self.turns])
+        return sum([int(np.count_nonzero(turn.sampled_mask)) for turn in self.turns])
 
     @property
     def segment_count(self) -> int:
