@@ -198,6 +198,7 @@ def test_choices_are_turns() -> None:
         ({"temperature": 3}, "temperature"),
         ({"n": 0}, "n"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]}]},
             "messages",
@@ -324,6 +325,73 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
     assert not policy.turns
 
 
+class WaitingSampler(ScriptedSampler):
+    """A sampler that does not answer; `waiting` is set when it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(author, chat=ByteChat())
+        self.waiting = asyncio.Event()
+
+    async def sample(self, *arguments: Any, **options: Any) -> Any:
+        self.waiting.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_outlives_its_rollout_is_an_error(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    sampler = WaitingSampler()
+    policy = make_policy(sampler=sampler)
+
+    async def main() -> str:
+        async with make_policy().endpoint(), httpx.AsyncClient() as client:  # the server goes on
+            async with policy.endpoint() as endpoint:
+                headers = {"Authorization": f"Bearer {endpoint.key}"}
+                body = {"messages": [{"role": "user", "content": "begin"}], "stream": stream}
+                url = f"{endpoint.url}/chat/completions"
+                request = asyncio.create_task(client.post(url, json=body, headers=headers))
+                await sampler.waiting.wait()
+            return (await request).text
+
+    assert '"message": "the rollout has ended"' in asyncio.run(main()).replace('":"', '": "')
+    assert not policy.turns
+    assert not caplog.records
+
+
+def test_the_end_of_a_cancelled_rollout_is_its_cancellation() -> None:
+    policy = make_policy(sampler=FailingSampler(author, chat=ByteChat()))
+
+    async def work(client: AsyncOpenAI) -> None:
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "begin"}])
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        play(policy, work)
+
+
+def test_choices_before_a_limit_are_not_lost() -> None:
+    policy = make_policy(limits=Limits(max_turns=2))
+
+    async def work(client: AsyncOpenAI) -> int:
+        messages: list[Any] = [{"role": "user", "content": "begin"}]
+        return len((await client.chat.completions.create(model="m", messages=messages, n=3)).choices)
+
+    assert play(policy, work) == len(policy.turns) == 2
+
+
+@pytest.mark.parametrize("part", ["{}, ", "[], "])
+def test_a_body_of_very_many_objects_is_an_error(part: str) -> None:
+    async def main() -> httpx.Response:
+        async with make_policy().endpoint() as endpoint, httpx.AsyncClient() as client:
+            headers = {"Authorization": f"Bearer {endpoint.key}"}
+            body = f'{{"messages": [{part * 200_000}{{}}]}}'
+            return await client.post(f"{endpoint.url}/chat/completions", content=body, headers=headers)
+
+    response = asyncio.run(main())
+    assert response.status_code == 413
+    assert response.json()["error"]["type"] == "request_too_large"
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"messages": 1}', b"\xff", b'{"messages": [{"role": "user"}], "n": 1e99}']
 )
@@ -341,9 +409,13 @@ def test_a_malformed_body_is_an_error(body: bytes) -> None:
 class StrictChat(ByteChat):
     """A format that accepts one system message, and fails in its own way otherwise."""
 
+    def __init__(self, error: type[Exception] = RuntimeError) -> None:
+        super().__init__()
+        self.error = error
+
     def render(self, messages: Any, tools: Any = ()) -> Any:
         if [message["role"] for message in messages].count("system") > 1:
-            raise RuntimeError("one system message, please")
+            raise self.error("one system message, please")
         return super().render(messages, tools)
 
 
@@ -359,14 +431,15 @@ def test_system_messages_at_the_start_are_joined() -> None:
     assert b"system\n\ndeveloper" in text
 
 
-def test_messages_that_the_format_rejects_fail_the_episode_whatever_the_agent_does() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, rlkit.EnvironmentFault])
+def test_messages_that_the_format_rejects_fail_the_episode_whatever_the_agent_does(error: type[Exception]) -> None:
     async def work(client: AsyncOpenAI) -> None:
         messages: list[Any] = [{"role": role, "content": role} for role in ("system", "user", "system", "user")]
         with pytest.raises(openai.APIStatusError):
             await client.chat.completions.create(model="m", messages=messages)
 
     with pytest.raises(rlkit.EnvironmentFault, match="one system message, please"):
-        play(make_policy(chat=StrictChat()), work)
+        play(make_policy(chat=StrictChat(error)), work)
 
 
 def test_only_an_endpoint_with_a_host_is_reached_from_other_interfaces() -> None:

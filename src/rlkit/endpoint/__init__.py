@@ -6,6 +6,8 @@ from this machine only unless its host is named, and is dead after its block.
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -72,7 +74,7 @@ async def open_endpoint(
     Raises:
         ServiceError, MissingError: a request failed so; raised at the end of the block, in place of what the client
             made of it.
-        EnvironmentFault: likewise, if the chat format rejected the client's messages.
+        EnvironmentFault: likewise, if the client's messages have no reply, as a text model has none to an image.
     """
     from rlkit.endpoint.server import ALL_INTERFACES, LOOPBACK, serve_session
     from rlkit.endpoint.session import RolloutSession
@@ -82,5 +84,5 @@ async def open_endpoint(
         async with serve_session(session, ALL_INTERFACES if host else LOOPBACK) as (port, key):
             yield Endpoint(f"http://{host or LOOPBACK}:{port}", key, session)
     finally:
-        if session.fault is not None:
+        if session.fault is not None and not isinstance(sys.exception(), asyncio.CancelledError):
             raise session.fault

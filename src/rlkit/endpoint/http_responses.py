@@ -22,8 +22,11 @@ from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.endpoint.session import Session
 from rlkit.types import Reply
 
-BODY_BYTES = 64 << 20
+BODY_BYTES = 16 << 20
 """Limit of a request's body."""
+
+OBJECTS_MAX = 100_000
+"""Limit of the brackets in a request's body: to parse as many objects takes a second, in which nothing else runs."""
 
 BODY_S = 60.0
 """Limit for the arrival of a request's body."""
@@ -136,4 +139,6 @@ async def _read_body(request: Request) -> bytes:
         raise Rejection(408, f"the body did not arrive within {BODY_S:g} s") from None
     except ClientDisconnect:
         raise Rejection(400, "the client is gone") from None
+    if body.count(b"{") + body.count(b"[") > OBJECTS_MAX:
+        raise Rejection(413, f"the body has more than {OBJECTS_MAX} objects and lists")
     return bytes(body)

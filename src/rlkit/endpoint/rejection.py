@@ -44,7 +44,7 @@ class Rejection(Exception):
         return {"type": "error", "error": {"type": kind, "message": str(self), "param": self.field, "code": self.code}}
 
 
-def explain(error: RlkitError | ValueError) -> Rejection:
+def explain(error: RlkitError) -> Rejection:
     """Return the rejection for an error of the policy."""
     match error:
         case ContextFull():
@@ -52,7 +52,7 @@ def explain(error: RlkitError | ValueError) -> Rejection:
             return Rejection(400, message, code="context_length_exceeded")  # clients look for their vendor's words
         case LimitReached():
             return Rejection(400, str(error), code="rollout_limit_reached")
-        case EnvironmentFault() | ValueError():
+        case EnvironmentFault():
             return Rejection(400, str(error))
         case _:
             return Rejection(500, str(error))
@@ -63,7 +63,8 @@ def parse_body[M: BaseModel](body: bytes, model: type[M], *, status: int = 400) 
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        # In a union, the deepest mistake is that of the alternative that the client meant.
+        first = max(error.errors(include_url=False, include_input=False), key=lambda mistake: len(mistake["loc"]))
+        field = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
         message = f"{field or 'body'}: {first['msg']}"
         raise Rejection(status, message, field=field or None, body=body) from None

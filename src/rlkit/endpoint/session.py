@@ -22,6 +22,9 @@ RESPONSES_MAX = 1000
 """Number of responses that later requests can name as the previous one."""
 
 
+_END = Rejection(400, "the rollout has ended")
+
+
 class ChatPolicy(Protocol):
     """A policy that holds conversations, see `rlkit.Policy`."""
 
@@ -46,6 +49,7 @@ class Session(ABC):
         self._max_turns = max_turns
         self._turn_count = 0
         self._tasks = set[asyncio.Task[Reply]]()
+        self._is_closed = False
         self._conversations = OrderedDict[str, Sequence[Message]]()
         self.fault: RlkitError | None = None
         """The first failure that is not the fault of the client or the environment."""
@@ -66,19 +70,23 @@ class Session(ABC):
         if earlier is None:
             raise Rejection(404, f"there is no response {exchange.previous_id!r}", code="not_found")
         call, policy = exchange.make_call(earlier), await self.find_policy(exchange.model)
-        try:
-            async with asyncio.TaskGroup() as group:
-                replies = [group.create_task(self._chat(policy, call)) for _ in range(call.choices)]
-        except BaseExceptionGroup as errors:
-            error = errors.exceptions[0]
-            raise (explain(error) if isinstance(error, RlkitError | ValueError) else error) from error
+        if not call.messages:
+            raise Rejection(400, "the conversation needs at least one message")
+        results = await asyncio.gather(*(self._chat(policy, call) for _ in range(call.choices)), return_exceptions=True)
+        replies = [result for result in results if isinstance(result, Reply)]
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
+            if not replies or not isinstance(error, LimitReached):  # the client gets every turn before a limit
+                raise explain(error) if isinstance(error, RlkitError) else error
         if exchange.response_id is not None:
-            self._conversations[exchange.response_id] = [*call.messages, replies[0].result().message]
+            self._conversations[exchange.response_id] = [*call.messages, replies[0].message]
             if len(self._conversations) > RESPONSES_MAX:
                 self._conversations.popitem(last=False)
-        return [reply.result() for reply in replies]
+        return replies
 
     async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
+        if self._is_closed:
+            raise _END
         self._turn_count += 1
         if self._max_turns is not None and self._turn_count > self._max_turns:
             self.limit = self.limit or LimitReached(f"the agent used all {self._max_turns} turns (max_turns)")
@@ -95,13 +103,15 @@ class Session(ABC):
         task.add_done_callback(self._tasks.discard)
         try:
             return await task
-        except (ServiceError, MissingError) as error:
-            self.fault = self.fault or error
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise _END from None
             raise
         except LimitReached as error:
             self.limit = self.limit or error
             raise
-        except (EnvironmentFault, ValueError):
+        except (ServiceError, MissingError, EnvironmentFault) as error:
+            self.fault = self.fault or error
             raise
         except Exception as error:  # chat formats may raise any for an order of roles that they do not know
             fault = EnvironmentFault(f"the agent's messages have no reply: {error}")
@@ -112,6 +122,7 @@ class Session(ABC):
 
     async def close(self) -> None:
         """Cancel the running requests."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
