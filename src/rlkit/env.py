@@ -7,19 +7,15 @@ rollouts of a group can share the object.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeGuard, cast, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
-from rlkit._util.json_values import describe_type, escape_surrogates
-from rlkit.errors import LimitReached, UsageError
+from rlkit._util.json_values import escape_surrogates
+from rlkit.errors import LimitReached
 from rlkit.policy import Policy
 from rlkit.types import Episode, Group, Json, Message, Outcome, Reply, Tool, ToolCall
-
-TASKS_MAX = 1_000_000
-"""Maximum number of tasks from an iterator; a longer iterator is an error, because it may be infinite."""
 
 
 @runtime_checkable
@@ -53,34 +49,6 @@ class Env(Protocol):
 def is_env(value: object) -> TypeGuard[Env]:
     """Return whether a value is an object, not a class, with a method `rollout`."""
     return not isinstance(value, type) and callable(getattr(value, "rollout", None))
-
-
-def list_envs(value: object, *, subject: str = "envs is") -> list[Env]:
-    """Return a task, or a collection of tasks, as a list.
-
-    Args:
-        subject: beginning of the message about another value.
-
-    Raises:
-        UsageError: the value is neither, or the collection is empty.
-    """
-    if is_env(value):
-        return [value]
-    if isinstance(value, str | bytes | Mapping | type) or not isinstance(value, Iterable):
-        rule = "it must be an Env, a collection of Envs or a TaskSource"
-        if isinstance(value, TaskSource):
-            rule = "it has no list of tasks; pass a collection of Envs"
-        raise UsageError(f"{subject} {describe_type(cast('object', value))}: {rule}")
-    has_end = isinstance(value, Sized)
-    envs = list(islice(cast("Iterable[object]", value), None if has_end else TASKS_MAX + 1))
-    if len(envs) > TASKS_MAX and not has_end:
-        raise UsageError(f"{subject} an iterator of more than {TASKS_MAX} tasks: use a TaskSource")
-    if not envs:
-        raise UsageError(f"{subject} a collection without tasks: there must be at least one Env")
-    for index, env in enumerate(envs):
-        if not is_env(env):
-            raise UsageError(f"{subject} a collection whose item {index} is {describe_type(env)}: each must be an Env")
-    return cast("list[Env]", envs)
 
 
 @runtime_checkable

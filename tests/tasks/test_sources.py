@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.env import Env, Task, list_envs
+from rlkit.config.loading.objects import list_envs
+from rlkit.env import Env, Task
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
 from rlkit.tasks.sources import Mixture, SequenceSource

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from rlkit.chat.format import ChatFormat
 from rlkit.check.report import Finding, Report
-from rlkit.env import Env, TaskSource, list_envs
+from rlkit.config.loading.objects import list_envs
+from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlkit.env import Env, GroupScorer, list_envs, read_task_id
+from rlkit.config.loading.objects import list_envs
+from rlkit.env import Env, GroupScorer, read_task_id
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import ChatRequest, SampleRequest
 from rlkit.tasks.sources import Tasks

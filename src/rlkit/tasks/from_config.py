@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rlkit._util.seeds import derive_seed
-from rlkit.config.loading.objects import load_envs
+from rlkit.config.loading.objects import list_envs, load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
-from rlkit.env import Env, SingleTurnEnv, TaskSource, list_envs
+from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import ConfigError, UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
 from rlkit.tasks.provenance import TaskManifest

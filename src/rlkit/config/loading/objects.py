@@ -14,18 +14,20 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from rlkit._util.json_values import describe_type
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
 from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
-from rlkit.env import Env, TaskSource, list_envs
+from rlkit.env import Env, TaskSource, is_env
 from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ BUILT_IN = {
     "verifiers": "rlkit.envs.verifiers:verifiers",
 }
 """Built-in environments by name."""
+
+TASKS_MAX = 1_000_000
+"""Maximum number of tasks from an iterator; a longer iterator is an error, because it may be infinite."""
 
 FILE_OBJECT = re.compile(r"(?P<file>[^\n]+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _MODULE_OBJECT = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
@@ -123,6 +128,34 @@ def load_envs(
             return factory if isinstance(factory, TaskSource) else list_envs(factory, subject=f"{target} is")
         tasks: object = factory(**bind(factory, spec.args, field=field, defaults=defaults, load=load_object))
         return tasks if isinstance(tasks, TaskSource) else list_envs(tasks, subject=f"{target} returned")
+
+
+def list_envs(value: object, *, subject: str = "envs is") -> list[Env]:
+    """Return a task, or a collection of tasks, as a list.
+
+    Args:
+        subject: beginning of the message about another value.
+
+    Raises:
+        UsageError: the value is neither, or the collection is empty.
+    """
+    if is_env(value):
+        return [value]
+    if isinstance(value, str | bytes | Mapping | type) or not isinstance(value, Iterable):
+        rule = "it must be an Env, a collection of Envs or a TaskSource"
+        if isinstance(value, TaskSource):
+            rule = "it has no list of tasks; pass a collection of Envs"
+        raise UsageError(f"{subject} {describe_type(cast('object', value))}: {rule}")
+    has_end = isinstance(value, Sized)
+    envs = list(islice(cast("Iterable[object]", value), None if has_end else TASKS_MAX + 1))
+    if len(envs) > TASKS_MAX and not has_end:
+        raise UsageError(f"{subject} an iterator of more than {TASKS_MAX} tasks: use a TaskSource")
+    if not envs:
+        raise UsageError(f"{subject} a collection without tasks: there must be at least one Env")
+    for index, env in enumerate(envs):
+        if not is_env(env):
+            raise UsageError(f"{subject} a collection whose item {index} is {describe_type(env)}: each must be an Env")
+    return cast("list[Env]", envs)
 
 
 def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
