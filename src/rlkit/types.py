@@ -113,7 +113,7 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 def join(prompts: Sequence[Prompt]) -> Prompt:
     """Join prompts, copying each once."""
-    tokens = np.concatenate([_NO_TOKENS, *[prompt.tokens for prompt in prompts]])
+    tokens = np.concatenate([prompt.tokens for prompt in prompts]) if prompts else _NO_TOKENS
     if not any([prompt.images for prompt in prompts]):  # noqa: C419  a list, which is faster than a generator for two
         return Prompt(tokens)
     images, start = list[Image](), 0

@@ -260,8 +260,8 @@ def _datum(episode: Episode, path: list[int], advantages: NDArray[np.float64], *
     """Return the sequence of a path, which trains on its fresh turns only."""
     turns = [episode.turns[index] for index in path]
     prompt = join([piece for turn in turns for piece in (turn.prompt, Prompt(turn.completion))])
-    logprobs, weights = np.zeros(len(prompt), np.float32), np.zeros(len(prompt), np.float32)
-    mask = np.zeros(len(prompt), np.bool_)
+    count = len(prompt)
+    logprobs, weights, mask = np.zeros(count, np.float32), np.zeros(count, np.float32), np.zeros(count, np.bool_)
     end = 0
     for turn, index, is_fresh in zip(turns, path, fresh, strict=True):
         start = end + len(turn.prompt)
@@ -269,10 +269,9 @@ def _datum(episode: Episode, path: list[int], advantages: NDArray[np.float64], *
         if is_fresh:
             mask[start:end] = turn.sampled_mask
             np.copyto(logprobs[start:end], turn.logprobs, where=turn.sampled_mask)
-            np.copyto(weights[start:end], np.float32(advantages[index]), where=turn.sampled_mask)
-    images = tuple(image for image in prompt.images if image.start < len(prompt) - 1)
+            weights[start:end][turn.sampled_mask] = advantages[index]
     return Datum(
-        prompt=Prompt(prompt.tokens[:-1], images),
+        prompt=Prompt(prompt.tokens[:-1], tuple([image for image in prompt.images if image.start < count - 1])),
         # a target at an image position must be a token, and is not trained
         targets=np.maximum(prompt.tokens[1:], 0) if prompt.images else prompt.tokens[1:],
         logprobs=logprobs[1:],
