@@ -174,14 +174,11 @@ def _shares_of_unique_bigrams(group: Group) -> list[float]:
     starts_pair[turn_ends[turn_ends > 0] - 1] = False  # no pair across turns
     pairs = tokens << 32
     pairs[:-1] |= tokens[1:]
-    shares, start = list[float](), 0
-    for episode in episodes:
-        end = start + sum([len(turn.completion) for turn in episode.turns])
-        ascending = pairs[start:end][starts_pair[start:end]]
-        ascending.sort()  # sorting, unlike hashing, lets other threads run
+    shares, ends = list[float](), np.cumsum([sum(len(turn.completion) for turn in e.turns) for e in episodes])[:-1]
+    for episode_pairs, is_pair in zip(np.split(pairs, ends), np.split(starts_pair, ends), strict=True):
+        ascending = np.sort(episode_pairs[is_pair])  # sorting, unlike hashing, lets other threads run
         if len(ascending):
             shares.append((1 + np.count_nonzero(ascending[1:] != ascending[:-1])) / len(ascending))
-        start = end
     return shares
 
 

@@ -135,6 +135,7 @@ def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Toke
         # Readers do not select rows by minima and maxima of tokens and texts.
         write_statistics=_COLUMNS,  # pyright: ignore[reportArgumentType]  accepts column names, too
         column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
+        write_batch_size=2**16,  # values; the default of 1,024 makes a hundred calls for a column of tokens
     )
     files.write_bytes(path, _add_checksum(memoryview(buffer.getvalue())))
 
@@ -184,13 +185,16 @@ def _make_group(rows: Sequence[tuple[dict[str, Any], Episode]]) -> RecordedGroup
 
 def _encode_turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructArray:
     completions = [turn.completion for turn in turns]
+    prompts = [_text_tokens(turn.prompt) for turn in turns]
+    distinct_prompts = {tokens.tobytes(): tokens for tokens in prompts}  # those of a group are equal
+    prompt_texts = {key: decode(tokens) for key, tokens in distinct_prompts.items()}
     images = [asdict(image) for turn in turns for image in turn.prompt.images]
     fields: list[Any] = [
         _concatenate([turn.prompt.tokens for turn in turns], pa.int32()),
         _concatenate(completions, pa.int32()),
         _concatenate([turn.logprobs for turn in turns], pa.float32()),
         _concatenate([turn.sampled_mask for turn in turns], pa.bool_()),
-        pa.array([decode(_text_tokens(turn.prompt)) for turn in turns], pa.large_string()),
+        pa.array([prompt_texts[tokens.tobytes()] for tokens in prompts], pa.large_string()),
         pa.array([decode(tokens) for tokens in completions], pa.large_string()),
         _make_lists(pa.array(images, _IMAGE), [len(turn.prompt.images) for turn in turns]),
         *(pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type) for name in TURN_FIELDS),

@@ -36,9 +36,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -48,8 +49,9 @@ def write_text(path: Path, text: str) -> None:
 
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents durably."""
-    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    path.mkdir(parents=True, exist_ok=True)
+    missing = list(takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    if missing:
+        path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync_folder(folder.parent)
 
