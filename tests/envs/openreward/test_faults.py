@@ -178,7 +178,6 @@ def test_permanent_errors_are_one_line_before_the_first_rollout(
     worlds: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENREWARD_API_KEY", raising=False)
-    monkeypatch.setattr("rlkit.envs.openreward.listing._PAUSE_S", 0.0)
     monkeypatch.setattr("asyncio.sleep", _no_sleep(asyncio.sleep))
     for arguments, message in [
         ({"target": f"{worlds.url}#mark"}, r"target: 127.* has no 'mark'. Did you mean 'marks'\?"),

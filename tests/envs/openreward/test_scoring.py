@@ -96,12 +96,9 @@ def test_a_group_score_is_retried_if_the_server_is_busy(worlds: Served) -> None:
     assert worlds.sessions == 0
 
 
-def test_fields_unknown_to_an_older_server_are_left_out_of_a_candidate(worlds: Served) -> None:
+def test_a_candidate_is_the_whole_conversation(worlds: Served) -> None:
     group, _ = play(f"{worlds.url}#compared", ["a bonus", "<think>hm</think>So." + call("look"), "It is."])
-    whole, plain = (make_candidate(group.episodes[1], plain=plain) for plain in (False, True))
-    assert [[block.type for block in message.blocks] for message in whole] == [
+    candidate = make_candidate(group.episodes[1])
+    assert [[block.type for block in message.blocks] for message in candidate] == [
         ["text"], ["reasoning", "text", "tool_call"], ["tool_result"], ["text"],
-    ]  # fmt: skip
-    assert [(message.role, [block.type for block in message.blocks]) for message in plain] == [
-        ("user", ["text"]), ("assistant", ["text"]), ("assistant", ["text"]),
     ]  # fmt: skip

@@ -134,30 +134,25 @@ def _make_text(content: Content) -> str:
     return "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
 
 
-def make_candidate(episode: Episode, *, plain: bool) -> list[ServerMessage]:
-    """Return the recorded conversation of an episode in the server's form, for comparing episodes.
-
-    Args:
-        plain: only texts, without thoughts, tool calls and tool results, for older servers.
-    """
+def make_candidate(episode: Episode) -> list[ServerMessage]:
+    """Return the recorded conversation of an episode in the server's form, for comparing episodes."""
     from openreward.api.environments.types import Message as ServerMessage
 
     converted = list[ServerMessage]()
     for message in cast("Sequence[Mapping[str, Any]]", episode.info["messages"]):
-        blocks = _make_blocks(message, plain)
-        if blocks:
+        if blocks := _make_blocks(message):
             converted.append(ServerMessage("user" if message["role"] == "tool" else message["role"], blocks))
     return converted
 
 
-def _make_blocks(message: Mapping[str, Any], plain: bool) -> list[MessageBlock]:
+def _make_blocks(message: Mapping[str, Any]) -> list[MessageBlock]:
     from openreward.api.environments.types import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock
 
     text = TextBlock(message["content"])
     if message["role"] == "tool":
-        return [] if plain else [ToolResultBlock(message["tool_call_id"], [text])]
+        return [ToolResultBlock(message["tool_call_id"], [text])]
     blocks: list[MessageBlock] = [text] if text.text else []
-    if message["role"] == "assistant" and not plain:
+    if message["role"] == "assistant":
         if thoughts := message.get("thinking"):
             blocks.insert(0, ReasoningBlock(thoughts))
         blocks += [ToolCallBlock(call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls", [])]

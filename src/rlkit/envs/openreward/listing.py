@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 type Note = Callable[[str], None]
 type _Count = Annotated[int, Field(strict=True, ge=1)]
 
-_ATTEMPTS = 4
-"""Attempts of a request for tasks."""
-
-_PAUSE_S = 0.5
-
 _HASHED_TASKS = 16
 """Number of tasks in the hash of a list; each costs a request."""
 
@@ -79,7 +74,7 @@ async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_
     name = access.target.name
 
     async def send_request[T](request: Callable[[], Awaitable[T]]) -> T:
-        return await _retry(name, request, limit_s)
+        return await _request(name, request, limit_s)
 
     access = replace(access, target=await send_request(lambda: _resolve_variant(access)))
     env = await environment(access)
@@ -122,25 +117,22 @@ async def _resolve_variant(access: Access) -> Target:
     return target
 
 
-async def _retry[T](name: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        try:
-            async with asyncio.timeout(limit_s):
-                return await request()
-        except RlkitError:
-            raise
-        except Exception as error:
-            kind, text = classify_error(error, opening=True), describe_error(error)
-            if kind == "configuration":
-                raise configuration_error(name, error) from error
-            if kind == "environment":
-                raise EnvironmentFault(f"{name}: requesting its tasks: {text}") from error
-            if not attempts_left:
-                raise UsageError(
-                    f"target: {name} does not answer ({text}): check that the server is running, and its address"
-                ) from error
-        await asyncio.sleep(_PAUSE_S * 2 ** (_ATTEMPTS - attempts_left - 1))
-    raise AssertionError("the last attempt returns or raises")
+async def _request[T](name: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    """Await a request for a limited time; the SDK retries requests that may succeed later."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request()
+    except RlkitError:
+        raise
+    except Exception as error:
+        kind, text = classify_error(error, opening=True), describe_error(error)
+        if kind == "configuration":
+            raise configuration_error(name, error) from error
+        if kind == "environment":
+            raise EnvironmentFault(f"{name}: requesting its tasks: {text}") from error
+        raise UsageError(
+            f"target: {name} does not answer ({text}): check that the server is running, and its address"
+        ) from error
 
 
 def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) -> list[tuple[str, int]]:
@@ -210,7 +202,7 @@ async def _hash_tasks(access: Access, tasks: Sequence[tuple[str, int]], limit_s:
     env = await environment(access)
 
     async def encode_task(split: str, index: int) -> bytes:
-        task = await _retry(access.target.name, lambda: env.get_task(split, index), limit_s)
+        task = await _request(access.target.name, lambda: env.get_task(split, index), limit_s)
         return json.dumps([split, index, task.task_spec], sort_keys=True).encode()
 
     picked = (

@@ -111,15 +111,8 @@ class Session:
 
     async def scores(self, episodes: Sequence[Episode]) -> list[float]:
         """Request a comparison of a group's episodes; return a reward for each, in their order."""
-        from openreward.api.errors import ScoreGroupUnsupported
-
-        async def request() -> Sequence[object]:
-            try:
-                return await self.raw.score_group([make_candidate(episode, plain=False) for episode in episodes])
-            except ScoreGroupUnsupported:  # older servers support only texts
-                return await self.raw.score_group([make_candidate(episode, plain=True) for episode in episodes])
-
-        scores = await self._request("scoring the group", request, self.limits.call_s)
+        candidates = [make_candidate(episode) for episode in episodes]
+        scores = await self._request("scoring the group", lambda: self.raw.score_group(candidates), self.limits.call_s)
         rewards = [cast("object", getattr(score, "reward", None)) for score in scores]
         finite = [float(reward) for reward in rewards if _is_finite(reward)]
         if len(finite) != len(episodes) or len(scores) != len(episodes):
