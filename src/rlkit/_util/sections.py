@@ -56,7 +56,7 @@ def validate_fields[T](kind: type[T], values: object, *, place: str) -> T:
         fault = error.errors(include_url=False, include_input=False)[0]
         field, problem = ".".join(map(str, (place, *fault["loc"]))), fault["msg"].removeprefix("Value error, ")
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            names = list(kind.__annotations__)
+            names = list(kind.model_fields if issubclass(kind, BaseModel) else kind.__annotations__)
             problem = "unknown." + (did_you_mean(str(fault["loc"][-1]), names) or f" Known: {', '.join(names)}")
         raise UsageError(f"{field}: {problem}") from None
 

@@ -337,9 +337,9 @@ def test_a_recorder_that_starts_slowly_swallows_no_keystrokes(task: Path) -> Non
 
 def test_unknown_or_ineffective_options_are_one_line_errors(task: Path) -> None:
     for options, message in [
-        ({"parser": "xml"}, "agent option 'parser' is unknown. Did you mean 'parser_name'"),
-        ({"api_base": "http://x"}, "agent option 'api_base' has no effect with a policy."),
-        ({"max_turns": "many"}, "agent options: max_turns: Input should be a valid integer"),
+        ({"parser": "xml"}, "agent options.parser: unknown. Did you mean 'parser_name'"),
+        ({"api_base": "http://x"}, "agent options.api_base: has no effect with a policy"),
+        ({"max_turns": "many"}, "agent options.max_turns: Input should be a valid integer"),
         ({"parser_name": "yaml"}, "agent options: parser_name is 'yaml'; set json or xml"),
     ]:
         with pytest.raises(UsageError, match=message):

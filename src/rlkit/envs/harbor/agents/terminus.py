@@ -31,10 +31,11 @@ from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
 from rlkit._util.json_values import safe_str
+from rlkit._util.sections import validate_fields
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally, count_tokens
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
-from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -54,12 +55,6 @@ _FREE_TOKENS = 8000
 """Free tokens below which a large context is summarised (Harbor's value)."""
 
 # fmt: off
-_HARBOR_OPTIONS = frozenset([
-    "environment_logs_dir", "extra_env", "load_trajectory", "logger", "mcp_servers", "override_setup_timeout_sec",
-    "skills_dir",
-])
-"""Arguments that Harbor itself passes to an agent."""
-
 _SERVICE_OPTIONS = frozenset([
     "api_base", "collect_rollout_details", "llm_backend", "llm_call_kwargs", "llm_kwargs", "max_thinking_tokens",
     "model_info", "reasoning_effort", "session_id", "session_id_headers", "suppress_max_turns_warning",
@@ -96,10 +91,8 @@ class PolicyTerminus2(Terminus2):
     _policy_llm: PolicyLLM
 
     def __init__(self, logs_dir: Path, model_name: str | None = None, **kwargs: object) -> None:
-        names = set(self.options_model.model_fields) - _SERVICE_OPTIONS
-        for name in sorted(kwargs.keys() - names - _HARBOR_OPTIONS):
-            problem = "has no effect with a policy" if name in _SERVICE_OPTIONS else "is unknown"
-            raise UsageError(f"agent option {name!r} {problem}.{did_you_mean(name, names)}")
+        for name in sorted(kwargs.keys() & _SERVICE_OPTIONS):
+            raise UsageError(f"agent options.{name}: has no effect with a policy")
         defaults = {"record_terminal_session": False, "enable_summarize": False, "suppress_max_turns_warning": True}
         self._free_tokens = kwargs.get("proactive_summarization_threshold")
         self.tallies: list[Tally] = []
@@ -111,11 +104,7 @@ class PolicyTerminus2(Terminus2):
     @classmethod
     @override
     def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Any:
-        try:
-            return super().parse_options(kwargs, env)
-        except ValueError as error:
-            lines = [line.strip() for line in str(error).splitlines()]
-            raise UsageError("agent options: " + "; ".join(lines[1:-1])) from None
+        return validate_fields(cls.options_model, kwargs or {}, place="agent options")
 
     @override
     def _get_parser(self) -> _SafeParser:  # pyright: ignore[reportIncompatibleMethodOverride]  same methods
