@@ -100,12 +100,12 @@ def _fetch(source: GitFolder, git: Git, fetch: Sequence[str]) -> None:
     git.run("init", "--quiet")
     git.run("config", "remote.origin.url", source.url)
     git.run("config", "http.lowSpeedLimit", "1000")
-    git.run("config", "http.lowSpeedTime", f"{git.limits.silence_s:.0f}")
+    git.run("config", "http.lowSpeedTime", "120")
     if source.folder != ".":
         git.run("config", "core.sparseCheckout", "true")
         (git.folder / ".git" / "info" / "sparse-checkout").write_text(f"/{source.folder}/\n", encoding="utf-8")
-    git.run_with_retries("fetch", "--progress", "--no-tags", *fetch)
-    git.run_with_retries("checkout", "--progress", "--detach", source.commit)
+    git.run_with_retries("fetch", "--quiet", "--no-tags", *fetch)
+    git.run_with_retries("checkout", "--quiet", "--detach", source.commit)
 
 
 def _make_unreachable_error(url: str, error: GitError) -> MissingError:

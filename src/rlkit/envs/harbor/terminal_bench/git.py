@@ -1,7 +1,7 @@
 """Calls of git for the checkout of a folder at a commit.
 
-Invariant: git never prompts, and never runs a program of the repository. A call ends at its time limit, after a time
-without output, and with its caller.
+Invariant: git never prompts, and never runs a program of the repository. A call ends at its time limit, and with its
+caller.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
 
 from rlkit._util.redaction import hide_credentials
@@ -38,7 +37,6 @@ _NAMES = re.compile(r"(?<!\w)'[^']*'|\w[\w+.-]*://\S+|\brefs/\S+")
 """Names of files, repositories and branches in git's messages; they may contain any of the words above."""
 
 _TAIL_CHARACTERS = 300
-_READ_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -46,15 +44,13 @@ class GitLimits:
     """Time limits of a call of git.
 
     Args:
-        silence_s: maximum time without output.
         waits_s: waiting time before each retry.
-        note_every_s: interval of progress messages.
+        note_every_s: interval of messages about a long call.
     """
 
     total_s: float = 1800.0
-    silence_s: float = 120.0
     waits_s: Sequence[float] = (2.0, 10.0)
-    note_every_s: float = 5.0
+    note_every_s: float = 15.0
 
 
 class GitError(Exception):
@@ -92,11 +88,12 @@ class Git:
         try:
             self._call(program, ("config", "--get", "core.sshCommand"), _make_environment())
         except GitError:
-            return {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=30"}
+            return {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30"}
         return {}
 
     def _call(self, program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
         safe = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", "-c", "gc.auto=0")
+        start_s = monotonic()
         with subprocess.Popen(
             [program, *safe, *arguments],
             cwd=self.folder,
@@ -107,9 +104,11 @@ class Git:
             start_new_session=True,
         ) as process:
             try:
-                out, messages = self._read_output(process)
+                while (outputs := self._wait(process, start_s=start_s)) is None:
+                    self.note(f"git: {arguments[0]} has been running for {monotonic() - start_s:.0f} s")
             finally:
                 _kill(process)
+        out, messages = outputs
         if process.returncode != 0:
             message = " ".join(messages.decode(errors="replace").split())
             anonymous = _NAMES.sub("NAME", message)
@@ -131,31 +130,16 @@ class Git:
                 sleep(wait_s)
         raise AssertionError
 
-    def _read_output(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, messages = bytearray(), bytearray()
-        start_s = last_note_s = monotonic()
-        with DefaultSelector() as selector:
-            selector.register(process.stdout, EVENT_READ, out)
-            selector.register(process.stderr, EVENT_READ, messages)
-            while selector.get_map():
-                left_s = start_s + self.limits.total_s - monotonic()
-                ready = selector.select(max(0.0, min(left_s, self.limits.silence_s)))
-                if not ready:
-                    limit_s = self.limits.total_s if left_s <= self.limits.silence_s else self.limits.silence_s
-                    problem = "did not finish within" if limit_s == self.limits.total_s else "printed nothing for"
-                    raise GitError(f"git {problem} {limit_s:g} s", network=True, final=False)
-                for key, _ in ready:
-                    data = os.read(key.fd, _READ_BYTES)
-                    key.data.extend(data)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                if monotonic() - last_note_s > self.limits.note_every_s and (line := _find_progress(messages)):
-                    self.note(f"git: {line}")
-                    last_note_s = monotonic()
-        process.wait()
-        return bytes(out), _remove_progress(bytes(messages))
+    def _wait(self, process: subprocess.Popen[bytes], *, start_s: float) -> tuple[bytes, bytes] | None:
+        """Return the output and messages of a call; None if it runs on, GitError at its time limit."""
+        left_s = start_s + self.limits.total_s - monotonic()
+        try:
+            return process.communicate(timeout=max(0.0, min(left_s, self.limits.note_every_s)))
+        except subprocess.TimeoutExpired:
+            if left_s > self.limits.note_every_s:
+                return None
+            problem = f"git did not finish within {self.limits.total_s:g} s"
+            raise GitError(problem, network=True, final=False) from None
 
 
 def _make_environment() -> dict[str, str]:
@@ -174,14 +158,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _find_progress(data: bytearray) -> str:
-    """Return the last complete line of progress, such as `Receiving objects:  45% (9/20)`."""
-    lines = re.split(r"[\r\n]", bytes(data[-_READ_BYTES:]).decode(errors="replace"))[:-1]
-    return next((" ".join(line.split()) for line in reversed(lines) if "% (" in line), "")
-
-
-def _remove_progress(data: bytes) -> bytes:
-    """Remove progress messages, which end with a carriage return."""
-    return b"\n".join(line.rpartition(b"\r")[2] for line in data.replace(b"\r\n", b"\n").split(b"\n"))
