@@ -74,21 +74,25 @@ def _follow(beaker: Beaker, workload: BeakerWorkload, note: Callable[[str], None
         time.sleep(_POLL_S)
 
 
-@contextmanager
-def _open_beaker(workspace: str | None) -> Generator[Beaker]:
+def make_client(workspace: str | None) -> Beaker:
+    """Return a client of Beaker; MissingError if beaker-py is not installed, or there is no account."""
     try:
         from beaker import Beaker
         from beaker.exceptions import BeakerConfigurationError
     except ImportError:
         raise missing_extra("beaker") from None
+    options = {} if workspace is None else {"default_workspace": workspace}
     try:
-        options = {} if workspace is None else {"default_workspace": workspace}
-        with Beaker.from_env(check_for_upgrades=False, **options) as beaker:
-            yield beaker
+        return Beaker.from_env(check_for_upgrades=False, **options)
     except BeakerConfigurationError as error:
-        raise MissingError(
-            f"there is no Beaker account on this machine ({error}): set BEAKER_TOKEN, or use --dry-run"
-        ) from error
+        raise MissingError(f"there is no Beaker account on this machine ({error}): set BEAKER_TOKEN") from error
+
+
+@contextmanager
+def _open_beaker(workspace: str | None) -> Generator[Beaker]:
+    try:
+        with make_client(workspace) as beaker:
+            yield beaker
     except RlkitError:
         raise
     except Exception as error:  # beaker-py passes on exceptions of gRPC and requests

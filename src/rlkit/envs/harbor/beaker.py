@@ -27,7 +27,8 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.base_environment import LimitedEnvironment
-from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.launch.beaker import make_client
 from rlkit.launch.job import PRIORITIES, Job, Priority, make_spec
 from rlkit.sandbox import CommandTimeout
 
@@ -226,17 +227,9 @@ class BeakerSandbox(LimitedEnvironment):
                 await self._request("alive")
 
     def _create_job(self) -> str:
-        try:
-            from beaker import Beaker
-            from beaker.exceptions import BeakerConfigurationError
-            from beaker.types import BeakerExperimentSpec
-        except ImportError:
-            raise missing_extra("beaker") from None
-        options = {} if self._workspace is None else {"default_workspace": self._workspace}
-        try:
-            self._beaker = beaker = Beaker.from_env(check_for_upgrades=False, **options)
-        except BeakerConfigurationError as error:
-            raise MissingError(f"environment beaker: no Beaker account is configured ({error})") from error
+        self._beaker = beaker = make_client(self._workspace)
+        from beaker.types import BeakerExperimentSpec
+
         job = Job(
             command=[self._python, "-c", Path(beaker_agent.__file__).read_text()],
             name="rlkit-task",
