@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, override
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from rlkit.endpoint.protocol import (
     Call,
@@ -42,19 +42,17 @@ _BILLING = "x-anthropic-billing-header:"
 """Start of a system block of Claude Code that its vendor takes out: a text for the model has no such block."""
 
 
-class _ImageSource(BaseModel):
-    type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
-
-
 class _Image(ContentPart):
     type: Literal["image"]
-    source: _ImageSource
+    source_type: Literal["base64"] = Field(validation_alias=AliasPath("source", "type"))
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] = Field(
+        validation_alias=AliasPath("source", "media_type")
+    )
+    data: str = Field(validation_alias=AliasPath("source", "data"))
 
     @override
     def parse(self) -> ImagePart:
-        return {"type": "image", "image": f"data:{self.source.media_type};base64,{self.source.data}"}
+        return {"type": "image", "image": f"data:{self.media_type};base64,{self.data}"}
 
 
 class _Thinking(BaseModel):
@@ -137,7 +135,7 @@ class AnthropicMessage(Exchange):
     output_config: dict[str, Any] | None = None
 
     @override
-    def make_call(self, earlier: Sequence[Message]) -> Call:
+    def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
         parameters = self.model_extra or {}
         output = {f"output_config.{name}": value for name, value in (self.output_config or {}).items()}
         check_parameters({**parameters, **output}, ignored=_IGNORED, neutral=_NEUTRAL)

@@ -50,19 +50,13 @@ type FindSession = Callable[[str], Session]
 def make_routes(find_session: FindSession, list_models: Callable[[], Sequence[str]]) -> list[Route]:
     """Return the routes of all protocols, and the one that lists the names of models."""
 
-    async def list_all(request: Request) -> Response:
-        find_session(_read_key(request.headers))
+    async def list_all(_: Session, request: Request) -> Response:
         models = [{"id": name, **_MODEL, "display_name": name} for name in list_models()]
         return JSONResponse({"object": "list", "data": models, "has_more": False})
 
-    async def answer(exchange: type[Exchange], request: Request) -> Response:
-        session = find_session(_read_key(request.headers))
-        return await _respond(session, parse_body(await _read_body(request), exchange), request)
-
-    return [
-        Route("/v1/models", _reject_by_status(list_all), methods=["GET"]),
-        *[Route(cls.path, _reject_by_status(partial(answer, cls)), methods=["POST"]) for cls in EXCHANGES],
-    ]
+    exchanges = [("POST", cls.path, partial(_answer, cls)) for cls in EXCHANGES]
+    routes = [("GET", "/v1/models", list_all), *exchanges]
+    return [Route(path, _with_session(find_session, answer), methods=[method]) for method, path, answer in routes]
 
 
 def encode_rejection(rejection: Rejection) -> Response:
@@ -70,14 +64,16 @@ def encode_rejection(rejection: Rejection) -> Response:
     return JSONResponse(rejection.encode(), rejection.status, {"x-should-retry": "false"})
 
 
-def _reject_by_status(respond: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    async def respond_or_reject(request: Request) -> Response:
+def _with_session(
+    find_session: FindSession, answer: Callable[[Session, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
         try:
-            return await respond(request)
+            return await answer(find_session(_read_key(request.headers)), request)
         except Rejection as rejection:
             return encode_rejection(rejection)
 
-    return respond_or_reject
+    return respond
 
 
 def _read_key(headers: Mapping[str, str]) -> str:
@@ -86,7 +82,8 @@ def _read_key(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-async def _respond(session: Session, exchange: Exchange, request: Request) -> Response:
+async def _answer(protocol: type[Exchange], session: Session, request: Request) -> Response:
+    exchange = parse_body(await _read_body(request), protocol)
     replies = asyncio.ensure_future(session.respond(exchange))
     is_streaming = False
     try:

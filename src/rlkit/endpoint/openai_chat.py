@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, override
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from rlkit.endpoint.protocol import (
     Call,
@@ -44,27 +44,19 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
 """Values of further parameters that change nothing."""
 
 
-class _ImageUrl(BaseModel):
-    url: str
-
-
 class _Image(ContentPart):
     type: Literal["image_url"]
-    image_url: _ImageUrl
+    url: str = Field(validation_alias=AliasPath("image_url", "url"))
 
     @override
     def parse(self) -> ImagePart:
-        return {"type": "image", "image": check_image_url(self.image_url.url, field="messages")}
-
-
-class _CalledFunction(BaseModel):
-    name: str
-    arguments: str
+        return {"type": "image", "image": check_image_url(self.url, field="messages")}
 
 
 class _Call(BaseModel):
     id: str
-    function: _CalledFunction
+    name: str = Field(validation_alias=AliasPath("function", "name"))
+    arguments: str = Field(validation_alias=AliasPath("function", "arguments"))
 
 
 class _Message(BaseModel):
@@ -85,8 +77,8 @@ class _Message(BaseModel):
             message["tool_calls"] = [
                 {
                     "id": read_unique_id(call.id),
-                    "name": call.function.name,
-                    "arguments": parse_arguments(call.id, call.function.arguments, field="messages"),
+                    "name": call.name,
+                    "arguments": parse_arguments(call.id, call.arguments, field="messages"),
                 }
                 for call in self.tool_calls
             ]
@@ -97,20 +89,16 @@ class _Message(BaseModel):
         return message
 
 
-class _Function(BaseModel):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class _Tool(BaseModel):
     type: Literal["function"]
-    function: _Function
+    name: str = Field(validation_alias=AliasPath("function", "name"))
+    description: str | None = Field(None, validation_alias=AliasPath("function", "description"))
+    parameters: dict[str, Any] | None = Field(None, validation_alias=AliasPath("function", "parameters"))
 
     def parse(self) -> Tool:
         """Return the tool in rlkit's shape."""
-        parameters = self.function.parameters or {"type": "object", "properties": {}}
-        return {"name": self.function.name, "description": self.function.description or "", "parameters": parameters}
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        return {"name": self.name, "description": self.description or "", "parameters": parameters}
 
 
 class _StreamOptions(BaseModel):
@@ -132,7 +120,7 @@ class ChatCompletion(Exchange):
     stream_options: _StreamOptions | None = None
 
     @override
-    def make_call(self, earlier: Sequence[Message]) -> Call:
+    def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
         check_parameters(self.model_extra or {}, ignored=_IGNORED, neutral=_NEUTRAL)
         return Call(
             [message.parse() for message in self.messages],

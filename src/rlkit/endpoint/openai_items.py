@@ -114,11 +114,6 @@ class _Assembly:
     rank: int = -1
     tag: str | None = None
 
-    def takes(self, item: _Reasoning | _Message | _Call) -> bool:
-        """Return whether an item can be the next of the same reply."""
-        rank = _RANKS[type(item)]
-        return rank > self.rank or rank == self.rank == _RANKS[_Call]
-
     def add(self, item: _Reasoning | _Message | _Call) -> None:
         """Complete the message by an item."""
         self.rank = _RANKS[type(item)]
@@ -151,7 +146,7 @@ def read_messages(items: Sequence[Item]) -> list[Message]:
         reply = by_tag.get(tag or "")
         if reply is None and newest is not None and None in {tag, newest.tag}:
             reply = newest
-        if reply is None or not reply.takes(item):
+        if reply is None or not (isinstance(item, _Call) or _RANKS[type(item)] > reply.rank):
             reply = _Assembly({"role": "assistant", "content": ""})
             messages.append(reply.message)
         reply.add(item)

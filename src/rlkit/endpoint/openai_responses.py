@@ -72,22 +72,12 @@ class ResponseRequest(Exchange):
     _id: str = PrivateAttr(default_factory=lambda: make_unique_id("resp"))
     _event_count: int = 0
 
-    @property
-    @override
-    def previous_id(self) -> str | None:
-        return self.previous_response_id
-
-    @property
-    @override
-    def response_id(self) -> str | None:
-        return None if self.store is False else self._id
-
     @cached_property
     def _offered_tools(self) -> Mapping[str, OfferedTool]:
         return {offered.tool["name"]: offered for tool in self.tools or () for offered in tool.offer()}
 
     @override
-    def make_call(self, earlier: Sequence[Message]) -> Call:
+    def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
         parameters = {
             **(self.model_extra or {}),
             "include": [name for name in self.include or () if name == _LOGPROBS],
@@ -95,12 +85,16 @@ class ResponseRequest(Exchange):
             "tool_choice": self.tool_choice,
         }
         check_parameters(parameters, ignored=_IGNORED, neutral=_NEUTRAL)
+        earlier = () if self.previous_response_id is None else conversations.get(self.previous_response_id)
+        if earlier is None:
+            raise Rejection(404, f"there is no response {self.previous_response_id!r}", code="not_found")
         return Call(
             [*earlier, *read_messages(self.input)],
             tools=[] if self.tool_choice == "none" else [offered.tool for offered in self._offered_tools.values()],
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             instructions=[{"role": "system", "content": self.instructions}] if self.instructions else (),
+            response_id=None if self.store is False else self._id,
         )
 
     @override

@@ -34,6 +34,7 @@ class Call:
     Args:
         choices: number of independent replies.
         instructions: messages before the conversation that a later request does not continue.
+        response_id: id by which a later request can continue the conversation; None if it cannot.
     """
 
     messages: Sequence[Message]
@@ -43,6 +44,7 @@ class Call:
     stop: Sequence[str] = ()
     choices: int = 1
     instructions: Sequence[Message] = ()
+    response_id: str | None = None
 
 
 def make_tag() -> str:
@@ -71,19 +73,9 @@ class Exchange(BaseModel, ABC):
     """Tag for the ids of the response."""
     _created_at: int = PrivateAttr(default_factory=lambda: int(time.time()))
 
-    @property
-    def previous_id(self) -> str | None:
-        """Id of the response that the request continues, if the protocol has such."""
-        return None
-
-    @property
-    def response_id(self) -> str | None:
-        """Id under which later requests can continue this one; None if they cannot."""
-        return None
-
     @abstractmethod
-    def make_call(self, earlier: Sequence[Message]) -> Call:
-        """Return the request in rlkit's shapes; `earlier` are the messages up to the response `previous_id`.
+    def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
+        """Return the request in rlkit's shapes; `conversations` can be continued by their ids.
 
         Raises:
             Rejection: the request is malformed, or the policy cannot follow it.

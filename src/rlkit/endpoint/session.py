@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, override
 
 from rlkit.endpoint.protocol import Call, Exchange
-from rlkit.endpoint.rejection import Rejection, explain
+from rlkit.endpoint.rejection import explain
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RlkitError, ServiceError
 from rlkit.types import Message, Reply, Tool
 
@@ -66,10 +66,7 @@ class Session(ABC):
         Raises:
             Rejection: the request is malformed, or has no reply.
         """
-        earlier = () if exchange.previous_id is None else self._conversations.get(exchange.previous_id)
-        if earlier is None:
-            raise Rejection(404, f"there is no response {exchange.previous_id!r}", code="not_found")
-        call, policy = exchange.make_call(earlier), await self.find_policy(exchange.model)
+        call, policy = exchange.make_call(self._conversations), await self.find_policy(exchange.model)
         if not call.messages:
             raise Rejection(400, "the conversation needs at least one message")
         results = await asyncio.gather(*(self._chat(policy, call) for _ in range(call.choices)), return_exceptions=True)
@@ -78,8 +75,8 @@ class Session(ABC):
         for error in errors:
             if not replies or not isinstance(error, LimitReached):  # the client gets every turn before a limit
                 raise explain(error) if isinstance(error, RlkitError) else error
-        if exchange.response_id is not None:
-            self._conversations[exchange.response_id] = [*call.messages, replies[0].message]
+        if call.response_id is not None:
+            self._conversations[call.response_id] = [*call.messages, replies[0].message]
             if len(self._conversations) > RESPONSES_MAX:
                 self._conversations.popitem(last=False)
         return replies
