@@ -101,10 +101,6 @@ class _Tool(BaseModel):
         return {"name": self.name, "description": self.description or "", "parameters": parameters}
 
 
-class _StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
 class ChatCompletion(Exchange):
     """The API of chat completions."""
 
@@ -117,7 +113,7 @@ class ChatCompletion(Exchange):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     stop: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, bool] | None = None
 
     @override
     def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
@@ -154,7 +150,7 @@ class ChatCompletion(Exchange):
                 call["index"] = number
             yield self._chunk([{"index": index, "delta": delta, "finish_reason": None}])
             yield self._chunk([{"index": index, "delta": {}, "finish_reason": _finish_reason(reply)}])
-        if self.stream_options is not None and self.stream_options.include_usage:
+        if (self.stream_options or {}).get("include_usage"):
             yield self._chunk([], usage=_encode_usage(replies))
         yield "data: [DONE]\n\n"
 

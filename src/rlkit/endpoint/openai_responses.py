@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, override
 
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue, PrivateAttr
+from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr
 
 from rlkit.endpoint.openai_items import Item, OfferedTool, ToolItem, encode_reply, read_messages
 from rlkit.endpoint.protocol import Call, Exchange, check_parameters, count_tokens, format_event, make_unique_id
@@ -43,10 +43,6 @@ _STREAMED_FIELDS = {
 """For each type of an item the events that stream its text, and the field of the text."""
 
 
-class _TextOptions(BaseModel):
-    format: JsonValue = None
-
-
 def _complete_items(value: str | list[Any]) -> list[Any]:
     """Return items with their type; a text is a message of the user."""
     items = value if isinstance(value, list) else [{"role": "user", "content": value}]
@@ -63,7 +59,7 @@ class ResponseRequest(Exchange):
     previous_response_id: str | None = None
     tools: list[ToolItem] | None = None
     tool_choice: JsonValue = None
-    text: _TextOptions | None = None
+    text: dict[str, JsonValue] | None = None
     include: list[str] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -81,7 +77,7 @@ class ResponseRequest(Exchange):
         parameters = {
             **(self.model_extra or {}),
             "include": [name for name in self.include or () if name == _LOGPROBS],
-            "text.format": self.text and self.text.format,
+            "text.format": (self.text or {}).get("format"),
             "tool_choice": self.tool_choice,
         }
         check_parameters(parameters, ignored=_IGNORED, neutral=_NEUTRAL)
