@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, override
 
 from rlkit.endpoint.protocol import Call, Exchange
-from rlkit.endpoint.rejection import explain
+from rlkit.endpoint.rejection import Rejection, explain
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RlkitError, ServiceError
 from rlkit.types import Message, Reply, Tool
 
