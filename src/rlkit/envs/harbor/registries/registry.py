@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rlkit._util.redaction import show_url
 from rlkit._util.threads import run_in_new_loop
 from rlkit.envs.harbor.registries.registry_files import read_rows
-from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_entry, is_published
+from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_published
 from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.types import Json
 
@@ -56,9 +56,9 @@ def fetch(
     if source in (None, DEFAULT_REGISTRY_URL):
         return _fetch_from_harbor(dataset, selection, None, registry_name=HARBOR_REGISTRY_NAME)
     rows = read_rows(source, note=note)
-    entries = [row for row in rows if is_entry(row)]
-    others = [row for row in rows if not is_entry(row)]
-    if not entries or (others and not any(isinstance(row, dict) and row.get("name") == name for row in entries)):
+    entries = [row for row in rows if "github_url" in row]  # rows of Harbor list tasks instead
+    others = [row for row in rows if "github_url" not in row]
+    if not entries or (others and not any(row["name"] == name for row in entries)):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "registry.json"
             path.write_text(json.dumps(others), encoding="utf-8")

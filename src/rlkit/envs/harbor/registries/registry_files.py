@@ -20,14 +20,17 @@ from rlkit._util.redaction import hide_credentials, is_malformed_url, show_url
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
+type Row = Mapping[str, Json]
+"""Entry of a registry: a dataset or one of its versions; it has at least a `name`."""
+
 _WAITS_S = (1.0, 3.0)
 _LIMIT_S = 30.0
 
 
 def read_rows(
     registry: str, *, note: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
-) -> Sequence[Json]:
-    """Read the rows of a registry file or URL: JSON objects with at least a `name`.
+) -> Sequence[Row]:
+    """Read the rows of a registry file or URL.
 
     Raises:
         MissingError: the URL cannot be read, and there is no cached copy.
@@ -51,36 +54,35 @@ class _InvalidRegistryError(Exception):
     """A text is not a registry. The message is a predicate, to be appended to the name of the text."""
 
 
-def _parse(text: str) -> Sequence[Json]:
+def _parse(text: str) -> Sequence[Row]:
     try:
         rows: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _InvalidRegistryError(f"is not JSON: {error}") from None
     if not isinstance(rows, list):
         raise _InvalidRegistryError(f"must be a list of datasets, not of type {type(rows).__name__}")
-    rows = cast("list[Json]", rows)
-    for index, row in enumerate(rows):
+    for index, row in enumerate(cast("list[Json]", rows)):
         if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
             raise _InvalidRegistryError(f"must be a list of datasets, but row {index} has no name")
-    return rows
+    return cast("list[Row]", rows)
 
 
 def _check_url(url: str) -> None:
+    import httpx
+
     scheme = url.partition("://")[0]
     if scheme.lower() not in ("http", "https"):
         raise UsageError(
             f"registry: {show_url(url)} has the scheme {scheme!r}: give a URL of the scheme http or https, or the path "
             "of a file"
         )
-    if is_malformed_url(url):
-        raise _make_malformed_url_error(url)
+    with suppress(httpx.InvalidURL):
+        if not is_malformed_url(url) and httpx.URL(url):
+            return
+    raise UsageError(f"registry: {show_url(url)} is malformed: check it, and percent-encode a user and password in it")
 
 
-def _make_malformed_url_error(url: str) -> UsageError:
-    return UsageError(f"registry: {show_url(url)} is malformed: check it, and percent-encode a user and password in it")
-
-
-def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], None]) -> Sequence[Json]:
+def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], None]) -> Sequence[Row]:
     import httpx
 
     copy = cache_dir() / "registries" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
@@ -95,8 +97,6 @@ def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], No
             reason, can_retry = f"HTTP status {answer.status_code}", answer.is_server_error
         except _InvalidRegistryError as error:  # such as the HTML of a captive portal
             reason, can_retry = f"the answer {error}", False
-        except httpx.InvalidURL:
-            raise _make_malformed_url_error(url) from None
         except httpx.HTTPError as error:
             reason = hide_credentials(str(error)) or type(error).__name__
             can_retry = isinstance(error, httpx.TransportError)

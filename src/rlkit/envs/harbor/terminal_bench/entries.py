@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -99,12 +99,7 @@ def is_published(name: str, version: str | None) -> bool:
     return name == "terminal-bench-core" if version is None else version in PUBLISHED.get(name, ())
 
 
-def is_entry(row: Json) -> bool:
-    """Return whether a row of a registry has the format of terminal-bench 1; Harbor's rows list tasks instead."""
-    return isinstance(row, Mapping) and "github_url" in row
-
-
-def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry: str) -> Entry:
+def find_entry(rows: Sequence[Mapping[str, Json]], name: str, version: str | None, *, registry: str) -> Entry:
     """Find the entry of a dataset in rows of terminal-bench 1's format.
 
     Args:
@@ -114,9 +109,9 @@ def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry
     Raises:
         UsageError: there is no such entry, or it lacks a field.
     """
-    candidates = [row for row in map(_as_fields, rows) if row.get("name") == name]
+    candidates = [row for row in rows if row["name"] == name]
     if not candidates:
-        names = sorted({str(row.get("name")) for row in map(_as_fields, rows)})
+        names = sorted({str(row["name"]) for row in rows})
         raise UsageError(
             f"dataset: {registry} has no {name!r}.{did_you_mean(name, names)} It has: {', '.join(names[:20])}"
         )
@@ -126,10 +121,6 @@ def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry
     if row is None:
         raise UsageError(f"dataset: {registry} has no version {version!r} of {name}; it has {', '.join(versions)}")
     return validate_fields(Entry, row, place=f"registry: {registry}: {name}[{version}]")
-
-
-def _as_fields(row: Json) -> Mapping[str, Json]:
-    return cast("Mapping[str, Json]", row)
 
 
 def _parse_release(version: str) -> tuple[int, ...]:
