@@ -28,10 +28,10 @@ def test_an_environment_is_local_or_a_harbor_type_or_a_class() -> None:
     [
         ("dokcer", {}, r"environment: there is no 'dokcer'\. Did you mean 'docker'\? Known: local, docker, podman, "),
         ("nowhere.at.all:Sandbox", {}, "environment: there is no module 'nowhere.at.all'"),
-        ("local", {"memory_mb": "lots"}, r"environment_kwargs\.memory_mb: invalid value 'lots': .*integer"),
-        ("local", {"processes": 0}, r"environment_kwargs\.processes: invalid value 0: .*greater than 0"),
-        ("beaker", {"workspce": "a/b"}, r"environment_kwargs\.workspce: a Beaker job .* Did you mean 'workspace'"),
-        ("beaker", {"priority": "hgh"}, r"environment_kwargs\.priority: invalid value 'hgh': .*'low'"),
+        ("local", {"memory_mb": "lots"}, r"environment_kwargs\.memory_mb: .*integer"),
+        ("local", {"processes": 0}, r"environment_kwargs\.processes: .*greater than 0"),
+        ("beaker", {"workspce": "a/b"}, r"environment_kwargs\.workspce: unknown\. Did you mean 'workspace'"),
+        ("beaker", {"priority": "hgh"}, r"environment_kwargs\.priority: .*'low'"),
         ("local", {"memory": 1}, r"environment_kwargs\.memory: .* Did you mean 'memory_mb'"),
     ],
 )

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from harbor.models.environment_type import EnvironmentType
 from harbor.models.trial.config import EnvironmentConfig
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, create_model
 
 from rlkit._util.sections import validate_fields
 from rlkit.config.loading.objects import load_object
@@ -27,14 +27,10 @@ from rlkit.types import Json
 if TYPE_CHECKING:
     from rlkit.envs.harbor.agents.policy_registry import AgentAccess
 
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-
 LOCAL = "local"
 LOCAL_SANDBOX = "rlkit.envs.harbor.sandbox:LocalSandbox"
 RLKIT_ENVIRONMENTS = {LOCAL: LOCAL_SANDBOX, "beaker": "rlkit.envs.harbor.beaker:BeakerSandbox"}
 """Classes of rlkit's environments by name."""
-
-_DESCRIPTIONS = {LOCAL: "the local sandbox", "beaker": "a Beaker job"}
 
 type Keep = Literal["all", "failed", "none"]
 
@@ -207,13 +203,10 @@ def _check_arguments(environment: str, arguments: Mapping[str, Json]) -> None:
     cls = load_object(RLKIT_ENVIRONMENTS[environment], field="environment")
     assert isinstance(cls, type)
     parameters = inspect.signature(cls.__init__, eval_str=True).parameters.values()
-    types = {parameter.name: parameter.annotation for parameter in parameters if parameter.kind is _KEYWORD_ONLY}
-    for name, value in arguments.items():
-        if name not in types:
-            hint = did_you_mean(name, types) or f" Known: {', '.join(types)}"
-            raise UsageError(f"environment_kwargs.{name}: {_DESCRIPTIONS[environment]} takes no such argument.{hint}")
-        try:
-            TypeAdapter(types[name]).validate_python(value, strict=True)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise UsageError(f"environment_kwargs.{name}: invalid value {value!r}: {reason}") from None
+    fields: dict[str, Any] = {
+        parameter.name: (parameter.annotation, parameter.default)
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    model = create_model(environment, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    validate_fields(model, arguments, place="environment_kwargs")
