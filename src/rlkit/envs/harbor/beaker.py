@@ -29,7 +29,7 @@ from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.base_environment import LimitedEnvironment
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.launch.beaker import make_client
-from rlkit.launch.job import PRIORITIES, Job, Priority, make_spec
+from rlkit.launch.job import Job, Priority, make_spec
 from rlkit.sandbox import CommandTimeout
 
 if TYPE_CHECKING:
@@ -96,8 +96,6 @@ class BeakerSandbox(LimitedEnvironment):
                 f"{self.environment_dir}: Beaker cannot build images: set docker_image in the task, or "
                 "environment_kwargs.image"
             )
-        if self._priority not in PRIORITIES:
-            raise UsageError(f"environment_kwargs.priority: {self._priority!r} is not one of {', '.join(PRIORITIES)}")
 
     @property
     def _image(self) -> str | None:
@@ -138,8 +136,6 @@ class BeakerSandbox(LimitedEnvironment):
         if heartbeat is not None:
             heartbeat.cancel()
         if client is not None:
-            with suppress(httpx.HTTPError):
-                await client.post("/end", timeout=5)
             await client.aclose()
         await in_thread(self._cancel)
 

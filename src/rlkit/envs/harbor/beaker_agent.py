@@ -104,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(403, b"")
             return
         actions: dict[str, Callable[[bytes], bytes]] = {"/run": self.run, "/put": self.put, "/get": self.get}
-        actions |= {"/alive": lambda body: b"", "/end": self.end}
+        actions["/alive"] = lambda body: b""
         try:
             status, content = 200, actions[self.path](body)
         except Exception as error:  # reported to the client
@@ -131,11 +131,6 @@ class Handler(BaseHTTPRequestHandler):
             archive.add(self.headers["X-Path"], arcname=self.headers["X-Name"])
         return content.getvalue()
 
-    def end(self, body: bytes) -> bytes:
-        """Stop the server."""
-        threading.Thread(target=self.server.shutdown, daemon=True).start()
-        return b""
-
     def answer(self, status: int, content: bytes) -> None:
         """Send a response."""
         self.send_response(status)
@@ -155,7 +150,7 @@ def watch(server: ThreadingHTTPServer) -> None:
 
 
 def main() -> None:
-    """Serve until the request `/end`, or until idle."""
+    """Serve until idle."""
     server = ThreadingHTTPServer(("0.0.0.0", int(os.environ.pop("RLKIT_AGENT_PORT", "0"))), Handler)
     threading.Thread(target=watch, args=(server,), daemon=True).start()
     print(READY, server.server_address[1], flush=True)
