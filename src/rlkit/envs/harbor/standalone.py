@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, override
 from weakref import WeakKeyDictionary
 
-from harbor.llms.base import BaseLLM, LLMResponse
+from harbor.llms.base import BaseLLM
 from pydantic import Field
 
 from rlkit._util.seeds import derive_seed
@@ -24,7 +24,7 @@ from rlkit.chat.renderers import chat_format
 from rlkit.config.schema import ServiceConfig
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
-from rlkit.errors import RlkitError, UsageError
+from rlkit.errors import UsageError
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.service.watch import PatientSampler, ServiceWatch
@@ -76,7 +76,7 @@ class TinkerTerminus2(PolicyTerminus2):
     def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
         if self._requested_model is None and cast("TinkerOptions", self.options).checkpoint_path is None:
             raise UsageError("give a model (--model), or a checkpoint (--agent-kwarg checkpoint_path=tinker://…)")
-        return _Unconnected()
+        return cast("BaseLLM", None)  # `setup` connects, because it is asynchronous
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
@@ -102,22 +102,6 @@ class TinkerTerminus2(PolicyTerminus2):
             policy, model_name=connection.model, reserve_tokens=options.reserve_tokens
         )
         await super().setup(environment)
-
-
-class _Unconnected(BaseLLM):
-    """Placeholder of the model until the asynchronous setup of the agent."""
-
-    @override
-    async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
-        raise RlkitError("the agent was started before its setup")
-
-    @override
-    def get_model_context_limit(self) -> int:
-        return 0
-
-    @override
-    def get_model_output_limit(self) -> int | None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
