@@ -6,10 +6,10 @@ Invariant: a section is immutable and rejects unknown keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from inspect import getdoc
-from typing import Annotated, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -27,6 +27,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, SchemaValidator, core_schema, to_json
 
 from rlkit.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 type Positive = Annotated[int, Field(ge=1)]
 type Probability = Annotated[float, Field(gt=0, le=1)]
@@ -48,10 +51,10 @@ class Section(BaseModel):
                 raise ValueError(f"{name} has no effect: {fix}")
 
 
-def validate_fields[T](kind: type[T], values: object, *, place: str) -> T:
+def validate_fields[T](kind: type[T], values: object, *, place: str, strict: bool | None = None) -> T:
     """Return a model or dataclass with these fields; UsageError that names the first invalid field, below `place`."""
     try:
-        return TypeAdapter(kind).validate_python(values)
+        return cast("T", _make_adapter(kind).validate_python(values, strict=strict))
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         field, problem = ".".join(map(str, (place, *fault["loc"]))), fault["msg"].removeprefix("Value error, ")
@@ -59,6 +62,17 @@ def validate_fields[T](kind: type[T], values: object, *, place: str) -> T:
             names = list(kind.model_fields if issubclass(kind, BaseModel) else kind.__annotations__)
             problem = "unknown." + (did_you_mean(str(fault["loc"][-1]), names) or f" Known: {', '.join(names)}")
         raise UsageError(f"{field}: {problem}") from None
+
+
+def check_fields(instance: DataclassInstance) -> None:
+    """Raise a UsageError that names the first field of a dataclass whose value does not fit its annotation."""
+    hints = _find_hints(type(instance))
+    for field in fields(instance):
+        validate_fields(hints[field.name], getattr(instance, field.name), place=field.name, strict=True)
+
+
+_find_hints = cache(partial(get_type_hints, include_extras=True))
+_make_adapter = cache(TypeAdapter[object])
 
 
 _SETTINGLESS_MAX = 2

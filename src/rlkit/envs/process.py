@@ -17,9 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
+from rlkit._util.sections import Positive, check_fields
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
 from rlkit.endpoint import open_endpoint
 from rlkit.env import Env
@@ -36,6 +39,9 @@ SANDBOX_FOLDER = "/run/task"
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables of the run that a program without a sandbox gets; it needs no keys."""
+
+type _Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+type _VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class ProcessEnv(Env):
     Args:
         argv: the program and its arguments.
         grade: returns the outcome or reward of a result; an ordinary or a coroutine function.
+        task_id: name of the task in records; by default the draw.
+        content: text of the task, to keep evaluated tasks out of training; None if it has none.
         files: contents by path in the program's folder; a file that begins with `#!` is executable.
         variables: further environment variables.
         timeout_s: time limit of the program; outages of the service do not count.
@@ -74,15 +82,15 @@ class ProcessEnv(Env):
         host_folders: folders of the host that the sandbox shows, besides the system's programs.
     """
 
-    argv: Sequence[str]
+    argv: Annotated[Sequence[_Text], Field(min_length=1)]
     grade: Callable[[ProcessResult], Outcome | float | Awaitable[Outcome | float]]
     task_id: str | None = None
     content: str | None = None
     files: Mapping[str, str | bytes] = field(default_factory=dict[str, str | bytes])
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    timeout_s: float = 600.0
-    output_bytes: int = 1 << 20
-    folder_bytes: int = 256 << 20
+    variables: Mapping[_VariableName, _Text] = field(default_factory=dict[str, str])
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    output_bytes: Positive = 1 << 20
+    folder_bytes: Positive = 256 << 20
     sandbox: bool = True
     limits: Limits | None = None
     host_folders: Sequence[str] = ()
@@ -90,11 +98,13 @@ class ProcessEnv(Env):
     stochastic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.argv, str) or not self.argv:
-            raise UsageError(f"argv: {self.argv!r} is not a list of a program and its arguments")
-        for name in self.files:
-            if name.startswith("/") or ".." in PurePosixPath(name).parts:
+        check_fields(self)
+        paths = {name: PurePosixPath(name) for name in self.files}
+        for name, path in paths.items():
+            if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
                 raise UsageError(f"files: {name!r} is not a path inside the program's folder")
+            if not set(path.parents).isdisjoint(paths.values()):
+                raise UsageError(f"files: {name!r} is below another file")
         for name, value in (("limits", self.limits), ("host_folders", self.host_folders)):
             if value and not self.sandbox:
                 raise UsageError(f"{name} has no effect without a sandbox: leave it out, or set sandbox=True")
