@@ -39,6 +39,14 @@ for _ in range(3):
 print("done")
 """
 
+ASK = """
+import json, os, urllib.request
+body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers))
+"""
+"""A program that only makes a turn."""
+
 pytestmark = pytest.mark.usefixtures("cache")
 
 
@@ -70,7 +78,7 @@ def make_env(
     return rlkit.ProcessEnv(
         argv=argv,
         grade=grade,  # type: ignore[arg-type]
-        files={name.replace("_", "."): text for name, text in files.items()},
+        files={"ask.py": ASK, **{name.replace("_", "."): text for name, text in files.items()}},
         sandbox=sandbox,
         host_folders=PYTHON_FOLDERS if sandbox else (),
         timeout_s=timeout_s,
@@ -105,21 +113,42 @@ def test_a_program_that_runs_out_of_turns_is_graded_and_truncated(sandbox: bool)
 
 
 def test_a_program_that_is_killed_at_its_time_limit_is_graded_and_truncated(sandbox: bool, tmp_path: Path) -> None:
-    script = "#!/bin/sh\necho seen > answer.txt; sleep 3217 & sleep 3217"
+    script = "#!/bin/sh\npython3 ask.py; echo seen > answer.txt; sleep 3217 & sleep 3217"
     start_s = time.monotonic()
-    outcome = play(make_env("./run.sh", sandbox=sandbox, timeout_s=1.5, run_sh=script))
+    outcome = play(make_env("./run.sh", sandbox=sandbox, timeout_s=5, run_sh=script))
     assert (outcome.reward, outcome.truncated, outcome.info["code"]) == (1.0, True, None)
     assert time.monotonic() - start_s < 30
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"3217" in read(path)]
 
 
 def test_output_is_kept_up_to_its_limit_and_a_coroutine_may_grade(sandbox: bool) -> None:
-    env = make_env("sh", "-c", "echo out; head -c 5000000 /dev/zero >&2", sandbox=sandbox, grade=grade_output)
+    env = make_env(
+        "sh", "-c", "python3 ask.py; echo out; head -c 5000000 /dev/zero >&2", sandbox=sandbox, grade=grade_output
+    )
     assert play(env).reward == 0.25
 
 
 def test_a_signal_is_an_exit_code(sandbox: bool) -> None:
-    assert play(make_env("sh", "-c", "kill -9 $$", sandbox=sandbox)).info["code"] == 137
+    assert play(make_env("sh", "-c", "python3 ask.py; kill -9 $$", sandbox=sandbox)).info["code"] == 137
+
+
+@pytest.mark.parametrize(
+    ("script", "ending"),
+    [
+        ("echo broken >&2; exit 3", "exit code 3.: broken"),
+        ("kill -9 $$", "exit code 137.: no stderr"),
+        ("echo fine", "exit code 0.: no stderr"),
+        ("echo late >&2; sleep 99", "time limit.: late"),
+    ],
+)
+def test_a_program_without_a_turn_fails_the_episode(sandbox: bool, script: str, ending: str) -> None:
+    with pytest.raises(EnvironmentFault, match=f"the program ended without a reply of its model .{ending}$"):
+        play(make_env("sh", "-c", script, sandbox=sandbox, timeout_s=5 if "late" in script else 60))
+
+
+def test_a_program_whose_first_request_meets_a_limit_is_graded(sandbox: bool) -> None:
+    outcome = play(make_env("python3", "ask.py", sandbox=sandbox), make_policy(0))
+    assert (outcome.reward, outcome.truncated, outcome.info["code"]) == (0.0, True, 1)
 
 
 def test_a_program_that_cannot_start_fails_the_episode(sandbox: bool) -> None:
@@ -137,7 +166,8 @@ def test_a_program_without_a_sandbox_gets_no_keys_of_the_run(monkeypatch: pytest
         assert variables["WORD"] == "a b"
         return 1.0
 
-    env = rlkit.ProcessEnv(argv=["env"], grade=grade, variables={"WORD": "a b"}, sandbox=False)
+    argv, files = ["sh", "-c", "python3 ask.py; env"], {"ask.py": ASK}
+    env = rlkit.ProcessEnv(argv=argv, grade=grade, files=files, variables={"WORD": "a b"}, sandbox=False)
     assert play(env).reward == 1.0
 
 
@@ -157,7 +187,7 @@ for address in (("127.0.0.1", PORT), ("1.1.1.1", 53)):
         async with server:
             port = server.sockets[0].getsockname()[1]
             env = rlkit.ProcessEnv(
-                argv=["python3", "-c", program.replace("PORT", str(port))],
+                argv=["python3", "-c", ASK + program.replace("PORT", str(port))],
                 grade=lambda result: float(not result.stdout),
             )
             return (await play_env(env, make_policy(), timeout_s=60))[0]
@@ -168,7 +198,7 @@ for address in (("127.0.0.1", PORT), ("1.1.1.1", 53)):
 
 
 def test_links_of_a_sandbox_do_not_lead_the_grader_to_files_of_the_host(can_sandbox: None) -> None:
-    env = make_env("ln", "-s", "/etc/passwd", "answer.txt", sandbox=True)
+    env = make_env("sh", "-c", "python3 ask.py; ln -s /etc/passwd answer.txt", sandbox=True)
     assert play(env).reward == 0.0
 
 

@@ -1,7 +1,7 @@
 """`ProcessEnv`: a task whose agent is a program, with a client of its own for the model.
 
-Invariant: the grader alone gives a reward, after the program has run. However an episode ends, no file is left, and no
-process except those that leave the process group of a program without a sandbox.
+Invariant: the grader alone gives a reward, after a program that its model answered or a limit refused. However an
+episode ends, no file is left, and no process except those that leave the process group of a program without a sandbox.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from rlkit.types import Outcome
 SANDBOX_FOLDER = "/run/task"
 """Folder of a program in a sandbox; `host_folders` are elsewhere."""
 
+_ERROR_CHARS = 1000
+
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables of the run that a program without a sandbox gets; it needs no keys."""
 
@@ -65,7 +67,7 @@ class ProcessEnv(Env):
 
     It finds the policy's endpoint in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY; each
     request is a turn. If it is killed at the time limit, or turns or context run out, its work is graded, and the
-    episode is truncated.
+    episode is truncated. A program without a turn fails the episode.
 
     Args:
         argv: the program and its arguments.
@@ -113,8 +115,10 @@ class ProcessEnv(Env):
         """Run the program, and grade its work.
 
         Raises:
-            EnvironmentFault: the program could not be started, or its sandbox failed.
+            EnvironmentFault: the program could not be started or ended without a reply of its model, or its sandbox
+                failed.
         """
+        turn_count = len(policy.turns)
         with TemporaryDirectory(prefix="rlkit-", ignore_cleanup_errors=True) as name:
             folder, stopwatch = Path(name), Stopwatch()
             await in_thread(self._write_files, folder)
@@ -126,6 +130,10 @@ class ProcessEnv(Env):
                         result = await self._play_in_sandbox(folder, variables, port, stopwatch)
                     else:
                         result = await self._play_on_host(folder, variables, stopwatch)
+            if len(policy.turns) == turn_count and endpoint.limit is None:
+                ending = "time limit" if result.exit_code is None else f"exit code {result.exit_code}"
+                stderr = result.stderr[-_ERROR_CHARS:].strip() or "no stderr"
+                raise EnvironmentFault(f"the program ended without a reply of its model ({ending}): {stderr}")
             grade = self.grade(result)
             grade = await grade if inspect.isawaitable(grade) else grade
         outcome = grade if isinstance(grade, Outcome) else Outcome(grade)
