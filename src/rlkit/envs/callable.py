@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rlkit._util.threads import in_thread
 from rlkit.env import Env
+from rlkit.errors import UsageError
 from rlkit.policy import Policy
 from rlkit.types import Outcome
 
@@ -39,8 +42,13 @@ class CallableEnv(Env):
     task_id: str | None = None
     content: str | None = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise UsageError(f"function: {self.function!r} is not a coroutine function")
+
     async def rollout(self, policy: Policy) -> Outcome | float:
         """Play the task; an error of the client at a limit of the rollout is that limit."""
+        await in_thread(import_module, "openai.resources.chat")  # takes seconds, and is loaded late by default
         import openai
 
         # Without repeats and limits of its own: a repeat would be another turn, and the rollout has a time limit.
