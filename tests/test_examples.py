@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,23 @@ def metrics(runs: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("path", [path for path in sorted(EXAMPLES.iterdir()) if path.suffix in (".py", ".yaml")])
 def test_an_example_is_one_short_file(path: Path) -> None:
     assert len(path.read_text().splitlines()) < LONGEST_LINES
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "agents").glob("*.*")), ids=lambda path: path.name)
+def test_an_example_of_an_agent_names_the_packages_that_the_checks_install(path: Path) -> None:
+    text = path.read_text()
+    packages = re.findall(r"--with (\S+)", text)
+    assert f"rlkit train examples/agents/{path.stem}.yaml" in text
+    assert bool(packages) == (path.stem != "command_line_agent")
+    checks = (EXAMPLES.parent / ".ci" / "run").read_text()
+    assert [package for package in packages if f"--with {package}" in checks] == packages
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "agents").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_of_an_agent_imports_nothing_while_it_plays(path: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.AsyncFunctionDef)]
+    statements = [statement for function in functions for statement in ast.walk(function)]
+    assert not [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
 
 
 @pytest.mark.parametrize("name", ["custom_env.py", pytest.param("multi_turn.py", marks=pytest.mark.slow)])

@@ -1,6 +1,6 @@
 """Train an agent of LangGraph that has a tool.
 
-uv run --with langgraph --with langchain-openai rlkit train examples/agents/langgraph_agent.yaml
+uv run --with langgraph==1.2.24 --with langchain-openai==1.7.4 rlkit train examples/agents/langgraph_agent.yaml
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import random
 from functools import partial
 from typing import TYPE_CHECKING
+
+from langchain_openai import ChatOpenAI
+from langgraph.prebuilt import create_react_agent
 
 import rlkit
 
@@ -21,9 +24,6 @@ def multiply(a: int, b: int) -> int:
 
 
 async def solve(client: AsyncOpenAI, *, a: int, b: int) -> float:
-    from langchain_openai import ChatOpenAI
-    from langgraph.prebuilt import create_react_agent
-
     model = ChatOpenAI(model="policy", base_url=str(client.base_url), api_key=client.api_key, max_retries=0)
     agent = create_react_agent(model, [multiply], prompt="Answer with a number. Use the tool.")
     question = {"messages": [("user", f"What is {a} times {b}?")]}

@@ -1,6 +1,6 @@
 """Train an agent that is a loop around `litellm`: it asks, runs the tool, and asks again.
 
-rlkit train examples/agents/litellm_agent.yaml
+uv run --with 'litellm[mcp]==1.106.2' rlkit train examples/agents/litellm_agent.yaml
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise the import downloads a table of prices
 
+import litellm
+
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 MULTIPLY = {"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": NUMBERS}}
 
 
 async def solve(client: AsyncOpenAI, *, a: int, b: int) -> float:
-    import litellm
-
     messages: list[Any] = [{"role": "user", "content": f"What is {a} times {b}? Use the tool."}]
     for _ in range(4):
         completion = await litellm.acompletion(

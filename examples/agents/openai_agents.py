@@ -1,6 +1,6 @@
 """Train an agent of the OpenAI Agents SDK that has a tool.
 
-uv run --with openai-agents rlkit train examples/agents/openai_agents.yaml
+uv run --with openai-agents==0.24.0 rlkit train examples/agents/openai_agents.yaml
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+
 import rlkit
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+set_tracing_disabled(disabled=True)
 
 
 def multiply(a: int, b: int) -> int:
@@ -21,9 +25,6 @@ def multiply(a: int, b: int) -> int:
 
 
 async def solve(client: AsyncOpenAI, *, a: int, b: int) -> float:
-    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
-
-    set_tracing_disabled(disabled=True)
     agent = Agent(
         name="calculator",
         instructions="Answer with a number. Use the tool.",

@@ -65,8 +65,8 @@ def check_record(policy: RecordingPolicy) -> None:
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
 def test_an_agent_of_a_framework_calls_tools(example: str, package: str) -> None:
-    make_tasks: Any = load(f"examples/agents/{example}.py:products")
     pytest.importorskip(package)
+    make_tasks: Any = load(f"examples/agents/{example}.py:products")
     policy = make_policy()
     assert asyncio.run(make_tasks(count=1)[0].rollout(policy)) == 1.0
     check_record(policy)
