@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
+import socket
 from typing import Any
 
 import httpx
@@ -124,3 +126,23 @@ def test_a_slow_or_endless_request_ends_while_others_go_on(
             return answer.split(b"\r\n", 1)[0]
 
     assert status in asyncio.run(main())
+
+
+def test_a_process_without_descriptors_reports_it_once_and_answers_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, reports = socket.socket.accept, list[object]()
+
+    def fail_until_the_loop_goes_on(listener: socket.socket) -> object:
+        if not is_over.is_set():
+            asyncio.get_running_loop().call_soon(is_over.set)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context["message"]))
+        async with ScriptedPolicy(["fine"]).endpoint() as endpoint, httpx.AsyncClient(timeout=60) as client:
+            monkeypatch.setattr(socket.socket, "accept", fail_until_the_loop_goes_on)
+            await check_alive(endpoint, client)
+
+    is_over = asyncio.Event()
+    asyncio.run(main())
+    assert reports == ["socket.accept() out of system resource"]

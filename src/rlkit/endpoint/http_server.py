@@ -49,6 +49,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=grace_s,
+            backlog=1,  # asyncio's accepts in a row: without a free descriptor it reports each of them, every second
         )
         super().__init__(config)
         self._serving: asyncio.Task[None] | None = None
@@ -66,6 +67,11 @@ class HttpServer(uvicorn.Server):
         while not self.started and not self._serving.done():  # noqa: ASYNC110  uvicorn offers no event
             await asyncio.sleep(_POLL_S)
         return self._serving
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listener.listen(socket.SOMAXCONN)  # connections that wait, which asyncio limits by the same number
 
     @override
     @contextlib.contextmanager

@@ -7,11 +7,16 @@ client that floods it or stalls delays its own sandbox only.
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from contextlib import suppress
 
-CONNECTIONS_MAX = 64
-"""Number of open connections of a sandbox; further ones wait. Each takes two descriptors of the run."""
+CONNECTIONS_MAX = 16
+"""Number of open connections of a sandbox; further ones wait."""
+
+_CONNECTIONS_MIN = 2
+_DESCRIPTORS_PER_CONNECTION = 8
+"""Descriptors of the process for each connection of all sandboxes. It takes three: two here, and one of the server."""
 
 _CHUNK_BYTES = 1 << 16
 _PAUSE_S = 0.1
@@ -27,15 +32,17 @@ class Forwarder:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._address = listener.getsockname()
-        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._tasks = {asyncio.create_task(self._accept())}
+        self._connections = set[asyncio.Task[None]]()
+        self._accepting = asyncio.create_task(self._accept())
+        _forwarders.add(self)
 
     async def _accept(self) -> None:
         while True:
-            await self._slots.acquire()
             task = asyncio.create_task(self._forward(await self._accept_connection()))
-            self._tasks.add(task)
-            task.add_done_callback(self._discard)
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            while len(self._connections) >= _get_connections_max():
+                await asyncio.wait(self._connections, return_when=asyncio.FIRST_COMPLETED)
 
     async def _accept_connection(self) -> socket.socket:
         while True:
@@ -43,10 +50,6 @@ class Forwarder:
                 return (await asyncio.get_running_loop().sock_accept(self._listener))[0]
             except OSError:  # the client is gone already, or this process has no descriptor left
                 await asyncio.sleep(_PAUSE_S)
-
-    def _discard(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._slots.release()
 
     async def _forward(self, connection: socket.socket) -> None:
         writers: list[asyncio.StreamWriter] = []
@@ -67,11 +70,21 @@ class Forwarder:
 
     async def close(self) -> None:
         """Stop listening, and end all connections; may be called more than once."""
-        for task in self._tasks:
+        _forwarders.discard(self)
+        tasks = {self._accepting, *self._connections}
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await asyncio.wait(tasks)
         self._listener.close()
+
+
+_forwarders = set[Forwarder]()
+
+
+def _get_connections_max() -> int:
+    """Return the number of connections of each sandbox, all of which share the descriptors of the process."""
+    total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_CONNECTION
+    return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, total // len(_forwarders)))
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
