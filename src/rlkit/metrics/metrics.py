@@ -117,16 +117,13 @@ def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
 def _group_outcomes(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     """Return the shares of groups by outcome, and `pass_at_<k>`, from the [n ≥ 1] rewards of each group."""
     merged = [merge_equal(np.ldexp(values, -exponent(values))) for values in rewards]
-    mixed = [bool(values.min() < values.max()) for values in merged]
-    solved = [int((values >= SOLVED).sum()) for values in rewards]
-    good = [not different and count > 0 for different, count in zip(mixed, solved, strict=True)]
-    metrics = {
-        f"{prefix}/groups/mixed": _mean(map(float, mixed)),
-        f"{prefix}/groups/all_good": _mean(map(float, good)),
-        f"{prefix}/groups/all_bad": _mean(
-            float(not (different or all_good)) for different, all_good in zip(mixed, good, strict=True)
-        ),
-    }
+    solved = [np.count_nonzero(values >= SOLVED) for values in rewards]
+    outcomes = [
+        "mixed" if values.min() < values.max() else "all_good" if count else "all_bad"
+        for values, count in zip(merged, solved, strict=True)
+    ]
+    kinds = ("mixed", "all_good", "all_bad")
+    metrics = {f"{prefix}/groups/{kind}": outcomes.count(kind) / len(outcomes) for kind in kinds}
     sizes = [len(values) for values in rewards]
     k = 2
     while k <= max(sizes):

@@ -153,18 +153,14 @@ class Player:
         finally:
             self.counts.queued -= 1
         self.counts.running += 1
+        sampler, batcher = group.sampler if group.settings.newest_weights else cache(group.sampler), group.batcher
+        first_sampler = sampler if batcher is None else (lambda: batcher.wrap(sampler()))
+        rollout = Rollout(group.task.draw, group.settings, member, attempt, self.seed, self.purpose)
         try:
-            return await self._play_member(group, member, attempt)
+            return await self.runner.play(group.task, rollout, sampler, first_sampler)
         finally:
             self.counts.running -= 1
             self.slots.release()
-
-    async def _play_member(self, group: _GroupInPlay, member: int, attempt: int) -> Episode:
-        settings, task = group.settings, group.task
-        sampler, batcher = group.sampler if settings.newest_weights else cache(group.sampler), group.batcher
-        first_sampler = sampler if batcher is None else (lambda: batcher.wrap(sampler()))
-        rollout = Rollout(task.draw, settings, member, attempt, self.seed, self.purpose)
-        return await self.runner.play(task, rollout, sampler, first_sampler)
 
 
 @dataclass(slots=True, eq=False)

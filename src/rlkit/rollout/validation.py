@@ -60,8 +60,6 @@ def as_scores(result: object, *, count: int, env: str) -> list[float] | None:
 
 def as_float(value: object) -> float | None:
     """Return a real number of Python or numpy as a float; None for anything else."""
-    if type(value) is float:  # usually; the other checks take longer
-        return value
     number = cast("object", value.item()) if isinstance(value, np.generic) else value
     return float(number) if isinstance(number, numbers.Real) else None
 
