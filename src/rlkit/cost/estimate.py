@@ -336,8 +336,7 @@ def save_estimate(config: Config, expected: Estimate) -> Path:
 def load_estimate(config: Config) -> Estimate | None:
     """Return the estimate saved for the same configuration; None if there is no readable one."""
     try:
-        content = _path(config).read_bytes()  # first, because most runs have none, and an adapter takes longer
-        return TypeAdapter(Estimate).validate_json(content)
+        return TypeAdapter(Estimate).validate_json(_path(config).read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -154,29 +154,25 @@ def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def _unique_bigrams(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
-    shares = [share for group in groups for share in _shares_of_unique_bigrams(group)]
+    shares = list[float]()
+    for group in groups:  # a group at once, because a call takes longer than the arithmetic of an episode
+        episodes = [episode for episode in group.episodes if episode.reward is not None]
+        turns = [turn for episode in episodes for turn in episode.turns]
+        if not turns:
+            continue
+        tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
+        starts_pair = np.concatenate([turn.sampled_mask for turn in turns])
+        starts_pair[:-1] &= starts_pair[1:]
+        turn_ends = np.cumsum([len(turn.completion) for turn in turns])
+        starts_pair[turn_ends[turn_ends > 0] - 1] = False  # no pair across turns
+        pairs = tokens << 32
+        pairs[:-1] |= tokens[1:]
+        ends = np.cumsum([sum(len(turn.completion) for turn in episode.turns) for episode in episodes])[:-1]
+        for episode_pairs, is_pair in zip(np.split(pairs, ends), np.split(starts_pair, ends), strict=True):
+            ascending = np.sort(episode_pairs[is_pair])  # sorting, unlike hashing, lets other threads run
+            if len(ascending):
+                shares.append((1 + np.count_nonzero(ascending[1:] != ascending[:-1])) / len(ascending))
     return {f"{prefix}/unique_bigrams": _mean(shares)} if shares else {}
-
-
-def _shares_of_unique_bigrams(group: Group) -> list[float]:
-    """Return the shares of the valid episodes with a pair; a group at once, because a call takes longer than a turn."""
-    episodes = [episode for episode in group.episodes if episode.reward is not None]
-    turns = [turn for episode in episodes for turn in episode.turns]
-    if not turns:
-        return []
-    tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
-    starts_pair = np.concatenate([turn.sampled_mask for turn in turns])
-    starts_pair[:-1] &= starts_pair[1:]
-    turn_ends = np.cumsum([len(turn.completion) for turn in turns])
-    starts_pair[turn_ends[turn_ends > 0] - 1] = False  # no pair across turns
-    pairs = tokens << 32
-    pairs[:-1] |= tokens[1:]
-    shares, ends = list[float](), np.cumsum([sum(len(turn.completion) for turn in e.turns) for e in episodes])[:-1]
-    for episode_pairs, is_pair in zip(np.split(pairs, ends), np.split(starts_pair, ends), strict=True):
-        ascending = np.sort(episode_pairs[is_pair])  # sorting, unlike hashing, lets other threads run
-        if len(ascending):
-            shares.append((1 + np.count_nonzero(ascending[1:] != ascending[:-1])) / len(ascending))
-    return shares
 
 
 def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
@@ -315,7 +311,6 @@ def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, s
 
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
-    """Return the metrics of the ratios w; overwrite the log-ratios."""
     largest, smallest = log_ratios.max(), log_ratios.min()
     weights = np.subtract(log_ratios, largest, out=log_ratios)  # scaled to a maximum of 1, to avoid overflow
     np.exp(weights, out=weights)

@@ -161,9 +161,8 @@ class RecordingPolicy(Policy):
 
     def _context(self, request: SampleRequest | ChatRequest) -> int | None:
         """Return the limit of prompt and completion together, in tokens; None for no limit."""
-        run = self._limits.context_tokens
-        asked = request.context_tokens if isinstance(request, ChatRequest) else None
-        return run if asked is None else asked if run is None else min(run, asked)
+        limits = self._limits.context_tokens, request.context_tokens if isinstance(request, ChatRequest) else None
+        return min([limit for limit in limits if limit is not None], default=None)
 
     async def _tokenize[*Ts, T](
         self, request: SampleRequest | ChatRequest, chars: int, function: Callable[[*Ts], T], *args: *Ts

@@ -29,7 +29,7 @@ CLEAN_UP_S = 60.0
 type _Task = asyncio.Task[object]
 type _Coroutine = Coroutine[object, object, object]
 
-_rollout_tasks: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_rollout_tasks", default=None)
+_rollout_tasks: ContextVar[dict[_Task, bool]] = ContextVar("rlkit_rollout_tasks")
 """Open tasks that rollouts of this run created; True for clean-up tasks."""
 
 
@@ -53,7 +53,7 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
 
     Clean-up tasks may run for `CLEAN_UP_S` first. A nested context leaves all tasks to the outer context.
     """
-    if _rollout_tasks.get() is not None:
+    if _rollout_tasks.get(None) is not None:
         yield
         return
     tasks = dict[_Task, bool]()
@@ -78,7 +78,7 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
 
 def register_cleanup(task: asyncio.Task[None]) -> bool:
     """Let the end of the run wait for a clean-up task; return False outside of a run."""
-    tasks = _rollout_tasks.get()
+    tasks = _rollout_tasks.get(None)
     if tasks is None:
         return False
     tasks[cast("_Task", task)] = True
@@ -124,14 +124,12 @@ class _TaskFactory:
             return self._make_task(loop, coroutine, **options)
         guarded = _GuardedCoroutine(coroutine, stopwatches, self._holds)
         task = self._make_task(loop, guarded, **options)
-        tasks = _rollout_tasks.get()
-        if tasks is not None:
-            tasks[task] = False
+        tasks = _rollout_tasks.get({})  # outside of a run, nobody stops them
+        tasks[task] = False
 
         def end(done: _Task) -> None:
             guarded.close()  # a task that is cancelled before it starts leaves it open
-            if tasks is not None:
-                tasks.pop(done, None)
+            tasks.pop(done, None)
 
         task.add_done_callback(end)
         return task

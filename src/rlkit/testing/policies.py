@@ -69,7 +69,7 @@ class ByteChat(ChatFormat):
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
         is_plain = np.asarray(tokens, np.int32).view(np.uint32) < BEGIN  # unsigned, a negative token is large
-        plain = tokens if is_plain.all() else tokens[is_plain]
+        plain = tokens if np.count_nonzero(is_plain) == len(tokens) else tokens[is_plain]
         return plain.astype(np.uint8).tobytes().decode(errors="replace")
 
     def _render_message(self, role: str, body: str) -> list[Tokens]:

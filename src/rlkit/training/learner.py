@@ -190,22 +190,20 @@ class PolicyLearner:
             self._complete_steps.put_nowait(None)
 
     async def _wait_for_update(
-        self, number: int, groups: Sequence[StepGroup], update: StepUpdate, *, current: PatientSampler | None
+        self, step: int, groups: Sequence[StepGroup], update: StepUpdate, *, current: PatientSampler | None
     ) -> tuple[PatientSampler, dict[str, float]]:
         """Wait for the weights of a step; return a sampler of them, and the metrics of the step."""
         played = [group.played.prepared.group for group in groups]
         # For a million tokens, these calls would block the event loop.
-        metrics = await in_thread(
-            lambda: group_metrics(played, prefix="env") | batch_metrics(groups, version=number - 1)
-        )
+        metrics = await in_thread(lambda: group_metrics(played, prefix="env") | batch_metrics(groups, version=step - 1))
         result = await update.wait(self.watch)
         if result is None:
-            self.run.note(f"step {number}: the rewards within each group are equal, so there is nothing to learn")
+            self.run.note(f"step {step}: the rewards within each group are equal, so there is nothing to learn")
             unchanged = current or await self._make_sampler()
-            return PatientSampler(unchanged.sampler, self.watch, number), {**metrics, "optim/skipped": 1.0}
+            return PatientSampler(unchanged.sampler, self.watch, step), {**metrics, "optim/skipped": 1.0}
         sampler, update_result = result
         agreement = await in_thread(update_metrics, update_result)
-        return PatientSampler(sampler, self.watch, number), {**metrics, "optim/skipped": 0.0, **agreement}
+        return PatientSampler(sampler, self.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
 
     async def _replay_next(self) -> None:
         """Replay the next step of the run, if there is one, and save its weights if a checkpoint is due."""

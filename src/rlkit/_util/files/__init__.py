@@ -36,10 +36,9 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+        sync_folder(path.parent)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
