@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.errors import UsageError
 from rlkit.policy import Policy
+from rlkit.rollout.validation import as_outcome
 from rlkit.types import Outcome
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ class CallableEnv(Env):
             raise UsageError(f"function: {self.function!r} is not a coroutine function")
 
     async def rollout(self, policy: Policy) -> Outcome | float:
-        """Play the task; an error of the client at a limit of the rollout is that limit."""
+        """Play the task; an error of the client at a limit of the rollout is that limit.
+
+        An outcome after a limit is truncated.
+        """
         await in_thread(import_module, "openai.resources.chat")  # takes seconds, and is loaded late by default
         import openai
 
@@ -62,8 +66,17 @@ class CallableEnv(Env):
             ) as client,
         ):
             try:
-                return await self.function(client)
+                outcome = await self.function(client)
             except Exception as error:
-                if endpoint.limit is not None:
+                causes = _iter_causes(error)
+                if endpoint.limit is not None and any(isinstance(cause, openai.APIError) for cause in causes):
                     raise endpoint.limit from error
                 raise
+        return outcome if endpoint.limit is None else replace(as_outcome(outcome), truncated=True)
+
+
+def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it came from, because frameworks wrap the errors of their clients."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
