@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.endpoint import Endpoint
+from rlkit.endpoint.http_responses import OPENING_S
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.tools.audit import audit_group
@@ -38,7 +39,7 @@ class Move:
         edit: text to put in place of the last message; None leaves it as it is.
         drops_thinking: the client sends the thinking of no reply back.
         times: number of equal requests at the same time, as retries and parallel calls are.
-        leaves: the client closes its connection before the reply.
+        leaves: when the client closes its connection: never, before the response, or within its stream.
     """
 
     conversation: int
@@ -48,7 +49,7 @@ class Move:
     times: int
     choices: int
     stream: bool
-    leaves: bool
+    leaves: Literal["never", "before", "within"]
     tools: bool
 
 
@@ -61,7 +62,7 @@ moves = st.builds(
     times=st.sampled_from([1, 1, 2]),
     choices=st.sampled_from([1, 1, 2]),
     stream=st.booleans(),
-    leaves=st.sampled_from([False, False, False, True]),
+    leaves=st.sampled_from(["never", "never", "never", "before", "within"]),
     tools=st.booleans(),
 )
 
@@ -74,7 +75,7 @@ class CountingSampler(ScriptedSampler):
         self.returned: list[Completion] = []
 
     async def sample(self, *arguments: Any, **options: Any) -> Any:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002 if len(self.requests) % 2 else 2 * OPENING_S)  # before and after a stream opens
         completions = await super().sample(*arguments, **options)
         self.returned += completions
         return completions
@@ -84,7 +85,11 @@ async def send(client: httpx.AsyncClient, endpoint: Endpoint, move: Move, messag
     """Send a request, and return the message of its first choice; None if the client left."""
     body = {"messages": messages, "stream": False, "n": move.choices, **({"tools": [CALL]} if move.tools else {})}
     url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
-    if move.leaves:
+    if move.leaves == "within":
+        async with client.stream("POST", url, json={**body, "stream": True}, headers=headers) as stream:
+            await anext(stream.aiter_bytes())
+            return None
+    if move.leaves == "before":
         try:
             async with client.stream("POST", url, json={**body, "stream": move.stream}, headers=headers, timeout=0.001):
                 return None
