@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rlkit.testing.clock import DeadlockError, VirtualClock, run_virtual
     from rlkit.testing.models import byte_model, tiny_model
     from rlkit.testing.policies import ByteChat, NoisyPolicy, ScriptedPolicy, ScriptedSampler
-    from rlkit.testing.proxy import FaultyProxy
     from rlkit.testing.simulated_service import SimulatedClient, SimulatedTinker
     from rlkit.testing.world import Fault, Latency, World
 
@@ -20,7 +19,6 @@ __all__ = [
     "ByteChat",
     "DeadlockError",
     "Fault",
-    "FaultyProxy",
     "Latency",
     "NoisyPolicy",
     "ScriptedPolicy",
@@ -38,7 +36,6 @@ _MODULES = {
     "clock": ["DeadlockError", "VirtualClock", "run_virtual"],
     "models": ["byte_model", "tiny_model"],
     "policies": ["ByteChat", "NoisyPolicy", "ScriptedPolicy", "ScriptedSampler"],
-    "proxy": ["FaultyProxy"],
     "simulated_service": ["SimulatedClient", "SimulatedTinker"],
     "world": ["Fault", "Latency", "World"],
 }

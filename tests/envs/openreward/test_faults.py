@@ -21,9 +21,10 @@ from rlkit.policy import Limits
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import EnvSettings
-from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
+from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
 from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served
+from tests.faulty_proxy import FaultyProxy
 
 QUICK = TimeLimits(start_s=3.0, call_s=3.0, request_s=1.5)
 """Short, as requests that hang wait for them, and long enough for a busy machine to answer the others."""

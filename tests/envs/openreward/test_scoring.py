@@ -16,9 +16,10 @@ from rlkit.policy import Limits
 from rlkit.rollout.player import GroupProgress, Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import EnvSettings
-from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
+from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.envs.openreward.worlds import CALLS, Served, call
+from tests.faulty_proxy import FaultyProxy
 
 NOTHING = GroupProgress()
 

@@ -11,8 +11,8 @@ import pytest
 import rlkit
 from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
-from rlkit.testing import FaultyProxy
 from rlkit.training.trainer import RLTrainer
+from tests.faulty_proxy import FaultyProxy
 
 
 class Digits(rlkit.SingleTurnEnv):
