@@ -59,11 +59,11 @@ def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: in
                     first_row, count = start + query, min(block, length - query)
                     visible, block_stats = prefix + query + count, stats[first_row : first_row + count, head]
                     _read_rows(rows, head, first_row, count, queries, 0)
-                    _multiply(queries, False, transposed, size, weights, count, visible)
+                    _multiply(queries, False, transposed, size, weights, count, visible, False)
                     _find_peaks(weights, prefix + query, block_stats)
                     _exponentiate(weights, prefix + query, scale, block_stats)
                     _sum_weights(weights, _round_up(visible), block_stats)
-                    _multiply(weights, False, values, visible, mixed, count, size)
+                    _multiply(weights, False, values, visible, mixed, count, size, False)
                     _divide_by_sums(mixed, width, block_stats)
                     _write_rows(mixed, 0, count, out, head, first_row)
 
@@ -112,14 +112,14 @@ def attention_gradient(  # noqa: PLR0917  compiled
                     _read_rows(rows, head, first_row, count, queries, 0)
                     _read_rows(out, head, first_row, count, mixed, 0)
                     _read_rows(grad_out, head, first_row, count, grad_mixed, 0)
-                    _multiply(queries, False, transposed_keys, size, weights, count, visible)
+                    _multiply(queries, False, transposed_keys, size, weights, count, visible, False)
                     _exponentiate(weights, prefix + query, scale, block_stats)
                     _divide_by_sums(weights, _round_up(visible), block_stats)
-                    _add_product(weights, True, grad_mixed, count, grad_values, visible, size)
-                    _multiply(grad_mixed, False, transposed_values, size, grad_weights, count, visible)
+                    _multiply(weights, True, grad_mixed, count, grad_values, visible, size, True)
+                    _multiply(grad_mixed, False, transposed_values, size, grad_weights, count, visible, False)
                     _score_gradient(weights, grad_weights, mixed, grad_mixed, scale, count, _round_up(visible))
-                    _multiply(weights, False, keys, visible, grad_queries, count, size)
-                    _add_product(weights, True, queries, count, grad_keys, visible, size)
+                    _multiply(weights, False, keys, visible, grad_queries, count, size, False)
+                    _multiply(weights, True, queries, count, grad_keys, visible, size, True)
                     _write_rows(grad_queries, 0, count, grad_rows, head, first_row)
             _scatter(grad_keys, span, grad_rows, heads + k)
             _scatter(grad_values, span, grad_rows, heads + kv_heads + k)
@@ -188,26 +188,15 @@ def _add_rows(buffer: Floats, count: int, rows: Floats, head: int, first: int) -
 
 
 @njit
-def _multiply(x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
-    """Overwrite `out` with the product of `_add_product`."""
-    _multiply_tiles(x, transposed, right, steps, out, rows, columns, False)
-
-
-@njit
-def _add_product(x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
-    """Add `x @ right` to the first rows and columns of `out`, rounded up to whole tiles.
+def _multiply(  # noqa: PLR0917  compiled
+    x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int, adds: bool
+) -> None:
+    """Write `x @ right` to the first rows and columns of `out`, rounded up to whole tiles, or add it to them.
 
     Args:
         x: [rows, steps], or [steps, rows] if `transposed`, in a buffer of a multiple of `SMALL_ROWS` rows.
         right: [steps, columns], in a buffer of a multiple of `SMALL_COLUMNS` columns; at least one step.
     """
-    _multiply_tiles(x, transposed, right, steps, out, rows, columns, True)
-
-
-@njit
-def _multiply_tiles(  # noqa: PLR0917  compiled
-    x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int, adds: bool
-) -> None:
     x_bytes, right_bytes, out_bytes = 4 * x.shape[1], 4 * right.shape[1], 4 * out.shape[1]
     x_row, x_step = (4, x_bytes) if transposed else (x_bytes, 4)
     for step in range(0, steps, _STEPS):
