@@ -16,6 +16,7 @@ vectorise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.kernels.jit_cache import jit_kernel
-from rlkit.engine.kernels.llvm import COLUMNS, INDEX, LANES, PANEL_ROW_BYTES, TILE_ROWS, VECTOR, Emitter, tile
+from rlkit.engine.kernels.llvm import COLUMNS, LANES, PANEL_ROW_BYTES, TILE_ROWS, VECTOR, Emitter, tile
 
 type Floats = NDArray[np.float32]
 type Doubles = NDArray[np.float64]
@@ -226,22 +227,13 @@ def _reduce_max(_context: Any, _numbers: Any, _count: Any) -> Any:
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         numbers, count = arguments
         e = Emitter(builder)
-        entry = builder.block
         whole = builder.and_(count, e.index(-LANES))
-        loop, rest = builder.append_basic_block("loop"), builder.append_basic_block("rest")
         lowest = ir.Constant(VECTOR, [-np.inf] * LANES)
-        builder.cbranch(builder.icmp_signed(">", whole, e.index(0)), loop, rest)
 
-        builder.position_at_end(loop)
-        start, maxima = builder.phi(INDEX), builder.phi(VECTOR)
-        larger = e.maximum(e.load(e.at(numbers, builder.mul(start, e.index(4)))), maxima)
-        further = builder.add(start, e.index(LANES))
-        e.connect_phis([(start, e.index(0), further), (maxima, lowest, larger)], entry, loop)
-        builder.cbranch(builder.icmp_signed("<", further, whole), loop, rest)
+        def compare(start: Any, maxima: Sequence[Any]) -> list[Any]:
+            return [e.maximum(e.load(e.at(numbers, builder.mul(start, e.index(4)))), maxima[0])]
 
-        builder.position_at_end(rest)
-        before = builder.phi(VECTOR)
-        e.connect_phis([(before, lowest, larger)], entry, loop)
+        (before,) = e.loop(whole, LANES, [lowest], compare)
         last = e.load_some(e.at(numbers, builder.mul(whole, e.index(4))), builder.sub(count, whole), lowest)
         return e.reduce_max(e.maximum(last, before))
 

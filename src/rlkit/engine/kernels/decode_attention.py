@@ -11,6 +11,7 @@ It takes as long as reading the keys and values. Measurements showed no gain fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numba.extending import intrinsic
 
 from rlkit.engine.kernels.cpu_kernels import Floats, exponential, row_max
 from rlkit.engine.kernels.jit_cache import jit_kernel
-from rlkit.engine.kernels.llvm import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
+from rlkit.engine.kernels.llvm import LANES, VECTOR_BYTES, ZEROS, Emitter, make_product
 
 # Positions scored at a time, and vectors of a head's values summed at a time.
 _POSITIONS = 4
@@ -37,72 +38,26 @@ def _score_keys(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, sc
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         q, keys, row_bytes, count, scores = arguments
         e = Emitter(builder)
-        entry = builder.block
-        block, loop, finish, done = (builder.append_basic_block(name) for name in ("block", "loop", "finish", "done"))
-        builder.branch(block)
 
-        builder.position_at_end(block)
-        first = builder.phi(INDEX)
-        rows = [e.at(keys, builder.mul(builder.add(first, e.index(i)), row_bytes)) for i in range(_POSITIONS)]
-        builder.branch(loop)
+        def score(first: Any, _: Sequence[Any]) -> list[Any]:
+            rows = [e.at(keys, builder.mul(builder.add(first, e.index(i)), row_bytes)) for i in range(_POSITIONS)]
 
-        builder.position_at_end(loop)
-        offset, sums = builder.phi(INDEX), [builder.phi(VECTOR) for _ in rows]
-        part = e.load(e.at(q, offset))
-        results = [e.fma(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
-        next_offset = e.at(offset, e.index(VECTOR_BYTES))
-        e.connect_phis([(offset, e.index(0), next_offset)], block, loop)
-        e.connect_phis([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], block, loop)
-        builder.cbranch(builder.icmp_signed("<", next_offset, row_bytes), loop, finish)
+            def multiply_add(offset: Any, sums: Sequence[Any]) -> list[Any]:
+                part = e.load(e.at(q, offset))
+                return [e.fma(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
 
-        builder.position_at_end(finish)
-        e.store(e.sum_each(results, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
-        following = builder.add(first, e.index(_POSITIONS))
-        e.connect_phis([(first, e.index(0), following)], entry, finish)
-        builder.cbranch(builder.icmp_signed("<", following, count), block, done)
-        builder.position_at_end(done)
+            sums = e.loop(row_bytes, VECTOR_BYTES, [ZEROS] * _POSITIONS, multiply_add)
+            e.store(e.sum_each(sums, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
+            return []
+
+        e.loop(count, _POSITIONS, [], score)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5), emit
 
 
-def _make_mix(vectors: int) -> Any:
-    @intrinsic
-    def mix(_context: Any, weights: Any, values: Any, row_bytes: Any, count: Any, out: Any) -> Any:
-        def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            weights, values, row_bytes, count, out = arguments
-            e = Emitter(builder)
-            entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
-            builder.branch(loop)
-
-            builder.position_at_end(loop)
-            step, row = builder.phi(INDEX), builder.phi(INDEX)
-            sums = [builder.phi(VECTOR) for _ in range(vectors)]
-            weight = e.load_spread(e.at(weights, builder.mul(step, e.index(4))))
-            results = [
-                e.fma(weight, e.load(e.at(row, e.index(v * VECTOR_BYTES))), total) for v, total in enumerate(sums)
-            ]
-            following = builder.add(step, e.index(1))
-            e.connect_phis([(step, e.index(0), following), (row, values, e.at(row, row_bytes))], entry, loop)
-            e.connect_phis([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], entry, loop)
-            builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
-
-            builder.position_at_end(done)
-            for v, result in enumerate(results):
-                e.store(result, e.at(out, e.index(v * VECTOR_BYTES)))
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 5), emit
-
-    mix.__doc__ = f"""Emit the sum of values, each times its weight.
-
-    All arguments are integers: addresses of weights [count], of values [count, …], `row_bytes` each, and of out, where
-    {vectors} vectors are written.
-    """
-    return mix
-
-
-_mix_several, _mix_one = _make_mix(_VECTORS), _make_mix(1)
+# Sums of values, each times its weight.
+_mix_several, _mix_one = make_product(1, _VECTORS), make_product(1, 1)
 
 
 @jit_kernel(fast=True)
@@ -140,11 +95,11 @@ def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Flo
                 _multiply_any_size(values[k, :positions].T, scores[:positions], mixed)
                 continue
             for j in range(0, vectorised, _VECTORS * LANES):
-                target = mixed.ctypes.data + 4 * j
-                _mix_several(scores.ctypes.data, first_value + 4 * j, row_bytes, positions, target)
+                source, target = first_value + 4 * j, mixed.ctypes.data + 4 * j
+                _mix_several(scores.ctypes.data, 0, 4, source, row_bytes, positions, target, 0)
             for j in range(vectorised, size, LANES):
-                target = mixed.ctypes.data + 4 * j
-                _mix_one(scores.ctypes.data, first_value + 4 * j, row_bytes, positions, target)
+                source, target = first_value + 4 * j, mixed.ctypes.data + 4 * j
+                _mix_one(scores.ctypes.data, 0, 4, source, row_bytes, positions, target, 0)
 
 
 @njit(inline="always")

@@ -8,7 +8,8 @@ fused if the processor supports it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import batched, chain
 from typing import Any
 
 from llvmlite import ir
@@ -42,11 +43,27 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def connect_phis(self, values: Sequence[tuple[Any, Any, Any]], entry: Any, loop: Any) -> None:
-        """Connect each phi of a loop to its initial value from `entry` and its next one from `loop`."""
-        for phi, start, carried in values:
+    def loop(
+        self, stop: Any, step: int, initial: Sequence[Any], body: Callable[[Any, Sequence[Any]], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """Emit a loop over 0, `step`, … below `stop`; `body(index, values)` returns the next values, from `initial`."""
+        builder, entry = self.builder, self.builder.block
+        test, block, done = (builder.append_basic_block(name) for name in ("test", "block", "done"))
+        builder.branch(test)
+
+        builder.position_at_end(test)
+        phis = [builder.phi(value.type) for value in (stop, *initial)]
+        builder.cbranch(builder.icmp_signed("<", phis[0], stop), block, done)
+
+        builder.position_at_end(block)
+        carried = [builder.add(phis[0], self.index(step)), *body(phis[0], phis[1:])]
+        for phi, start, value in zip(phis, (self.index(0), *initial), carried, strict=True):
             phi.add_incoming(start, entry)
-            phi.add_incoming(carried, loop)
+            phi.add_incoming(value, builder.block)
+        builder.branch(test)
+
+        builder.position_at_end(done)
+        return phis[1:]
 
     def index(self, number: int) -> Any:
         """Return a constant of the index type."""
@@ -162,35 +179,35 @@ def tile(  # noqa: PLR0917  what is emitted takes no keywords
     return types.void(*[types.intp] * 8), emit
 
 
-def _make_small_tile(*, adds: bool) -> Any:
+def make_product(row_count: int, vectors: int, *, adds: bool = False) -> Any:
+    """Make an emitter of the product of x [row_count, steps] with right [steps, vectors · LANES], written to out.
+
+    All its arguments are integers: addresses, with the bytes between rows, and between the numbers in a row of x.
+
+    Args:
+        adds: add the product to out.
+    """
+
     @intrinsic
-    def small(  # noqa: PLR0917  what is emitted takes no keywords
+    def product(  # noqa: PLR0917  what is emitted takes no keywords
         _context: Any, x: Any, x_row: Any, x_step: Any, right: Any, right_row: Any, steps: Any, out: Any, out_row: Any
     ) -> Any:
         def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             x, x_row, x_step, right, right_row, steps, out, out_row = arguments
             e = Emitter(builder)
-            targets = _row_addresses(e, out, out_row, SMALL_ROWS)
-            places = range(0, _SMALL_VECTORS * VECTOR_BYTES, VECTOR_BYTES)
+            rows, targets = _row_addresses(e, x, x_row, row_count), _row_addresses(e, out, out_row, row_count)
+            places = range(0, vectors * VECTOR_BYTES, VECTOR_BYTES)
             initial = [[e.load(e.at(row, e.index(place))) if adds else ZEROS for place in places] for row in targets]
-            results = _multiply_add_loop(
-                e, _row_addresses(e, x, x_row, SMALL_ROWS), x_step, right, right_row, steps, initial
-            )
-            _store_rows(e, results, targets)
+            _store_rows(e, _multiply_add_loop(e, rows, x_step, right, right_row, steps, initial), targets)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 8), emit
 
-    small.__doc__ = f"""Emit the product of x [SMALL_ROWS, steps] with right [steps, SMALL_COLUMNS], which out {
-        "is increased by" if adds else "becomes"
-    }.
-
-    All arguments are integers: addresses, with the bytes between rows, and between the numbers in a row of x.
-    """
-    return small
+    return product
 
 
-small_tile, add_small_tile = _make_small_tile(adds=False), _make_small_tile(adds=True)
+small_tile = make_product(SMALL_ROWS, _SMALL_VECTORS)
+add_small_tile = make_product(SMALL_ROWS, _SMALL_VECTORS, adds=True)
 
 
 def _row_addresses(e: Emitter, address: Any, row_bytes: Any, count: int) -> list[Any]:
@@ -212,35 +229,24 @@ def _multiply_add_loop(  # noqa: PLR0917  values of the emitted code
     steps: Any,
     initial: Sequence[Sequence[Any]],
     prefetch: tuple[Any, Any] | None = None,
-) -> list[list[Any]]:
+) -> Sequence[Sequence[Any]]:
     """Emit the loop over the inner dimension, which adds products to `initial`; return the vectors of each row.
 
     Args:
         rows: addresses of the left factor's rows, with `row_step` bytes between their numbers.
         right: address of the right factor, whose rows are `right_step` bytes apart.
-        steps: length of the inner dimension, at least 1.
+        steps: length of the inner dimension.
         prefetch: the address to prefetch, and the bytes by which it advances at each step.
     """
-    builder, entry = e.builder, e.builder.block
-    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    builder.branch(loop)
 
-    builder.position_at_end(loop)
-    step = builder.phi(INDEX)
-    sums = [[builder.phi(VECTOR) for _ in row] for row in initial]
-    at_step = e.at(right, builder.mul(step, right_step))
-    factors = [e.load(e.at(at_step, e.index(v * VECTOR_BYTES))) for v in range(len(initial[0]))]
-    if prefetch is not None:
-        e.prefetch(e.at(prefetch[0], builder.mul(step, prefetch[1])))
-    results: list[list[Any]] = []
-    for row, row_sums in zip(rows, sums, strict=True):
-        spread = e.load_spread(e.at(row, builder.mul(step, row_step)))
-        results.append([e.fma(spread, factor, total) for factor, total in zip(factors, row_sums, strict=True)])
-    following = builder.add(step, e.index(1))
-    e.connect_phis([(step, e.index(0), following)], entry, loop)
-    for row_sums, row_initial, row_results in zip(sums, initial, results, strict=True):
-        e.connect_phis(list(zip(row_sums, row_initial, row_results, strict=True)), entry, loop)
-    builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+    def multiply_add(step: Any, sums: Sequence[Any]) -> list[Any]:
+        at_step = e.at(right, e.builder.mul(step, right_step))
+        factors = [e.load(e.at(at_step, e.index(v * VECTOR_BYTES))) for v in range(width)]
+        if prefetch is not None:
+            e.prefetch(e.at(prefetch[0], e.builder.mul(step, prefetch[1])))
+        spreads = (e.load_spread(e.at(row, e.builder.mul(step, row_step))) for row in rows)
+        products = ((spread, factor) for spread in spreads for factor in factors)
+        return [e.fma(*product, total) for product, total in zip(products, sums, strict=True)]
 
-    builder.position_at_end(done)
-    return results
+    width = len(initial[0])
+    return list(batched(e.loop(steps, 1, list(chain(*initial)), multiply_add), width))
