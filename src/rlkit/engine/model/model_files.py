@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.paths import cache_dir
+from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
 from rlkit.engine.model.config import read_config
 from rlkit.engine.model.gguf import Progress, convert_gguf
@@ -196,8 +196,9 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT")
     if progress:
         progress(f"looking for {name} on the Hugging Face hub", None)
-    if problem := _probe_hub(name, endpoint):
-        raise MissingError(problem)
+    # A proxy or captive portal may send any answer, so any error means that the hub cannot be used.
+    if problem := call_within(lambda: _find_hub_problem(name, endpoint), timeout_s=HUB_PROBE_TIMEOUT_S):
+        raise MissingError(f"the Hugging Face hub: {problem}")
     if progress:
         progress(f"downloading {name} from the Hugging Face hub", None)
     try:
@@ -232,31 +233,19 @@ def _check_snapshot(folder: Path, source: str) -> Path:
     return folder
 
 
-def _probe_hub(name: str, endpoint: str | None) -> str | None:
-    """Return the reason why the hub cannot provide `name`, or None; takes at most `HUB_PROBE_TIMEOUT_S`."""
-    answer: list[str | None] = []
-    # A daemon thread, because looking up a host name has no timeout of its own.
-    probe = threading.Thread(target=lambda: answer.append(_request_model_info(name, endpoint)), daemon=True)
-    probe.start()
-    probe.join(HUB_PROBE_TIMEOUT_S)
-    return answer[0] if answer else f"the Hugging Face hub did not answer within {HUB_PROBE_TIMEOUT_S:.0f} s"
-
-
-def _request_model_info(name: str, endpoint: str | None) -> str | None:
+def _find_hub_problem(name: str, endpoint: str | None) -> str | None:
+    """Return the reason why the hub cannot provide `name`, or None; raise if the hub cannot be used."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     try:
         HfApi(endpoint=endpoint).model_info(name, timeout=HUB_PROBE_TIMEOUT_S)
     except OfflineModeIsEnabled:
-        return "the Hugging Face hub is disabled (HF_HUB_OFFLINE is set)"
+        return "disabled (HF_HUB_OFFLINE is set)"
     except GatedRepoError:
-        return "the model is gated on the Hugging Face hub: accept its licence there and set HF_TOKEN"
+        return "the model is gated: accept its licence there and set HF_TOKEN"
     except RepositoryNotFoundError:
-        return "not on the Hugging Face hub (a private model needs HF_TOKEN)"
-    # A proxy or captive portal may send any answer, so any error means that the hub cannot be used.
-    except Exception as error:
-        return f"the Hugging Face hub did not answer ({type(error).__name__})"
+        return "no such model (a private model needs HF_TOKEN)"
     return None
 
 

