@@ -20,6 +20,7 @@ from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimators import ESTIMATORS, GroupMean
 from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
+from rlkit.tinker_client.connect import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService
 from rlkit.trackers import Tracker
 from rlkit.training.trainer import RLTrainer
@@ -126,7 +127,7 @@ def trained(
         estimators=estimators,
         trackers=[run],
         stop=run.stop,
-        service=TinkerService(base_url=server.url, api_key=server.api_key),
+        service=TinkerService(ServiceAddress(base_url=server.url, api_key=server.api_key)),
     )
     asyncio.run(trainer.train())
     return run

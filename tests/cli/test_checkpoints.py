@@ -20,6 +20,7 @@ import rlkit as toolkit
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError
 from rlkit.testing import byte_model
+from rlkit.tinker_client.connect import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService
 from rlkit.tools.export import export
 from rlkit.types import Prompt
@@ -88,7 +89,9 @@ def score_text(trained: Trained, checkpoint: toolkit.Checkpoint) -> np.ndarray:
     """Log-probabilities of the text from the engine."""
 
     async def request_logprobs() -> np.ndarray:
-        async with TinkerService(base_url=trained.server.url, api_key=trained.server.api_key) as service:
+        async with TinkerService(
+            ServiceAddress(base_url=trained.server.url, api_key=trained.server.api_key)
+        ) as service:
             scorer = await service.scorer(model=str(trained.model), checkpoint=checkpoint.sampler)
             return await scorer.logprobs(Prompt(TEXT), last=len(TEXT) - 1)
 

@@ -17,6 +17,7 @@ from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
+from rlkit.tinker_client.connect import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService, capture_warnings, model_input
 from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
 
@@ -31,7 +32,7 @@ def run_with_service(engine: EngineServer, coroutine):
     """Run `coroutine(service)` on a connection to the engine."""
 
     async def run():
-        async with TinkerService(base_url=engine.url, api_key=engine.api_key) as service:
+        async with TinkerService(ServiceAddress(base_url=engine.url, api_key=engine.api_key)) as service:
             return await coroutine(service)
 
     return asyncio.run(run())
@@ -121,7 +122,7 @@ def test_rejected_key_is_reported_by_its_variable(engine: EngineServer, byte_mod
 
 def test_malformed_key_is_an_error_before_any_request() -> None:
     async def connect() -> None:
-        async with TinkerService(base_url="http://127.0.0.1:9", api_key="not-a-key") as service:
+        async with TinkerService(ServiceAddress(base_url="http://127.0.0.1:9", api_key="not-a-key")) as service:
             await service.sampler(model="any")
 
     with pytest.raises(MissingError, match="TINKER_API_KEY"):

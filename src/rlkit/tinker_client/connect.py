@@ -71,9 +71,9 @@ class ServiceAddress:
 
     Args:
         base_url: None for the SDK's default.
-        api_key: None for the SDK's own look-up.
-        embedded: the service is the embedded engine.
-        connector: retries until a session is open; None for the engine.
+        api_key: None for the SDK's look-up of credentials, such as TINKER_API_KEY.
+        embedded: the service is the embedded engine, whose answers are repeatable.
+        connector: retries until a session is open; None uses the SDK's own retries.
     """
 
     base_url: str | None = None
@@ -135,12 +135,7 @@ async def connect(
 
     async with (
         reach_service(config, choice=choice, note=note) as address,
-        TinkerService(
-            base_url=address.base_url,
-            api_key=address.api_key,
-            embedded=address.embedded,
-            connector=address.connector,
-        ) as service,
+        TinkerService(address) as service,
     ):
         if session and address.connector is not None:
             await service.open_session()

@@ -22,11 +22,11 @@ from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
+from rlkit.tinker_client.connect import ServiceAddress
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
     from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
-    from rlkit.tinker_client.connector import Connector
 
 
 _PAGE = 100
@@ -40,27 +40,13 @@ class TinkerService(Service):
     """A session of the Tinker SDK.
 
     Args:
-        base_url: None for the SDK's default.
-        api_key: None for the SDK's look-up of credentials, such as TINKER_API_KEY.
+        address: address of the service, by default that of the SDK.
         client: client to use instead of a new one.
-        embedded: the server is the embedded engine, whose answers are repeatable.
-        connector: retries until a session is open; None uses the SDK's own retries.
     """
 
-    def __init__(
-        self,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        client: tinker.ServiceClient | None = None,
-        embedded: bool = False,
-        connector: Connector | None = None,
-    ) -> None:
-        self._base_url = base_url
-        self._api_key = api_key
-        self._client = client or tinker.ServiceClient(base_url=base_url, api_key=api_key)
-        self._embedded = embedded
-        self._connector = connector
+    def __init__(self, address: ServiceAddress | None = None, *, client: tinker.ServiceClient | None = None) -> None:
+        self._address = address = address or ServiceAddress()
+        self._client = client or tinker.ServiceClient(base_url=address.base_url, api_key=address.api_key)
         self._opening = False
         self._rest_client: tinker.RestClient | None = None
         self._usage = Usage()
@@ -71,7 +57,7 @@ class TinkerService(Service):
 
     @property
     def is_repeatable(self) -> bool:  # noqa: D102  inherited
-        return self._embedded
+        return self._address.embedded
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,7 +69,9 @@ class TinkerService(Service):
                 if not self._opening:  # else there is no session to close, and the SDK is still connecting
                     # In a thread: the SDK acquires a lock that a call to a silent service can hold for ever.
                     await (await in_thread(self._client.close, status))
-                if self._embedded and self._rest_client is not None:  # its connections are global to the process
+                if (
+                    self._address.embedded and self._rest_client is not None
+                ):  # its connections are global to the process
                     holder = self._rest_client.holder
                     await holder.run_coroutine_threadsafe(holder.aclose())
 
@@ -164,13 +152,13 @@ class TinkerService(Service):
     async def _ask[T](self, request: Callable[[tinker.RestClient], Awaitable[T]], activity: str) -> T:
         if self._rest_client is None:
             self._rest_client = await self._connect(
-                lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), activity
+                lambda: tinker.RestClient(base_url=self._address.base_url, api_key=self._address.api_key), activity
             )
         return await _await_answer(request(self._rest_client), activity)
 
     async def _connect[T](self, make_client: Callable[[], T], activity: str, *, failure: str = "does not answer") -> T:
         """Make a client of the SDK, retrying with the connector."""
-        if self._connector is None:
+        if self._address.connector is None:
             return await self._call_in_thread(make_client, activity)
 
         from rlkit.tinker_client.connector import Unreachable
@@ -183,7 +171,9 @@ class TinkerService(Service):
 
         warnings = list[str]()
         with capture_warnings(warnings.append):
-            return await self._connector.retry(attempt, failure, hint=lambda: warnings[-1] if warnings else "no answer")
+            return await self._address.connector.retry(
+                attempt, failure, hint=lambda: warnings[-1] if warnings else "no answer"
+            )
 
     async def _call_in_thread[T](self, make_client: Callable[[], T], activity: str) -> T:
         """Make a client in a thread, because the SDK connects in the constructor."""

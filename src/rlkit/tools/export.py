@@ -54,7 +54,7 @@ async def export(
         raise UsageError(f"{path!r} is not a training state: only tinker://…/weights/… paths can be exported")
     directory = resolve_directory(directory)
     async with reach_service(service or ServiceConfig(), note=note) as at:
-        async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
+        async with TinkerService(at) as connection:
             model = await connection.model_of(path)
         base = str(await in_thread(resolve_model, model)) if at.embedded and form != "raw" else model
         await in_thread(lambda: _write(path, directory, form, at, base=base, name=hub_id(model)))
