@@ -7,15 +7,14 @@ that cannot be graded raises an error instead of giving a reward of 0.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from rlkit.envs.math import math_verify_pool
-from rlkit.envs.math.answers.comparison import Judgement, Verdict, equals_itself, judge
+from rlkit.envs.math.answers.comparison import Verdict, equals_itself, judge
 from rlkit.envs.math.answers.policies import DEFAULT_POLICIES, Policies
 from rlkit.envs.math.extraction import final_answer
 from rlkit.errors import EnvironmentFault
@@ -23,9 +22,6 @@ from rlkit.errors import EnvironmentFault
 __all__ = ["GoldError", "Grade", "Grader", "Policies", "Verdict", "compare", "final_answer", "validate"]
 
 type GradingMethod = Literal["exact", "numeric", "math-verify", "monstrous", "timeout", "unparsed"]
-
-SLICE_S = 0.004
-"""Time in seconds of comparisons after which the event loop runs other tasks."""
 
 _UNBOUNDED_COMMANDS = (r"\sum", r"\prod", r"\int", r"\lim", r"\iint", r"\oint")
 """Commands that math-verify may never finish to evaluate."""
@@ -62,32 +58,6 @@ def validate(gold: str) -> bool:
     return equals_itself(gold)
 
 
-class _JudgeQueue:
-    """Queue of comparisons on one event loop: running thousands at once would block it for seconds."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._waiting = deque[tuple[asyncio.Future[Judgement], partial[Judgement]]]()
-
-    async def judge(self, answer: str, gold: str, policies: Policies) -> Judgement:
-        if not self._waiting:
-            self.loop.call_soon(self._judge_slice)
-        future: asyncio.Future[Judgement] = self.loop.create_future()
-        self._waiting.append((future, partial(judge, answer, gold, policies)))
-        return await future
-
-    def _judge_slice(self) -> None:
-        end_s = time.perf_counter() + SLICE_S
-        while self._waiting:
-            future, compute = self._waiting.popleft()
-            if not future.done():
-                future.set_result(compute())
-            if time.perf_counter() >= end_s:
-                break
-        if self._waiting:
-            self.loop.call_soon(self._judge_slice)
-
-
 class Grader:
     """Grader of answers: any number at once, from any event loop.
 
@@ -102,7 +72,7 @@ class Grader:
         self.limit_s = limit_s
         self.processes = processes
         self._counts: Counter[GradingMethod] = Counter()
-        self._queue: _JudgeQueue | None = None
+        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         math_verify_pool.is_installed()  # cached here: it searches the file system, which would block an event loop
 
     def __reduce__(self) -> tuple[partial[Grader], tuple[()]]:
@@ -120,9 +90,13 @@ class Grader:
             GoldError: the gold answer cannot be graded.
         """
         loop = asyncio.get_running_loop()
-        if self._queue is None or self._queue.loop is not loop:
-            self._queue = _JudgeQueue(loop)
-        judgement = await self._queue.judge(answer, gold, self.policies)
+        if self._turn is None or self._turn[0] is not loop:
+            self._turn = loop, asyncio.Lock()
+        async with self._turn[1]:
+            await asyncio.sleep(
+                0
+            )  # a pass of the loop for each comparison: thousands in one would block it for seconds
+            judgement = judge(answer, gold, self.policies)
         if judgement.verdict == "unknown":
             grade = await self._ask_math_verify(answer, gold, is_gold_readable=judgement.gold_read)
         else:
