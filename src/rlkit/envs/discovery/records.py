@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated
 
 import numpy as np
 from filelock import FileLock
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from rlkit._util import files
 from rlkit.envs.discovery.problem import Certificate, Construction, Problem
@@ -20,7 +21,6 @@ from rlkit.envs.discovery.state import State
 from rlkit.types import Json
 
 _SUFFIX = ".record.json"
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,12 @@ class Record:
     options: Mapping[str, Json]
     symbol: str
     value: float
-    construction: Construction
+    construction: Annotated[
+        Construction,
+        PlainValidator(lambda values: np.asarray(values, np.float64)),
+        PlainSerializer(np.ndarray.tolist),
+        Field(alias="values"),
+    ]
     certificate: Certificate | None
     task: str
     parent: str | None
@@ -58,17 +63,11 @@ class Record:
 
     def to_json(self) -> dict[str, Json]:
         """Return the record as JSON, without its construction and its program."""
-        return {
-            "value": self.value,
-            "symbol": self.symbol,
-            "problem": self.problem,
-            "task": self.task,
-            "parent": self.parent,
-            "polished": self.polished,
-            "shape": list(self.construction.shape),
-            "certificate": self.certificate and asdict(self.certificate),
-            "file": self.name,
-        }
+        content = _RECORD.dump_python(self, mode="json", exclude={"construction", "program", "options", "name"})
+        return {**content, "shape": list(self.construction.shape), "file": self.name}
+
+
+_RECORD = TypeAdapter(Record)
 
 
 def save_if_better(folder: Path, state: State, problem: Problem, *, task: str) -> bool:
@@ -84,46 +83,28 @@ def save_if_better(folder: Path, state: State, problem: Problem, *, task: str) -
         best = json.loads(paths[-1].read_text())["value"] if paths else None  # the last one is the best
         if best is not None and not problem.is_better(state.value, best):
             return False
-        certificate = problem.certificate(state.construction)
-        content: dict[str, Json] = {
-            "format": _FORMAT,
-            "problem": problem.name,
-            "options": _keep_json_options(problem),
-            "symbol": problem.symbol,
-            "minimise": problem.minimise,
-            "value": state.value,
-            "certificate": certificate and asdict(certificate),
-            "task": task,
-            "parent": state.parent,
-            "polished": state.polished,
-            "program": state.program,
-            "values": cast("Json", state.construction.tolist()),
-        }
-        files.write_text(folder / f"{len(paths) + 1:04d}-{state.id}{_SUFFIX}", json.dumps(content))
+        record = Record(
+            problem.name,
+            _keep_json_options(problem),
+            problem.symbol,
+            state.value,
+            state.construction,
+            problem.certificate(state.construction),
+            task,
+            state.parent,
+            state.program,
+            state.polished,
+            f"{len(paths) + 1:04d}-{state.id}",
+        )
+        content = json.dumps(_RECORD.dump_python(record, mode="json", by_alias=True, exclude={"name"}))
+        files.write_text(folder / f"{record.name}{_SUFFIX}", content)
         return True
 
 
 def read_records(folder: Path) -> list[Record]:
     """Return the records of a folder, best first."""
-    paths = reversed(_paths(folder))
-    return [_parse_record(json.loads(path.read_text()), path.name.removesuffix(_SUFFIX)) for path in paths]
-
-
-def _parse_record(content: Mapping[str, Json], name: str) -> Record:
-    certificate = cast("Mapping[str, str] | None", content["certificate"])
-    return Record(
-        str(content["problem"]),
-        cast("Mapping[str, Json]", content["options"]),
-        str(content["symbol"]),
-        float(cast("float", content["value"])),
-        np.asarray(content["values"], np.float64),
-        None if certificate is None else Certificate(**certificate),
-        str(content["task"]),
-        cast("str | None", content["parent"]),
-        str(content["program"]),
-        bool(content["polished"]),
-        name,
-    )
+    contents = ({**json.loads(path.read_text()), "name": path.name.removesuffix(_SUFFIX)} for path in _paths(folder))
+    return [*map(_RECORD.validate_python, contents)][::-1]
 
 
 def _keep_json_options(problem: Problem) -> dict[str, Json]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 import numpy as np
@@ -54,12 +54,5 @@ class State:
     def from_json(cls, content: Mapping[str, Json]) -> State:
         """Return the state that `to_json` wrote."""
         numbers = np.frombuffer(base64.b64decode(str(content["construction"])), "<f8")
-        return cls(
-            numbers.reshape(cast("Sequence[int]", content["shape"])).astype(np.float64),
-            float(cast("float", content["value"])),
-            cast("str | None", content["parent"]),
-            cast("float | None", content["parent_value"]),
-            str(content["program"]),
-            str(content["stdout"]),
-            bool(content["polished"]),
-        )
+        construction = numbers.reshape(cast("Sequence[int]", content["shape"])).astype(np.float64)
+        return cls(construction, *[content[item.name] for item in fields(cls)[1:]])  # pyright: ignore[reportArgumentType]  as `to_json` wrote them
