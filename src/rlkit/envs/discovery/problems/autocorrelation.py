@@ -10,6 +10,7 @@ Invariant: a value depends only on the heights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,6 +50,8 @@ class _Autocorrelation(Problem):
     """First paragraph of the statement."""
     formula: ClassVar[str]
     """Formula of the value, for the statement."""
+    compute_value: ClassVar[Callable[[Construction], float]]
+    """Function that computes the value of heights."""
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
 
@@ -81,13 +84,15 @@ class _Autocorrelation(Problem):
         )
         curve.set(xlabel="x", ylabel="(f*f)(x) / max", xlim=(-0.5, 0.5), ylim=(0, 1.1))
 
-    def _check_heights(self, construction: Construction) -> Construction:
+    def verify(self, construction: Construction) -> VerifiedConstruction:
+        """Return the heights, scaled to a maximum of 1, and their value."""
         f = check_vector(construction, min_length=2, max_length=self.max_points)
         if f.min() < 0:
             raise InvalidConstruction(f"a height is {f.min():.9g}; heights must be at least 0")
         if f.max() <= 0:
             raise InvalidConstruction("all heights are 0")
-        return f / f.max()
+        f /= f.max()
+        return VerifiedConstruction(f, self.compute_value(f))
 
 
 @dataclass(frozen=True)
@@ -101,16 +106,13 @@ class FirstAutocorrelation(_Autocorrelation):
     best_known = 1.502744  # MILO, 2026: 1.50274360, rounded up
     scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_first"
+    compute_value = staticmethod(first_value)
 
     question = (
         "The first autocorrelation inequality asks for a step function f >= 0 on [-1/4, 1/4] for which the maximum of "
         "its autoconvolution f*f, divided by the square of its integral, is as small as possible."
     )
     formula = "    C1 = 2 * n * np.max(c) / np.sum(f) ** 2"
-
-    def verify(self, construction: Construction) -> VerifiedConstruction:  # noqa: D102  inherited
-        f = self._check_heights(construction)
-        return VerifiedConstruction(f, first_value(f))
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class SecondAutocorrelation(_Autocorrelation):
     best_known = 0.96359  # EinsteinArena, 2026-08-25
     scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_second"
+    compute_value = staticmethod(second_value)
 
     question = (
         "The second autocorrelation inequality asks for a step function f >= 0 for which the ratio of norms of its "
@@ -134,7 +137,3 @@ class SecondAutocorrelation(_Autocorrelation):
         "    C2 = np.sum(y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2) / 3 / (np.sum(c) * np.max(c))\n\n"
         "which is exact, since f*f is linear between its corners."
     )
-
-    def verify(self, construction: Construction) -> VerifiedConstruction:  # noqa: D102  inherited
-        f = self._check_heights(construction)
-        return VerifiedConstruction(f, second_value(f))

@@ -5,9 +5,10 @@ Invariant: in exact arithmetic without slack, no circles of a verified packing o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, override
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
@@ -24,13 +25,19 @@ SHRINK = 1e-12
 _CLOSE = 1e-9
 """Gap above which two circles need no exact arithmetic."""
 _PLACES = 10
-_PUBLISHED_VALUES = {26: (2.634, 2.63598308), 32: (2.936, 2.93957277)}
-"""Best value found by hand, and best published value, by number of circles."""
-_SCRIPTED = {
-    26: ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
-    32: ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
+_KNOWN_RESULTS: Mapping[int, Mapping[str, object]] = {
+    26: {
+        "baseline": 2.634,
+        "best_known": 2.63598308,
+        "scripted": ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
+    },
+    32: {
+        "baseline": 2.936,
+        "best_known": 2.93957277,
+        "scripted": ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
+    },
 }
-"""Best values of `packing_steps.search` over three seeds, by number of circles."""
+"""Attributes of the problem by number of circles; `scripted` is the best of `packing_steps.search` over three seeds."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +56,11 @@ class CirclePacking(Problem):
     initial = "initial_circles"
     polish = "rlkit.envs.discovery.problems.packing_steps:polish"
 
-    @property
-    @override
-    def shape(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
-        """Description of the array that a program returns."""
-        return f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
-
-    @property
-    @override
-    def baseline(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
-        """Best value found by hand."""
-        return _PUBLISHED_VALUES.get(self.circles, (None, None))[0]
-
-    @property
-    @override
-    def best_known(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
-        """Best published value."""
-        return _PUBLISHED_VALUES.get(self.circles, (None, None))[1]
-
-    @property
-    @override
-    def scripted(self) -> tuple[tuple[float, float], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Values of a scripted search by processor seconds."""
-        return _SCRIPTED.get(self.circles, ())
+    def __post_init__(self) -> None:
+        shape = f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
+        known = {"shape": shape, **_KNOWN_RESULTS.get(self.circles, {})}
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
 
     def statement(self) -> str:  # noqa: D102  inherited
         return (
