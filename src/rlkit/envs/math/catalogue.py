@@ -84,114 +84,88 @@ _EVALUATED = Policies(unevaluated="reject")
 
 _NUMBER_TEMPLATE = Template(suffix="Think step by step, then write the final number, without units, in \\boxed{}.")
 
-_MATH_SUBJECTS = (
-    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
-    "precalculus",
-)  # fmt: skip
+_COMMITS: Mapping[str, str] = {
+    "openai/gsm8k": "740312add88f781978c0658806c59bc2815b9866",
+    "HuggingFaceH4/MATH-500": "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    "EleutherAI/hendrycks_math": "21a5633873b6a120296cce3e2df9d5550074f4a3",
+    "POLARIS-Project/Polaris-Dataset-53K": "296f8e34132e63f4a1d70e0dcc8bddebb43f03e4",
+    "zwhe99/DeepMath-103K": "5cf055d1fe3d7a2eb19719ac020211469736ae44",
+    "open-r1/DAPO-Math-17k-Processed": "31dd309567e3da778038cc87d868b6097a3ccf68",
+    "HuggingFaceH4/aime_2024": "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+    "MathArena/aime_2025": "c94da77eb22bbd6439e62a323bec18493a421302",
+    "MathArena/aime_2026": "10b4e45b7a503075d4da8a0d57916a4f06ce6bd2",
+    "nvidia/Nemotron-Math-v2": "8e793210e175b6406c752a870f585f62de98c0d3",
+}
 
 
-def _gsm8k_splits() -> dict[str, tuple[Table, ...]]:
-    columns = Columns("question", "answer", gold="hash")
-    revision = "740312add88f781978c0658806c59bc2815b9866"
-    return {split: (Table("openai/gsm8k", revision, split, columns, config="main"),) for split in ("train", "test")}
+def _table(repository: str, split: str, columns: Columns, config: str | None = None) -> Table:
+    return Table(repository, _COMMITS.get(repository), split, columns, config)
 
 
-def _hendrycks_splits() -> dict[str, tuple[Table, ...]]:
-    columns = Columns("problem", "solution", gold="boxed", level="level", subject="type")
-    revision = "21a5633873b6a120296cce3e2df9d5550074f4a3"
-    tables = (
-        Table("EleutherAI/hendrycks_math", revision, split, columns, config=subject)
-        for split in ("train", "test")
-        for subject in _MATH_SUBJECTS
-    )
-    return {"train": tuple(tables)}
-
-
-def _aime_splits() -> dict[str, tuple[Table, ...]]:
-    columns = Columns("problem", "answer")
-    years = {
-        "2024": ("HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
-        "2025": ("MathArena/aime_2025", "c94da77eb22bbd6439e62a323bec18493a421302"),
-        "2026": ("MathArena/aime_2026", "10b4e45b7a503075d4da8a0d57916a4f06ce6bd2"),
-    }
-    tables = {
-        year: Table(repository, revision, "train", columns, subject=year)
-        for year, (repository, revision) in years.items()
-    }
-    return {"test": tuple(tables.values())} | {year: (table,) for year, table in tables.items()}
-
-
-def _nemotron_splits() -> dict[str, tuple[Table, ...]]:
-    columns = Columns("problem", "expected_answer", subject="data_source")
-    revision = "8e793210e175b6406c752a870f585f62de98c0d3"
-    splits = {"train": "high_part02", "medium": "medium", "low": "low"}
-    return {
-        name: (Table("nvidia/Nemotron-Math-v2", revision, split, columns, rows_max=100_000),)
-        for name, split in splits.items()
-    }
-
-
-def _single_table(
-    split: str, repository: str, revision: str | None, columns: Columns, *, config: str | None = None
-) -> dict[str, tuple[Table, ...]]:
-    return {split: (Table(repository, revision, split, columns, config),)}
-
-
-_DOLCI_COLUMNS = Columns("prompt", "ground_truth", speaker="user:")
+_GSM8K = Columns("question", "answer", gold="hash")
+_MATH500 = Columns("problem", "answer", level="level", subject="subject")
+_HENDRYCKS = Columns("problem", "solution", gold="boxed", level="level", subject="type")
+_POLARIS = Columns("problem", "answer", level="difficulty")
+_DEEPMATH = Columns("question", "final_answer", level="difficulty", subject="topic")
+_NEMOTRON = Columns("problem", "expected_answer", subject="data_source")
+_DOLCI = Columns("prompt", "ground_truth", speaker="user:")
 """Columns of the Dolci datasets; a prompt is a conversation in one string, with a role before each message."""
 
+_SUBJECTS = "algebra counting_and_probability geometry intermediate_algebra number_theory prealgebra precalculus"
+_AIME = {
+    repository[-4:]: replace(_table(repository, "train", Columns("problem", "answer")), subject=repository[-4:])
+    for repository in ("HuggingFaceH4/aime_2024", "MathArena/aime_2025", "MathArena/aime_2026")
+}
+"""Tables by year."""
+
 DATASETS: Mapping[str, Dataset] = {
-    "gsm8k": Dataset(_gsm8k_splits(), "mit", _NUMBER_TEMPLATE, policies=_EVALUATED),
+    "gsm8k": Dataset(
+        {split: (_table("openai/gsm8k", split, _GSM8K, "main"),) for split in ("train", "test")},
+        "mit",
+        _NUMBER_TEMPLATE,
+        policies=_EVALUATED,
+    ),
     "math500": Dataset(
-        _single_table(
-            "test",
-            "HuggingFaceH4/MATH-500",
-            "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-            Columns("problem", "answer", level="level", subject="subject"),
-        ),
+        {"test": (_table("HuggingFaceH4/MATH-500", "test", _MATH500),)},
         "not declared; the problems are those of MATH (mit)",
     ),
-    "hendrycks": Dataset(_hendrycks_splits(), "mit", exclude=("math500",)),
-    "minerva": Dataset(
-        _single_table("test", "math-ai/minervamath", None, Columns("question", "answer")), "not declared"
-    ),
-    "polaris": Dataset(
-        _single_table(
-            "train",
-            "POLARIS-Project/Polaris-Dataset-53K",
-            "296f8e34132e63f4a1d70e0dcc8bddebb43f03e4",
-            Columns("problem", "answer", level="difficulty"),
-        ),
-        "apache-2.0",
-    ),
-    "deepmath": Dataset(
-        _single_table(
-            "train",
-            "zwhe99/DeepMath-103K",
-            "5cf055d1fe3d7a2eb19719ac020211469736ae44",
-            Columns("question", "final_answer", level="difficulty", subject="topic"),
-        ),
+    "hendrycks": Dataset(
+        {
+            "train": tuple(
+                _table("EleutherAI/hendrycks_math", split, _HENDRYCKS, subject)
+                for split in ("train", "test")
+                for subject in _SUBJECTS.split()
+            )
+        },
         "mit",
+        exclude=("math500",),
     ),
+    "minerva": Dataset(
+        {"test": (_table("math-ai/minervamath", "test", Columns("question", "answer")),)}, "not declared"
+    ),
+    "polaris": Dataset({"train": (_table("POLARIS-Project/Polaris-Dataset-53K", "train", _POLARIS),)}, "apache-2.0"),
+    "deepmath": Dataset({"train": (_table("zwhe99/DeepMath-103K", "train", _DEEPMATH),)}, "mit"),
     "dapo": Dataset(
-        _single_table(
-            "train",
-            "open-r1/DAPO-Math-17k-Processed",
-            "31dd309567e3da778038cc87d868b6097a3ccf68",
-            Columns("prompt", "solution"),
-            config="all",
-        ),
+        {"train": (_table("open-r1/DAPO-Math-17k-Processed", "train", Columns("prompt", "solution"), "all"),)},
         "not declared; made from BytedTsinghua-SIA/DAPO-Math-17k (apache-2.0)",
         policies=_EVALUATED,
     ),
     "aime": Dataset(
-        _aime_splits(), "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's", _NUMBER_TEMPLATE, policies=_EVALUATED
+        {"test": tuple(_AIME.values())} | {year: (table,) for year, table in _AIME.items()},
+        "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's",
+        _NUMBER_TEMPLATE,
+        policies=_EVALUATED,
     ),
-    "olmo3_rlzero_7b": Dataset(_single_table("train", "allenai/Dolci-RL-Zero-Math-7B", None, _DOLCI_COLUMNS), "odc-by"),
+    "olmo3_rlzero_7b": Dataset({"train": (_table("allenai/Dolci-RL-Zero-Math-7B", "train", _DOLCI),)}, "odc-by"),
     "olmo3_rl_32b": Dataset(
-        _single_table("train", "allenai/Dolci-Think-RL-32B", None, replace(_DOLCI_COLUMNS, only=("dataset", "math"))),
-        "odc-by",
+        {"train": (_table("allenai/Dolci-Think-RL-32B", "train", replace(_DOLCI, only=("dataset", "math"))),)}, "odc-by"
     ),
-    "nemotron": Dataset(_nemotron_splits(), "cc-by-4.0 and cc-by-sa-4.0"),
+    "nemotron": Dataset(
+        {
+            name: (replace(_table("nvidia/Nemotron-Math-v2", split, _NEMOTRON), rows_max=100_000),)
+            for name, split in {"train": "high_part02", "medium": "medium", "low": "low"}.items()
+        },
+        "cc-by-4.0 and cc-by-sa-4.0",
+    ),
 }
 """Datasets by name."""
