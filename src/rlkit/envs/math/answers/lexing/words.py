@@ -18,52 +18,40 @@ class Unit(NamedTuple):
     factor: Fraction
 
 
-_UNITS: dict[str, tuple[str, Fraction | int]] = {
-    "mm millimeter millimetre": ("length", Fraction(1, 1000)),
-    "cm centimeter centimetre": ("length", Fraction(1, 100)),
-    "m meter metre": ("length", 1),
-    "km kilometer kilometre": ("length", 1000),
-    "in inch inche": ("length", Fraction(254, 10_000)),
-    "ft foot feet": ("length", Fraction(3048, 10_000)),
-    "yd yard": ("length", Fraction(9144, 10_000)),
-    "mi mile": ("length", Fraction(1_609_344, 1000)),
-    "s sec second": ("time", 1),
-    "min minute": ("time", 60),
-    "h hr hour": ("time", 3600),
-    "day": ("time", 86_400),
-    "week": ("time", 604_800),
-    "year yr": ("years", 1),
-    "g gram gm": ("mass", 1),
-    "mg milligram": ("mass", Fraction(1, 1000)),
-    "kg kilogram": ("mass", 1000),
-    "lb pound": ("weight", 16),
-    "oz ounce": ("weight", 1),
-    "l liter litre": ("volume", 1),
-    "ml milliliter millilitre": ("volume", Fraction(1, 1000)),
-    "dollar usd buck": ("dollars", 1),
-    "cent": ("dollars", Fraction(1, 100)),
-    "euro eur": ("euros", 1),
-    "poundsterling gbp quid": ("pounds sterling", 1),
-    "yen jpy yuan cny rmb renminbi": ("yen or yuan", 1),
-    "rupee inr": ("rupees", 1),
-    "franc chf": ("francs", 1),
-    "won krw": ("won", 1),
-    "ruble rouble rub": ("rubles", 1),
-    "canadiandollar cad": ("dollars of Canada", 1),
-    "australiandollar aud": ("dollars of Australia", 1),
-    "mph": ("length per time", Fraction(1_609_344, 3_600_000)),
-    "kmh kph": ("length per time", Fraction(1000, 3600)),
-    "unit": ("units", 1),
-    "fahrenheit": ("Fahrenheit", 1),
-    "celsius centigrade": ("Celsius", 1),
-    "rad radian": ("radians", 1),
-    "am": ("hours before noon", 1),
-    "pm": ("hours after noon", 1),
-}
+_UNITS = """
+length: 1/1000 mm millimeter millimetre, 1/100 cm centimeter centimetre, 1 m meter metre, 1000 km kilometer kilometre
+length: 0.0254 in inch inche, 0.3048 ft foot feet, 0.9144 yd yard, 1609.344 mi mile
+time: 1 s sec second, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
+years: 1 year yr
+mass: 1/1000 mg milligram, 1 g gram gm, 1000 kg kilogram
+weight: 1 oz ounce, 16 lb pound
+volume: 1/1000 ml milliliter millilitre, 1 l liter litre
+dollars: 1 dollar usd buck, 1/100 cent
+euros: 1 euro eur
+pounds sterling: 1 poundsterling gbp quid
+yen or yuan: 1 yen jpy yuan cny rmb renminbi
+rupees: 1 rupee inr
+francs: 1 franc chf
+won: 1 won krw
+rubles: 1 ruble rouble rub
+dollars of Canada: 1 canadiandollar cad
+dollars of Australia: 1 australiandollar aud
+length per time: 0.44704 mph, 5/18 kmh kph
+units: 1 unit
+Fahrenheit: 1 fahrenheit
+Celsius: 1 celsius centigrade
+radians: 1 rad radian
+hours before noon: 1 am
+hours after noon: 1 pm
+"""
+"""Measures by dimension: the size, and the names in the singular."""
 _MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905  reads better
 
 UNITS: Mapping[str, Unit] = {
-    name: Unit(dimension, Fraction(factor)) for names, (dimension, factor) in _UNITS.items() for name in names.split()
+    name: Unit(dimension, Fraction(factor))
+    for dimension, _, measures in (line.partition(": ") for line in _UNITS.strip().splitlines())
+    for factor, *names in map(str.split, measures.split(", "))
+    for name in names
 } | {month: Unit(f"days of {month}", Fraction(1)) for month in _MONTHS}
 """Measures by name, in the singular."""
 
@@ -93,12 +81,13 @@ LEAD_INS = (
 )  # fmt: skip
 """Phrases before an answer; none is a prefix of a later one."""
 
-_UNITS_OF_COUNT = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-_SMALL = [*_UNITS_OF_COUNT.split(), "sixteen", "seventeen", "eighteen", "nineteen"]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_COUNTS: Mapping[str, int] = {
-    **{word: value for value, word in enumerate(_SMALL)},
-    **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+_COUNTS: Mapping[str, int] = {word: 10 * value for value, word in enumerate(_TENS.split(), start=1)} | {
+    word: value for value, word in enumerate(_SMALL.split())
 }
 _MULTIPLES: Mapping[str, int] = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALES: Mapping[str, int] = {"hundred": 100, **_MULTIPLES}
