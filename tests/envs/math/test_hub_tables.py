@@ -154,8 +154,8 @@ def test_files_of_every_format_give_the_same_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2: not valid JSON"),
-        ("a.jsonl", b"[1]", "a.jsonl:1: not a JSON object"),
+        ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2 is not valid JSON"),
+        ("a.jsonl", b"[1]", "a.jsonl:1 is not a JSON object"),
         ("a.jsonl", b"\xff\xfe", "save it as UTF-8"),
         ("a.csv", "é".encode("latin-1"), "save it as UTF-8"),
         ("a.csv", b"a\n" + b"1" * 200_000, "cannot be read"),

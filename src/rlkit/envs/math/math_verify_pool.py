@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -96,8 +95,9 @@ class _Process:
 
     def __init__(self, limit_s: float) -> None:
         command = [sys.executable, "-P", str(_WORKER_PATH), str(limit_s)]
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         )
         if not self._read_line():
             self.kill()
@@ -106,7 +106,7 @@ class _Process:
     def ask(self, answer: str, gold: str) -> MathVerifyReply:
         stdin = self._process.stdin
         assert stdin is not None
-        stdin.write(json.dumps([answer, gold]).encode() + b"\n")
+        stdin.write(json.dumps([answer, gold]) + "\n")
         stdin.flush()
         line = self._read_line()
         if not line:
@@ -116,13 +116,9 @@ class _Process:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(OSError):  # unwritten data
-                pipe.close()
+        self._process.communicate()  # also closes the pipes
 
-    def _read_line(self) -> bytes:
+    def _read_line(self) -> str:
         """Return the next line; nothing if the process ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()

@@ -44,29 +44,27 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield _parse_row(line, f"{path}:{number}")
+                yield _check_row(_parse_json(line, f"{path}:{number}"), f"{path}:{number}")
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    try:
-        rows: object = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"path: {path} is not valid JSON: {error}") from None
+    rows = _parse_json(path.read_text(encoding="utf-8-sig"), str(path))
     if not isinstance(rows, list):
         raise UsageError(f"path: {path} must hold a list of objects; if each line is an object, rename it to .jsonl")
     for number, row in enumerate(cast("list[object]", rows)):
-        if not isinstance(row, dict):
-            raise UsageError(f"path: item {number} of {path} is not a JSON object")
-        yield cast("Row", row)
+        yield _check_row(row, f"item {number} of {path}")
 
 
-def _parse_row(text: str, where: str) -> Row:
+def _parse_json(text: str, where: str) -> object:
     try:
-        row: object = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"path: {where}: not valid JSON: {error}") from None
+        raise UsageError(f"path: {where} is not valid JSON: {error}") from None
+
+
+def _check_row(row: object, where: str) -> Row:
     if not isinstance(row, dict):
-        raise UsageError(f"path: {where}: not a JSON object")
+        raise UsageError(f"path: {where} is not a JSON object")
     return cast("Row", row)
 
 
