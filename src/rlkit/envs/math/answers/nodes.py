@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError
 
-type Expression = Number | Symbol | Sum | Product | Power | Call
+type Expression = Number | Symbol | Call
 
 EXACT_BITS = 24_576
 """Limit of a number that is computed exactly."""
@@ -41,32 +41,11 @@ class Symbol(NamedTuple):
     name: str
 
 
-class Sum(NamedTuple):
-    """Sum of at least two terms."""
-
-    terms: tuple[Expression, ...]
-
-
-class Product(NamedTuple):
-    """Product of at least two factors.
-
-    Args:
-        sign: constant; without it `x+y` would equal `xy`, since named tuples with equal items are equal.
-    """
-
-    factors: tuple[Expression, ...]
-    sign: Literal["*"] = "*"
-
-
-class Power(NamedTuple):
-    """Power of a base; `1/x` is `x` to the power of −1."""
-
-    base: Expression
-    exponent: Expression
-
-
 class Call(NamedTuple):
-    """Function of one or two arguments; `numeric` defines the names."""
+    """Operation or function: `+` and `*` of at least two arguments, `^` of a base and an exponent, or by its name.
+
+    `1/x` is `x` to the power of −1. `numeric` defines the functions, which have one or two arguments.
+    """
 
     name: str
     arguments: tuple[Expression, ...]
@@ -98,13 +77,13 @@ class Builder:
         for term in terms:
             if isinstance(term, Number):
                 total = term.value if total is None else self._apply(total, term.value, Fraction.__add__)
-            elif isinstance(term, Sum):
-                rest.extend(term.terms)
+            elif isinstance(term, Call) and term.name == "+":
+                rest.extend(term.arguments)
             else:
                 rest.append(term)
         if total is not None and (total or not rest):
             rest.append(Number(total))
-        return rest[0] if len(rest) == 1 else Sum(tuple(rest))
+        return rest[0] if len(rest) == 1 else Call("+", tuple(rest))
 
     def multiply(self, factors: Iterable[Expression]) -> Expression:
         """Return the product, with its rational factors multiplied into the first one."""
@@ -113,8 +92,8 @@ class Builder:
         for factor in factors:
             if isinstance(factor, Number):
                 total = factor.value if total == 1 else self._apply(total, factor.value, Fraction.__mul__)
-            elif isinstance(factor, Product):
-                inner = factor.factors
+            elif isinstance(factor, Call) and factor.name == "*":
+                inner = factor.arguments
                 if isinstance(inner[0], Number):
                     total = self._apply(total, inner[0].value, Fraction.__mul__)
                     inner = inner[1:]
@@ -125,7 +104,7 @@ class Builder:
             return Number(total)
         if total != 1:
             rest.insert(0, Number(total))
-        return rest[0] if len(rest) == 1 else Product(tuple(rest))
+        return rest[0] if len(rest) == 1 else Call("*", tuple(rest))
 
     def negate(self, value: Expression) -> Expression:
         """Return the value times −1."""
@@ -145,7 +124,7 @@ class Builder:
             return base
         if isinstance(base, Number) and isinstance(exponent, Number):
             return self._power_of_numbers(base.value, exponent.value)
-        return Power(base, exponent)
+        return Call("^", (base, exponent))
 
     def call(self, name: str, arguments: tuple[Expression, ...]) -> Expression:
         """Return a function's value if it is exact, otherwise the call; raise `MalformedError` if it is undefined."""
@@ -170,7 +149,7 @@ class Builder:
         if exponent.denominator != 1:
             root = _rational_root(base, exponent.denominator)
             if root is None:
-                return Power(Number(base), Number(exponent))
+                return Call("^", (Number(base), Number(exponent)))
             base, exponent = root, Fraction(exponent.numerator)
             if base in (0, 1):
                 return Number(base)
@@ -178,7 +157,7 @@ class Builder:
             return Number(Fraction(-1 if exponent.numerator % 2 else 1))
         bits = _bits(base) * abs(exponent.numerator)
         if bits > EXACT_BITS:
-            return Power(Number(base), Number(exponent))
+            return Call("^", (Number(base), Number(exponent)))
         self._spend(bits if abs(exponent.numerator) == 1 else bits * bits // 4096)
         return Number(base**exponent.numerator)
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from zlib import crc32
 
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError
-from rlkit.envs.math.answers.nodes import ZERO, Call, Expression, Number, Power, Product, Sum, Symbol
+from rlkit.envs.math.answers.nodes import ZERO, Call, Expression, Number, Symbol
 
 SCALES = (1.7, -0.83, 0.37, 6.1, -2.9, 0.071, 13.3, -0.29)
 """Scales of the evaluation points; the domain of each root, logarithm and arcsine contains some."""
@@ -80,21 +80,21 @@ class Evaluator:
                 return complex(value)
             case Symbol(name):
                 return values[name]
-            case Sum(terms):
+            case Call("+", terms):
                 values_of_terms = [self(term, values) for term in terms]
                 self.scale = max(self.scale, *map(abs, values_of_terms))
                 return sum(values_of_terms, 0j)
-            case Product(factors):
+            case Call("*", factors):
                 product = 1 + 0j
                 for factor in factors:
                     product *= self(factor, values)
                 return product
-            case Power(base, Number(exponent)):
+            case Call("^", (base, Number(exponent))):
                 value = self(base, values)
                 if value.real < 0 and exponent.denominator % 2 == 0:
                     self.imaginary = True
                 return _rational_power(value, exponent)
-            case Power(base, exponent):
+            case Call("^", (base, exponent)):
                 return self(base, values) ** self(exponent, values)
             case Call("log", (argument,)):
                 self.scale = max(self.scale, 1.0)
@@ -157,13 +157,8 @@ def walk(expression: Expression) -> Iterator[Expression]:
     while pending:
         part = pending.pop()
         yield part
-        match part:
-            case Sum(inner) | Product(inner) | Call(_, inner):
-                pending.extend(inner)
-            case Power(base, exponent):
-                pending += (base, exponent)
-            case Number() | Symbol():
-                pass
+        if isinstance(part, Call):
+            pending.extend(part.arguments)
 
 
 def to_float(expression: Expression) -> float | None:
@@ -171,7 +166,7 @@ def to_float(expression: Expression) -> float | None:
     match expression:
         case Symbol("∞"):
             return math.inf
-        case Product((Number(value), Symbol("∞"))):
+        case Call("*", (Number(value), Symbol("∞"))):
             return math.copysign(math.inf, value)
         case _:
             pass
@@ -220,8 +215,8 @@ def _rational_part(expression: Expression) -> tuple[Fraction, Expression]:
     match expression:
         case Number(value):
             return value, ZERO
-        case Sum((*terms, Number(value))):
-            return value, terms[0] if len(terms) == 1 else Sum(tuple(terms))
+        case Call("+", (*terms, Number(value))):
+            return value, terms[0] if len(terms) == 1 else Call("+", tuple(terms))
         case _:
             return Fraction(0), expression
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlkit.envs.math.answers import numeric, sets
-from rlkit.envs.math.answers.nodes import Builder, Expression, Product, Symbol
+from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Symbol
 from rlkit.envs.math.answers.relations import flip, split_label
 from rlkit.envs.math.answers.values import Group, Interval, Relation, Scalar, Text, Union, Value
 
@@ -71,7 +71,11 @@ def raw_text(value: Value) -> str:
 
 def is_letter_product(value: Scalar) -> bool:
     """Tell whether a value is a letter or a product of letters: possibly a multiple-choice letter or a name."""
-    factors = value.expression.factors if isinstance(value.expression, Product) else (value.expression,)
+    match value.expression:
+        case Call("*", factors):
+            pass
+        case factor:
+            factors = (factor,)
     return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
 
 

@@ -9,7 +9,7 @@ from rlkit.envs.math.answers.expressions import MAX_LETTERS, ExpressionParser
 from rlkit.envs.math.answers.lexing import words
 from rlkit.envs.math.answers.lexing.lexemes import Token
 from rlkit.envs.math.answers.lexing.parse_errors import MalformedError, UnsupportedError
-from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Number, Product, make_integer
+from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Number, make_integer
 from rlkit.envs.math.answers.values import Scalar, Suffix
 
 MAX_RAW_TOKENS = 40
@@ -101,7 +101,7 @@ def _strip_degrees(expression: Expression, builder: Builder) -> Expression | Non
     match expression:
         case Call("degrees", (angle,)):
             return angle
-        case Product((*factors, Call("degrees", (angle,)))):
+        case Call("*", (*factors, Call("degrees", (angle,)))):
             return builder.multiply((*factors, angle))
         case _:
             return None

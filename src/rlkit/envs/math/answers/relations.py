@@ -9,19 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
-from rlkit.envs.math.answers.nodes import (
-    MINUS_ONE,
-    ONE,
-    PLUS_MINUS,
-    Builder,
-    Call,
-    Expression,
-    Number,
-    Power,
-    Product,
-    Sum,
-    Symbol,
-)
+from rlkit.envs.math.answers.nodes import MINUS_ONE, ONE, PLUS_MINUS, Builder, Call, Expression, Number, Symbol
 from rlkit.envs.math.answers.numeric import CONSTANTS, Evaluator, compare_expressions, find_variables, to_float, walk
 from rlkit.envs.math.answers.sets import FLIPPED_SIGNS, as_union, find_variable, intersect
 from rlkit.envs.math.answers.values import Group, Relation, Scalar, Text, Union, Value
@@ -134,11 +122,11 @@ def _substitute(expression: Expression, sign: Expression, builder: Builder) -> E
     match expression:
         case Symbol():
             return sign if expression == PLUS_MINUS else expression
-        case Sum(terms):
+        case Call("+", terms):
             return builder.add(_substitute(term, sign, builder) for term in terms)
-        case Product(factors):
+        case Call("*", factors):
             return builder.multiply(_substitute(factor, sign, builder) for factor in factors)
-        case Power(base, exponent):
+        case Call("^", (base, exponent)):
             return builder.power(_substitute(base, sign, builder), _substitute(exponent, sign, builder))
         case Call(name, arguments):
             return builder.call(name, tuple(_substitute(argument, sign, builder) for argument in arguments))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlkit.envs.math.answers.nodes import INFINITY, MINUS_ONE, Expression, Number, Product, Symbol
+from rlkit.envs.math.answers.nodes import INFINITY, MINUS_ONE, Call, Expression, Number, Symbol
 from rlkit.envs.math.answers.numeric import Evaluator, Verdict, compare_expressions, find_variables, to_float
 from rlkit.envs.math.answers.values import Group, Interval, Relation, Scalar, Union, Value
 
-MINUS_INFINITY = Product((MINUS_ONE, INFINITY))
+MINUS_INFINITY = Call("*", (MINUS_ONE, INFINITY))
 REALS = Interval(MINUS_INFINITY, False, INFINITY, False)
 
 FLIPPED_SIGNS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
@@ -163,7 +163,7 @@ def _half_lines(sign: str, bound: Expression) -> Union:
 
 def _is_infinite(value: Expression) -> bool:
     match value:
-        case Symbol("∞") | Product((Number(), Symbol("∞"))):
+        case Symbol("∞") | Call("*", (Number(), Symbol("∞"))):
             return True
         case _:
             return False
