@@ -14,8 +14,7 @@ from functools import partial
 from typing import Literal
 
 from rlkit.envs.math import math_verify_pool
-from rlkit.envs.math.answers.comparison import Verdict, equals_itself, judge
-from rlkit.envs.math.answers.policies import DEFAULT_POLICIES, Policies
+from rlkit.envs.math.answers.comparison import DEFAULT_POLICIES, Policies, Verdict, judge, validate
 from rlkit.envs.math.extraction import final_answer
 from rlkit.errors import EnvironmentFault
 
@@ -51,11 +50,6 @@ class Grade:
 def compare(answer: str, gold: str, *, policies: Policies = DEFAULT_POLICIES) -> Verdict:
     """Compare an answer with the gold one in this process: `yes`, `no`, or `unknown`. It never raises."""
     return judge(answer, gold, policies).verdict
-
-
-def validate(gold: str) -> bool:
-    """Tell whether a gold answer can be graded: it can be parsed and equals itself."""
-    return equals_itself(gold)
 
 
 class Grader:

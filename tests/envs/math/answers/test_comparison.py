@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.math.answers.comparison import judge
-from rlkit.envs.math.answers.policies import Policies
+from rlkit.envs.math.answers.comparison import Policies, judge
 
 EQUAL = r"""
 (3,2) ~ (p,q)=(3,2)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.math.answers.comparison import judge
-from rlkit.envs.math.answers.policies import Policies
+from rlkit.envs.math.answers.comparison import Policies, judge
 
 CASES = Path(__file__).parents[3] / "data" / "math" / "notation_cases.jsonl"
 

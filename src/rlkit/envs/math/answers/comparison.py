@@ -7,6 +7,7 @@ by an explicit rule, so a list never equals a single value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,6 @@ from rlkit.envs.math.answers.labels import may_name_the_same
 from rlkit.envs.math.answers.lexing import words
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, ParseError
 from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number
-from rlkit.envs.math.answers.policies import DEFAULT_POLICIES, Policies
 from rlkit.envs.math.answers.predicates import (
     find_named_value,
     has_braced_item,
@@ -40,6 +40,33 @@ DEGREE, PERCENT = Number(Fraction(1, 180)), Number(Fraction(1, 100))
 
 MAX_UNORDERED = 24
 """Limit of items in unordered comparison; longer lists are compared only if all items are real numbers."""
+
+
+@dataclass(frozen=True)
+class Policies:
+    r"""Conventions of a grader; the defaults suit competition mathematics.
+
+    Args:
+        unevaluated: `accept` allows `2^{10}` and `1000+24` for `1024`; `reject` requires evaluated arithmetic, for
+            tasks that test it. A fraction, a mixed number and `1.5\times 10^8` are literals.
+        percent: `either` allows `25`, `25\%` and `0.25` for `25\%`, and `20\%` for `20` and for `0.2`; `strict` reads
+            `25\%` as 0.25 only.
+        degrees: `either` allows `90`, `90^\circ` and `\frac{\pi}{2}` for `90^\circ`; `strict` allows the angle only.
+        base: `digits` allows `52` for `52_8`, since the question gives the base; `value` allows its value, 42.
+        logarithm: base of `\log` without one: `ten`, `natural`, or `either`, whichever makes the answers equal.
+        vector: `either` allows the point `(1,2)` and the list `[1,2]` for a column or a row of these numbers; `strict`
+            requires a matrix for a matrix and a point for a point. A column is never a row; `[[1],[2]]` is a column.
+    """
+
+    unevaluated: Literal["accept", "reject"] = "accept"
+    percent: Literal["either", "strict"] = "either"
+    degrees: Literal["either", "strict"] = "either"
+    base: Literal["digits", "value"] = "digits"
+    logarithm: Literal["either", "ten", "natural"] = "either"
+    vector: Literal["either", "strict"] = "either"
+
+
+DEFAULT_POLICIES = Policies()
 
 
 class Judgement(NamedTuple):
@@ -80,11 +107,11 @@ def judge(answer: str, gold: str, policies: Policies = DEFAULT_POLICIES) -> Judg
         return Judgement("no", "monstrous")
 
 
-def equals_itself(gold: str, policies: Policies = DEFAULT_POLICIES) -> bool:
-    """Tell whether an answer can be parsed, and its value equals itself when compared as a value, not as text."""
+def validate(gold: str) -> bool:
+    """Tell whether a gold answer can be graded: it can be parsed, and its value, not only its text, equals itself."""
     try:
         parsed = parse_answer(gold)
-        return _judge_parsed(parsed, parsed, gold, gold, policies).verdict == "yes"
+        return _judge_parsed(parsed, parsed, gold, gold, DEFAULT_POLICIES).verdict == "yes"
     except (ParseError, RecursionError):  # also LimitError and MalformedError
         return False
 

@@ -8,25 +8,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from rlkit.envs.math.answers.lexing import notation
 from rlkit.envs.math.answers.lexing.cleaning import clean, is_lead_in
 from rlkit.envs.math.answers.lexing.delimiters import remove_empty_delimiters
 from rlkit.envs.math.answers.lexing.lexemes import Token, read_group, skip_blanks, split_ascii_lexemes, split_lexemes
-from rlkit.envs.math.answers.lexing.notation import (
-    ALIASES,
-    DROPPED,
-    ELLIPSES,
-    ENVIRONMENTS,
-    FRACTIONS,
-    FUNCTIONS,
-    GREEK,
-    NAMES,
-    PLAIN,
-    SKIPPED,
-    TEXT_SIGNS,
-    TEXTS,
-    WORDS,
-    WORDS_IN_ANY_CASE,
-)
 from rlkit.envs.math.answers.lexing.numerals import OVERLINES, read_numeral, starts_repeating_decimal
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 from rlkit.envs.math.answers.lexing.words import CURRENCIES, CURRENCY_CODES, TEMPERATURES
@@ -81,20 +66,20 @@ class _Lexer:
 
     def _read_lexeme(self, lexeme: str) -> None:  # noqa: PLR0912  one for each kind of lexeme
         first = lexeme[0]
-        if lexeme in ELLIPSES or lexeme.startswith(".."):
+        if lexeme in notation.ELLIPSES or lexeme.startswith(".."):
             self._reject_ellipsis(is_slip=lexeme == "..")
         elif first.isdecimal() or (first == "." and len(lexeme) > 1):
             self._read_number()
-        elif lexeme in FRACTIONS:
-            self._push(FRACTIONS[lexeme], lexeme)
+        elif lexeme in notation.FRACTIONS:
+            self._push(notation.FRACTIONS[lexeme], lexeme)
             self._split_numerator()
-        elif lexeme in ALIASES:
-            self._push(ALIASES[lexeme], lexeme)
+        elif lexeme in notation.ALIASES:
+            self._push(notation.ALIASES[lexeme], lexeme)
         elif first == "\\":
             self._read_command(lexeme)
         elif first.isascii() and first.isalpha():
             self._read_letters(lexeme)
-        elif lexeme in PLAIN:
+        elif lexeme in notation.PLAIN:
             self._read_sign(lexeme)
         elif first != "$" and unicodedata.category(first) == "Sc":
             self._push("currency", CURRENCIES.get(first, first))
@@ -117,11 +102,11 @@ class _Lexer:
         name = lexeme[1:]
         if lexeme in OVERLINES:
             self._read_barred()
-        elif lexeme in DROPPED:
+        elif lexeme in notation.DROPPED:
             self._spaced = self._spaced or lexeme in (r"\ ", r"\quad", r"\qquad")
-        elif lexeme in SKIPPED:
+        elif lexeme in notation.SKIPPED:
             self._read_group()
-        elif lexeme in TEXTS:
+        elif lexeme in notation.TEXTS:
             self._read_text(self._read_group())
         elif lexeme in CURRENCIES:
             self._push("currency", CURRENCIES[lexeme])
@@ -133,13 +118,13 @@ class _Lexer:
             self._push("≠" if is_negated else "not", lexeme)
         elif lexeme in (r"\mathbb", r"\Bbb"):
             self._push("set", self._read_group().strip())
-        elif name in FUNCTIONS:
-            self._push("function", FUNCTIONS[name])
-        elif name in GREEK:
-            self._push("symbol", GREEK[name])
+        elif name in notation.FUNCTIONS:
+            self._push("function", notation.FUNCTIONS[name])
+        elif name in notation.GREEK:
+            self._push("symbol", notation.GREEK[name])
         elif lexeme in (r"\begin", r"\end"):
             self._read_environment(lexeme, self._read_group().strip())
-        elif name in NAMES:
+        elif name in notation.NAMES:
             self._push("name", "P" if name == "Pr" else name)
         else:
             raise UnsupportedError(f"the command {lexeme}")
@@ -173,7 +158,7 @@ class _Lexer:
             self._lexemes[self._at : self._at + 1] = [lexeme[0], lexeme[1:]]
 
     def _read_environment(self, lexeme: str, name: str) -> None:
-        if name not in ENVIRONMENTS:
+        if name not in notation.ENVIRONMENTS:
             raise UnsupportedError(f"the environment {name}")
         self._push("begin" if lexeme == r"\begin" else "end", name)
         if name == "array" and lexeme == r"\begin":
@@ -198,10 +183,10 @@ class _Lexer:
     def _read_text(self, content: str) -> None:
         """Read a text as a formula if it begins with a number or is a letter, and otherwise as one token."""
         stripped = content.strip()
-        if stripped in FUNCTIONS:
-            self._push("function", FUNCTIONS[stripped])
-        elif stripped in TEXT_SIGNS:
-            self._push(TEXT_SIGNS[stripped], stripped)
+        if stripped in notation.FUNCTIONS:
+            self._push("function", notation.FUNCTIONS[stripped])
+        elif stripped in notation.TEXT_SIGNS:
+            self._push(notation.TEXT_SIGNS[stripped], stripped)
         elif stripped.startswith("$") and stripped.endswith("$"):
             self._lexemes[self._at : self._at] = split_ascii_lexemes(stripped.strip("$"))
         elif stripped in CURRENCY_CODES or stripped in CURRENCIES:
@@ -224,17 +209,17 @@ class _Lexer:
         lower = lexeme.lower()
         if lower in _ORDINALS and not self._spaced and self._tokens and self._tokens[-1].kind == "number":
             return  # `12th`
-        if lexeme in FUNCTIONS:
-            self._push("function", FUNCTIONS[lexeme])
-        elif lexeme[:-1] in FUNCTIONS and lexeme[-1] in "xyz":
-            self._push("function", FUNCTIONS[lexeme[:-1]])
+        if lexeme in notation.FUNCTIONS:
+            self._push("function", notation.FUNCTIONS[lexeme])
+        elif lexeme[:-1] in notation.FUNCTIONS and lexeme[-1] in "xyz":
+            self._push("function", notation.FUNCTIONS[lexeme[:-1]])
             self._push("symbol", lexeme[-1])
         elif lower == "pi":
             self._push("symbol", "π")
-        elif (kind := WORDS.get(lexeme) or WORDS_IN_ANY_CASE.get(lower)) is not None:
+        elif (kind := notation.WORDS.get(lexeme) or notation.WORDS_IN_ANY_CASE.get(lower)) is not None:
             self._push(kind, lexeme)
-        elif lexeme in GREEK:
-            self._push("symbol", GREEK[lexeme])
+        elif lexeme in notation.GREEK:
+            self._push("symbol", notation.GREEK[lexeme])
         elif lexeme in CURRENCY_CODES and self._is_beside_number():
             self._push("currency", lexeme)
         elif lexeme == "x" and self._is_between(("number",), ("10",)):  # `1.5 x 10^8`
