@@ -30,7 +30,7 @@ from rlkit.envs.math.answers.predicates import (
     subtract_sides,
 )
 from rlkit.envs.math.answers.reader import Answer, parse_answer
-from rlkit.envs.math.answers.relations import flip, split_label
+from rlkit.envs.math.answers.relations import split_label
 from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Relation, Scalar, Text, Value
 
 type Verdict = Literal["yes", "no", "unknown"]
@@ -355,5 +355,5 @@ class _Comparison:
             return False
         return any(
             reading.signs == gold.signs and _conjunction(map(self._compare_values, reading.sides, gold.sides))
-            for reading in (answer, flip(answer))
+            for reading in (answer, sets.flip(answer))
         )

@@ -17,18 +17,7 @@ from rlkit.envs.math.answers.lexing.lexemes import Token
 from rlkit.envs.math.answers.lexing.notation import FUNCTIONS
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 from rlkit.envs.math.answers.literals import is_power_of_ten, read_proper_fraction
-from rlkit.envs.math.answers.nodes import (
-    HALF,
-    MINUS_ONE,
-    ONE,
-    PLUS_MINUS,
-    ZERO,
-    Builder,
-    Call,
-    Expression,
-    Number,
-    Symbol,
-)
+from rlkit.envs.math.answers.nodes import HALF, MINUS_ONE, ONE, PLUS_MINUS, ZERO, Builder, Expression, Number, Symbol
 
 MAX_DEPTH = 40
 MAX_LETTERS = 4
@@ -192,10 +181,10 @@ class ExpressionParser:
 
     def _read_power(self, base: Expression) -> Expression:
         if self.accept(r"\circ") or self.accept("°"):
-            return Call("degrees", (base,))
+            return self.builder.call("degrees", (base,))
         if self.token.kind == "{" and self.peek(1).kind in (r"\circ", "°") and self.peek(2).kind == "}":
             self.at += 3
-            return Call("degrees", (base,))
+            return self.builder.call("degrees", (base,))
         if self._skip_ordinal():
             return base
         exponent = self._read_exponent()
@@ -231,7 +220,7 @@ class ExpressionParser:
                 value = self.builder.call("double factorial" if self.accept("!") else "factorial", (value,))
             elif kind == "°":
                 self.at += 1
-                value = Call("degrees", (value,))
+                value = self.builder.call("degrees", (value,))
             elif kind == _PRIME and isinstance(value, Symbol):
                 self.at += 1
                 value = Symbol(value.name + _PRIME)
@@ -351,10 +340,10 @@ class ExpressionParser:
         if name != "log":
             raise UnsupportedError(f"{name} with a subscript")
         if base == Symbol("e"):
-            return Call("ln", (argument,))
+            return self.builder.call("ln", (argument,))
         if base in (ZERO, ONE):
             raise MalformedError("a logarithm to base 0 or 1")
-        return Call("logarithm", (argument, base))
+        return self.builder.call("logarithm", (argument, base))
 
     def _read_open_argument(self) -> Expression:
         r"""Read the argument of `\sin 3x^2`: factors without a sign between them, up to the next function."""

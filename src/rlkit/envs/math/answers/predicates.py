@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rlkit.envs.math.answers import numeric, sets
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Symbol
-from rlkit.envs.math.answers.relations import flip, split_label
+from rlkit.envs.math.answers.relations import split_label
 from rlkit.envs.math.answers.values import Group, Interval, Relation, Scalar, Text, Union, Value
 
 _COORDINATES = frozenset("xyz")
@@ -91,9 +91,7 @@ def sort_by_size(items: Sequence[Value]) -> list[Value] | None:
 
 def subtract_sides(relation: Relation) -> tuple[str, Expression] | None:
     """Return a relation as (sign, left − right), `>` and `≥` turned around; None if it is none of two scalars."""
-    if relation.signs[0] in (">", "≥"):
-        relation = flip(relation)
-    match relation:
+    match sets.turn_upwards(relation):
         case Relation((sign,), (Scalar(left, ""), Scalar(right, ""))):
             builder = Builder()
             return sign, builder.add((left, builder.negate(right)))

@@ -17,7 +17,7 @@ from rlkit.envs.math.answers.lexing.cleaning import clean
 from rlkit.envs.math.answers.lexing.lexemes import MAX_CHARS, Token
 from rlkit.envs.math.answers.lexing.lexer import tokenize
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, ParseError, UnsupportedError
-from rlkit.envs.math.answers.nodes import Builder, Call, Expression
+from rlkit.envs.math.answers.nodes import Builder, Expression
 from rlkit.envs.math.answers.phrases import MAX_WORDS, has_altering_words, is_clock_part, is_text, read_text
 from rlkit.envs.math.answers.quantities import read_quantity
 from rlkit.envs.math.answers.relations import differ_widely, expand_plus_minus, is_name, make_list, make_relation
@@ -333,7 +333,7 @@ class _Reader:
     def _read_expression(self, low: int, high: int) -> Expression:
         value = self._read_scalar(low, high)
         if value.suffix == "°":
-            return Call("degrees", (value.expression,))
+            return self._builder.call("degrees", (value.expression,))
         return value.expression
 
     def _read_scalar(self, low: int, high: int) -> Scalar:

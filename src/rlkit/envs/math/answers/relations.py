@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 from rlkit.envs.math.answers.nodes import MINUS_ONE, ONE, PLUS_MINUS, Builder, Call, Expression, Number, Symbol
 from rlkit.envs.math.answers.numeric import CONSTANTS, Evaluator, compare_expressions, find_variables, to_float, walk
-from rlkit.envs.math.answers.sets import FLIPPED_SIGNS, as_union, find_variable, intersect
+from rlkit.envs.math.answers.sets import as_union, find_variable, intersect
 from rlkit.envs.math.answers.values import Group, Relation, Scalar, Text, Union, Value
 
 MAX_ROUNDING = 0.1
@@ -111,11 +111,6 @@ def differ_widely(exact: Value, rough: Value) -> bool:
             return x is not None and y is not None and abs(x - y) > MAX_ROUNDING * max(abs(x), abs(y))
         case _:
             return False
-
-
-def flip(relation: Relation) -> Relation:
-    """Return the relation read from right to left."""
-    return Relation(tuple(FLIPPED_SIGNS[sign] for sign in relation.signs[::-1]), relation.sides[::-1])
 
 
 def _substitute(expression: Expression, sign: Expression, builder: Builder) -> Expression:

@@ -16,8 +16,6 @@ MINUS_INFINITY = Call("*", (MINUS_ONE, INFINITY))
 REALS = Interval(MINUS_INFINITY, False, INFINITY, False)
 
 FLIPPED_SIGNS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
-_BELOW = {"<": False, "≤": True}
-"""Signs with the smaller side on the left; the value tells whether they allow equality."""
 
 
 def make_interval(low: Expression, low_closed: bool, high: Expression, high_closed: bool) -> Interval:
@@ -61,6 +59,7 @@ def find_variable(relation: Relation) -> str | None:
 def solve(relation: Relation) -> Union | None:
     """Return the solutions of an inequality such as `x<2` or `-2≤x<5`; None for any other form."""
     name = find_variable(relation)
+    relation = turn_upwards(relation)
     sides = [side.expression for side in relation.sides if isinstance(side, Scalar)]
     if name is None or len(sides) != len(relation.sides) or len(sides) > 3:
         return None
@@ -69,15 +68,23 @@ def solve(relation: Relation) -> Union | None:
         return None
     signs = relation.signs
     if len(sides) == 2:
-        sign, bound = (signs[0], sides[1]) if at == 0 else (FLIPPED_SIGNS[signs[0]], sides[0])
-        return _half_lines(sign, bound)
-    if at != 1:
+        bound, closed = sides[1 - at], signs[0] == "≤"
+        below = make_interval(MINUS_INFINITY, False, bound, closed)
+        above = make_interval(bound, closed, INFINITY, False)
+        return Union((below, above) if signs == ("≠",) else (below,) if at == 0 else (above,))
+    if at != 1 or not set(signs) <= {"<", "≤"}:
         return None
-    if signs[0] in (">", "≥"):
-        sides, signs = sides[::-1], tuple(FLIPPED_SIGNS[sign] for sign in signs[::-1])
-    if not all(sign in _BELOW for sign in signs):
-        return None
-    return Union((make_interval(sides[0], _BELOW[signs[0]], sides[2], _BELOW[signs[1]]),))
+    return Union((make_interval(sides[0], signs[0] == "≤", sides[2], signs[1] == "≤"),))
+
+
+def flip(relation: Relation) -> Relation:
+    """Return the relation read from right to left."""
+    return Relation(tuple(FLIPPED_SIGNS[sign] for sign in relation.signs[::-1]), relation.sides[::-1])
+
+
+def turn_upwards(relation: Relation) -> Relation:
+    """Return the relation with the smaller side on the left, if it begins with `>` or `≥`."""
+    return flip(relation) if relation.signs[0] in (">", "≥") else relation
 
 
 def intersect(unions: Sequence[Union]) -> Union | None:
@@ -152,13 +159,6 @@ def normalise(union: Union) -> Union:
         elif high == reached and part.high_closed:
             merged[-1] = last._replace(high_closed=True)
     return Union(tuple(merged))
-
-
-def _half_lines(sign: str, bound: Expression) -> Union:
-    """Return the numbers on the left side of a sign with a bound on its right; two half-lines for `≠`."""
-    below = make_interval(MINUS_INFINITY, False, bound, sign == "≤")
-    above = make_interval(bound, sign == "≥", INFINITY, False)
-    return Union({"<": (below,), "≤": (below,), ">": (above,), "≥": (above,), "≠": (below, above)}[sign])
 
 
 def _is_infinite(value: Expression) -> bool:
