@@ -86,7 +86,7 @@ def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> N
     played = Group("env", "task", 0, (replace(two, masked=True), replace(two, member=1)))
     for values in (np.array([0.5, -0.5]), [np.array([0.5, 0.5]), np.array([-0.5, -0.5])]):
         assert [row.tolist() for row in advantages_by_turn(values, played, title="mine")] == [[0.0, 0.0], [-0.5, -0.5]]
-    (rows,) = estimate_advantages(lambda group: np.ones(2), [played])
+    (rows,) = estimate_advantages(as_estimator(lambda group: np.ones(2)), [played])
     assert [row.tolist() for row in rows] == [[0.0, 0.0], [1.0, 1.0]]
 
 
@@ -277,7 +277,7 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
 )
 def test_error_of_a_step_estimator_names_the_problem(function, message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
-        asyncio.run(Preparation({"env": step_estimator(function)}).prepare(group([0, 1])))
+        asyncio.run(Preparation({"env": as_estimator(step_estimator(function))}).prepare(group([0, 1])))
 
 
 def make_config(**settings: object) -> Config:
@@ -464,4 +464,4 @@ def test_error_names_the_line_at_which_the_estimator_failed() -> None:
 
     place = f"{Path(__file__).name}:{broken.__code__.co_firstlineno + 1}"
     with pytest.raises(EnvironmentFault, match=rf"AttributeError: .* at .*{place}$"):
-        estimate_advantages(broken, [group([1, 0])])
+        estimate_advantages(as_estimator(broken), [group([1, 0])])

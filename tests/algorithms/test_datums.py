@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.advantages import step_estimator
+from rlkit.algorithms.advantages import as_estimator, step_estimator
 from rlkit.algorithms.datums import OverlongAction, Preparation, PreparedGroup, episode_data, trained_tokens
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import Normalization
@@ -129,7 +129,7 @@ def test_error_of_an_estimator_names_it() -> None:
     with pytest.raises(
         EnvironmentFault, match=r"estimator broken \(.*\) failed on a group of env: ZeroDivisionError: mine"
     ):
-        prepare(Preparation({"env": broken}), group([0, 1]))
+        prepare(Preparation({"env": as_estimator(broken)}), group([0, 1]))
 
 
 @st.composite
@@ -234,7 +234,8 @@ def test_step_estimator_changes_only_groups_of_its_environments() -> None:
     def by_place(groups: Sequence[Group]) -> list[np.ndarray]:
         return [np.array([place + 1.0, 0.0]) for place, _ in enumerate(groups)]
 
-    preparation = Preparation({"a": step_estimator(by_place), "b": GroupMean(), "c": step_estimator(by_place)})
+    whole_step = as_estimator(step_estimator(by_place))
+    preparation = Preparation({"a": whole_step, "b": GroupMean(), "c": whole_step})
     assert preparation.needs_whole_steps
     assert not Preparation({"b": GroupMean()}).needs_whole_steps
     separate = [prepare(preparation, group([1, 0], env=env, draw=draw)) for draw, env in enumerate("aba")]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.advantages import step_estimator
+from rlkit.algorithms.advantages import as_estimator, step_estimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.kl_penalty import KLPenalty, discounted_sums
@@ -133,7 +133,7 @@ def test_step_estimates_keep_the_penalty_without_new_requests() -> None:
         return [played.rewards - mean for played in groups]
 
     preparation = Preparation(
-        {"env": step_estimator(minus_the_steps_mean)},
+        {"env": as_estimator(step_estimator(minus_the_steps_mean))},
         kl_penalty=KLPenalty(counting, 1.0, 0.5),
         length_penalty={"env": LengthPenalty(0.5, 0, 4)},
         clip=0.6,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rlkit.algorithms.advantages import as_estimator
 from rlkit.algorithms.datums import Preparation
 from rlkit.testing import ByteChat, ScriptedPolicy
 from rlkit.tools.audit import Audit, audit_group, check
@@ -23,7 +24,7 @@ def make_data(group: Group) -> Sequence[Datum]:
     for played_episode in group.episodes:
         numbers.append(np.arange(next_number, next_number + len(played_episode.turns), dtype=np.float64))
         next_number += len(played_episode.turns)
-    preparation = Preparation({group.env: lambda group: numbers}, every_sequence=True)
+    preparation = Preparation({group.env: as_estimator(lambda group: numbers)}, every_sequence=True)
     return asyncio.run(preparation.prepare(group)).data
 
 

@@ -98,31 +98,30 @@ def as_estimator(estimator: AnyEstimator) -> Estimator:
     return estimator if isinstance(estimator, Estimator) else FunctionEstimator(function=estimator)
 
 
-def estimate_advantages(estimator: AnyEstimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
+def estimate_advantages(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
     """Return [turns] float64 for each episode of each group; the groups are of one environment.
 
     Raises:
         EnvironmentFault: the estimator raised, or returned the wrong number or kind of values.
     """
-    formula, env = as_estimator(estimator), groups[0].env
-    with _name_in_errors(formula, env):
-        advantages: object = formula.step_advantages(groups)
+    env = groups[0].env
+    with _name_in_errors(estimator, env):
+        advantages: object = estimator.step_advantages(groups)
         rows = _as_list(advantages)
         if rows is None or len(rows) != len(groups):
             count = f"advantages for {0 if rows is None else len(rows)} of {len(groups)}"
             answer = f"{describe_type(advantages)} for the" if rows is None else count
             raise EnvironmentFault(
-                f"the advantage estimator {formula.title} returned {answer} groups of {env}: it must return those of "
+                f"the advantage estimator {estimator.title} returned {answer} groups of {env}: it must return those of "
                 f"each group of the step, {len(groups)} here, in their order"
             )
-        return [advantages_by_turn(row, group, title=formula.title) for row, group in zip(rows, groups, strict=True)]
+        return [advantages_by_turn(row, group, title=estimator.title) for row, group in zip(rows, groups, strict=True)]
 
 
-def estimate_metrics(estimator: AnyEstimator, group: Group) -> Mapping[str, float]:
+def estimate_metrics(estimator: Estimator, group: Group) -> Mapping[str, float]:
     """Return an estimator's metrics of a group; raise EnvironmentFault if it fails."""
-    formula = as_estimator(estimator)
-    with _name_in_errors(formula, group.env):
-        return formula.metrics(group)
+    with _name_in_errors(estimator, group.env):
+        return estimator.metrics(group)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.algorithms.advantages import AnyEstimator, as_estimator, estimate_advantages, estimate_metrics
+from rlkit.algorithms.advantages import estimate_advantages, estimate_metrics
+from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
 from rlkit.errors import RunFailed
@@ -72,7 +73,7 @@ class Preparation:
         kl_penalty: penalty of each token; it gives every sequence advantages.
     """
 
-    estimators: Mapping[str, AnyEstimator]
+    estimators: Mapping[str, Estimator]
     every_sequence: bool = False
     max_tokens: int | None = None
     overlong: OverlongAction = "truncate"
@@ -96,14 +97,14 @@ class Preparation:
     @property
     def needs_whole_steps(self) -> bool:
         """True if the advantages of a group may depend on other groups of its step."""
-        return any(as_estimator(estimator).needs_whole_steps for estimator in self.estimators.values())
+        return any(estimator.needs_whole_steps for estimator in self.estimators.values())
 
     def prepare_step(self, groups: Sequence[PreparedGroup]) -> list[PreparedGroup]:
         """Estimate groups of step estimators again, as a whole step; errors as in `prepare`."""
         step = list(groups)
         for name, estimator in self.estimators.items():
             places = [place for place, prepared in enumerate(groups) if prepared.group.env == name]
-            if places and as_estimator(estimator).needs_whole_steps:
+            if places and estimator.needs_whole_steps:
                 drafts = self._draft([groups[place].group for place in places])
                 for place, (draft, members) in zip(places, drafts, strict=True):
                     # the tokens did not change, so neither did the drifts

@@ -110,24 +110,17 @@ class FilterSource(RatedSource[FilterCurriculum]):
     """
 
     count_name = "passed"  # positions, over all epochs, of drawn and of skipped tasks
-    _order: Sequence[int] = ()
 
     def next(self) -> Env:  # noqa: D102  inherited
         rule = self._settings
         while True:
             epoch, place = divmod(self._count, len(self._envs))
-            if place == 0 or not self._order:
-                self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
             self._count += 1
-            index = self._order[place]
+            index = int(epoch_order(len(self._envs), seed=self._seed, epoch=epoch)[place])
             is_recheck = (epoch + index) % rule.recheck_epochs == 0
             rate, is_rated = self._rates.rates[index], self._rates.groups[index] >= rule.min_groups
             if is_recheck or not is_rated or rule.min_solve_rate <= rate <= rule.max_solve_rate:
                 return self._envs[index]
-
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
-        super().load_state_dict(state)
-        self._order = ()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the shares of too hard and of too easy tasks."""

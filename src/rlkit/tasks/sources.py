@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlkit._util.loop_holds import attribute_holds
 from rlkit._util.seeds import derive_seed
@@ -21,6 +23,9 @@ from rlkit.types import Group, Json
 
 type Tasks = TaskSource | Iterable[Env]
 """Tasks of a user: a task source, or any collection of tasks."""
+
+_ORDERS_MAX = 64
+"""Number of permutations in memory; each source needs that of its current epoch."""
 
 
 class SequenceSource(TaskSource):
@@ -33,7 +38,6 @@ class SequenceSource(TaskSource):
         self._seed = seed
         self._epochs = epochs
         self._draws = 0
-        self._order: Sequence[int] = ()
 
     @property
     def remaining(self) -> int | None:
@@ -44,10 +48,8 @@ class SequenceSource(TaskSource):
         if self.remaining == 0:
             return None
         epoch, index = divmod(self._draws, len(self._envs))
-        if index == 0 or not self._order:
-            self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
         self._draws += 1
-        return self._envs[self._order[index]]
+        return self._envs[int(epoch_order(len(self._envs), seed=self._seed, epoch=epoch)[index])]
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
         return {"drawn": self._draws} if self._epochs is None else {"drawn": self._draws, "tasks": len(self._envs)}
@@ -57,12 +59,13 @@ class SequenceSource(TaskSource):
         recorded, count = state.get("tasks"), len(self._envs)
         if self._epochs is not None and recorded not in (None, count):
             raise UsageError(f"there were {recorded} tasks when the run began, and now there are {count}")
-        self._draws, self._order = cast("int", state["drawn"]), ()
+        self._draws = cast("int", state["drawn"])
 
 
-def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
-    """Return the permutation of 0 … `count` − 1 of an epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(count).tolist()
+@lru_cache(_ORDERS_MAX)
+def epoch_order(count: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the permutation of 0 … `count` − 1 of an epoch, which callers must not change."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 class Mixture:

@@ -17,7 +17,7 @@ from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
 from rlkit.metrics.env_reports import FailureNotes
-from rlkit.rollout.player import Counts, GroupProgress, Player
+from rlkit.rollout.player import GroupProgress, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
 from rlkit.store.history import GroupRecord
@@ -58,7 +58,7 @@ class Groups:
     """
 
     sources: Mixture
-    player: InitVar[Player]
+    player: Player
     preparation: Preparation
     limits: SupplyLimits
     _: KW_ONLY
@@ -70,15 +70,15 @@ class Groups:
     resumption: InitVar[Resumption]
     sampler: PatientSampler | None = None
 
-    def __post_init__(self, player: Player, resumption: Resumption) -> None:
-        self._player = replace(player, record=self._record_episode, record_score=self._record_score)
+    def __post_init__(self, resumption: Resumption) -> None:
+        self.player = replace(self.player, record=self._record_episode, record_score=self._record_score)
         self._failures = FailureNotes(self.trackers.on_note, redact=self.store.metadata.redact)
         self._interrupted = dict(resumption.interrupted)
         self.recorded_task_metrics = resumption.task_metrics
         self._unprepared_usage = defaultdict[int, Usage](Usage)  # by draw: training on episodes of unfinished groups
         for draw, progress in resumption.interrupted.items():
             self._unprepared_usage[draw] = sum(map(self._usage_of, progress.episodes.values()), Usage())
-        self._supply = GroupSupply(
+        self.supply = GroupSupply(
             self.limits,
             draw=self._draw,
             play=self._play,
@@ -102,7 +102,7 @@ class Groups:
                 yield step
                 if step.is_trainable:
                     continue
-                if not self._supply.is_cut:
+                if not self.supply.is_cut:
                     if number == 1 and not step.groups:
                         raise RunFailed("the environments have no tasks")
                     self.trackers.on_note(f"the tasks have run out after {number - 1} steps")
@@ -113,8 +113,8 @@ class Groups:
 
     async def fill(self, step: PendingStep) -> AsyncGenerator[StepGroup]:
         """Yield the groups of a step as they are ready; raise `RolloutsFailed` after too many unusable groups."""
-        self.counts.finished = self.counts.failed = 0
-        while (group := await self._supply.next_group()) is not None:
+        self.player.counts.finished = self.player.counts.failed = 0
+        while (group := await self.supply.next_group()) is not None:
             step.groups.append(group)
             if group.is_trained and self._last_begun_step < step.number:
                 self._last_begun_step = step.number
@@ -122,7 +122,7 @@ class Groups:
             yield group
         if not self.is_streaming:  # make the result independent of the order in which groups finished
             step.groups.sort(key=lambda group: group.played.prepared.group.draw)
-        step.is_trainable = not self._supply.is_cut and any(group.is_trained for group in step.groups)
+        step.is_trainable = not self.supply.is_cut and any(group.is_trained for group in step.groups)
         step.complete_s = asyncio.get_running_loop().time()
 
     def commit(self, step: PendingStep) -> Awaitable[None]:
@@ -146,7 +146,7 @@ class Groups:
     def publish(self, sampler: PatientSampler) -> None:
         """Let rollouts sample from new weights, and start the groups that these weights allow."""
         self.sampler = sampler
-        self._supply.advance(sampler.version)
+        self.supply.advance(sampler.version)
 
     async def prepare(self, group: Group) -> PlayedGroup:
         """Turn a played group into training sequences.
@@ -156,7 +156,7 @@ class Groups:
             RunFailed: a sequence is too long, and `batch.overlong` is `error`.
             ServiceError: the service of the KL penalty's reference failed.
         """
-        is_usable = int(group.valid_mask.sum()) >= self._player.settings[group.env].min_valid
+        is_usable = int(group.valid_mask.sum()) >= self.player.settings[group.env].min_valid
         return PlayedGroup(await self.preparation.prepare(group), is_usable)
 
     async def is_last(self, step: int) -> bool:
@@ -174,16 +174,6 @@ class Groups:
         return self.sampler
 
     @property
-    def counts(self) -> Counts:
-        """Counts of queued, running, finished and failed rollouts."""
-        return self._player.counts
-
-    @property
-    def are_all_drawn(self) -> bool:
-        """True if all tasks were drawn; some groups may still be running."""
-        return self._supply.are_all_drawn
-
-    @property
     def rank_after_next_step(self) -> int:
         """Rank in the queue for slots between the groups of the next step and of the step after it."""
         return self.sources.draws + self.limits.groups
@@ -191,12 +181,8 @@ class Groups:
     @property
     def pending_usage(self) -> Usage:
         """Usage of training on all episodes that are in no step yet."""
-        ready = Usage(trained_tokens=self._supply.untrained_tokens * self.passes)
+        ready = Usage(trained_tokens=self.supply.untrained_tokens * self.passes)
         return sum(self._unprepared_usage.values(), ready)
-
-    async def close(self) -> None:
-        """Stop playing."""
-        await self._supply.close()
 
     def _draw(self) -> Task | None:
         tasks = self.sources.draw(1)
@@ -207,7 +193,7 @@ class Groups:
 
     async def _play(self, task: Task) -> PlayedGroup:
         progress = self._interrupted.pop(task.draw, GroupProgress())
-        group = await self._player.play(task, lambda: self.newest_sampler, progress=progress)
+        group = await self.player.play(task, lambda: self.newest_sampler, progress=progress)
         if self.is_streaming:  # otherwise the learner waits once for all groups of a step
             await self.store.sync()
         await self.budget.write_if_due()

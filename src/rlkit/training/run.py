@@ -105,13 +105,13 @@ class Run:
         is_wanted = self.evaluation.tasks and step not in self.store.measured_steps and self.slots.close_reason is None
         if is_wanted and self.evaluation.is_due(step, last=self.steps):
             evaluation = asyncio.create_task(self._evaluate(step, sampler, self.groups.rank_after_next_step))
-        elif is_wanted and self.groups.are_all_drawn:
+        elif is_wanted and self.groups.supply.are_all_drawn:
             evaluation = asyncio.create_task(self._evaluate_if_last(step, sampler, self.groups.rank_after_next_step))
         self.reporter.add(step, {**self.budget.metrics(), **metrics}, evaluation)
 
     def progress(self) -> Progress:
         """Return the progress of the run; may be called from any thread."""
-        trained, evaluated = self.groups.counts, self.evaluation.player.counts
+        trained, evaluated = self.groups.player.counts, self.evaluation.player.counts
         counts = evaluated if self.phase == "evaluating" else trained
         return Progress(
             step=self.step,

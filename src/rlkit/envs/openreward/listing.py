@@ -141,7 +141,7 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
     for name, size in sizes.items():
         split = splits.get(name, Split())
         order = (
-            epoch_order(size, seed=derive_seed(seed, "openreward", name), epoch=0)
+            epoch_order(size, seed=derive_seed(seed, "openreward", name), epoch=0).tolist()
             if split.shuffle
             else list(range(size))
         )
