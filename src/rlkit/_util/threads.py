@@ -16,9 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import cast, override
 
-_THREAD_COUNT = 8
-"""More threads than the store uses, so that hanging connections to a service do not block the store."""
-
 _GRACE_S = 3.0
 """Seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up."""
 
@@ -142,21 +139,24 @@ def _first(failure: BaseException) -> BaseException:
     return failure
 
 
-async def in_thread[*Ts, T](function: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a blocking function in a thread and return its result.
+class BlockingCalls:
+    """Call blocking functions in threads of their own; arguments as of `DaemonThreadPool`."""
 
-    The event loop's default threads are reserved for environments: graders that block all of them must not delay the
-    journal.
-    """
-    return await asyncio.get_running_loop().run_in_executor(_shared_pool(), function, *args)
+    def __init__(self, count: int, *, name: str) -> None:
+        self._pool = cache(partial(DaemonThreadPool, count, name=name))
+        os.register_at_fork(after_in_child=self._pool.cache_clear)  # threads do not survive a fork
 
-
-@cache
-def _shared_pool() -> DaemonThreadPool:
-    return DaemonThreadPool(_THREAD_COUNT, name="rlkit")
+    async def __call__[*Ts, T](self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Call a function in a thread and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool(), function, *args)
 
 
-os.register_at_fork(after_in_child=_shared_pool.cache_clear)  # threads do not survive a fork
+in_thread = BlockingCalls(8, name="rlkit")
+"""The event loop's default threads are reserved for environments: graders that block all of them must not delay the
+journal. There are more threads than the store uses, so hanging connections to a service do not block the store."""
+
+in_sandbox_thread = BlockingCalls(32, name="rlkit-sandbox")
+"""Separate threads for the blocking calls of sandboxes, so that sandboxes delay only sandboxes."""
 
 
 def call_within[T](

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from rlkit._util.sections import Positive, check_fields
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
+from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.endpoint import open_endpoint
 from rlkit.env import Env
 from rlkit.errors import EnvironmentFault, UsageError
@@ -31,7 +32,6 @@ from rlkit.policy import Policy
 from rlkit.sandbox import Limits, Sandbox, Spec, image
 from rlkit.sandbox.inside.job import CANNOT_START
 from rlkit.sandbox.streams import Stream
-from rlkit.sandbox.threads import in_thread
 from rlkit.types import Outcome
 
 SANDBOX_FOLDER = "/run/task"

@@ -24,7 +24,7 @@ from rlkit.sandbox import files
 from rlkit.sandbox.context import Entry
 from rlkit.sandbox.spec import MIB
 from rlkit.sandbox.streams import OnOutput, Stream
-from rlkit.sandbox.threads import in_thread
+from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.types import Json
 
 _OUTPUT_BYTES = 16 * MIB

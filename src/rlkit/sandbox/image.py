@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit._util.files.lock import LockFile
+from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import context, host, sandbox_folders
 from rlkit.sandbox.commands import CommandTimeout
 from rlkit.sandbox.dockerfile import Copy, Folder, Recipe, Run
 from rlkit.sandbox.namespaces import Sandbox
 from rlkit.sandbox.spec import Layers, Limits, Spec
-from rlkit.sandbox.threads import in_thread
 
 HOST = "host"
 """Name of the root file system made from the host's."""

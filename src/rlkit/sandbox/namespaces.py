@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
+from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.errors import EnvironmentFault, MissingError
 from rlkit.sandbox import cgroups, sandbox_folders
 from rlkit.sandbox.commands import Commands, receive_message, send_message
 from rlkit.sandbox.forwarder import Forwarder
 from rlkit.sandbox.plan import describe_limits, make_plan, make_start_error
 from rlkit.sandbox.spec import Spec, shared_paths
-from rlkit.sandbox.threads import in_thread
 from rlkit.types import Json
 
 _PACKAGE_FOLDER = Path(__file__).parent

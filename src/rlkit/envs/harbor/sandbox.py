@@ -17,6 +17,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
+from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.envs.harbor.base_environment import LimitedEnvironment
 from rlkit.envs.harbor.verification.sealing import PRIVATE_FOLDERS, TestedWork
 from rlkit.errors import EnvironmentFault, UsageError
@@ -26,7 +27,6 @@ from rlkit.sandbox.image import HOST, Image
 from rlkit.sandbox.inside import landlock
 from rlkit.sandbox.spec import MIB
 from rlkit.sandbox.streams import OnOutput
-from rlkit.sandbox.threads import in_thread
 
 
 class LocalSandbox(LimitedEnvironment):
