@@ -6,13 +6,15 @@ MAINTAINER and STOPSIGNAL are ignored: they do not affect an image's files.
 
 from __future__ import annotations
 
-import json
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import cast
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from rlkit.errors import UsageError, did_you_mean
 
@@ -22,6 +24,7 @@ _HEREDOC = re.compile(r"(?<!\S)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1(?!\S)")  # only a
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])((?:[^{}]|\{[^{}]*\})*))?\})", re.DOTALL)
 _FLAG = re.compile(r"--([a-z]+)(?:=(\S*))?(?:\s+|$)")
 _SHELL = ("/bin/sh", "-c")
+_WORDS = TypeAdapter(list[str])
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class Instruction:
     text: str
     location: str
     documents: tuple[tuple[str, str], ...] = ()
+
+    def error(self, problem: str) -> UsageError:
+        """Return an error with the instruction's file and line."""
+        return UsageError(f"{self.location}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -131,18 +138,18 @@ class _Reader:
             if instruction.name not in _SUPPORTED:
                 near = did_you_mean(instruction.name, _SUPPORTED)
                 supported = ", ".join((*_SUPPORTED, *_WITHOUT_EFFECT))
-                raise UsageError(
-                    f"{instruction.location}: {instruction.name} is not supported by the local sandbox.{near} "
+                raise instruction.error(
+                    f"{instruction.name} is not supported by the local sandbox.{near} "
                     f"Use a container engine for this task. Supported: {supported}"
                 )
             if not instruction.text:
-                raise UsageError(f"{instruction.location}: {instruction.name} has no arguments")
+                raise instruction.error(f"{instruction.name} has no arguments")
             if instruction.name == "FROM":
                 self._from(instruction)
             elif instruction.name == "ARG":
                 self._arg(instruction)
             elif self._recipe is None:
-                raise UsageError(f"{instruction.location}: {instruction.name} appears before FROM")
+                raise instruction.error(f"{instruction.name} appears before FROM")
             else:
                 self._step(self._recipe, instruction)
         if self._recipe is None:
@@ -151,15 +158,13 @@ class _Reader:
 
     def _from(self, instruction: Instruction) -> None:
         if self._recipe is not None:
-            raise UsageError(f"{instruction.location}: second FROM: the local sandbox does not support several stages")
+            raise instruction.error("second FROM: the local sandbox does not support several stages")
         flags, rest = _split_flags(instruction, {"platform"})
         words = self._substitute(rest, self._stage_args).split()
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
-            raise UsageError(f"{instruction.location}: expected FROM image [AS name], not {rest!r}")
+            raise instruction.error(f"expected FROM image [AS name], not {rest!r}")
         if not flags.get("platform", "linux").startswith(("linux", "$")):
-            raise UsageError(
-                f"{instruction.location}: platform {flags['platform']!r} is not supported by the local sandbox"
-            )
+            raise instruction.error(f"platform {flags['platform']!r} is not supported by the local sandbox")
         self._recipe = Recipe(words[0])
         self._global_args, self._stage_args = self._stage_args, {}
 
@@ -189,7 +194,7 @@ class _Reader:
             case _:
                 words = _json_words(text)
                 if not words:
-                    raise UsageError(f"{instruction.location}: SHELL must be a JSON list of words, not {text!r}")
+                    raise instruction.error(f"SHELL must be a JSON list of words, not {text!r}")
                 self._shell = tuple(words)
 
     def _run(self, recipe: Recipe, instruction: Instruction) -> Run:
@@ -197,16 +202,16 @@ class _Reader:
         if not set(re.findall(r"type=(\w+)", flags.get("mount", ""))) <= {"cache", "tmpfs"} or (
             "mount" in flags and "type=" not in flags["mount"]
         ):
-            raise UsageError(f"{instruction.location}: RUN --mount is only supported with type=cache and type=tmpfs")
+            raise instruction.error("RUN --mount is only supported with type=cache and type=tmpfs")
         if flags.get("network", "default") != "default" or "security" in flags:
-            raise UsageError(f"{instruction.location}: RUN --network and --security are not supported")
+            raise instruction.error("RUN --network and --security are not supported")
         arguments = tuple(_json_words(text))
         if not arguments:
             documents = instruction.documents
             if len(documents) == 1 and _HEREDOC.fullmatch(text):
                 text = documents[0][1]
                 if text.startswith("#!"):
-                    raise UsageError(f"{instruction.location}: here-documents with a #! line are not supported")
+                    raise instruction.error("here-documents with a #! line are not supported")
             else:
                 text += "".join(f"\n{body}{mark}" for mark, body in documents)
             arguments = (*self._shell, text)
@@ -215,25 +220,21 @@ class _Reader:
     def _copy(self, recipe: Recipe, instruction: Instruction) -> Copy:
         flags, text = _split_flags(instruction, {"chown", "chmod", "link", "from"})
         if "from" in flags:
-            raise UsageError(f"{instruction.location}: {instruction.name} --from is not supported by the local sandbox")
+            raise instruction.error(f"{instruction.name} --from is not supported by the local sandbox")
         words = _json_words(text) or self._words(instruction, text)
         words = [self._substitute(word, self._variables()) for word in words]
         if len(words) < 2:
-            raise UsageError(f"{instruction.location}: {instruction.name} needs sources and a target, not {text!r}")
+            raise instruction.error(f"{instruction.name} needs sources and a target, not {text!r}")
         *sources, target = words
         if instruction.name == "ADD":
             for source in sources:
                 if "://" in source or source.startswith("git@") or re.search(r"\.(tar|tgz|tbz2?|txz)(\.\w+)?$", source):
-                    raise UsageError(
-                        f"{instruction.location}: ADD of a URL or an archive is not supported: use RUN with curl or tar"
-                    )
+                    raise instruction.error("ADD of a URL or an archive is not supported: use RUN with curl or tar")
         if instruction.documents and (len(sources) != 1 or len(instruction.documents) != 1):
-            raise UsageError(
-                f"{instruction.location}: {instruction.name} with a here-document takes exactly one source"
-            )
+            raise instruction.error(f"{instruction.name} with a here-document takes exactly one source")
         mode = flags.get("chmod")
         if mode is not None and not re.fullmatch("[0-7]{3,4}", mode):
-            raise UsageError(f"{instruction.location}: --chmod must be an octal number, not {mode!r}")
+            raise instruction.error(f"--chmod must be an octal number, not {mode!r}")
         joined_path = _join_path(recipe.workdir, target)
         is_folder = target.endswith(("/", "/.")) or target in (".", "..") or len(sources) > 1
         return Copy(
@@ -249,14 +250,14 @@ class _Reader:
         first = instruction.text.split(None, 1)
         if "=" not in first[0]:
             if len(first) == 1:
-                raise UsageError(f"{instruction.location}: ENV {first[0]} has no value")
+                raise instruction.error(f"ENV {first[0]} has no value")
             return {first[0]: self._substitute(_unquote(first[1]), self._variables())}
         variables = self._variables()
         pairs: dict[str, str] = {}
         for word in _raw_words(instruction.text):
             name, equals, value = word.partition("=")
             if not equals:
-                raise UsageError(f"{instruction.location}: expected ENV NAME=value, not {word!r}")
+                raise instruction.error(f"expected ENV NAME=value, not {word!r}")
             pairs[name] = self._value(value, variables)
         return pairs
 
@@ -288,9 +289,9 @@ class _Reader:
 
     def _words(self, instruction: Instruction, text: str) -> list[str]:
         try:
-            return shlex.split(text, posix=True)
+            return shlex.split(text)
         except ValueError as error:
-            raise UsageError(f"{instruction.location}: {error}") from error
+            raise instruction.error(str(error)) from error
 
 
 def _split_flags(instruction: Instruction, supported: set[str]) -> tuple[dict[str, str], str]:
@@ -298,7 +299,7 @@ def _split_flags(instruction: Instruction, supported: set[str]) -> tuple[dict[st
     text = instruction.text
     while match := _FLAG.match(text):
         if match[1] not in supported:
-            raise UsageError(f"{instruction.location}: {instruction.name} --{match[1]} is not supported")
+            raise instruction.error(f"{instruction.name} --{match[1]} is not supported")
         flags[match[1]] = f"{flags[match[1]]} {match[2]}" if match[1] in flags else match[2] or ""
         text = text[match.end() :]
     return flags, text
@@ -306,14 +307,9 @@ def _split_flags(instruction: Instruction, supported: set[str]) -> tuple[dict[st
 
 def _json_words(text: str) -> list[str]:
     """Return the words of an instruction in exec form (a JSON list); an empty list for other forms."""
-    if not text.startswith("["):
-        return []
-    try:
-        words: object = json.loads(text)
-    except ValueError:
-        return []
-    listed = cast("list[object]", words) if isinstance(words, list) else []
-    return [word for word in listed if isinstance(word, str)] if all(isinstance(word, str) for word in listed) else []
+    with suppress(ValidationError):
+        return _WORDS.validate_json(text, strict=True)
+    return []
 
 
 def _raw_words(text: str) -> list[str]:
@@ -326,10 +322,4 @@ def _unquote(text: str) -> str:
 
 def _join_path(folder: str, path: str) -> str:
     """Return an absolute path without `.` and `..`."""
-    parts: list[str] = []
-    for part in (PurePosixPath(folder) / path).parts[1:]:
-        if part == "..":
-            del parts[-1:]
-        elif part != ".":
-            parts.append(part)
-    return "/" + "/".join(parts)
+    return "/" + posixpath.normpath(posixpath.join(folder, path)).lstrip("/")
