@@ -19,12 +19,12 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import files
 from rlkit.sandbox.context import Entry
 from rlkit.sandbox.spec import MIB
 from rlkit.sandbox.streams import OnOutput, Stream
-from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.types import Json
 
 _OUTPUT_BYTES = 16 * MIB
@@ -32,10 +32,6 @@ _FILES_BYTES = 4096 * MIB
 _FILES_S = 600.0
 _MESSAGE_BYTES = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_NO_REQUEST: Mapping[str, Json] = {
-    "command": [], "put": None, "single": False, "get": None, "user": None, "cwd": None, "env": {},
-    "view": None, "close_view": False, "listen": None,
-}  # fmt: skip
 
 
 class CommandTimeout(EnvironmentFault, RuntimeError):
@@ -184,11 +180,8 @@ class Commands:
             raise EnvironmentFault(f"{problem}: {failure or 'its helper process was killed'}")
 
     async def _request_view(self, request: dict[str, Json]) -> None:
-        status = self._send_request(request, None)
-        try:
+        with self._send_request(request) as status:
             message = await receive_message(status)
-        finally:
-            status.close()
         if message.get("exit") != 0:
             raise EnvironmentFault(
                 f"a view of a sandbox could not be opened or closed: {message.get('failed', 'it has ended')}"
@@ -218,16 +211,15 @@ class Commands:
             streams: descriptors of the job's standard streams; None for the null device.
         """
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        content: dict[str, Json] = {**_NO_REQUEST, **request, "limits": dict(self._limits)}
+        defaults: dict[str, Json] = {"command": [], "single": False, "user": None, "cwd": None, "env": {}}
+        content: dict[str, Json] = {**defaults, **request, "limits": dict(self._limits)}
         with remote, FileIO(os.devnull, "r+") as null:
             numbers = [null.fileno() if stream is None else stream for stream in streams]
             try:
                 send_message(self._channel, json.dumps(content).encode(), remote.fileno(), *numbers)
-            except BaseException as error:
+            except OSError as error:
                 local.close()
-                if isinstance(error, OSError):
-                    raise EnvironmentFault("a sandbox that has ended got a request") from error
-                raise
+                raise EnvironmentFault("a sandbox that has ended got a request") from error
         local.setblocking(False)
         return local
 

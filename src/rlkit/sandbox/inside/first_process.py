@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 
 from . import job, kernel, landlock, root
-from .job_server import JobServer, describe, receive, send_message, write
+from .job_server import JobServer, receive, send_message, write
 from .view import ViewServer, send_namespace
 
 _SIOCSIFFLAGS, _UP_AND_RUNNING = 0x8914, 0x41
@@ -33,7 +33,7 @@ def main() -> None:
         outside, inside = socket.socketpair()
         pid = os.fork()
     except OSError as error:
-        send_message(owner, {"error": describe(error), "errno": error.errno or 0})
+        send_message(owner, {"error": kernel.describe(error), "errno": error.errno or 0})
         sys.exit(1)
     if pid:
         send_message(owner, {"pid": pid})
@@ -47,7 +47,7 @@ def main() -> None:
         seal_problem = _prepare(plan, inside)
         filtered = job.prepare(plan["user"] is not None)
     except OSError as error:
-        send_message(owner, {"error": describe(error), "errno": error.errno or 0})
+        send_message(owner, {"error": kernel.describe(error), "errno": error.errno or 0})
         os._exit(1)
     send_message(owner, {"ready": True, "filtered": filtered, "seal_problem": seal_problem})
     JobServer(owner).serve()

@@ -14,7 +14,7 @@ import socket
 import sys
 import tarfile
 from collections.abc import Callable
-from typing import BinaryIO, NoReturn, TypedDict
+from typing import BinaryIO, NoReturn, NotRequired, TypedDict
 
 from . import kernel, sandbox_filter
 
@@ -44,16 +44,16 @@ class Request(TypedDict):
     """
 
     command: list[list[str]]
-    put: str | None
+    put: NotRequired[str]
     single: bool
-    get: str | None
+    get: NotRequired[str]
     user: str | None
     cwd: str | None
     env: dict[str, str]
     limits: dict[str, int]
-    view: View | None
-    close_view: bool
-    listen: int | None
+    view: NotRequired[View]
+    close_view: NotRequired[bool]
+    listen: NotRequired[int]
 
 
 def prepare(is_rootless: bool) -> bool:
@@ -75,10 +75,10 @@ def run_request(request: Request, status: socket.socket, streams: list[int], ent
             os.dup2(stream, number)
         _apply_limits(request["limits"])
         home = _become_user(request["user"])
-        if request["put"] is not None:
+        if "put" in request:
             _drop_privileges()
             _unpack(request["put"], single=request["single"])
-        elif request["get"] is not None:
+        elif "get" in request:
             _drop_privileges()
             _pack(request["get"], single=request["single"])
             sys.stdout.buffer.flush()
@@ -88,9 +88,7 @@ def run_request(request: Request, status: socket.socket, streams: list[int], ent
             _execute(request["command"], {"HOME": home, **request["env"]})
         os._exit(0)
     except BaseException as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        name = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-        status.send(json.dumps({"failed": (text + name)[:4000]}).encode())
+        status.send(json.dumps({"failed": kernel.describe(error)[:4000]}).encode())
     os._exit(CANNOT_START)
 
 

@@ -35,14 +35,13 @@ class JobServer:
 
     def handle(self, request: job.Request, status: socket.socket) -> bool:
         """Answer a request on `status` if it needs no process of its own; return True if it was answered."""
-        port = request["listen"]
-        if port is None:
+        if "listen" not in request:
             return False
         try:
-            with socket.create_server(("127.0.0.1", port)) as listener:
+            with socket.create_server(("127.0.0.1", request["listen"])) as listener:
                 socket.send_fds(status, [b"{}"], [listener.fileno()])
         except OSError as error:
-            send_message(status, {"failed": describe(error)})
+            send_message(status, {"failed": kernel.describe(error)})
         return True
 
     def is_ending(self) -> bool:
@@ -136,17 +135,22 @@ class JobServer:
 
 def receive(source: socket.socket) -> tuple[bytes, list[int]]:
     """Return the text of the file sent as the first descriptor, and the other descriptors; empty if the owner died."""
-    try:
-        _, descriptors, _, _ = socket.recv_fds(source, 1, 8)
-    except ConnectionError:
-        descriptors = list[int]()
+    descriptors = list[int]()
+    with suppress(ConnectionError):
+        _, descriptors = receive_descriptors(source, 1, count=8)
     if not descriptors:
         return b"", []
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
     text = os.pread(descriptors[0], min(os.fstat(descriptors[0]).st_size, _MESSAGE_BYTES), 0)
     os.close(descriptors[0])
     return text, descriptors[1:]
+
+
+def receive_descriptors(source: socket.socket, size: int, *, count: int = 1) -> tuple[bytes, list[int]]:
+    """Return data, and descriptors that programs started by this process do not inherit."""
+    data, descriptors, _, _ = socket.recv_fds(source, size, count)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return data, descriptors
 
 
 def send_message(target: socket.socket, message: dict[str, object]) -> None:
@@ -159,12 +163,6 @@ def write(path: str, text: str) -> None:
     """Write a file of the kernel, such as one in `/proc`."""
     with open(path, "w") as file:
         file.write(text)
-
-
-def describe(error: OSError) -> str:
-    """Return the text of an error, with its file."""
-    file = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror}{file}" if error.strerror else str(error)
 
 
 def note_signal(number: int, frame: object) -> None:

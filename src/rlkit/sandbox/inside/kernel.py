@@ -34,6 +34,13 @@ def _check_result(result: int, description: str) -> None:
         raise OSError(number, f"{description}: {os.strerror(number)}")
 
 
+def describe(error: BaseException) -> str:
+    """Return the text of an error, with its file."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+
+
 def call(number: int, *arguments: object, description: str) -> int:
     """Make a system call by its number, and return its result."""
     result = _libc.syscall(ctypes.c_long(number), *arguments)

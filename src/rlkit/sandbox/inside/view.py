@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from . import job, kernel, root, view_root
-from .job_server import JobServer, describe, send_message, write
+from .job_server import JobServer, receive_descriptors, send_message, write
 
 _REASON_BYTES = 4000
 
@@ -31,7 +31,7 @@ class ViewServer(JobServer):
     def __init__(self, owner: socket.socket, plan: root.Plan, *, first: int, namespaces: socket.socket) -> None:
         super().__init__(owner)
         with namespaces:
-            self._sandbox = _receive_namespace(namespaces)
+            self._sandbox = next(iter(receive_descriptors(namespaces, 16)[1]), -1)  # -1 if the first process has ended
         self._plan = plan
         self._first = first
         self._namespace = -1
@@ -50,17 +50,15 @@ class ViewServer(JobServer):
 
     def handle(self, request: job.Request, status: socket.socket) -> bool:
         """Open or close a view, if requested."""
-        view = request["view"]
-        if view is None and not request["close_view"]:
+        if "view" not in request and "close_view" not in request:
             return False
         try:
             self._end_view()
-            if view is not None:
-                self._namespace = self._open(view)
+            if "view" in request:
+                self._namespace = self._open(request["view"])
+            send_message(status, {"exit": 0})
         except OSError as error:
-            send_message(status, {"failed": describe(error)})
-            return True
-        send_message(status, {"exit": 0})
+            send_message(status, {"failed": kernel.describe(error)})
         return True
 
     def is_ending(self) -> bool:
@@ -87,11 +85,10 @@ class ViewServer(JobServer):
                 own_end.close()
                 self._build(view, child_end)
             child_end.close()
-            reason, descriptors, _, _ = socket.recv_fds(own_end, _REASON_BYTES, 1)
+            reason, descriptors = receive_descriptors(own_end, _REASON_BYTES)
             os.waitpid(pid, 0)
         if not descriptors:
             raise OSError(reason.decode(errors="replace") or "its process was killed")
-        os.set_inheritable(descriptors[0], False)
         return descriptors[0]
 
     def _end_view(self) -> None:
@@ -129,8 +126,7 @@ class ViewServer(JobServer):
             view_root.build(self._plan, view, sandbox=self._sandbox, number=self._views)
             send_namespace(answer)
         except BaseException as error:
-            text = describe(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            answer.sendall((text or type(error).__name__).encode()[:_REASON_BYTES])
+            answer.sendall((kernel.describe(error) or type(error).__name__).encode()[:_REASON_BYTES])
         os._exit(0)
 
 
@@ -150,11 +146,3 @@ def send_namespace(target: socket.socket) -> None:
     namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     socket.send_fds(target, [b"namespace"], [namespace])
     os.close(namespace)
-
-
-def _receive_namespace(source: socket.socket) -> int:
-    """Return the received descriptor; -1 if the sender has ended."""
-    _, descriptors, _, _ = socket.recv_fds(source, 16, 1)
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return descriptors[0] if descriptors else -1
