@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError, WebsocketUrl
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
+from rlkit._util.sections import validate_fields
 from rlkit.env import Env
-from rlkit.errors import EnvironmentFault, LimitReached, UsageError
+from rlkit.errors import EnvironmentFault, LimitReached
 from rlkit.policy import Policy
 from rlkit.types import Json, Message, Outcome
 
@@ -65,13 +66,14 @@ class OpenEnvTask(Env):
             async with connect(f"{self.url}/ws", max_size=MESSAGE_BYTES, close_timeout=CLOSE_S) as socket:
                 return await self._play(socket, policy)
         except (OSError, ValidationError, WebSocketException) as error:  # TimeoutError is an OSError
-            raise EnvironmentFault(f"{type(error).__name__}: {self.url}: {error}") from error
+            reason = str(error) or f"no answer within answer_timeout_s={self.answer_timeout_s:g}"
+            raise EnvironmentFault(f"{type(error).__name__}: {self.url}: {reason}") from error
 
     async def _play(self, socket: ClientConnection, policy: Policy) -> Outcome:
         result = await self._request(socket, "reset", {"seed": self.seed, **self.reset})
         messages: list[Message] = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         messages.append({"role": "user", "content": self._describe(result)})
-        rewards, invalid = list[float](), 0
+        rewards, invalid = list[float | None](), 0
         while not result.done and len(policy.turns) < self.max_turns:
             try:
                 reply = await policy.chat(messages)
@@ -80,7 +82,7 @@ class OpenEnvTask(Env):
             try:
                 result = await self._request(socket, "step", self._read_action(reply.text))
                 observation = self._describe(result)
-                rewards += [] if result.reward is None else [float(result.reward)]
+                rewards.append(result.reward)
                 policy.reward(float(result.reward or 0))
             except _InvalidActionError as error:
                 if isinstance(self.action, Mapping):
@@ -89,9 +91,11 @@ class OpenEnvTask(Env):
                 observation = f"error: {error}"
             messages.append(reply.message)
             messages.append({"role": "user", "content": observation})
-        if result.done and not rewards:
+        if (result.done or rewards) and all(reward is None for reward in rewards):
             raise EnvironmentFault("RewardError: the server gave no reward")
-        return Outcome(sum(rewards), {"invalid_actions": float(invalid)}, truncated=not result.done)
+        return Outcome(
+            sum(reward or 0.0 for reward in rewards), {"invalid_actions": float(invalid)}, truncated=not result.done
+        )
 
     def _read_action(self, text: str) -> Action:
         if isinstance(self.action, Mapping):
@@ -102,10 +106,10 @@ class OpenEnvTask(Env):
             raise _InvalidActionError("the reply contains no valid action") from None
 
     def _describe(self, result: _Result) -> str:
-        shown = {name: value for name, value in result.observation.items() if name != "metadata"}
-        if self.show is not None and self.show not in shown:
+        observation = {name: value for name, value in result.observation.items() if name != "metadata"}
+        if self.show is not None and self.show not in observation:
             raise EnvironmentFault(f"ObservationError: the server's observation has no {self.show!r}")
-        value = shown if self.show is None else shown[self.show]
+        value = observation if self.show is None else observation[self.show]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     async def _request(self, socket: ClientConnection, kind: str, data: Action) -> _Result:
@@ -143,9 +147,7 @@ def openenv(
         max_turns: limit of replies of an episode.
         seed: seed of the first episode.
     """
-    if not url.startswith(("ws://", "wss://")):
-        raise UsageError(f"url: {url!r} is not of the form ws://host:port")
-    base = url.rstrip("/")
+    base = str(validate_fields(WebsocketUrl, url, place="url")).rstrip("/")
     return [
         OpenEnvTask(base, episode, action, show, system_prompt, reset or {}, max_turns, answer_timeout_s)
         for episode in range(seed, seed + count)

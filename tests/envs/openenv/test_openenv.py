@@ -20,6 +20,7 @@ from rlkit.envs.openenv import openenv
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
+from rlkit.types import Outcome
 from tests.addresses import closed_port
 from tests.limits import wait_until
 
@@ -134,11 +135,12 @@ def answer(**data: object) -> str:
         (answer(reward=float("inf")), "ValidationError"),
         (answer(reward=10**400), "ValidationError"),
         (answer(reward=None), "RewardError: the server gave no reward"),
+        (answer(reward=None, done=False), "RewardError: the server gave no reward"),
         (answer(reward=1, done="yes"), "ValidationError"),
         (answer(reward=1, observation="x"), "ValidationError"),
         (answer(reward=1, observation={"other": "x"}), "ObservationError: the server's observation has no 'text'"),
         ("x" * (17 << 20), "ConnectionClosedError"),
-        (None, "TimeoutError"),
+        (None, "TimeoutError: ws://.*: no answer within answer_timeout_s=1$"),
         ("close", "ConnectionClosed"),
     ],
     ids=str,
@@ -157,7 +159,7 @@ def test_a_server_that_lies_fails_the_episode(lie: str | bytes | None, error: st
     async def main() -> None:
         async with serve(talk, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            (task,) = openenv(url=f"ws://127.0.0.1:{port}", count=1, show="text", answer_timeout_s=1.0)
+            (task,) = openenv(url=f"ws://127.0.0.1:{port}", count=1, show="text", max_turns=1, answer_timeout_s=1.0)
             await task.rollout(ScriptedPolicy(["{}"]))
 
     with pytest.raises(EnvironmentFault, match=f"^{error}"):
@@ -170,9 +172,36 @@ def test_a_server_that_is_not_there_fails_the_episode() -> None:
         asyncio.run(task.rollout(ScriptedPolicy([])))
 
 
-def test_an_address_of_another_kind_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="url: 'http://x' is not of the form ws://host:port"):
-        openenv(url="http://x")
+def test_replies_without_an_action_are_no_failure_of_the_server() -> None:
+    async def talk(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(json.dumps(OPENING))
+        await connection.wait_closed()
+
+    async def main() -> Outcome:
+        async with serve(talk, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            (task,) = openenv(url=f"ws://127.0.0.1:{port}", count=1, max_turns=2)
+            return await task.rollout(ScriptedPolicy(["one", "two"]))
+
+    assert asyncio.run(main()) == Outcome(0.0, {"invalid_actions": 2.0}, truncated=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [("http://x", "scheme should be 'ws' or 'wss'"), ("ws://", "empty host"), ("ws://x:99999", "invalid port number")],
+)
+def test_an_address_of_another_kind_is_a_mistake(url: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"^url: .*{reason}"):
+        openenv(url=url)
+
+
+def test_an_address_is_kept() -> None:
+    assert [openenv(url=f"ws://x:8000{end}", count=1)[0].url for end in ("", "/", "/a/")] == [
+        "ws://x:8000",
+        "ws://x:8000",
+        "ws://x:8000/a",
+    ]
 
 
 def test_tasks_are_seeds() -> None:
