@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import rlkit
 from rlkit._util.priority_semaphore import Slots
+from rlkit.config.loading.objects import load_envs
+from rlkit.config.schema import EnvConfig
 from rlkit.env import Task
 from rlkit.envs.verifiers import verifiers
 from rlkit.envs.verifiers.task import VerifiersProcess, VerifiersTask
@@ -202,23 +206,41 @@ def test_a_failure_of_the_service_is_not_one_of_the_environment(tasks: Mapping[s
 @needs_uv
 @pytest.mark.slow
 def test_mistakes_are_named(tasks: Mapping[str, VerifiersTask]) -> None:
-    with pytest.raises(UsageError, match="nowhere"):
+    with pytest.raises(UsageError, match=r"^verifiers: .*id, config or taskset: .*nowhere"):
         verifiers(id="nowhere", packages=[PACKAGE])
-    with pytest.raises(UsageError, match="shufle"):
+    with pytest.raises(UsageError, match=r"^verifiers: .*id, config or taskset: .*agnt"):
+        verifiers(id="trouble", packages=[PACKAGE], config={"agnt": {}})
+    with pytest.raises(UsageError, match=r"^verifiers: .*id, config or taskset: .*splt"):
+        verifiers(id="trouble", packages=[PACKAGE], taskset={"splt": "test"})
+    with pytest.raises(UsageError, match=r"^verifiers: .*select: .*shufle"):
         verifiers(id="trouble", packages=[PACKAGE], select={"shufle": True})
-    with pytest.raises(UsageError, match="the tasks are not those with which the run began"):
-        verifiers(id="trouble", packages=[PACKAGE], pin=lambda now: "other")
 
 
-def test_a_package_without_a_version_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="packages: 'my-env' is neither a folder nor pinned: write my-env==VERSION"):
-        verifiers(id="my-env", packages=["my-env"])
+@needs_uv
+@pytest.mark.slow
+def test_a_run_is_not_resumed_with_other_tasks_or_versions(tasks: Mapping[str, VerifiersTask]) -> None:
+    states = list[Any]()
+    verifiers(id="trouble", packages=[PACKAGE], pin=lambda now: states.append(now) or now)
+    (state,) = states
+    assert "verifiers==0.4.0" in state["versions"]
+    assert len(state["versions"]) > 10
+    assert not [line for line in state["versions"] if "trouble" in line]
+    for changed in ({**state, "tasks": "other"}, {**state, "versions": state["versions"][1:]}):
+        with pytest.raises(UsageError, match=r"the tasks or versions are not those of tasks\.json"):
+            verifiers(id="trouble", packages=[PACKAGE], pin=lambda now, changed=changed: changed)
+
+
+@pytest.mark.parametrize("package", ["my-env", "my-env==1.*", "my-env>=1"])
+def test_a_package_without_a_version_is_a_mistake(package: str) -> None:
+    with pytest.raises(UsageError, match=f"packages: {re.escape(repr(package))} is neither a folder nor pinned"):
+        verifiers(id="my-env", packages=[package])
 
 
 def test_a_secret_that_is_not_set_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TROUBLE_TOKEN", raising=False)
-    with pytest.raises(MissingError, match="secrets: TROUBLE_TOKEN is not set"):
-        verifiers(id="trouble", packages=[PACKAGE], secrets=["TROUBLE_TOKEN"])
+    spec = EnvConfig(env="verifiers", args={"id": "trouble", "packages": [PACKAGE], "secrets": ["TROUBLE_TOKEN"]})
+    with pytest.raises(MissingError, match=r"^envs\.trouble: secrets: TROUBLE_TOKEN is not set"):
+        load_envs("trouble", spec, field="envs.trouble", seed=0)
 
 
 def test_missing_uv_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
 from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
 from rlkit.env import Env, TaskSource, is_env
-from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
+from rlkit.errors import EXTRAS, ConfigError, MissingError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
     from rlkit.algorithms.advantages import AnyEstimator
@@ -280,10 +280,11 @@ def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ())
     """Convert an exception of the user's code to a ConfigError of one line, without the `hidden` texts."""
     try:
         yield
-    except UsageError as error:
+    except (UsageError, MissingError) as error:
         if str(error).startswith(field):
             raise
-        raise ConfigError(f"{field}: {error}") from error
+        kind = MissingError if isinstance(error, MissingError) else ConfigError
+        raise kind(f"{field}: {error}") from error
     except RlkitError:
         raise
     except (Exception, SystemExit) as error:

@@ -51,9 +51,10 @@ def verifiers(
     installation = install(packages, secrets)
     settings = json.dumps({**(config or {"agent": AGENT}), "taskset": {**(taskset or {}), "id": id}})
     command = installation.make_command("list", settings, json.dumps(select or {}))
-    rows = json.loads(run(command, field="id", variables=installation.make_variables()).splitlines()[-1])
+    rows = json.loads(run(command, field="verifiers", variables=installation.make_variables()).splitlines()[-1])
     digest = blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
-    if pin(digest) != digest:
-        raise UsageError("packages: the tasks are not those with which the run began; install the same versions")
+    state: dict[str, Json] = {"tasks": digest, "versions": installation.list_versions()}
+    if pin(state) != state:
+        raise UsageError("packages: the tasks or versions are not those of tasks.json, with which the run began")
     process = share_process(installation, settings)
     return [VerifiersTask(row["id"] or str(row["data"]["idx"]), row["data"], process) for row in rows]

@@ -36,9 +36,16 @@ class Installation:
 
     def make_variables(self) -> dict[str, str]:
         """Return the variables for the worker: no secrets of the run, and uv, with which verifiers runs programs."""
-        shown = {name: text for name, text in os.environ.items() if name in self.secrets or not is_secret_name(name)}
-        path = [str(self.folder / "bin"), str(Path(_find_uv()).parent), shown.get("PATH", os.defpath)]
-        return {**shown, "PATH": os.pathsep.join(path), "VIRTUAL_ENV": str(self.folder)}
+        variables = {
+            name: text for name, text in os.environ.items() if name in self.secrets or not is_secret_name(name)
+        }
+        path = [str(self.folder / "bin"), str(Path(_find_uv()).parent), variables.get("PATH", os.defpath)]
+        return {**variables, "PATH": os.pathsep.join(path), "VIRTUAL_ENV": str(self.folder)}
+
+    def list_versions(self) -> Sequence[str]:
+        """Return all packages from indexes as `name==version`."""
+        command = [_find_uv(), "pip", "freeze", "--python", str(self.folder)]
+        return [line for line in run(command, field="packages").splitlines() if "==" in line]
 
 
 def install(packages: Sequence[str], secrets: Sequence[str]) -> Installation:
@@ -48,7 +55,7 @@ def install(packages: Sequence[str], secrets: Sequence[str]) -> Installation:
     requirements = list[str]()
     for package in packages:
         folder = Path(package).expanduser().resolve()
-        if not folder.is_dir() and "==" not in package and " @ " not in package:
+        if not folder.is_dir() and not re.search(r"==[^*]+$| @ ", package):
             raise UsageError(f"packages: {package!r} is neither a folder nor pinned: write {package}==VERSION")
         requirements += ["--editable", str(folder)] if folder.is_dir() else [package]
     if not any(re.match(r"verifiers\W", requirement) for requirement in requirements):
@@ -69,10 +76,10 @@ def install(packages: Sequence[str], secrets: Sequence[str]) -> Installation:
 
 def run(command: Sequence[str], *, field: str, variables: Mapping[str, str] | None = None) -> str:
     """Run a command and return its output; raise UsageError with the end of its messages if it fails."""
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UsageError(f"{field}: {' '.join(done.stderr[-1000:].split())}")
-    return done.stdout
+    completed = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise UsageError(f"{field}: {' '.join(completed.stderr[-1000:].split())}")
+    return completed.stdout
 
 
 def _find_uv() -> str:

@@ -78,13 +78,13 @@ def make_report(episode):
     if len(traces) != 1:
         return f"SeatError: the policy played {len(traces)} conversations, and rlkit trains one"
     (trace,) = traces
-    ended = trace.stop_condition
-    if not trace.rewards or None in trace.rewards.values() or (trace.is_timeout and ended != "agent_timeout"):
-        return f"ScoringError: the task was not scored: {ended}"
+    ending = trace.stop_condition
+    if not trace.rewards or None in trace.rewards.values() or (trace.is_timeout and ending != "agent_timeout"):
+        return f"ScoringError: the task was not scored: {ending}"
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     scores = {name: reward.score for name, reward in trace.rewards.items()}
     truncated = trace.is_truncated or trace.is_timeout
-    return {"reward": trace.reward, "metrics": metrics | scores, "truncated": truncated, "info": {"ended": ended}}
+    return {"reward": trace.reward, "metrics": metrics | scores, "truncated": truncated, "info": {"ended": ending}}
 
 
 async def serve(env, number):
@@ -106,9 +106,9 @@ async def serve(env, number):
 
     async def answer(reader, writer):
         playing = asyncio.create_task(play(json.loads(await reader.readline())))
-        gone = asyncio.create_task(reader.read())
-        await asyncio.wait([playing, gone], return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
+        departure = asyncio.create_task(reader.read())
+        await asyncio.wait([playing, departure], return_when=asyncio.FIRST_COMPLETED)
+        departure.cancel()
         playing.cancel()  # without effect on a finished one
         with suppress(asyncio.CancelledError, ConnectionError):
             writer.write(json.dumps(await playing).encode() + b"\n")
@@ -126,19 +126,21 @@ def print_tasks(env, select):
     """Print the selected tasks as the last line."""
     tasks = env.taskset.select(SelectConfig.model_validate_json(select))
     if not tasks.bounded:
-        raise ValueError("select: the tasks have no end: set limit")
+        raise ValueError("the tasks have no end: set limit")
     rows = [{"id": task.data.id, "data": task.data.model_dump(mode="json", exclude_none=True)} for task in tasks]
     print(json.dumps(rows))
 
 
 def main(command, config, *arguments):
     """Run `serve CONFIG SOCKET`, or `list CONFIG SELECTION`, whose errors are the user's."""
+    fields = "id, config or taskset"
     try:
         env = load_environment(resolve_env_config(json.loads(config)))
         if command == "list":
+            fields = "select"
             return print_tasks(env, *arguments)
     except Exception as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        sys.exit(f"{fields}: {type(error).__name__}: {error}")
     asyncio.run(serve(env, *arguments))
 
 
