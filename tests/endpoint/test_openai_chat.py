@@ -188,6 +188,22 @@ def test_choices_are_turns() -> None:
     assert len(policy.turns) == 3
 
 
+def test_tool_choice_none_offers_no_tools_and_reasoning_effort_has_no_effect() -> None:
+    policy = make_policy()
+
+    async def work(client: AsyncOpenAI) -> list[bool]:
+        question: ChatCompletionMessageParam = {"role": "user", "content": "begin"}
+        completions = [
+            await client.chat.completions.create(
+                model="m", messages=[question], tools=[ADD], tool_choice=choice, reasoning_effort="low", verbosity="low"
+            )
+            for choice in ("none", "auto")
+        ]
+        return [completion.choices[0].message.tool_calls is not None for completion in completions]
+
+    assert play(policy, work) == [False, True]
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [

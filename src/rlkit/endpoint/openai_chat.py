@@ -26,8 +26,11 @@ from rlkit.types import ImagePart, Message, Reply, Tool, ToolCall
 
 CHOICES_MAX = 128
 
-_IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "seed", "service_tier", "store", "user"})
-"""Parameters without an effect on the distribution of the reply. Seeds are those of the run."""
+_IGNORED = frozenset({
+    "metadata", "prompt_cache_key", "reasoning_effort", "safety_identifier", "seed", "service_tier", "store", "user",
+    "verbosity",
+})  # fmt: skip
+"""Parameters that the policy need not follow: how much it thinks and writes is its own. Seeds are those of the run."""
 
 _NEUTRAL: Mapping[str, Sequence[object]] = {
     "frequency_penalty": (0,),
@@ -38,10 +41,10 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
     "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto",),
+    "tool_choice": ("auto", "none"),
     "top_p": (1,),
 }
-"""Values of further parameters that change nothing."""
+"""Values of further parameters that change nothing, or that `make_call` follows."""
 
 
 class _Image(ContentPart):
@@ -117,10 +120,11 @@ class ChatCompletion(Exchange):
 
     @override
     def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
-        check_parameters(self.model_extra or {}, ignored=_IGNORED, neutral=_NEUTRAL)
+        parameters = self.model_extra or {}
+        check_parameters(parameters, ignored=_IGNORED, neutral=_NEUTRAL)
         return Call(
             [message.parse() for message in self.messages],
-            tools=[tool.parse() for tool in self.tools or ()],
+            tools=[tool.parse() for tool in (self.tools or ()) if parameters.get("tool_choice") != "none"],
             max_tokens=self.max_completion_tokens or self.max_tokens,
             temperature=self.temperature,
             stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
@@ -154,8 +158,8 @@ class ChatCompletion(Exchange):
             yield self._chunk([], usage=_encode_usage(replies))
         yield "data: [DONE]\n\n"
 
-    def _chunk(self, choices: Sequence[object], **more: object) -> str:
-        return format_event({**self._make_envelope("chat.completion.chunk"), "choices": choices, **more})
+    def _chunk(self, choices: Sequence[object], **fields: object) -> str:
+        return format_event({**self._make_envelope("chat.completion.chunk"), "choices": choices, **fields})
 
     def _make_envelope(self, kind: str) -> Mapping[str, Any]:
         return {"id": f"chatcmpl-{self._tag}", "created": self._created_at, "model": self.model, "object": kind}
