@@ -110,6 +110,14 @@ def test_a_failed_episode_has_its_error_and_no_score(run: Path, tmp_path: Path) 
     ]
 
 
+def test_a_metric_called_reward_is_kept_beside_the_reward(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "first", steps=0)
+    write_episodes(table_path(directory, 1), [replace(episode(0.5), metrics={"reward": 3.0})])
+    export_episodes(str(directory), tmp_path / "out")
+    (sample,) = exported_samples(tmp_path / "out", "sums-episodes-step-000001")
+    assert sample["scores"] == {"reward_metric": {"value": 3.0}, "reward": {"value": 0.5}}
+
+
 @pytest.mark.slow
 def test_inspect_and_scout_read_what_the_run_recorded(run: Path, tmp_path: Path) -> None:
     export_episodes(str(run), tmp_path / "out")

@@ -75,7 +75,8 @@ def _make_sample(rollout: RecordedRollout, *, model: str, epoch: int, uuid: str)
     """Return a rollout as a sample of inspect; `epoch` numbers the rollouts of its task."""
     messages, usage = _read_turns(rollout.turns, model)
     stop = "max_tokens" if rollout.turns and rollout.turns[-1].stop == "length" else "stop"
-    scores = {**rollout.metrics, "reward": rollout.reward} if rollout.reward is not None else {}
+    metrics = {"reward_metric" if name == "reward" else name: value for name, value in rollout.metrics.items()}
+    scores = {**metrics, "reward": rollout.reward} if rollout.reward is not None else {}
     error = {"message": rollout.error, "traceback": "", "traceback_ansi": ""} if rollout.error else None
     return {
         "id": rollout.task,
@@ -99,8 +100,8 @@ def _read_turns(turns: Sequence[RecordedTurn], model: str) -> tuple[list[dict[st
     for index, turn in enumerate(turns):
         metadata = {"turn": index, "parent": turn.parent, "version": turn.version, "reward": turn.reward}
         if index and turn.parent != index - 1:
-            place = "begins a new conversation" if turn.parent is None else f"continues turn {turn.parent}"
-            messages.append({"role": "system", "content": f"[turn {index} {place}]", "metadata": metadata})
+            relation = "begins a new conversation" if turn.parent is None else f"continues turn {turn.parent}"
+            messages.append({"role": "system", "content": f"[turn {index} {relation}]", "metadata": metadata})
         if turn.prompt:
             messages.append({"role": "user", "content": turn.prompt, "metadata": metadata})
         reply = {"role": "assistant", "content": turn.completion, "source": "generate", "model": model}
