@@ -65,6 +65,9 @@ def test_a_client_chats_with_a_base_model_and_a_checkpoint(
             model=result.checkpoint.sampler, messages=ASK, temperature=0, max_tokens=24, stream=True
         )
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == trained
+        with pytest.raises(openai.NotFoundError):
+            ask(client, "nobody/no-such-model")
+        assert [model.id for model in client.models.list()] == [str(byte_model_dir), result.checkpoint.sampler]
 
 
 @pytest.mark.parametrize("model", ["nobody/no-such-model", "tinker://run/sampler_weights/1"])

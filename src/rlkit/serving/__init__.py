@@ -59,13 +59,18 @@ class ChatModels(Session):
 
     def routes(self) -> Sequence[Route]:
         """Return the routes of all protocols."""
-        return make_routes(self._find_session, lambda: self._engine.models)
+        return make_routes(self._find_session, self._list_models)
 
     @override
     async def close(self) -> None:
         """Cancel the running requests and end the connection to the engine."""
         await super().close()
         await self._exits.aclose()
+
+    def _list_models(self) -> Sequence[str]:
+        """Return the names of the engine's models, and of those that were loaded for a chat."""
+        loaded = [name for name, task in self._models.items() if task.done() and not _has_failed(task)]
+        return list(dict.fromkeys([*self._engine.models, *loaded]))
 
     def _find_session(self, key: str) -> Session:
         if not hmac.compare_digest(key.encode(), self._engine.api_key.encode()):
@@ -87,7 +92,7 @@ class ChatModels(Session):
     async def _get_model(self, name: str) -> _Model:
         """Return a model, which is loaded at its first request."""
         task = self._models.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or _has_failed(task):
             task = self._models[name] = asyncio.create_task(self._load(name))
             if len(self._models) > MODELS_MAX:
                 self._models.popitem(last=False)
@@ -115,3 +120,7 @@ class ChatModels(Session):
 
         service = TinkerService(ServiceAddress(base_url=self._engine.url, api_key=self._engine.api_key, embedded=True))
         return await self._exits.enter_async_context(service)
+
+
+def _has_failed(task: asyncio.Task[_Model]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
