@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlkit.evaluation.evaluate import evaluate
     from rlkit.policy import Policy
     from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
-    from rlkit.training import StopSignal
+    from rlkit.training import StopSignal, Trainer
     from rlkit.training.trainer import RLTrainer
     from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Reply, Tool, ToolCall, Turn
     from rlkit.workers.resource import WorkerResource
@@ -60,7 +60,7 @@ _MODULES = {
     "dry_run.rehearse": ["rehearse"],
     "training.trainer": ["RLTrainer"],
     "trackers": ["Progress", "RunInfo", "RunResult", "Tracker"],
-    "training": ["StopSignal"],
+    "training": ["StopSignal", "Trainer"],
     "workers.resource": ["WorkerResource"],
     "types": ["Checkpoint", "Episode", "Group", "Message", "Outcome", "Prompt", "Reply", "Tool", "ToolCall", "Turn"],
 }
@@ -102,6 +102,7 @@ __all__ = [
     "ToolCall",
     "ToolEnv",
     "Tracker",
+    "Trainer",
     "Turn",
     "UsageError",
     "WorkerResource",

@@ -1,9 +1,27 @@
-"""Training: the signal that stops a run.
+"""Training: the protocol of a trainer, and the signal that stops a run.
 
 Invariant: importing this module loads nothing heavy. A request to stop never blocks, so a signal handler can make it.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
+
+from rlkit.trackers import RunResult
+
+
+class Trainer(Protocol):
+    """Trainer of a model.
+
+    ::
+
+        result = await rlkit.RLTrainer(config, envs=tasks).train()
+        print(result.metrics["env/all/reward/mean"])
+    """
+
+    async def train(self) -> RunResult:
+        """Train to the end, or until a stop is requested."""
+        ...
 
 
 class StopSignal:

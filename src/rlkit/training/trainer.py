@@ -45,7 +45,7 @@ from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, describe_service
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
-from rlkit.training import StopSignal
+from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import CheckpointSaver
 from rlkit.training.from_config import (
     load_kl_reference,
@@ -65,7 +65,7 @@ _LAST_SAVE_S = 120.0
 """Time to save the weights of a run that failed."""
 
 
-class RLTrainer:
+class RLTrainer(Trainer):
     """Trainer of the run that a configuration describes.
 
     ::
