@@ -1,6 +1,7 @@
 r"""Splitting of a text into lexemes, from which tokens are built: `\frac`, `12.5`, `abc`, `{`, blanks.
 
-Invariant: the joined lexemes are the text with Unicode symbols replaced by LaTeX; the length of both is limited.
+Invariant: the joined lexemes are the text with Unicode symbols replaced by LaTeX; the length of both is limited. An
+empty delimiter is removed together with its dot; the text between two delimiters is unchanged.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import zip_longest
 from typing import NamedTuple
 
 from rlkit.envs.math.answers.lexing.notation import UNICODE
-from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError
+from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 
 MAX_CHARS = 4_000
 MAX_ASCII_CHARS = 16_000
 
-SIZE = r"\\(?:left|right|middle|[bB]igg?[lr]?|[bB]igm)(?![A-Za-z])\s*\.?"
-"""Pattern of a command before a delimiter, together with the dot of an empty delimiter."""
+_SIZE = re.compile(r"\\(?:left|right|middle|[bB]igg?[lr]?|[bB]igm)(?![A-Za-z])\s*\.?")
+"""Command before a delimiter, together with the dot of an empty delimiter."""
+_BARS = frozenset({"|", r"\vert", r"\rvert", r"\mid", r"\|"})
+_BRACES = frozenset({r"\{", r"\lbrace"})
+_DOT = "."
 
 _LEXEME = re.compile(
-    SIZE + r"|\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.{2,}|\.[0-9]+|[A-Za-z]+|\*\*|<=|>=|!=|==|\+/-|.",
+    _SIZE.pattern + r"|\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.{2,}|\.[0-9]+|[A-Za-z]+|\*\*|<=|>=|!=|==|\+/-|.",
     re.DOTALL,
 )
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
@@ -52,10 +57,16 @@ class Token(NamedTuple):
 
 
 def split_lexemes(text: str) -> list[str]:
-    """Split a text into lexemes, or raise `LimitError` if it is too long."""
+    r"""Split a text into lexemes, without sizes of delimiters and without empty delimiters.
+
+    Raises:
+        LimitError: the text is too long.
+        MalformedError: a `\left.` without its `\right`, or the other way round.
+        UnsupportedError: an evaluation, `\left. x^2 \right|_{x=3}`, or a system of equations, `\left\{ … \right.`.
+    """
     if len(text) > MAX_CHARS:
         raise LimitError(f"more than {MAX_CHARS} characters")
-    return split_ascii_lexemes(_ascii(text))
+    return _remove_empty_delimiters(split_ascii_lexemes(_ascii(text)))
 
 
 def split_ascii_lexemes(text: str) -> list[str]:
@@ -102,3 +113,26 @@ def _ascii(text: str) -> str:
     if len(text) > MAX_ASCII_CHARS:
         raise LimitError(f"more than {MAX_ASCII_CHARS} characters after Unicode symbols are replaced by LaTeX")
     return text.translate(UNICODE)
+
+
+def _remove_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
+    open_delimiters: list[str] = []
+    output: list[str] = []
+    for lexeme, following in zip_longest(lexemes, lexemes[1:], fillvalue=_DOT):  # the text's final dot may be stripped
+        if not _SIZE.fullmatch(lexeme):
+            output.append(lexeme)
+            continue
+        delimiter = _DOT if lexeme.endswith(_DOT) else following
+        if lexeme.startswith(r"\left"):
+            open_delimiters.append(delimiter)
+        elif lexeme.startswith(r"\right") and open_delimiters:
+            opening = open_delimiters.pop()
+            if opening == _DOT and delimiter in _BARS:
+                raise UnsupportedError("an evaluation at a point")
+            if opening in _BRACES and delimiter == _DOT:
+                raise UnsupportedError("a system of equations")
+        elif lexeme.startswith(r"\right") and delimiter == _DOT:
+            raise MalformedError(r"a \right. without its \left")
+    if _DOT in open_delimiters:
+        raise MalformedError(r"a \left. without its \right")
+    return output

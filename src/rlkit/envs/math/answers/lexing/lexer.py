@@ -10,7 +10,6 @@ import unicodedata
 
 from rlkit.envs.math.answers.lexing import notation
 from rlkit.envs.math.answers.lexing.cleaning import clean, is_lead_in
-from rlkit.envs.math.answers.lexing.delimiters import remove_empty_delimiters
 from rlkit.envs.math.answers.lexing.lexemes import Token, read_group, skip_blanks, split_ascii_lexemes, split_lexemes
 from rlkit.envs.math.answers.lexing.numerals import OVERLINES, read_numeral, starts_repeating_decimal
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
@@ -41,7 +40,7 @@ def tokenize(text: str, *, thousands: bool = True) -> list[Token]:
         LimitError: the text or a number in it is too long.
         UnsupportedError: a command is unknown.
     """
-    return _Lexer(remove_empty_delimiters(split_lexemes(text)), thousands=thousands).tokenize_all()
+    return _Lexer(split_lexemes(text), thousands=thousands).tokenize_all()
 
 
 class _Lexer:
