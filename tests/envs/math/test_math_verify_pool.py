@@ -5,33 +5,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rlkit.envs.math import math_verify_pool
 from rlkit.envs.math.grader import GoldError, Grade, Grader
-from rlkit.envs.math.math_verify_pool import MathVerifyPool, shared_pool
 from tests.limits import HANG_S
 
 HANGING = r"99999999!"
 LIMIT_S = 1.0
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[MathVerifyPool]:
-    pool = shared_pool(1, LIMIT_S)
-    yield pool
-    pool.close()
+ask = partial(math_verify_pool.ask, processes=1, limit_s=LIMIT_S)
 
 
-def test_math_verify_answers_and_is_killed_if_it_hangs(pool: MathVerifyPool) -> None:
+def test_math_verify_answers_and_is_killed_if_it_hangs() -> None:
     questions = [("6", r"1+2+3"), (HANGING, r"\sqrt{2}"), ("7", "6"), ("1", "")]
-    answers = [pool.ask(*question) for question in questions]
+    answers = [ask(*question) for question in questions]
     assert [future.result() for future in answers] == ["yes", "timeout", "no", "gold unread"]
 
 
-def test_math_verify_decides_answers_that_rlkit_cannot_parse(pool: MathVerifyPool) -> None:
+def test_math_verify_decides_answers_that_rlkit_cannot_parse() -> None:
     grader = Grader(limit_s=LIMIT_S, processes=1)
 
     async def grades() -> list[Grade]:
@@ -43,7 +39,7 @@ def test_math_verify_decides_answers_that_rlkit_cannot_parse(pool: MathVerifyPoo
         asyncio.run(grader.grade("6", ""))
 
 
-def test_math_verify_compares_whole_answers_only(pool: MathVerifyPool) -> None:
+def test_math_verify_compares_whole_answers_only() -> None:
     answers = (r"41 \star 42", r"\undefinedmacro 41, 42", r"x \in \{41, 42\} \in S", r"41, 42, \dots", "41, 42, ...")
     grader = Grader(limit_s=LIMIT_S, processes=1)
 
@@ -51,7 +47,7 @@ def test_math_verify_compares_whole_answers_only(pool: MathVerifyPool) -> None:
         return [await grader.grade(answer, "42") for answer in answers]
 
     assert not any(grade.correct for grade in asyncio.run(grades()))
-    assert pool.ask(r"\gcd(42, 84)", "42").result() == "yes"
+    assert ask(r"\gcd(42, 84)", "42").result() == "yes"
 
 
 def test_a_process_that_cannot_load_math_verify_in_time_ends(tmp_path: Path) -> None:
@@ -63,10 +59,9 @@ def test_a_process_that_cannot_load_math_verify_in_time_ends(tmp_path: Path) -> 
     assert loading.returncode == -signal.SIGALRM
 
 
-def test_a_fork_starts_its_own_processes(pool: MathVerifyPool) -> None:
-    pool.ask("1", "1").result()
+def test_a_fork_starts_its_own_processes() -> None:
+    ask("1", "1").result()
     if (pid := os.fork()) == 0:
-        answer = pool.ask("1", "1").result(timeout=HANG_S)
-        pool.close()
+        answer = ask("1", "1").result(timeout=HANG_S)
         os._exit(0 if answer == "yes" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -106,9 +106,8 @@ class Grader:
         elif any(mark in answer and mark not in gold for mark in (*_UNBOUNDED_COMMANDS, *_ELLIPSES)):
             return grade
         else:
-            reply = await asyncio.wrap_future(
-                math_verify_pool.shared_pool(self.processes, self.limit_s).ask(answer, gold)
-            )
+            future = math_verify_pool.ask(answer, gold, processes=self.processes, limit_s=self.limit_s)
+            reply = await asyncio.wrap_future(future)
             if reply in ("yes", "no"):
                 return Grade(reply == "yes", "math-verify")
             reason = "cannot be parsed, neither by rlkit nor by math-verify"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+from rlkit._util.threads import DaemonThreadPool
 
 type MathVerifyReply = Literal["yes", "no", "gold unread", "timeout"]
 
@@ -29,65 +30,36 @@ def is_installed() -> bool:
     return importlib.util.find_spec("math_verify") is not None
 
 
-type _Question = tuple[str, str, Future[MathVerifyReply]]
-"""Answer, gold answer and future reply."""
-
-
-class MathVerifyPool:
-    """Fixed number of processes, each with a thread that talks to it; started with the first question.
+def ask(answer: str, gold: str, *, processes: int, limit_s: float) -> Future[MathVerifyReply]:
+    """Return the future reply of math-verify.
 
     Args:
+        processes: number of processes, shared by callers with the same settings and started when a question needs them.
         limit_s: limit of one question in seconds.
     """
+    return _threads(processes, limit_s).submit(_ask_in_thread, answer, gold, limit_s)
 
-    def __init__(self, count: int, *, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._count = count
-        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._pid = os.getpid()
 
-    def ask(self, answer: str, gold: str) -> Future[MathVerifyReply]:
-        """Return the future reply of math-verify."""
-        future: Future[MathVerifyReply] = Future()
-        with self._lock:
-            if self._pid != os.getpid():  # threads do not survive a fork
-                self._questions, self._threads, self._pid = queue.SimpleQueue(), [], os.getpid()
-            if len(self._threads) < self._count:
-                thread = threading.Thread(target=self._serve, args=(self._questions,), name="math-verify", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-        self._questions.put((answer, gold, future))
-        return future
+@cache
+def _threads(count: int, limit_s: float) -> DaemonThreadPool:
+    return DaemonThreadPool(count, name=f"math-verify-{limit_s:g}s")
 
-    def close(self) -> None:
-        """End the processes after the pending questions; a later question starts new ones."""
-        with self._lock:
-            threads, self._threads = self._threads, []
-            for _ in threads:
-                self._questions.put(None)
-        for thread in threads:
-            thread.join()
 
-    def _serve(self, questions: queue.SimpleQueue[_Question | None]) -> None:
-        process: _Process | None = None
-        while (question := questions.get()) is not None:
-            answer, gold, future = question
-            if not future.set_running_or_notify_cancel():
-                continue
-            reply: MathVerifyReply = "timeout"
-            try:
-                process = process or _Process(self._limit_s)
-                reply = process.ask(answer, gold)
-            except OSError:  # the process ended by itself: out of memory or time
-                pass
-            if reply == "timeout" and process is not None:
-                process.kill()
-                process = None
-            future.set_result(reply)
-        if process is not None:
-            process.kill()
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
+
+
+def _ask_in_thread(answer: str, gold: str, limit_s: float) -> MathVerifyReply:
+    """Ask the process of this thread; a process that ended is replaced at the next question."""
+    reply: MathVerifyReply = "timeout"
+    try:
+        process = _thread.process = _thread.process or _Process(limit_s)
+        reply = process.ask(answer, gold)
+    except OSError:  # the process ended by itself: out of memory or time
+        pass
+    if reply == "timeout" and _thread.process is not None:
+        _thread.process.kill()
+        _thread.process = None
+    return reply
 
 
 class _Process:
@@ -124,7 +96,8 @@ class _Process:
         return self._process.stdout.readline()
 
 
-@cache
-def shared_pool(count: int, limit_s: float) -> MathVerifyPool:
-    """Return the pool of this process with these settings; it outlives graders, which come and go with tasks."""
-    return MathVerifyPool(count, limit_s=limit_s)
+class _Thread(threading.local):
+    process: _Process | None = None
+
+
+_thread = _Thread()
