@@ -28,22 +28,15 @@ UNICODE = str.maketrans(
     }
 )  # fmt: skip
 
-DROPPED = frozenset(
-    {
-        r"\displaystyle", r"\textstyle", r"\limits", r"\scriptstyle", r"\quad",
-        r"\qquad", r"\,", r"\;", r"\!", r"\:", r"\>", r"\(", r"\)", r"\[", r"\]", r"\mathbf", r"\boldsymbol",
-        r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox",
-        r"\triangle", r"\mathsf", r"\vec", r"\overrightarrow", r"\bf", r"\it", r"\rm", r"\nolimits", r"\Large",
-        r"\large", r"\small", r"\hline", r"\tiny", r"\thinspace", r"\enspace", r"\mathstrut",
-        r"\therefore", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
-    }
-)  # fmt: skip
+_LAYOUT = (
+    r"\displaystyle \textstyle \limits \scriptstyle \quad \qquad \, \; \! \: \> \( \) \[ \] \mathbf \boldsymbol \bm "
+    r"\mathit \underline \boxed \fbox \hbox \triangle \mathsf \vec \overrightarrow \bf \it \rm \nolimits \Large \large "
+    r"\small \hline \tiny \thinspace \enspace \mathstrut \therefore \hat \tilde \widehat \mathcal"
+)
+DROPPED = frozenset({*_LAYOUT.split(), r"\ "})
 TEXTS = frozenset(
-    {
-        r"\text", r"\textbf", r"\textit", r"\textrm", r"\mbox", r"\mathrm", r"\operatorname", r"\texttt",
-        r"\textsf", r"\textup", r"\emph",
-    }
-)  # fmt: skip
+    r"\text \textbf \textit \textrm \mbox \mathrm \operatorname \texttt \textsf \textup \emph".split()  # noqa: SIM905  reads better
+)
 FRACTIONS = {
     **{rf"\{prefix}frac": r"\frac" for prefix in ("", "d", "t", "c", "s", "nice")},
     **{rf"\{prefix}binom": r"\binom" for prefix in ("", "d", "t")},
@@ -86,7 +79,5 @@ ELLIPSES = frozenset({r"\dots", r"\ldots", r"\cdots", r"\dotsc", r"\dotsb", r"\d
 NAMES = frozenset("gcd lcm max min det deg dim ker arg sup inf rank tr Var Cov Pr".split())  # noqa: SIM905  reads better
 r"""Functions that are labels of a value, as in `\gcd(4,6) = 2`, and are never evaluated."""
 
-SKIPPED = frozenset(
-    {r"\color", r"\textcolor", r"\phantom", r"\hphantom", r"\vphantom", r"\hspace", r"\vspace", r"\tag"}
-)
+SKIPPED = frozenset(r"\color \textcolor \phantom \hphantom \vphantom \hspace \vspace \tag".split())  # noqa: SIM905  reads better
 """Commands whose first argument is layout."""

@@ -69,9 +69,7 @@ TEMPERATURES: Mapping[str, str] = {"F": "fahrenheit", "C": "celsius"}
 
 CURRENCY_CODES = frozenset("USD EUR GBP JPY CNY RMB INR CHF KRW RUB CAD AUD".split())  # noqa: SIM905  reads better
 
-EMPTY_SETS = frozenset(
-    {"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "none", "nullset"}
-)
+EMPTY_SETS = frozenset("nosolution nosolutions norealsolution norealsolutions emptyset none nullset".split())  # noqa: SIM905  reads better
 ALL_REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "setofallrealnumbers", "reals"})
 """Phrases for the empty set and for all real numbers, as `squeeze` returns them."""
 
@@ -94,14 +92,10 @@ _SCALES: Mapping[str, int] = {"hundred": 100, **_MULTIPLES}
 _MAX_NUMBER_WORDS = 16
 
 _ALTERING = frozenset(
-    {
-        "or", "and", "not", "but", "except", "than", "least", "most", "plus", "minus", "divided", "factorial", "half",
-        "halves", "squared", "cubed", "negative",
-    }
-)  # fmt: skip
+    "or and not but except than least most plus minus divided factorial half halves squared cubed negative".split()  # noqa: SIM905  reads better
+)
 _DIGITS = re.compile(r"(?<![A-Za-z])[0-9]")
 _WORDS = re.compile(r"[a-z]+(?:-[a-z]+)*")
-
 
 _ARTICLES = ("the ", "an ", "a ")
 
