@@ -14,7 +14,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlkit.envs.math.answers.lexing.lexemes import Token
-from rlkit.envs.math.answers.lexing.notation import FUNCTIONS
+from rlkit.envs.math.answers.lexing.notation import FUNCTIONS, ORDINALS
 from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
 from rlkit.envs.math.answers.literals import is_power_of_ten, read_proper_fraction
 from rlkit.envs.math.answers.nodes import HALF, MINUS_ONE, ONE, PLUS_MINUS, ZERO, Builder, Expression, Number, Symbol
@@ -180,13 +180,12 @@ class ExpressionParser:
         return base
 
     def _read_power(self, base: Expression) -> Expression:
-        if self.accept(r"\circ") or self.accept("°"):
-            return self.builder.call("degrees", (base,))
-        if self.token.kind == "{" and self.peek(1).kind in (r"\circ", "°") and self.peek(2).kind == "}":
-            self.at += 3
-            return self.builder.call("degrees", (base,))
-        if self._skip_ordinal():
-            return base
+        braced = self.token.kind == "{"
+        mark = self.peek(int(braced))
+        is_degree = mark.kind in (r"\circ", "°") and (not braced or self.peek(2).kind == "}")
+        if is_degree or (mark.kind in ("text", "word") and mark.text.strip().lower() in ORDINALS):
+            self.at += 3 if braced else 1
+            return self.builder.call("degrees", (base,)) if is_degree else base
         exponent = self._read_exponent()
         if isinstance(base, Number) and isinstance(exponent, Number) and base.value != 10:
             self.computed = self.computed or exponent.value.denominator == 1
@@ -200,15 +199,6 @@ class ExpressionParser:
             exponent = self._read_power(exponent)
         self._depth -= 1
         return self.builder.negate(exponent) if negative else exponent
-
-    def _skip_ordinal(self) -> bool:
-        """Skip the `th` of `12^{th}`, and tell whether it was there."""
-        braced = self.token.kind == "{"
-        token = self.peek(int(braced))
-        if token.kind not in ("text", "word") or token.text.strip().lower() not in ("th", "st", "nd", "rd"):
-            return False
-        self.at += 3 if braced else 1
-        return True
 
     def _read_postfix(self) -> Expression:
         value = self._read_atom()

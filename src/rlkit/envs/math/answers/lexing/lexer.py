@@ -26,7 +26,6 @@ _OPENING = frozenset({"(", "[", "{", r"\{", ",", ";", "=", "<", ">", "≤", "≥
 """Kinds of tokens before a value."""
 
 _SEPARATING = frozenset({",", ";", "and", "or"})
-_ORDINALS = ("th", "st", "nd", "rd")
 
 
 def tokenize(text: str, *, thousands: bool = True) -> list[Token]:
@@ -206,7 +205,7 @@ class _Lexer:
             lexeme += self._lexemes[self._at + 1]
             self._at += 2
         lower = lexeme.lower()
-        if lower in _ORDINALS and not self._spaced and self._tokens and self._tokens[-1].kind == "number":
+        if lower in notation.ORDINALS and not self._spaced and self._tokens and self._tokens[-1].kind == "number":
             return  # `12th`
         if lexeme in notation.FUNCTIONS:
             self._push("function", notation.FUNCTIONS[lexeme])

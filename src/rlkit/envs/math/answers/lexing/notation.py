@@ -74,6 +74,7 @@ TEXT_SIGNS = {
 }  # fmt: skip
 """Signs by the text that stands for them, as in `\\text{ or }`."""
 
+ORDINALS = ("th", "st", "nd", "rd")
 ENVIRONMENTS = frozenset({"pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"})
 ELLIPSES = frozenset({r"\dots", r"\ldots", r"\cdots", r"\dotsc", r"\dotsb", r"\dotsm", r"\dotso"})
 NAMES = frozenset("gcd lcm max min det deg dim ker arg sup inf rank tr Var Cov Pr".split())  # noqa: SIM905  reads better
