@@ -6,7 +6,7 @@ Invariant: each failing environment and each blocking line is reported once duri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 
 from rlkit._util.loop_holds import Hold
 from rlkit.env import Task
@@ -24,6 +24,7 @@ _ERROR_CHARS = 500
 _ACTION = "await slow calls, or run the work in a thread: `await asyncio.to_thread(...)`"
 
 
+@dataclass(kw_only=True, eq=False)
 class BlockingFindings:
     """Convert holds of the event loop (`Hold`) to findings.
 
@@ -33,22 +34,17 @@ class BlockingFindings:
         record: receives all findings as JSON, for each new finding and whenever the count of a finding doubles.
     """
 
-    def __init__(
-        self,
-        *,
-        step: Callable[[], int] = lambda: 0,
-        tell: Callable[[Finding], None],
-        record: Callable[[Sequence[Mapping[str, Json]]], None] = lambda findings: None,
-    ) -> None:
-        self._step = step
-        self._tell = tell
-        self._record = record
-        self._findings = dict[tuple[str, str], tuple[Finding, int, float]]()
+    step: Callable[[], int] = lambda: 0
+    tell: Callable[[Finding], None]
+    record: Callable[[Sequence[Mapping[str, Json]]], None] = lambda findings: None
+    _findings: dict[tuple[str, str], tuple[Finding, int, float]] = field(
+        init=False, default_factory=dict[tuple[str, str], tuple[Finding, int, float]]
+    )
 
     def add(self, hold: Hold) -> None:
         """Record a hold, and report it if its line is new."""
         key = (hold.env, "an unknown line" if hold.place is None else str(hold.place))
-        step = self._step()
+        step = self.step()
         new = key not in self._findings
         if new and len(self._findings) == _FINDINGS_MAX:
             return
@@ -59,11 +55,12 @@ class BlockingFindings:
         finding = replace(finding, last=step, evidence=evidence)
         self._findings[key] = finding, times, longest_s
         if times & (times - 1) == 0:  # powers of two, because each record writes a file
-            self._record([asdict(recorded) for recorded, _, _ in self._findings.values()])
+            self.record([asdict(recorded) for recorded, _, _ in self._findings.values()])
         if new:
-            self._tell(finding)
+            self.tell(finding)
 
 
+@dataclass(eq=False)
 class FailureNotes:
     """Report the first failed episode of each environment.
 
@@ -73,17 +70,17 @@ class FailureNotes:
         prefix: text before the name of an environment, such as "the evaluation of ".
     """
 
-    def __init__(self, note: Callable[[str], None], *, redact: Callable[[str], str], prefix: str = "") -> None:
-        self._note = note
-        self._redact = redact
-        self._prefix = prefix
-        self._envs = set[str]()
+    note: Callable[[str], None]
+    _: KW_ONLY
+    redact: Callable[[str], str]
+    prefix: str = ""
+    _envs: set[str] = field(init=False, default_factory=set[str])
 
     def add(self, task: Task, episode: Episode) -> None:
         """Report an episode if it is the first failed episode of its environment."""
         if episode.status != "failed" or task.name in self._envs:
             return
         self._envs.add(task.name)
-        error = " ".join(self._redact(episode.error or "no reason").split())
+        error = " ".join(self.redact(episode.error or "no reason").split())
         excerpt = error if len(error) <= _ERROR_CHARS else f"{error[:_ERROR_CHARS]} …"
-        self._note(f"the first failed rollout of {self._prefix}{task.name}, task {task.id}: {excerpt}")
+        self.note(f"the first failed rollout of {self.prefix}{task.name}, task {task.id}: {excerpt}")

@@ -51,24 +51,23 @@ def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
 
     Sorting the tokens is slow, so call it in a thread.
     """
-    metrics = dict[str, float]()
+    metrics, env = dict[str, float](), dict[str, float]()
     names = list(dict.fromkeys(group.env for group in groups))
     for name in names:
-        metrics |= _env_metrics(f"{prefix}/{name}", [group for group in groups if group.env == name])
-    if len(names) == 1:  # both prefixes have the same metrics
-        env = f"{prefix}/{names[0]}"
-        return metrics | {f"{prefix}/all{key.removeprefix(env)}": value for key, value in metrics.items()}
-    return metrics | _env_metrics(f"{prefix}/all", groups)
+        env = _env_metrics([group for group in groups if group.env == name])
+        metrics |= {f"{prefix}/{name}/{key}": value for key, value in env.items()}
+    every = env if len(names) == 1 else _env_metrics(groups)
+    return metrics | {f"{prefix}/all/{key}": value for key, value in every.items()}
 
 
-def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
+def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
     episodes = [episode for group in groups for episode in group.episodes]
     valid = [episode for episode in episodes if episode.reward is not None]
     metrics = {
-        f"{prefix}/groups": float(len(groups)),
-        f"{prefix}/episodes": float(len(episodes)),
-        f"{prefix}/failed": float(len(episodes) - len(valid)),
-        f"{prefix}/retries": float(sum(episode.attempt for episode in episodes)),
+        "groups": float(len(groups)),
+        "episodes": float(len(episodes)),
+        "failed": float(len(episodes) - len(valid)),
+        "retries": float(sum(episode.attempt for episode in episodes)),
     }
     if not valid:
         return metrics
@@ -76,25 +75,25 @@ def _env_metrics(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
     rewards = np.array([episode.reward for episode in valid], dtype=np.float64)
     mean, deviation = _mean_and_deviation(rewards)
     metrics |= {
-        f"{prefix}/reward/mean": mean,
-        f"{prefix}/reward/std": deviation,
-        f"{prefix}/reward/min": float(rewards.min()),
-        f"{prefix}/reward/max": float(rewards.max()),
-        **_percentiles(f"{prefix}/reward", rewards),
-        f"{prefix}/solved": float((rewards >= SOLVED).mean()),
-        **_group_outcomes(prefix, [group.rewards[group.valid_mask] for group in groups if group.valid_mask.any()]),
-        f"{prefix}/truncated": _mean(float(episode.status == "truncated") for episode in valid),
-        f"{prefix}/masked": _mean(float(episode.masked) for episode in valid),
-        f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
-        f"{prefix}/segments": _mean(float(episode.segment_count) for episode in valid),
-        f"{prefix}/forks": _mean(float(episode.fork_count) for episode in valid),
-        **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),
-        **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled_mask)) for turn in turns]),
-        **_stops(prefix, turns),
-        **_unique_bigrams(prefix, groups),
-        **_retried(prefix, groups),
+        "reward/mean": mean,
+        "reward/std": deviation,
+        "reward/min": float(rewards.min()),
+        "reward/max": float(rewards.max()),
+        **_percentiles("reward", rewards),
+        "solved": float((rewards >= SOLVED).mean()),
+        **_group_outcomes([group.rewards[group.valid_mask] for group in groups if group.valid_mask.any()]),
+        "truncated": _mean(episode.status == "truncated" for episode in valid),
+        "masked": _mean(episode.masked for episode in valid),
+        "turns": _mean(len(episode.turns) for episode in valid),
+        "segments": _mean(episode.segment_count for episode in valid),
+        "forks": _mean(episode.fork_count for episode in valid),
+        **_lengths("tokens", [episode.sampled_tokens for episode in valid]),
+        **_lengths("turn_tokens", [int(np.count_nonzero(turn.sampled_mask)) for turn in turns]),
+        **_stops(turns),
+        **_unique_bigrams(groups),
+        **_retried(groups),
     }
-    return {f"{prefix}/{key}": value for key, value in _reported(valid).items()} | metrics  # rlkit's own metrics win
+    return _reported(valid) | metrics  # rlkit's own metrics win
 
 
 def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -114,7 +113,7 @@ def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
     return {f"{prefix}/p{p}": float(ascending[-(-len(values) * p // 100) - 1]) for p in _PERCENTILES}
 
 
-def _group_outcomes(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+def _group_outcomes(rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     """Return the shares of groups by outcome, and `pass_at_<k>`, from the [n ≥ 1] rewards of each group."""
     merged = [merge_equal(np.ldexp(values, -exponent(values))) for values in rewards]
     solved = [np.count_nonzero(values >= SOLVED) for values in rewards]
@@ -123,12 +122,12 @@ def _group_outcomes(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict
         for values, count in zip(merged, solved, strict=True)
     ]
     kinds = ("mixed", "all_good", "all_bad")
-    metrics = {f"{prefix}/groups/{kind}": outcomes.count(kind) / len(outcomes) for kind in kinds}
+    metrics = {f"groups/{kind}": outcomes.count(kind) / len(outcomes) for kind in kinds}
     sizes = [len(values) for values in rewards]
     k = 2
     while k <= max(sizes):
         pairs = zip(sizes, solved, strict=True)
-        metrics[f"{prefix}/pass_at_{k}"] = _mean(1 - comb(n - c, k) / comb(n, k) for n, c in pairs if n >= k)
+        metrics[f"pass_at_{k}"] = _mean(1 - comb(n - c, k) / comb(n, k) for n, c in pairs if n >= k)
         k *= 2
     return metrics
 
@@ -144,38 +143,42 @@ def _lengths(prefix: str, lengths: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
+def _stops(turns: Sequence[Turn]) -> dict[str, float]:
     if not turns:
         return {}
-    stops = {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
+    stops = {f"stop/{why}": _mean(turn.stop == why for turn in turns) for why in ("stop", "length")}
     mixed = [turn.sampled_mask for turn in turns if np.count_nonzero(turn.sampled_mask) < len(turn.completion)]
     forced = sum(bool((mask[:-1] > mask[1:]).any()) for mask in mixed)
-    return {**stops, f"{prefix}/budget_forced": forced / len(turns)} if forced else stops
+    return {**stops, "budget_forced": forced / len(turns)} if forced else stops
 
 
-def _unique_bigrams(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
-    shares = list[float]()
-    for group in groups:  # a group at once, because a call takes longer than the arithmetic of an episode
-        episodes = [episode for episode in group.episodes if episode.reward is not None]
-        turns = [turn for episode in episodes for turn in episode.turns]
-        if not turns:
-            continue
-        tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
-        starts_pair = np.concatenate([turn.sampled_mask for turn in turns])
-        starts_pair[:-1] &= starts_pair[1:]
-        turn_ends = np.cumsum([len(turn.completion) for turn in turns])
-        starts_pair[turn_ends[turn_ends > 0] - 1] = False  # no pair across turns
-        pairs = tokens << 32
-        pairs[:-1] |= tokens[1:]
-        ends = np.cumsum([sum(len(turn.completion) for turn in episode.turns) for episode in episodes])[:-1]
-        for episode_pairs, is_pair in zip(np.split(pairs, ends), np.split(starts_pair, ends), strict=True):
-            ascending = np.sort(episode_pairs[is_pair])  # sorting, unlike hashing, lets other threads run
-            if len(ascending):
-                shares.append((1 + np.count_nonzero(ascending[1:] != ascending[:-1])) / len(ascending))
-    return {f"{prefix}/unique_bigrams": _mean(shares)} if shares else {}
+def _unique_bigrams(groups: Sequence[Group]) -> dict[str, float]:
+    shares = [share for group in groups for share in _shares_of_unique_bigrams(group)]
+    return {"unique_bigrams": _mean(shares)} if shares else {}
 
 
-def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
+def _shares_of_unique_bigrams(group: Group) -> list[float]:
+    """Return the shares of the valid episodes with a pair; a group at once, because a call takes longer than a turn."""
+    episodes = [episode for episode in group.episodes if episode.reward is not None]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    if not turns:
+        return []
+    tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
+    starts_pair = np.concatenate([turn.sampled_mask for turn in turns])
+    starts_pair[:-1] &= starts_pair[1:]
+    turn_ends = np.cumsum([len(turn.completion) for turn in turns])
+    starts_pair[turn_ends[turn_ends > 0] - 1] = False  # no pair across turns
+    pairs = tokens << 32
+    pairs[:-1] |= tokens[1:]
+    shares, ends = list[float](), np.cumsum([sum(len(turn.completion) for turn in e.turns) for e in episodes])[:-1]
+    for episode_pairs, is_pair in zip(np.split(pairs, ends), np.split(starts_pair, ends), strict=True):
+        ascending = np.sort(episode_pairs[is_pair])  # sorting, unlike hashing, lets other threads run
+        if len(ascending):
+            shares.append((1 + np.count_nonzero(ascending[1:] != ascending[:-1])) / len(ascending))
+    return shares
+
+
+def _retried(groups: Sequence[Group]) -> dict[str, float]:
     gaps = list[float]()
     for group in groups:
         is_retried = np.array([episode.attempt > 0 for episode in group.episodes], dtype=np.bool_)
@@ -183,8 +186,8 @@ def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         if len(retried) and len(first):
             with np.errstate(over="ignore", invalid="ignore"):
                 gaps.append(float(retried.mean() - first.mean()))
-    metrics = {f"{prefix}/retried/groups": float(len(gaps))}
-    return {**metrics, f"{prefix}/retried/gap": _mean(gaps)} if gaps else metrics
+    metrics = {"retried/groups": float(len(gaps))}
+    return {**metrics, "retried/gap": _mean(gaps)} if gaps else metrics
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -218,7 +221,7 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
         "batch/sampled_tokens": float(
             sum(episode.sampled_tokens for group in groups for episode in group.played.prepared.group.episodes)
         ),
-        "batch/staleness/mean": _mean(float(age) for age in ages),
+        "batch/staleness/mean": _mean(ages),
         "batch/staleness/max": float(max(ages, default=0)),
         **_shaping_metrics(trained),
         **_estimator_metrics([group.played.prepared for group in groups]),

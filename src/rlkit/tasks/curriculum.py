@@ -7,6 +7,7 @@ drawn again, whatever its solve rate; `next` always returns a task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, cast
 
 import numpy as np
@@ -72,31 +73,32 @@ class SolveRates:
             self.rates[index], self.groups[index] = cast("tuple[float, int]", entry)
 
 
+@dataclass(eq=False)
 class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
     """A source that chooses tasks by their solve rates in finished groups."""
 
     count_name: ClassVar[str]
     """Key of the counter in the state."""
 
-    def __init__(self, envs: Sequence[Env], rates: SolveRates, settings: Settings, *, seed: int) -> None:
-        self._envs = envs
-        self._rates = rates
-        self._settings = settings
-        self._seed = seed
-        self._count = 0
+    envs: Sequence[Env]
+    rates: SolveRates
+    settings: Settings
+    _: KW_ONLY
+    seed: int
+    _count: int = field(init=False, default=0)
 
     def observe(self, group: Group) -> None:  # noqa: D102  inherited
-        self._rates.observe(group)
+        self.rates.observe(group)
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {self.count_name: self._count, "rates": self._rates.state()}
+        return {self.count_name: self._count, "rates": self.rates.state()}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
         for name in (self.count_name, "rates"):
             if name not in state:
                 raise UsageError(f"the state has no {name!r}: it belongs to another curriculum")
         self._count = cast("int", state[self.count_name])
-        self._rates.load(cast("Mapping[str, Json]", state["rates"]))
+        self.rates.load(cast("Mapping[str, Json]", state["rates"]))
 
 
 class FilterSource(RatedSource[FilterCurriculum]):
@@ -112,22 +114,22 @@ class FilterSource(RatedSource[FilterCurriculum]):
     count_name = "passed"  # positions, over all epochs, of drawn and of skipped tasks
 
     def next(self) -> Env:  # noqa: D102  inherited
-        rule = self._settings
+        rule = self.settings
         while True:
-            epoch, place = divmod(self._count, len(self._envs))
+            epoch, place = divmod(self._count, len(self.envs))
             self._count += 1
-            index = int(epoch_order(len(self._envs), seed=self._seed, epoch=epoch)[place])
+            index = int(epoch_order(len(self.envs), seed=self.seed, epoch=epoch)[place])
             is_recheck = (epoch + index) % rule.recheck_epochs == 0
-            rate, is_rated = self._rates.rates[index], self._rates.groups[index] >= rule.min_groups
+            rate, is_rated = self.rates.rates[index], self.rates.groups[index] >= rule.min_groups
             if is_recheck or not is_rated or rule.min_solve_rate <= rate <= rule.max_solve_rate:
-                return self._envs[index]
+                return self.envs[index]
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the shares of too hard and of too easy tasks."""
-        is_rated = self._rates.groups >= self._settings.min_groups
-        hard = is_rated & (self._rates.rates < self._settings.min_solve_rate)
-        easy = is_rated & (self._rates.rates > self._settings.max_solve_rate)
-        return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
+        is_rated = self.rates.groups >= self.settings.min_groups
+        hard = is_rated & (self.rates.rates < self.settings.min_solve_rate)
+        easy = is_rated & (self.rates.rates > self.settings.max_solve_rate)
+        return self.rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
 
 class TargetSource(RatedSource[TargetCurriculum]):
@@ -148,20 +150,20 @@ class TargetSource(RatedSource[TargetCurriculum]):
         if self._cumulative is None:
             sums: NDArray[np.float64] = self.probabilities().cumsum()
             self._cumulative = cast("NDArray[np.float64]", sums / sums[-1])  # the last is exactly 1, above every sample
-        sample = np.random.default_rng([self._seed, self._count]).random()
+        sample = np.random.default_rng([self.seed, self._count]).random()
         self._count += 1
-        return self._envs[int(self._cumulative.searchsorted(sample, side="right"))]
+        return self.envs[int(self._cumulative.searchsorted(sample, side="right"))]
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the probability of each task in the next draw, [N] float64."""
-        target, explore, rates = self._settings.target, self._settings.explore_share, self._rates.rates
+        target, explore, rates = self.settings.target, self.settings.explore_share, self.rates.rates
         with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
             divergence = target * (np.log(target) - np.log(rates))
             divergence += (1 - target) * (np.log1p(-target) - np.log1p(-rates))
-            weights = np.where(self._rates.groups > 0, np.exp(-self._settings.sharpness * divergence), 1.0)
-        total, uniform = weights.sum(), 1 / len(self._envs)
+            weights = np.where(self.rates.groups > 0, np.exp(-self.settings.sharpness * divergence), 1.0)
+        total, uniform = weights.sum(), 1 / len(self.envs)
         if total == 0:
-            return np.full(len(self._envs), uniform)
+            return np.full(len(self.envs), uniform)
         return (1 - explore) * weights / total + explore * uniform
 
     def observe(self, group: Group) -> None:  # noqa: D102  inherited
@@ -174,7 +176,7 @@ class TargetSource(RatedSource[TargetCurriculum]):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the effective number of tasks, 1 / Σ p² of N."""
-        return self._rates.metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
+        return self.rates.metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
 
 
 def distinct_ids(envs: Iterable[Env]) -> list[str]:

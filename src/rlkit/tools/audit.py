@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit.algorithms.advantages import as_estimator
 from rlkit.algorithms.datums import OverlongAction, Preparation
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.run_config import find_run, find_run_config
@@ -125,7 +126,8 @@ def _render_ranges(numbers: Iterable[int]) -> str:
 
 async def audit_group(group: Group, *, max_tokens: int | None = None, overlong: OverlongAction = "truncate") -> Audit:
     """Rebuild a group's training sequences and check them."""
-    numbered = Preparation({group.env: _number_turns}, every_sequence=True, max_tokens=max_tokens, overlong=overlong)
+    estimators = {group.env: as_estimator(_number_turns)}
+    numbered = Preparation(estimators, every_sequence=True, max_tokens=max_tokens, overlong=overlong)
     return check(group, (await numbered.prepare(group)).data, whole=max_tokens is None)
 
 

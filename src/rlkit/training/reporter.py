@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import takewhile
 
 from rlkit._util.priority_semaphore import SlotsClosed
@@ -31,25 +31,26 @@ class _Report:
     evaluation: PendingEvaluation | None
 
 
+@dataclass(eq=False)
 class Reporter:
     """The reports of a run; superfluous checkpoints are deleted after each report."""
 
-    def __init__(
-        self, store: RunStore, trackers: Broadcast, *, checkpoints: CheckpointSaver, selection: ModelSelection
-    ) -> None:
-        self._store = store
-        self._trackers = trackers
-        self._checkpoints = checkpoints
-        self._selection = selection
+    store: RunStore
+    trackers: Broadcast
+    _: KW_ONLY
+    checkpoints: CheckpointSaver
+    selection: ModelSelection
+
+    def __post_init__(self) -> None:
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
         self._findings = FindingMonitor()
         self._is_diverged = False
-        for step, metrics in store.read_metrics():  # reported by earlier processes
+        for step, metrics in self.store.read_metrics():  # reported by earlier processes
             self._findings.add(step, metrics)
             self._is_diverged = self._has_diverged(metrics)
         self.last_metrics: Mapping[str, float] = {}
-        self.end_reason = selection.end_reason
+        self.end_reason = self.selection.end_reason
         """First reason to end the run; None to continue."""
 
     def add(self, step: int, metrics: Mapping[str, float], evaluation: PendingEvaluation | None = None) -> None:
@@ -66,11 +67,11 @@ class Reporter:
 
     def has_report(self, step: int) -> bool:
         """Return whether a step is reported, or waits for its evaluation."""
-        return step in self._store.measured_steps or any(report.step == step for report in self._pending)
+        return step in self.store.measured_steps or any(report.step == step for report in self._pending)
 
     def complete_through(self, step: int) -> int:
         """Return the last step up to `step` before which no report is missing."""
-        first = self._store.find_last_measured_step(step)
+        first = self.store.find_last_measured_step(step)
         return first + sum(1 for _ in takewhile(self.has_report, range(first + 1, step + 1)))
 
     def raise_failure(self) -> None:
@@ -103,30 +104,30 @@ class Reporter:
             try:
                 scores: Mapping[str, float] = {} if report.evaluation is None else _result(report.evaluation)
                 self.last_metrics = metrics = {**report.metrics, **scores}
-                if metrics and report.step not in self._store.measured_steps:
-                    self._store.add_metrics(report.step, metrics)
-                    self._trackers.on_step(report.step, metrics)
+                if metrics and report.step not in self.store.measured_steps:
+                    self.store.add_metrics(report.step, metrics)
+                    self.trackers.on_step(report.step, metrics)
                     self._select(report.step, metrics)
                     self._warn(report.step, metrics)
             except Exception as error:  # raised by `raise_failure`
                 self._failure = error
 
     def _select(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._selection.add(step, metrics)
-        self._checkpoints.delete_superfluous(last_step=step)
-        if self.end_reason is None and (reason := self._selection.end_reason) is not None:
+        self.selection.add(step, metrics)
+        self.checkpoints.delete_superfluous(last_step=step)
+        if self.end_reason is None and (reason := self.selection.end_reason) is not None:
             self.end_reason = reason
-            self._trackers.on_note(f"{reason}; ending the run")
+            self.trackers.on_note(f"{reason}; ending the run")
 
     def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
         was_diverged, self._is_diverged = self._is_diverged, self._has_diverged(metrics)
         if self._is_diverged and not was_diverged:
-            self._trackers.on_note(
+            self.trackers.on_note(
                 f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats per token, but healthy runs stay "
                 f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
             )
         for finding in self._findings.add(step, metrics):
-            self._trackers.on_note(f"step {step}: {finding}")
+            self.trackers.on_note(f"step {step}: {finding}")
 
     def _has_diverged(self, metrics: Mapping[str, float]) -> bool:
         """Return whether sampler and trainer differ too much; unchanged by a step that trains on nothing."""
