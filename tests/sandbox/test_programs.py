@@ -48,7 +48,7 @@ def run_source(server: ForkServer, source: str, limits: ProgramLimits = LIMITS, 
 
 
 def test_the_default_isolation_is_by_the_kernel_and_lists_its_layers(server: ForkServer) -> None:
-    isolation = asyncio.run(server.isolation())
+    isolation = server.start()
     assert isolation.level == "os"
     assert {"landlock", "seccomp", "no_new_privs", "capabilities", "limits"} <= set(isolation.layers)
     assert f"landlock (version {landlock.version()})" in str(isolation)
@@ -218,7 +218,7 @@ from rlkit.sandbox.runners.fork_server import ForkServer
 from rlkit.sandbox.runners.programs import Program, ProgramLimits
 async def main():
     server = ForkServer(workers=1, preload=["numpy"])
-    await server.isolation()
+    server.start()
     running = asyncio.create_task(server.run(Program("while True: pass"), ProgramLimits()))
     await asyncio.sleep(0.5)
     pathlib.Path({str(mark)!r}).write_text(str(server.pid))
@@ -432,7 +432,7 @@ def test_each_named_layer_stops_the_attack_alone(
 ) -> None:
     monkeypatch.setenv("SESAME", "SESAME")
     server = servers[layer]
-    if layer not in asyncio.run(server.isolation()).layers:
+    if layer not in server.start().layers:
         pytest.skip(f"this machine has no {layer}")
     result = run_source(server, prepared(ATTACKS[name], tmp_path, victim, listening))
     assert result.value is None or not result.value.any(), result.value
@@ -443,7 +443,7 @@ def test_each_named_layer_stops_the_attack_alone(
 def test_a_fork_bomb_and_a_daemon_end_with_their_namespaced_program() -> None:
     layers: tuple[Layer, ...] = ("environment", "session", "namespaces")
     server = ForkServer(workers=1, preload=["numpy"], layers=layers, min_isolation="none")
-    if "namespaces" not in asyncio.run(server.isolation()).layers:
+    if "namespaces" not in server.start().layers:
         pytest.skip("this machine has no namespaces")
     assert server.pid is not None
     source = """

@@ -189,14 +189,9 @@ class Commands:
 
     async def _request_listener(self, port: int) -> socket.socket:
         """Return a socket that listens on a port of the sandbox's loopback."""
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
         with self._send_request({"listen": port}) as status:
-            loop.add_reader(status, readable.set)
-            try:
-                await readable.wait()
-            finally:
-                loop.remove_reader(status)
-            message, descriptors, _, _ = socket.recv_fds(status, _MESSAGE_BYTES, 1)
+            status.setblocking(True)
+            message, descriptors, _, _ = await in_thread(socket.recv_fds, status, _MESSAGE_BYTES, 1)
         if not descriptors:
             reason = json.loads(message or "{}").get("failed", "it has ended")
             raise EnvironmentFault(f"a sandbox could not listen on port {port}: {reason}")

@@ -121,22 +121,17 @@ def prune(max_bytes: int = _CACHE_BYTES) -> int:
     Layers used within the last hour, or by a sandbox, are kept.
     """
     used, total_bytes, removed = sandbox_folders.list_layers_in_use(), 0, 0
-    layers = sorted((sandbox_folders.store() / "layers").glob("*/size"), key=_last_use_s, reverse=True)
-    for size in layers:
-        path = size.parent
+    layers: list[tuple[float, int, Path]] = []
+    for size in (sandbox_folders.store() / "layers").glob("*/size"):
         with suppress(FileNotFoundError):  # another process has removed it
-            total_bytes += int(size.read_text())
-            if total_bytes > max_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
+            layers.append((size.parent.stat().st_mtime, int(size.read_text()), size.parent))
+    for last_use_s, size_bytes, path in sorted(layers, reverse=True):
+        total_bytes += size_bytes
+        if total_bytes > max_bytes and path.name not in used and time.time() - last_use_s > _YOUNG_S:
+            with suppress(FileNotFoundError):
                 sandbox_folders.remove_folder(path.rename(sandbox_folders.make_temporary_path()))
                 removed += 1
     return removed
-
-
-def _last_use_s(size: Path) -> float:
-    try:
-        return size.parent.stat().st_mtime
-    except FileNotFoundError:  # another process has removed it
-        return 0.0
 
 
 async def _run_step(

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
@@ -176,18 +176,10 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
         owner, remote_owner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         views, remote_views = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with remote_owner, remote_views:
-            numbers = (remote_owner.fileno(), remote_views.fileno())
-            arguments = [sys.executable, "-I", "-S", "-c", _START_PROGRAM, str(_PACKAGE_FOLDER), *map(str, numbers)]
-            process = subprocess.Popen(
-                arguments,
-                env=loader_environment(),  # the sandbox can read it
-                cwd="/",  # any other folder could not be removed while the sandbox runs
-                pass_fds=numbers,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C must reach the owner only, which needs the sandbox until a step ends
-            )
+            arguments = ["-S", "-c", _START_PROGRAM, str(_PACKAGE_FOLDER)]
+            environment = loader_environment()  # the sandbox can read it
+            # Ctrl-C must reach the owner only, which needs the sandbox until a step ends.
+            process = start_python(arguments, remote_owner, remote_views, env=environment, new_session=True)
         folder.add_resources((process.pid,))
         send_message(owner, json.dumps(plan).encode())
     except BaseException:
@@ -197,6 +189,23 @@ def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
         channel.setblocking(False)
         OWNED_SOCKETS.add(channel)
     return Sandbox(folder, process, owner, views), groups
+
+
+def start_python(
+    arguments: Sequence[str], *sockets: socket.socket, env: Mapping[str, str] | None, new_session: bool
+) -> subprocess.Popen[bytes]:
+    """Start an isolated Python with the descriptors of sockets as its last arguments."""
+    numbers = [end.fileno() for end in sockets]
+    return subprocess.Popen(
+        [sys.executable, "-I", *arguments, *map(str, numbers)],
+        env=env,
+        cwd="/",  # any other folder could not be removed while the process runs
+        pass_fds=numbers,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=new_session,
+    )
 
 
 def loader_environment() -> dict[str, str]:

@@ -280,7 +280,6 @@ def check_model_programs(
     *, timeout_s: float = PROGRAMS_TIMEOUT_S, note: Callable[[str], None] = lambda message: None
 ) -> Finding:
     """Check the isolation of model-written programs of `discovery`, by testing each layer."""
-    import asyncio
 
     from rlkit.sandbox.runners.fork_server import ForkServer, default_level
     from rlkit.sandbox.runners.programs import LEVELS, Isolation
@@ -291,7 +290,7 @@ def check_model_programs(
     def measure() -> None:
         server = ForkServer(workers=1, min_isolation="none", preload=())
         try:
-            results.append(asyncio.run(server.isolation()))
+            results.append(server.start())
         finally:
             server.close()
 

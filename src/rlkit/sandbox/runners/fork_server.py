@@ -31,7 +31,7 @@ from rlkit._util.threads import DaemonThreadPool
 from rlkit.errors import EnvironmentFault
 from rlkit.sandbox.commands import send_message
 from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
-from rlkit.sandbox.namespaces import OWNED_SOCKETS, loader_environment
+from rlkit.sandbox.namespaces import OWNED_SOCKETS, loader_environment, start_python
 from rlkit.sandbox.runners.programs import (
     LAYERS,
     Isolation,
@@ -115,12 +115,8 @@ class ForkServer:
         server = self._server
         return None if server is None else server.process.pid
 
-    async def isolation(self) -> Isolation:
-        """Return the isolation of programs; start the server if necessary. Errors as of `run`."""
-        return (await asyncio.get_running_loop().run_in_executor(self._threads, self._ensure_server)).isolation
-
     def start(self) -> Isolation:
-        """Start the server and return the isolation of programs, outside of an event loop."""
+        """Start the server if necessary, and return the isolation of programs; errors as of `run`."""
         return self._ensure_server().isolation
 
     async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
@@ -203,15 +199,11 @@ class _Server:
         own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         plan: dict[str, Json] = {"layers": list(layers), "preload": list(preload), "package": str(package)}
         with child_end:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, str(package.parent), str(child_end.fileno())],
+            process = start_python(
+                ["-c", _START, str(package.parent)],
+                child_end,
                 env=_make_environment(cpus) if "environment" in layers else None,
-                cwd="/",
-                pass_fds=[child_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session="session" in layers,
+                new_session="session" in layers,
             )
         try:
             send_message(own_end, json.dumps(plan).encode())
