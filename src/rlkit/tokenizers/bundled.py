@@ -10,7 +10,10 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from tml_renderers.tokenizers import Tokenizer as TmlTokenizer
 
 TML_TOKENIZERS = {
     r"Qwen/Qwen3\.(5|6|8)-.+": "Qwen35Tokenizer",
@@ -90,26 +93,14 @@ class PackagedTokenizer:
             tokens = [token for token in tokens if token not in self._dropped]
         return self._vocabulary.decode(tokens)
 
-    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int] | None:
-        """Return the id of a special token, None for other text, or the ids of a list of special tokens."""
-        if isinstance(tokens, str):
-            return self._special.get(tokens)
-        return [self._special[token] for token in tokens]
+    def convert_tokens_to_ids(self, tokens: str) -> int | None:
+        """Return the id of a special token; None for other text."""
+        return self._special.get(tokens)
 
     @cached_property
     def _splitter(self) -> re.Pattern[str]:
         longest_first = sorted(self._special, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-
-
-class _TmlTokenizer(Vocabulary, Protocol):
-    """A tokenizer of `tml_renderers`."""
-
-    eos_token: str
-
-    def special_tokens(self) -> list[str]: ...
-
-    def encode_special(self, name: str) -> int: ...
 
 
 class _LlamaTokenizer(Protocol):
@@ -124,7 +115,7 @@ def load_bundled_tokenizer(model: str) -> PackagedTokenizer | None:
     for pattern, name in TML_TOKENIZERS.items():
         if re.fullmatch(pattern, model):
             module = importlib.import_module("tml_renderers.tokenizers")
-            tml = cast("Callable[[], _TmlTokenizer]", getattr(module, name))()
+            tml = cast("Callable[[], TmlTokenizer]", getattr(module, name))()
             special = {tml.decode([token]): token for token in map(tml.encode_special, tml.special_tokens())}
             # the class for gpt-oss names another token as the end of a text
             is_harmony = name == "HarmonyTokenizer"

@@ -6,6 +6,7 @@ Invariant: sources without network come first; if the hub is unreachable, the er
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -110,15 +111,15 @@ def _load_cached(name: str, problem: str) -> Tokenizer:
         ) from error
 
 
+@dataclass
 class _ProgressNotes:
     """Sends a note for each message, and for each 10 % of its progress."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
-        self._newest: tuple[str, int] = ("", -1)
+    note: Callable[[str], None]
+    newest: tuple[str, int] = ("", -1)
 
     def __call__(self, message: str, fraction: float | None) -> None:
         tenth = 0 if fraction is None else int(fraction * 10)
-        if (message, tenth) != self._newest:
-            self._newest = (message, tenth)
-            self._note(message if fraction is None else f"{message} {tenth * 10} %")
+        if (message, tenth) != self.newest:
+            self.newest = (message, tenth)
+            self.note(message if fraction is None else f"{message} {tenth * 10} %")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, override
@@ -96,7 +96,7 @@ class WorkerClient(WorkerOwner):
         self._number = 0
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the worker can play; has the UsageError if it cannot."""
-        self._raw_lines = list[str]()
+        self._raw_lines = deque[str](maxlen=20)
         self._connection = connect(self)
         self._connection.send(start)
         self._excusing = asyncio.create_task(self._send_excuses())
@@ -234,5 +234,5 @@ class WorkerClient(WorkerOwner):
         self.ready.exception()  # retrieved, in case nobody waits
 
     def show(self, line: str, /) -> None:  # noqa: D102  inherited
-        self._raw_lines = [*self._raw_lines, line][-20:]
+        self._raw_lines.append(line)
         self._print_line("", line)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -159,13 +160,13 @@ class Worker:
         return await self._runner.play(task, message.rollout, make_sampler, make_sampler)
 
 
+@dataclass(eq=False)
 class RemoteRequest:
     """A request that the run forwards to the service; a `Request` of stopwatches."""
 
-    def __init__(self) -> None:
-        self.answer = Future[messages.Answer]()
-        self.excused_s = 0.0
-        self._silent_since_s: float | None = None
+    answer: Future[messages.Answer] = field(default_factory=Future[messages.Answer])
+    excused_s: float = 0.0
+    _silent_since_s: float | None = None
 
     @property
     def silent_s(self) -> float:
@@ -182,13 +183,13 @@ class RemoteRequest:
             self._silent_since_s = loop_holds().now_s - message.silent_s
 
 
+@dataclass(eq=False)
 class _RemoteSampler(Sampler):
     """The newest sampler of a rollout, which is in the process of the run."""
 
-    def __init__(self, worker: Worker, call: int) -> None:
-        self._worker = worker
-        self._call = call
-        self._version: int | None = None
+    worker: Worker
+    call: int
+    _version: int | None = None
 
     @property
     def version(self) -> int:
@@ -199,8 +200,8 @@ class _RemoteSampler(Sampler):
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
         is_new = self._version is None
-        answer = await self._worker.ask(
-            lambda number: messages.Ask(self._call, number, prompt, sampling, seed, num_samples, is_new)
+        answer = await self.worker.ask(
+            lambda number: messages.Ask(self.call, number, prompt, sampling, seed, num_samples, is_new)
         )
         self._version = answer.version
         return answer.completions
