@@ -30,7 +30,7 @@ def test_version_2_groups_are_made_where_children_have_the_controllers(
         cgroups, "_make_group", lambda folder, files, required: written.update(files, at=str(folder)) or [*files]
     )
     groups = cgroups.make("rlkit-x", Limits(memory_bytes=1000, processes=7, cpus=1.5))
-    assert groups == cgroups.Groups((tmp_path / "v2/slice/rlkit-x",), memory=True, processes=True, cpus=True)
+    assert groups == cgroups.Groups((tmp_path / "v2/slice/rlkit-x",), {"memory", "pids", "cpu"})
     assert (written["memory.max"], written["pids.max"], written["cpu.max"]) == ("1000", "7", "150000 100000")
     assert written["at"] == str(tmp_path / "v2/slice/rlkit-x")
 

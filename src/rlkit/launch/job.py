@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from rlkit.config.loading.secrets import clean, is_secret
 from rlkit.errors import UsageError, did_you_mean
@@ -24,14 +24,9 @@ type Priority = Literal["low", "normal", "high", "urgent", "immediate"]
 type MountKind = Literal["weka", "dataset", "host", "result", "volume", "secret"]
 
 PRIORITIES: tuple[Priority, ...] = get_args(Priority.__value__)
-_SOURCE_FIELDS: Mapping[MountKind, str] = {
-    "weka": "weka",
-    "dataset": "beaker",
-    "host": "hostPath",
-    "result": "result",
-    "volume": "volume",
-    "secret": "secret",
-}
+_MOUNT_KINDS: tuple[MountKind, ...] = get_args(MountKind.__value__)
+_SOURCE_FIELDS: Mapping[str, str] = {"dataset": "beaker", "host": "hostPath"}
+"""Fields of a specification by kinds of mounts, if their names differ."""
 
 SCRIPT = """\
 if [ -n "${RLKIT_REPOSITORY:-}" ]; then
@@ -68,12 +63,12 @@ class Mount:
         """Parse `KIND:SOURCE:/PATH`, such as `weka:bucket:/path`; UsageError if the form is invalid."""
         kind, _, rest = text.partition(":")
         source, _, target = rest.rpartition(":")
-        if kind not in _SOURCE_FIELDS or not source or not target.startswith("/"):
+        if kind not in _MOUNT_KINDS or not source or not target.startswith("/"):
             raise UsageError(
-                f"--mount: {text!r} is not KIND:SOURCE:/PATH with a kind of {', '.join(_SOURCE_FIELDS)}."
-                f"{did_you_mean(kind, _SOURCE_FIELDS)}"
+                f"--mount: {text!r} is not KIND:SOURCE:/PATH with a kind of {', '.join(_MOUNT_KINDS)}."
+                f"{did_you_mean(kind, _MOUNT_KINDS)}"
             )
-        return cls(cast("MountKind", kind), source, target)
+        return cls(kind, source, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,8 @@ def make_spec(job: Job) -> dict[str, Json]:
         "arguments": list(job.command),
         "envVars": _make_variables(job),
         "datasets": [
-            {"source": {_SOURCE_FIELDS[mount.kind]: mount.source}, "mountPath": mount.target} for mount in job.mounts
+            {"source": {_SOURCE_FIELDS.get(mount.kind, mount.kind): mount.source}, "mountPath": mount.target}
+            for mount in job.mounts
         ],
         "result": {"path": RESULTS},
         "resources": _drop_none({"gpuCount": job.gpus, "cpuCount": job.cpus, "memory": job.memory}),

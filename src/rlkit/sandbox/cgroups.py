@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,10 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True)
 class Groups:
-    """The control groups of one sandbox: their folders, and the limits that they enforce."""
+    """The control groups of one sandbox: their folders, and the controllers whose limits they enforce."""
 
     folders: tuple[Path, ...] = ()
-    memory: bool = False
-    processes: bool = False
-    cpus: bool = False
+    enforced: Set[str] = frozenset()
 
 
 def make(name: str, limits: Limits) -> Groups:
@@ -40,15 +39,15 @@ def make(name: str, limits: Limits) -> Groups:
     if unified is not None:
         written = _make_group(unified / name, _files_v2(limits), required=("memory.max", "pids.max"))
         if written:
-            return Groups((unified / name,), memory=True, processes=True, cpus="cpu.max" in written)
+            return Groups((unified / name,), {file.partition(".")[0] for file in written})
     folders: list[Path] = []
-    enforced = {"memory": False, "pids": False, "cpu": False}
+    enforced = set[str]()
     for controller, files in _files_v1(limits).items():
         parent = own_groups.get(controller)
-        if parent is not None and files and parent / name not in folders:
-            enforced[controller] = bool(_make_group(parent / name, files, required=tuple(files)[:1]))
-            folders += [parent / name] * enforced[controller]
-    return Groups(tuple(folders), memory=enforced["memory"], processes=enforced["pids"], cpus=enforced["cpu"])
+        if parent is not None and files and _make_group(parent / name, files, required=tuple(files)[:1]):
+            enforced.add(controller)
+            folders.append(parent / name)
+    return Groups(tuple(folders), enforced)
 
 
 def remove(folders: tuple[Path, ...]) -> None:

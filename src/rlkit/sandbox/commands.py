@@ -23,6 +23,7 @@ from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import files
 from rlkit.sandbox.context import Entry
+from rlkit.sandbox.inside import job
 from rlkit.sandbox.spec import MIB
 from rlkit.sandbox.streams import OnOutput, Stream
 from rlkit.types import Json
@@ -114,8 +115,8 @@ class Commands:
         """Copy a file to a path in the sandbox, or the contents of a folder into a folder there."""
         if not await in_thread(source.exists):
             raise UsageError(f"{source} cannot be copied into a sandbox: it does not exist")
-        single = not await in_thread(source.is_dir)
-        await self._put(lambda stream: files.pack(source, stream), target, single=single, name=str(source))
+        name, single = str(source), not await in_thread(source.is_dir)
+        await self._put(lambda stream: job.pack(name, stream, single=single), target, single=single, name=name)
 
     async def put_entries(self, entries: list[Entry]) -> None:
         """Copy the entries of a COPY."""

@@ -30,15 +30,6 @@ class TransferTooLarge(EnvironmentFault):
     """A copy out of a sandbox exceeded its limit."""
 
 
-def pack(source: Path, stream: BinaryIO) -> None:
-    """Write a file, or the contents of a folder, as a tar stream owned by the sandbox's root."""
-    if source.is_dir():
-        job.pack_folder(str(source), stream)
-        return
-    with job.open_archive(stream) as archive:
-        job.add_entry(archive, str(source.resolve()), source.name)
-
-
 def pack_entries(entries: list[Entry], stream: BinaryIO) -> None:
     """Write the entries of a COPY as a tar stream."""
     with job.open_archive(stream) as archive:

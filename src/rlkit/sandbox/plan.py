@@ -73,12 +73,12 @@ def describe_limits(spec: Spec, groups: cgroups.Groups, *, filtered: bool) -> tu
         "RLIMIT_CORE": 0,
     }
     descriptions = [f"{limits.cpu_s} processor seconds per process", f"{limits.file_bytes // MIB} MiB per file"]
-    if groups.memory:
+    if "memory" in groups.enforced:
         descriptions.append(f"{limits.memory_bytes // MIB} MiB of memory")
     else:
         per_process["RLIMIT_DATA"] = limits.memory_bytes
         descriptions.append(f"{limits.memory_bytes // MIB} MiB of memory a process (no control group)")
-    if groups.processes:
+    if "pids" in groups.enforced:
         descriptions.append(f"{limits.processes} processes")
     elif as_root:
         descriptions.append("any number of processes (no control group)")
@@ -86,7 +86,7 @@ def describe_limits(spec: Spec, groups: cgroups.Groups, *, filtered: bool) -> tu
         per_process["RLIMIT_NPROC"] = limits.processes
         descriptions.append(f"{limits.processes} processes (no control group)")
     missing = " (no control group)" if limits.cpus else ""
-    descriptions.append(f"{limits.cpus:g} processors" if groups.cpus else f"all processors{missing}")
+    descriptions.append(f"{limits.cpus:g} processors" if "cpu" in groups.enforced else f"all processors{missing}")
     descriptions.append("filtered system calls" if filtered else "all system calls (no filter for this processor)")
     return per_process, tuple(descriptions)
 

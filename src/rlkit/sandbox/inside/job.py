@@ -80,7 +80,7 @@ def run_request(request: Request, status: socket.socket, streams: list[int], ent
             _unpack(request["put"], single=request["single"])
         elif "get" in request:
             _drop_privileges()
-            _pack(request["get"], single=request["single"])
+            pack(request["get"], sys.stdout.buffer, single=request["single"])
             sys.stdout.buffer.flush()
         else:
             os.chdir(request["cwd"] or "/")
@@ -196,35 +196,28 @@ def _make_folder(path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
 
-def _pack(source: str, *, single: bool) -> None:
-    """Write a file, or the contents of a folder, as a tar stream to stdout; skip sockets, pipes and devices."""
+def pack(source: str, stream: BinaryIO, *, single: bool) -> None:
+    """Write a file, or the contents of a folder, as a tar stream owned by root; skip sockets, pipes and devices."""
     if not os.path.exists(source):
         raise FileNotFoundError(f"{source} does not exist")
     if os.path.isdir(source) == single:
         raise ValueError(f"{source} is {'a' if single else 'not a'} folder")
-    if not single:
-        pack_folder(source, sys.stdout.buffer)
-        return
-    path = os.path.realpath(source)
-    if not os.path.isfile(path):
+    if single and not os.path.isfile(source):
         raise ValueError(f"{source} is neither a file nor a folder")
-    with open_archive(sys.stdout.buffer) as archive:
-        add_entry(archive, path, "")
-
-
-def open_archive(stream: BinaryIO) -> tarfile.TarFile:
-    """Return an archive that writes to a stream."""
-    return tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT)
-
-
-def pack_folder(source: str, stream: BinaryIO) -> None:
-    """Write the contents of a folder as a tar stream."""
     with open_archive(stream) as archive:
+        if single:
+            add_entry(archive, os.path.realpath(source), os.path.basename(source))
+            return
         for folder, folders, files in os.walk(source, onerror=_raise):
             folders.sort()
             for name in sorted([*folders, *files]):
                 path = os.path.join(folder, name)
                 add_entry(archive, path, os.path.relpath(path, source))
+
+
+def open_archive(stream: BinaryIO) -> tarfile.TarFile:
+    """Return an archive that writes to a stream."""
+    return tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT)
 
 
 def _raise(error: OSError) -> NoReturn:
