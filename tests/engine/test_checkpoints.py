@@ -21,7 +21,7 @@ from rlkit.engine.server.futures import Promises, json_answer
 from rlkit.engine.server.request_order import new_id
 from rlkit.engine.storage import checkpoints as checkpoints_module
 from rlkit.engine.storage import snapshots as snapshots_module
-from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore, write_adapter
 from rlkit.engine.storage.session_records import Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import Snapshots
 from rlkit.errors import MissingError, UsageError
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def test_a_checkpoint_round_trips(store: CheckpointStore, config: ModelConfig, adapter: Adapter) -> None:
     moments = torch.rand(2, len(adapter.flat))
-    path = store.save(MODEL, "weights", "a", INFO, adapter, moments=moments)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter, moments))
     assert path == "tinker://abc:train:0/weights/a"
     assert store.get(path).info == INFO
     loaded, again = store.load(path, config)
@@ -64,24 +64,24 @@ def test_a_checkpoint_round_trips(store: CheckpointStore, config: ModelConfig, a
 
 
 def test_a_name_is_taken_unless_it_may_be_overwritten(store: CheckpointStore, adapter: Adapter) -> None:
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     with pytest.raises(UsageError, match="already exists"):
-        store.save(MODEL, "weights", "a", INFO, adapter)
-    store.save(MODEL, "weights", "a", replace(INFO, steps=9), adapter, overwrite=True)
+        store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
+    store.save(MODEL, "weights", "a", replace(INFO, steps=9), write_adapter(adapter), overwrite=True)
     assert store.get(path).info.steps == 9
 
 
 def test_a_failed_save_leaves_only_the_old_checkpoint(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
 
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(checkpoints_module, "write_tensors", full)
+    monkeypatch.setattr(checkpoints_module, "save_file", full)
     with pytest.raises(OSError, match="no space"):
-        store.save(MODEL, "weights", "a", replace(INFO, steps=9), adapter, overwrite=True)
+        store.save(MODEL, "weights", "a", replace(INFO, steps=9), write_adapter(adapter), overwrite=True)
     assert store.get(path).info.steps == 3
     assert [p.name for p in (tmp_path / "root" / "abc_train_0" / "weights").iterdir()] == ["a"]
 
@@ -107,7 +107,7 @@ def test_a_path_without_a_checkpoint_is_rejected(store: CheckpointStore, path: s
 
 
 def test_a_checkpoint_of_another_model_is_rejected(store: CheckpointStore, adapter: Adapter, tmp_path: Path) -> None:
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     other = read_config(write_model(tmp_path / "other", hidden=32))
     with pytest.raises(UsageError, match="does not fit"):
         store.load(path, other)
@@ -116,8 +116,8 @@ def test_a_checkpoint_of_another_model_is_rejected(store: CheckpointStore, adapt
 @pytest.mark.parametrize("ttl_s", [3599, 10 * 365 * 24 * 3600 + 1, -1, 0])
 def test_a_lifetime_is_an_hour_to_ten_years(store: CheckpointStore, adapter: Adapter, ttl_s: int) -> None:
     with pytest.raises(UsageError, match="ttl_seconds must be 3600"):
-        store.save(MODEL, "weights", "a", INFO, adapter, ttl_s=ttl_s)
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+        store.save(MODEL, "weights", "a", INFO, write_adapter(adapter), ttl_s=ttl_s)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     with pytest.raises(UsageError, match="ttl_seconds must be 3600"):
         store.set_ttl(path, ttl_s)
 
@@ -127,8 +127,8 @@ def test_an_expired_checkpoint_is_absent_and_its_folder_is_removed(
 ) -> None:
     now = [1000.0]
     store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
-    path = store.save(MODEL, "sampler_weights", "a", INFO, adapter, ttl_s=3600)
-    stored = store.save(MODEL, "weights", "b", INFO, adapter)
+    path = store.save(MODEL, "sampler_weights", "a", INFO, write_adapter(adapter), ttl_s=3600)
+    stored = store.save(MODEL, "weights", "b", INFO, write_adapter(adapter))
     now[0] += 3599
     store.load(path, config)
     now[0] += 1
@@ -143,13 +143,13 @@ def test_an_expired_checkpoint_is_absent_and_its_folder_is_removed(
             attempt()
     assert [checkpoint.path for checkpoint in store.checkpoints()] == [stored]
     assert not (tmp_path / "root" / "abc_train_0" / "sampler_weights" / "a").exists()
-    assert store.save(MODEL, "sampler_weights", "a", INFO, adapter) == path
+    assert store.save(MODEL, "sampler_weights", "a", INFO, write_adapter(adapter)) == path
 
 
 def test_a_lifetime_can_be_set_and_removed(adapter: Adapter, tmp_path: Path) -> None:
     now = [1000.0]
     store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
-    path = store.save(MODEL, "weights", "a", INFO, adapter, user_metadata={"k": "v"})
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter), user_metadata={"k": "v"})
     store.set_ttl(path, 7200)
     assert store.get(path).expires == 8200
     store.set_ttl(path, None)
@@ -159,7 +159,7 @@ def test_a_lifetime_can_be_set_and_removed(adapter: Adapter, tmp_path: Path) -> 
 
 
 def test_a_copy_outlives_its_source(store: CheckpointStore, config: ModelConfig, adapter: Adapter) -> None:
-    path = store.save(MODEL, "weights", "a", INFO, adapter, ttl_s=3600)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter), ttl_s=3600)
     copy = store.copy(path, "other")
     assert copy == store.copy(path, "other") == "tinker://other:train:0/weights/a"
     store.delete(path)
@@ -172,14 +172,14 @@ def test_leftovers_of_a_killed_but_not_of_a_live_server_are_swept(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "root" / "abc_train_0" / "weights"
-    write = checkpoints_module.write_tensors
+    write = checkpoints_module.save_file
 
-    def swept_meanwhile(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-        write(file, tensors)
+    def swept_meanwhile(tensors: dict[str, torch.Tensor], file: Path) -> None:
+        write(tensors, file)
         CheckpointStore(tmp_path / "root").sweep()
 
-    monkeypatch.setattr(checkpoints_module, "write_tensors", swept_meanwhile)
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    monkeypatch.setattr(checkpoints_module, "save_file", swept_meanwhile)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     half, orphan = folder / "b" / ("0" * 16), folder / "a" / ("1" * 16)
     for left in (half, orphan):
         left.mkdir(parents=True)
@@ -195,7 +195,7 @@ def test_a_link_out_of_the_store_is_neither_read_nor_deleted(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path
 ) -> None:
     outside = CheckpointStore(tmp_path / "outside")
-    outside.save(MODEL, "weights", "a", INFO, adapter)
+    outside.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     there = tmp_path / "outside" / "abc_train_0"
     root = tmp_path / "root"
     (root / "kind_train_0").mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_a_link_out_of_the_store_is_neither_read_nor_deleted(
 def test_a_checkpoint_of_an_unknown_format_is_rejected_and_kept(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, text: str
 ) -> None:
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     file = tmp_path / "root" / "abc_train_0" / "weights" / "a" / "checkpoint.json"
     file.write_text(text)
     with pytest.raises(UsageError, match="damaged, or written by another version"):
@@ -239,7 +239,7 @@ def test_a_checkpoint_of_an_unknown_format_is_rejected_and_kept(
 def test_a_checkpoint_with_unexpected_metadata_is_rejected(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, change: Callable[[dict[str, object]], object]
 ) -> None:
-    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    path = store.save(MODEL, "weights", "a", INFO, write_adapter(adapter))
     file = tmp_path / "root" / "abc_train_0" / "weights" / "a" / "checkpoint.json"
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(UsageError, match="damaged, or written by another version"):
@@ -248,7 +248,7 @@ def test_a_checkpoint_with_unexpected_metadata_is_rejected(
 
 def test_records_are_found_only_by_their_owner(store: CheckpointStore, adapter: Adapter) -> None:
     for model_id in ("a:train:0", "a:train:1", "ab:train:0", "a_train_b:train:0"):
-        store.save(model_id, "weights", "w", INFO, adapter)
+        store.save(model_id, "weights", "w", INFO, write_adapter(adapter))
         store.records.add_run(Run(model_id, "llama", 2, 0.0))
     store.records.add_session(SessionRecord("a", 0.0))
     assert store.records.session("a") == SessionRecord("a", 0.0)
@@ -271,8 +271,8 @@ def test_records_that_no_checkpoint_needs_are_kept_for_a_month(adapter: Adapter,
         store.records.add_session(SessionRecord(name, created))
         store.records.add_run(Run(f"{name}:train:0", "llama", 2, created))
     store.records.add_session(SessionRecord("sampled", now[0]))
-    store.save("kept:train:0", "weights", "a", INFO, adapter)
-    store.delete(store.save("deleted:train:0", "weights", "a", INFO, adapter))
+    store.save("kept:train:0", "weights", "a", INFO, write_adapter(adapter))
+    store.delete(store.save("deleted:train:0", "weights", "a", INFO, write_adapter(adapter)))
 
     def list_ids() -> tuple[set[str], set[str]]:
         sessions = {session.session_id for session in store.records.sessions()}
@@ -290,7 +290,7 @@ def test_records_that_no_checkpoint_needs_are_kept_for_a_month(adapter: Adapter,
 
 def test_checkpoints_have_a_path_for_any_model_number(store: CheckpointStore, adapter: Adapter) -> None:
     model_id = new_id("abc", "train", 2**31 - 1)
-    path = store.save(model_id, "weights", "a", INFO, adapter)
+    path = store.save(model_id, "weights", "a", INFO, write_adapter(adapter))
     store.records.add_run(Run(model_id, "llama", 2, 0.0))
     assert store.get(path).info == INFO
     assert store.records.run(model_id) is not None

@@ -40,7 +40,7 @@ NURSERY = """
 import os, sys
 from pathlib import Path
 import torch
-from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore, write_adapter
 from rlkit.engine.model.config import read_config
 from rlkit.engine.model.lora import LoraSettings, make_adapter
 
@@ -55,7 +55,7 @@ for line in sys.stdin:
             adapter.flat.fill_(step)
             moments = torch.full((2, adapter.flat.numel()), float(step))
             info = CheckpointInfo("llama", settings, step)
-            store.save("killed:train:0", "weights", "state", info, adapter, moments=moments, overwrite=True)
+            store.save("killed:train:0", "weights", "state", info, write_adapter(adapter, moments), overwrite=True)
             os.write(1, b"%d %d\\n" % (os.getpid(), step))
     os.waitpid(child, 0)
     os.write(1, b"dead\\n")

@@ -61,7 +61,7 @@ def test_a_used_snapshot_outlives_unused_ones(
 def test_a_full_disk_rejects_a_new_snapshot_and_keeps_old_ones(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path, _: Mapping[str, torch.Tensor]) -> None:
+    def fail(_: Mapping[str, torch.Tensor], path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -71,7 +71,7 @@ def test_a_full_disk_rejects_a_new_snapshot_and_keeps_old_ones(
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
     snapshots.put("s:0", adapters[0])
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots_module, "write_tensors", fail)
+        patch.setattr(snapshots_module, "save_file", fail)
         with pytest.raises(UsageError, match="no disk space"):
             snapshots.put("s:1", adapters[1])
     assert list(folder.glob("*.safetensors")) == []

@@ -30,8 +30,8 @@ from rlkit.engine.server.base_models import BaseModels, LoadedBase
 from rlkit.engine.server.futures import Promise
 from rlkit.engine.server.samplers import Samplers, ServedWeights
 from rlkit.engine.server.sessions import ModelInfo, SamplerRef, Target
-from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.storage.peft import save_external
+from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore, write_adapter
+from rlkit.engine.storage.peft import write_external
 from rlkit.engine.storage.snapshots import Snapshots
 from rlkit.engine.training.learner import AdamSettings, Learner, Scheduler
 from rlkit.engine.training.losses import make_loss
@@ -123,8 +123,7 @@ class Runtime:
             "weights" if is_state else "sampler_weights",
             name,
             _info(model),
-            model.learner.adapter,
-            moments=model.learner.moments if is_state else None,
+            write_adapter(model.learner.adapter, model.learner.moments if is_state else None),
             overwrite=is_state and request.overwrite,
             ttl_s=request.ttl_seconds,
             user_metadata=request.user_metadata,
@@ -133,15 +132,9 @@ class Runtime:
     def save_external(self, request: types.SaveWeightsExternalRequest) -> str:
         """Write a PEFT adapter for download, and return its tinker:// path."""
         model = self._model(request.model_id)
-        return save_external(
-            self._store,
-            request.model_id,
-            request.path,
-            _info(model),
-            model.learner.adapter,
-            ttl_s=request.ttl_seconds,
-            recipients=request.age_encryption_recipients or (),
-        )
+        info, name = _info(model), request.path
+        write = write_external(info, model.learner.adapter, request.age_encryption_recipients or ())
+        return self._store.save(request.model_id, "external_weights", name, info, write, ttl_s=request.ttl_seconds)
 
     def snapshot(self, model_id: str, key: str) -> SamplerRef:
         """Keep a copy of the current weights under `key`."""

@@ -33,11 +33,13 @@ from typing import Literal
 
 import torch
 from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] their PathLike is bare
 from torch import Tensor
 
+from rlkit._util.files import sync_folder
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings, parameter_slots
-from rlkit.engine.storage.files import hold_lock, read_tensors, sync, write_json, write_tensors
+from rlkit.engine.storage.files import hold_lock, write_json
 from rlkit.engine.storage.session_records import MODEL_ID, Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import sweep_scratch
 from rlkit.errors import MissingError, UsageError
@@ -101,44 +103,19 @@ class CheckpointStore:
     def save(
         self,
         model_id: str,
-        kind: Literal["weights", "sampler_weights"],
-        name: str,
-        info: CheckpointInfo,
-        adapter: Adapter,
-        *,
-        moments: Tensor | None = None,
-        overwrite: bool = False,
-        ttl_s: int | None = None,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> str:
-        """Write a checkpoint and return its tinker:// path; the name must be free unless `overwrite` is set."""
-        tensors = {key: view.detach().contiguous() for key, view in adapter.views.items()}
-        if moments is not None:
-            tensors |= {"adam.mean": moments[0].contiguous(), "adam.square": moments[1].contiguous()}
-        return self.write(
-            model_id,
-            kind,
-            name,
-            info,
-            lambda folder: write_tensors(folder / "tensors.safetensors", tensors),
-            overwrite=overwrite,
-            ttl_s=ttl_s,
-            user_metadata=user_metadata,
-        )
-
-    def write(
-        self,
-        model_id: str,
         kind: Kind,
         name: str,
         info: CheckpointInfo,
-        fill: Callable[[Path], None],
+        write: Callable[[Path], None],
         *,
         overwrite: bool = False,
         ttl_s: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Write a checkpoint of the files that `fill` puts into a folder; other arguments as in `save`."""
+        """Save the files that `write` puts into a folder as a checkpoint, and return its tinker:// path.
+
+        The name must be free unless `overwrite` is set.
+        """
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"checkpoint name {name!r}: use up to 128 letters, digits, '.', '_' and '-', not starting with '.'"
@@ -148,7 +125,7 @@ class CheckpointStore:
         with hold_lock(self._root, fcntl.LOCK_SH):
             if not overwrite and (checkpoint.data.parent / "checkpoint.json").exists():
                 raise UsageError(f"{checkpoint.path} already exists: choose another name or set overwrite")
-            self._commit(checkpoint, fill)
+            self._commit(checkpoint, write)
         self._sweep(model_id)
         return checkpoint.path
 
@@ -189,7 +166,7 @@ class CheckpointStore:
             checkpoint = self.get(path)
             if checkpoint.kind == "external_weights":
                 raise UsageError(f"{path}: external weights can only be downloaded; load a checkpoint of save_state")
-            tensors = read_tensors(checkpoint.data / "tensors.safetensors")
+            tensors = load_file(checkpoint.data / "tensors.safetensors")
         settings = checkpoint.info.settings
         flat = _flatten(path, tensors, config, settings)
         mean, square = tensors.get("adam.mean"), tensors.get("adam.square")
@@ -255,14 +232,16 @@ class CheckpointStore:
         data = self._folder(path) / secrets.token_hex(8)
         return Checkpoint(path, info, self.clock(), self._expiry(ttl_s), False, user_metadata, data)
 
-    def _commit(self, checkpoint: Checkpoint, fill: Callable[[Path], None]) -> None:
+    def _commit(self, checkpoint: Checkpoint, write: Callable[[Path], None]) -> None:
         data, folder = checkpoint.data, checkpoint.data.parent
         data.mkdir(parents=True)
         try:
-            fill(data)
+            write(data)
             files = list(data.iterdir())
-            for file in (*files, data):
-                sync(file)
+            for file in files:
+                with file.open("rb") as content:
+                    os.fsync(content.fileno())
+            sync_folder(data)
             size_bytes = sum(file.stat().st_size for file in files)
             write_json(folder / "checkpoint.json", _encode(replace(checkpoint, size_bytes=size_bytes)))
         except BaseException:
@@ -270,7 +249,7 @@ class CheckpointStore:
             if not any(folder.iterdir()):
                 folder.rmdir()
             raise
-        sync(folder.parent)
+        sync_folder(folder.parent)
 
     def _update(self, path: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
         with hold_lock(self._root, fcntl.LOCK_EX):
@@ -307,6 +286,14 @@ class CheckpointStore:
             for folder in [folder for kind in kinds for folder in kind.glob("*")]:
                 if _PATH.fullmatch(_path_of(folder)) and not folder.is_symlink():
                     yield folder
+
+
+def write_adapter(adapter: Adapter, moments: Tensor | None = None) -> Callable[[Path], None]:
+    """Return a function that writes an adapter, and Adam's moments [2, P] if given, to a checkpoint's folder."""
+    tensors = {key: view.detach().contiguous() for key, view in adapter.views.items()}
+    if moments is not None:
+        tensors |= {"adam.mean": moments[0].contiguous(), "adam.square": moments[1].contiguous()}
+    return lambda folder: save_file(tensors, folder / "tensors.safetensors")
 
 
 def _path_of(folder: Path) -> str:

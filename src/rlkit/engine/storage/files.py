@@ -1,4 +1,4 @@
-"""Files of checkpoints and snapshots: JSON, named tensors, and the lock of a folder.
+"""Files of checkpoints and snapshots: JSON, and the lock of a folder.
 
 Invariant: a reader of a JSON file sees the old or the new content, even if a process is killed at any time.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] their PathLike is bare
-from torch import Tensor
 
 from rlkit._util import files
 
@@ -30,25 +28,6 @@ def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
 def write_json(file: Path, value: object) -> None:
     """Replace a file and flush it to the disk; make its folder if missing."""
     files.write_text(file, json.dumps(value, indent=1))
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors without shared memory as safetensors."""
-    save_file(dict(tensors), str(path))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file onto the CPU."""
-    return load_file(str(path))
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlkit._util.model_names import hub_id
 from rlkit.engine.model.lora import ALPHA, GROUPS, Adapter
-from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.storage.checkpoints import CheckpointInfo
 from rlkit.errors import UsageError
 
 _RECIPIENTS_MAX = 10
@@ -34,17 +34,8 @@ _MODULES = {
 }
 
 
-def save_external(
-    store: CheckpointStore,
-    model_id: str,
-    name: str,
-    info: CheckpointInfo,
-    adapter: Adapter,
-    *,
-    ttl_s: int | None = None,
-    recipients: Sequence[str] = (),
-) -> str:
-    """Write a checkpoint for download only, and return its tinker:// path.
+def write_external(info: CheckpointInfo, adapter: Adapter, recipients: Sequence[str] = ()) -> Callable[[Path], None]:
+    """Return a function that writes the files of an adapter for download to a checkpoint's folder.
 
     Args:
         recipients: `age` or SSH public keys; if given, the files are encrypted to them and get the suffix `.age`.
@@ -55,14 +46,14 @@ def save_external(
         )
     encrypt = _make_encryption(recipients)
 
-    def fill(folder: Path) -> None:
+    def write(folder: Path) -> None:
         for file, content in _files(info, adapter):
             if encrypt is None:
                 (folder / file).write_bytes(content)
             else:
                 (folder / f"{file}.age").write_bytes(encrypt(content))
 
-    return store.write(model_id, "external_weights", name, info, fill, ttl_s=ttl_s)
+    return write
 
 
 def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:

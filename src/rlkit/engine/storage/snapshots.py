@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] their PathLike is bare
 
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings
-from rlkit.engine.storage.files import hold_lock, read_tensors, write_tensors
+from rlkit.engine.storage.files import hold_lock
 from rlkit.errors import UsageError
 
 _MEMORY_BYTES_MAX = 256 << 20
@@ -67,7 +68,7 @@ class Snapshots:
         if key not in self._spilled:
             return None
         spilled = self._spilled[key]
-        return Adapter(spilled.config, spilled.settings, read_tensors(spilled.path)["flat"])
+        return Adapter(spilled.config, spilled.settings, load_file(spilled.path)["flat"])
 
     def remove(self, key: str) -> None:
         """Remove a snapshot, if it exists."""
@@ -98,7 +99,7 @@ class Snapshots:
         path = self._folder / f"{key.replace(':', '_')}.safetensors"
         spilled = _SpilledSnapshot(adapter.config, adapter.settings, path, _size_bytes(adapter))
         try:
-            write_tensors(spilled.path, {"flat": adapter.flat})
+            save_file({"flat": adapter.flat}, spilled.path)
         except (OSError, SafetensorError) as error:
             spilled.path.unlink(missing_ok=True)
             raise UsageError(
