@@ -59,8 +59,7 @@ def merge_equal(values: Values) -> Values:
     """Return [n] values with each set of almost equal values replaced by its minimum."""
     order = np.argsort(values, kind="stable")
     ascending = values[order]
-    is_new = np.ones(len(values), np.bool_)
-    is_new[1:] = ascending[1:] - ascending[:-1] > EQUAL * np.abs(values).max(initial=0.0)
+    is_new = np.diff(ascending, prepend=-np.inf) > EQUAL * np.abs(values).max(initial=0.0)
     merged = np.empty_like(values)
     merged[order] = ascending[is_new][np.cumsum(is_new) - 1]
     return merged

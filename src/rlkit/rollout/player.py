@@ -97,8 +97,7 @@ class Player:
         group = _GroupInPlay(task, settings, sampler, batcher if is_batched else None, rank, retries)
         self.counts.queued += settings.group_size
         try:
-            members = range(settings.group_size)
-            played = await run_together(self._member(group, member, progress) for member in members)
+            played = await run_together(self._member(group, member, progress) for member in range(settings.group_size))
         finally:
             batcher.close()
         episodes = [episode for episode in played if episode is not None]

@@ -181,16 +181,13 @@ class RunStore:
         step, state_text, earlier_writes = self.step, codec.to_json(state), self._step_writes
         oldest_segment = min(self._segments.values(), default=step + 1)
 
-        def write() -> None:
-            table.write(table_path(self.directory, step), recorded, decode=self._decode)
-            files.write_text(state_path(self.directory, step), state_text)
-
         async def write_files() -> None:
             if earlier_writes is not None:
                 await asyncio.shield(earlier_writes)
             await asyncio.shield(synced)
             with files.report_write_errors(self.directory):
-                await in_thread(write)
+                await in_thread(lambda: table.write(table_path(self.directory, step), recorded, decode=self._decode))
+                await in_thread(files.write_text, state_path(self.directory, step), state_text)
                 if was_retrying:
                     self.metadata.write()
             self._delete_before(oldest_segment)

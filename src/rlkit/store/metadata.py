@@ -92,8 +92,7 @@ class RunMetadata:
                 path.unlink(missing_ok=True)
             self._content["versions"] = {"python": platform.python_version(), **_read_versions()}
             self._content["config_end"] = CONFIG_END
-            for field in _ENDING_FIELDS:
-                self._content.pop(field, None)
+            self._content = {name: value for name, value in self._content.items() if name not in _ENDING_FIELDS}
             files.write_text(self._directory / "config.yaml", self._config)
         if has_state:
             self._content[_STATE] = True

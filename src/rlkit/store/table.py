@@ -185,15 +185,13 @@ def _make_group(rows: Sequence[tuple[dict[str, Any], Episode]]) -> RecordedGroup
 
 def _encode_turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructArray:
     completions = [turn.completion for turn in turns]
-    prompts = [_text_tokens(turn.prompt) for turn in turns]  # equal in a group, so each is decoded once
-    texts = {key: decode(tokens) for key, tokens in {tokens.tobytes(): tokens for tokens in prompts}.items()}
     images = [asdict(image) for turn in turns for image in turn.prompt.images]
     fields: list[Any] = [
         _concatenate([turn.prompt.tokens for turn in turns], pa.int32()),
         _concatenate(completions, pa.int32()),
         _concatenate([turn.logprobs for turn in turns], pa.float32()),
         _concatenate([turn.sampled_mask for turn in turns], pa.bool_()),
-        pa.array([texts[tokens.tobytes()] for tokens in prompts], pa.large_string()),
+        pa.array([decode(_text_tokens(turn.prompt)) for turn in turns], pa.large_string()),
         pa.array([decode(tokens) for tokens in completions], pa.large_string()),
         _make_lists(pa.array(images, _IMAGE), [len(turn.prompt.images) for turn in turns]),
         *(pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type) for name in TURN_FIELDS),
