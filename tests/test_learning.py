@@ -20,7 +20,7 @@ from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimators import ESTIMATORS, GroupMean
 from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
-from rlkit.tinker_client.connect import ServiceAddress
+from rlkit.tinker_client.connector import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService
 from rlkit.trackers import Tracker
 from rlkit.training.trainer import RLTrainer

@@ -20,7 +20,7 @@ import rlkit as toolkit
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError
 from rlkit.testing import byte_model
-from rlkit.tinker_client.connect import ServiceAddress
+from rlkit.tinker_client.connector import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService
 from rlkit.tools.export import export
 from rlkit.types import Prompt

@@ -17,7 +17,7 @@ from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.tinker_client.connect import ServiceAddress
+from rlkit.tinker_client.connector import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService, capture_warnings, model_input
 from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
 

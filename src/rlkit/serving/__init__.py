@@ -115,7 +115,7 @@ class ChatModels(Session):
         return sampler, chat_format(model, tokenizer), await service.context_tokens(model)
 
     async def _connect(self) -> Service:
-        from rlkit.tinker_client.connect import ServiceAddress
+        from rlkit.tinker_client.connector import ServiceAddress
         from rlkit.tinker_client.sdk import TinkerService
 
         service = TinkerService(ServiceAddress(base_url=self._engine.url, api_key=self._engine.api_key, embedded=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,10 +13,10 @@ from rlkit._util.activity import current_activity
 from rlkit._util.threads import in_thread
 from rlkit.errors import ConfigError
 from rlkit.service import Service
+from rlkit.tinker_client.connector import Connector, ServiceAddress
 
 if TYPE_CHECKING:
     from rlkit.config.schema import ServiceConfig
-    from rlkit.tinker_client.connector import Connector
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +65,6 @@ def find_credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
     return str(path) if path.exists() else None
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceAddress:
-    """The address of a service.
-
-    Args:
-        base_url: None for the SDK's default.
-        api_key: None for the SDK's look-up of credentials, such as TINKER_API_KEY.
-        embedded: the service is the embedded engine, whose answers are repeatable.
-        connector: retries until a session is open; None uses the SDK's own retries.
-    """
-
-    base_url: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    embedded: bool = False
-    connector: Connector | None = None
-
-
 @asynccontextmanager
 async def reach_service(
     config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = lambda message: None
@@ -90,8 +73,6 @@ async def reach_service(
     choice = choice or choose_service(config)
     if choice.kind != "engine":
         from tinker.lib.base_url import resolve_base_url
-
-        from rlkit.tinker_client.connector import Connector
 
         url = resolve_base_url(choice.base_url)
         connector = Connector(url, choice.reason, config.connect_timeout_s, note)

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from urllib.parse import urlsplit
 
@@ -171,3 +171,20 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         chain.append(error)
         error = error.__cause__ or error.__context__
     yield from reversed(chain)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddress:
+    """The address of a service.
+
+    Args:
+        base_url: None for the SDK's default.
+        api_key: None for the SDK's look-up of credentials, such as TINKER_API_KEY.
+        embedded: the service is the embedded engine, whose answers are repeatable.
+        connector: retries until a session is open; None uses the SDK's own retries.
+    """
+
+    base_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    embedded: bool = False
+    connector: Connector | None = None

@@ -22,7 +22,7 @@ from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
-from rlkit.tinker_client.connect import ServiceAddress
+from rlkit.tinker_client.connector import ServiceAddress, Unreachable
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
@@ -160,8 +160,6 @@ class TinkerService(Service):
         """Make a client of the SDK, retrying with the connector."""
         if self._address.connector is None:
             return await self._call_in_thread(make_client, activity)
-
-        from rlkit.tinker_client.connector import Unreachable
 
         async def attempt(_: float) -> T:
             try:

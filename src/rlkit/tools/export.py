@@ -19,7 +19,8 @@ from rlkit._util.model_names import hub_id
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.tinker_client.connect import ServiceAddress, reach_service
+from rlkit.tinker_client.connect import reach_service
+from rlkit.tinker_client.connector import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService
 
 type ExportForm = Literal["adapter", "merged", "raw"]
