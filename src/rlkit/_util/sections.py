@@ -6,10 +6,10 @@ Invariant: a section is immutable and rejects unknown keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getdoc
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast, get_type_hints
+from typing import Annotated, ClassVar, cast, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -27,9 +27,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, SchemaValidator, core_schema, to_json
 
 from rlkit.errors import UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 type Positive = Annotated[int, Field(ge=1)]
 type Probability = Annotated[float, Field(gt=0, le=1)]
@@ -64,11 +61,10 @@ def validate_fields[T](kind: type[T], values: object, *, place: str, strict: boo
         raise UsageError(f"{field}: {problem}") from None
 
 
-def check_fields(instance: DataclassInstance) -> None:
-    """Raise a UsageError that names the first field of a dataclass whose value does not fit its annotation."""
-    hints = _find_hints(type(instance))
-    for field in fields(instance):
-        validate_fields(hints[field.name], getattr(instance, field.name), place=field.name, strict=True)
+def check_fields(instance: object) -> None:
+    """Raise a UsageError that names the first attribute whose value does not fit its annotation."""
+    for name, hint in _find_hints(type(instance)).items():
+        validate_fields(hint, getattr(instance, name), place=name, strict=True)
 
 
 _find_hints = cache(partial(get_type_hints, include_extras=True))

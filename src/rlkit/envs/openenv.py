@@ -93,9 +93,8 @@ class OpenEnvTask(Env):
             messages.append({"role": "user", "content": observation})
         if (result.done or rewards) and all(reward is None for reward in rewards):
             raise EnvironmentFault("RewardError: the server gave no reward")
-        return Outcome(
-            sum(reward or 0.0 for reward in rewards), {"invalid_actions": float(invalid)}, truncated=not result.done
-        )
+        reward = sum(filter(None, rewards), 0.0)
+        return Outcome(reward, {"invalid_actions": float(invalid)}, truncated=not result.done)
 
     def _read_action(self, text: str) -> Action:
         if isinstance(self.action, Mapping):

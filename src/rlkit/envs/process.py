@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Annotated, ClassVar
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -36,8 +36,6 @@ from rlkit.types import Outcome
 
 SANDBOX_FOLDER = "/run/task"
 """Folder of a program in a sandbox; `host_folders` are elsewhere."""
-
-_ERROR_CHARS = 1000
 
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables of the run that a program without a sandbox gets; it needs no keys."""
@@ -88,7 +86,7 @@ class ProcessEnv(Env):
     grade: Callable[[ProcessResult], Outcome | float | Awaitable[Outcome | float]]
     task_id: str | None = None
     content: str | None = None
-    files: Mapping[str, str | bytes] = field(default_factory=dict[str, str | bytes])
+    files: Mapping[_Text, str | bytes] = field(default_factory=dict[str, str | bytes])
     variables: Mapping[_VariableName, _Text] = field(default_factory=dict[str, str])
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     output_bytes: Positive = 1 << 20
@@ -97,15 +95,15 @@ class ProcessEnv(Env):
     limits: Limits | None = None
     host_folders: Sequence[str] = ()
 
-    stochastic: ClassVar[bool] = True
+    stochastic = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        paths = {name: PurePosixPath(name) for name in self.files}
-        for name, path in paths.items():
-            if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        for name in self.files:
+            path = PurePosixPath(name)
+            if not path.parts or path.is_absolute() or ".." in path.parts:
                 raise UsageError(f"files: {name!r} is not a path inside the program's folder")
-            if not set(path.parents).isdisjoint(paths.values()):
+            if not self.files.keys().isdisjoint(map(str, path.parents)):
                 raise UsageError(f"files: {name!r} is below another file")
         for name, value in (("limits", self.limits), ("host_folders", self.host_folders)):
             if value and not self.sandbox:
@@ -115,8 +113,7 @@ class ProcessEnv(Env):
         """Run the program, and grade its work.
 
         Raises:
-            EnvironmentFault: the program could not be started or ended without a reply of its model, or its sandbox
-                failed.
+            EnvironmentFault: the program could not be started, its model never answered it, or its sandbox failed.
         """
         turn_count = len(policy.turns)
         with TemporaryDirectory(prefix="rlkit-", ignore_cleanup_errors=True) as name:
@@ -132,7 +129,7 @@ class ProcessEnv(Env):
                         result = await self._play_on_host(folder, variables, stopwatch)
             if len(policy.turns) == turn_count and endpoint.limit is None:
                 ending = "time limit" if result.exit_code is None else f"exit code {result.exit_code}"
-                stderr = result.stderr[-_ERROR_CHARS:].strip() or "no stderr"
+                stderr = result.stderr[-1000:].strip() or "no stderr"
                 raise EnvironmentFault(f"the program ended without a reply of its model ({ending}): {stderr}")
             grade = self.grade(result)
             grade = await grade if inspect.isawaitable(grade) else grade
@@ -151,7 +148,7 @@ class ProcessEnv(Env):
     ) -> ProcessResult:
         base = await in_thread(lambda: image.base(image.HOST, folders=tuple(self.host_folders)))
         spec = Spec(trees=image.trees(base), folders={SANDBOX_FOLDER: 0o755}, limits=self.limits or Limits())
-        output, argv, options = {"stdout": bytearray(), "stderr": bytearray()}, list(self.argv), {**variables}
+        output = {"stdout": bytearray(), "stderr": bytearray()}
 
         async def keep(data: bytes, stream: str) -> None:
             output[stream] += data
@@ -161,7 +158,7 @@ class ProcessEnv(Env):
             await sandbox.put(folder, SANDBOX_FOLDER)
             async with sandbox.forward_port(port):
                 running = sandbox.run(
-                    argv, cwd=SANDBOX_FOLDER, env=options, output_bytes=self.output_bytes, on_output=keep
+                    self.argv, cwd=SANDBOX_FOLDER, env=variables, output_bytes=self.output_bytes, on_output=keep
                 )
                 completed = await self._wait(running, stopwatch)
             if completed and completed.exit_code == CANNOT_START and completed.stderr != bytes(output["stderr"]):
@@ -204,8 +201,7 @@ class ProcessEnv(Env):
         task = asyncio.create_task(running)
         try:
             is_late = await stopwatch.wait_for_limit(stopwatch.played_s + self.timeout_s, task)
+            return None if is_late else task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-        return None if is_late else task.result()
+            task.cancel()  # without effect on a finished one
+            await asyncio.wait([task])

@@ -38,18 +38,17 @@ class Forwarder:
 
     async def _accept(self) -> None:
         while True:
-            task = asyncio.create_task(self._forward(await self._accept_connection()))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-            while len(self._connections) >= _get_connections_max():
-                await asyncio.wait(self._connections, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _accept_connection(self) -> socket.socket:
-        while True:
             try:
-                return (await asyncio.get_running_loop().sock_accept(self._listener))[0]
+                connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
             except OSError:  # the client is gone already, or this process has no descriptor left
                 await asyncio.sleep(_PAUSE_S)
+                continue
+            task = asyncio.create_task(self._forward(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_CONNECTION // len(_forwarders)
+            while len(self._connections) >= max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, share)):
+                await asyncio.wait(self._connections, return_when=asyncio.FIRST_COMPLETED)
 
     async def _forward(self, connection: socket.socket) -> None:
         writers: list[asyncio.StreamWriter] = []
@@ -79,12 +78,7 @@ class Forwarder:
 
 
 _forwarders = set[Forwarder]()
-
-
-def _get_connections_max() -> int:
-    """Return the number of connections of each sandbox, all of which share the descriptors of the process."""
-    total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PER_CONNECTION
-    return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, total // len(_forwarders)))
+"""The forwarders of this process, which have equal shares of its descriptors."""
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

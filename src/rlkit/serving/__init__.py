@@ -59,18 +59,13 @@ class ChatModels(Session):
 
     def routes(self) -> Sequence[Route]:
         """Return the routes of all protocols."""
-        return make_routes(self._find_session, self._list_models)
+        return make_routes(self._find_session, lambda: list(dict.fromkeys([*self._engine.models, *self._models])))
 
     @override
     async def close(self) -> None:
         """Cancel the running requests and end the connection to the engine."""
         await super().close()
         await self._exits.aclose()
-
-    def _list_models(self) -> Sequence[str]:
-        """Return the names of the engine's models, and of those that were loaded for a chat."""
-        loaded = [name for name, task in self._models.items() if task.done() and not _has_failed(task)]
-        return list(dict.fromkeys([*self._engine.models, *loaded]))
 
     def _find_session(self, key: str) -> Session:
         if not hmac.compare_digest(key.encode(), self._engine.api_key.encode()):
@@ -92,7 +87,7 @@ class ChatModels(Session):
     async def _get_model(self, name: str) -> _Model:
         """Return a model, which is loaded at its first request."""
         task = self._models.get(name)
-        if task is None or _has_failed(task):
+        if task is None:
             task = self._models[name] = asyncio.create_task(self._load(name))
             if len(self._models) > MODELS_MAX:
                 self._models.popitem(last=False)
@@ -106,13 +101,17 @@ class ChatModels(Session):
         from rlkit.chat.renderers import chat_format
         from rlkit.tokenizers.load import load_tokenizer
 
-        self._service = self._service or asyncio.create_task(self._connect())
-        service = await self._service
-        checkpoint = name if name.startswith("tinker://") else None
-        model = name if checkpoint is None else await service.model_of(name)
-        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=True, note=lambda message: None))
-        sampler = await service.sampler(model=model, checkpoint=checkpoint)
-        return sampler, chat_format(model, tokenizer), await service.context_tokens(model)
+        try:
+            self._service = self._service or asyncio.create_task(self._connect())
+            service = await self._service
+            checkpoint = name if name.startswith("tinker://") else None
+            model = name if checkpoint is None else await service.model_of(name)
+            tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=True, note=lambda message: None))
+            sampler = await service.sampler(model=model, checkpoint=checkpoint)
+            return sampler, chat_format(model, tokenizer), await service.context_tokens(model)
+        except BaseException:
+            self._models.pop(name, None)  # the next request tries again
+            raise
 
     async def _connect(self) -> Service:
         from rlkit.tinker_client.connector import ServiceAddress
@@ -120,7 +119,3 @@ class ChatModels(Session):
 
         service = TinkerService(ServiceAddress(base_url=self._engine.url, api_key=self._engine.api_key, embedded=True))
         return await self._exits.enter_async_context(service)
-
-
-def _has_failed(task: asyncio.Task[_Model]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -78,7 +78,7 @@ class VerifiersProcess:
             raise EnvironmentFault(report)
         return report
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End the process with all its rollouts."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
@@ -112,11 +112,8 @@ class VerifiersProcess:
 @asynccontextmanager
 async def _open_process(installation: Installation, config: str) -> AsyncGenerator[VerifiersProcess]:
     with tempfile.TemporaryDirectory(prefix="rlkit-") as folder:
-        process = VerifiersProcess(installation, config, Path(folder) / "socket")
-        try:
+        async with aclosing(VerifiersProcess(installation, config, Path(folder) / "socket")) as process:
             yield process
-        finally:
-            await process.close()
 
 
 @cache
