@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlkit.errors import UsageError, did_you_mean
 
 _SIZE_MAX = 2**24  # far above every size of a dense model
+_SIZE = TypeAdapter[int](Annotated[int, Field(ge=1, le=_SIZE_MAX)])
+_NUMBER = TypeAdapter[float](Annotated[float, Field(gt=0, allow_inf_nan=False)])
+FLAG = TypeAdapter(bool)
 _SLIDING = "sliding_attention"
 _SCALINGS = ("default", "linear", "llama3", "yarn")
 
@@ -132,7 +138,7 @@ class ModelConfig:
 def read_config(directory: Path) -> ModelConfig:
     """Read the configuration in `directory`; raise `UsageError` for a model that the engine cannot compute."""
     path = directory / "config.json"
-    raw = _Fields(path, _read_json(path))
+    raw = Fields(path, _read_json(path))
     architecture = next((str(name) for name in _as_list(raw.raw.get("architectures"))), "none")
     family = _FAMILIES.get(architecture)
     if family is None:
@@ -142,17 +148,17 @@ def read_config(directory: Path) -> ModelConfig:
             "Use a Tinker service (set TINKER_BASE_URL) for other models."
         )
     _check_variants(raw)
-    layers, max_positions = raw.integer("num_hidden_layers"), raw.integer("max_position_embeddings")
+    layers, max_positions = raw.read("num_hidden_layers", _SIZE), raw.read("max_position_embeddings", _SIZE)
     _check_sliding_window(raw, family, max_positions)
-    heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
-    kv_heads = raw.integer("num_key_value_heads", None if family.grouped else heads)
-    head_dim = raw.integer("head_dim", family.head_dim or hidden // heads)
+    heads, hidden = raw.read("num_attention_heads", _SIZE), raw.read("hidden_size", _SIZE)
+    kv_heads = raw.read("num_key_value_heads", _SIZE, None if family.grouped else heads)
+    head_dim = raw.read("head_dim", _SIZE, family.head_dim or hidden // heads)
     if heads % kv_heads:
         raise UsageError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if head_dim % 2:
         raise UsageError(f"{path}: head_dim {head_dim} is odd, so its dimensions cannot be rotated in pairs")
-    rope = raw.section("rope_parameters") or raw.section("rope_scaling") or _Fields(path, {})
-    theta = rope.number("rope_theta", raw.number("rope_theta", family.rope_theta))
+    rope = raw.section("rope_parameters") or raw.section("rope_scaling") or Fields(path, {})
+    theta = rope.read("rope_theta", _NUMBER, raw.read("rope_theta", _NUMBER, family.rope_theta))
     if theta <= 1:
         raise UsageError(f"{path}: rope_theta must be greater than 1, not {theta}")
     biased = bool(raw.raw.get("attention_bias", False)) and architecture in _MAY_HAVE_BIAS
@@ -160,17 +166,17 @@ def read_config(directory: Path) -> ModelConfig:
     eos = _read_eos(raw.raw) | (_read_eos(_read_json(generation)) if generation.exists() else frozenset[int]())
     return ModelConfig(
         architecture=architecture,
-        vocab_size=raw.integer("vocab_size"),
+        vocab_size=raw.read("vocab_size", _SIZE),
         hidden_size=hidden,
-        intermediate_size=raw.integer("intermediate_size"),
+        intermediate_size=raw.read("intermediate_size", _SIZE),
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        norm_eps=raw.number("rms_norm_eps", family.norm_eps),
+        norm_eps=raw.read("rms_norm_eps", _NUMBER, family.norm_eps),
         rope_theta=theta,
         rope_scaling=_read_scaling(rope, raw, theta, head_dim),
-        tied=raw.flag("tie_word_embeddings", family.tied),
+        tied=raw.read("tie_word_embeddings", FLAG, family.tied),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or biased,
         o_bias=biased,
@@ -189,7 +195,7 @@ def find_weight_files(directory: Path) -> list[Path]:
         if not files:
             raise UsageError(f"{directory} has no .safetensors file: the embedded engine reads no other format")
         return files
-    weight_map = _Fields(index, _read_json(index)).section("weight_map")
+    weight_map = Fields(index, _read_json(index)).section("weight_map")
     names = sorted({str(name) for name in weight_map.raw.values()}) if weight_map else []
     if not names or any(Path(name).name != name for name in names):
         raise UsageError(f"{index}: weight_map must give a file of this directory for each tensor")
@@ -200,39 +206,28 @@ def find_weight_files(directory: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
-    """A JSON object; reading a missing or ill-typed field raises an error that names the file."""
+class Fields:
+    """Typed fields of a JSON object or of a GGUF file's metadata."""
 
     path: Path
     raw: Mapping[str, object]
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def read[T](self, name: str, kind: TypeAdapter[T], default: T | None = None) -> T:
+        """Return a field, or `default` if it is absent or null; raise `UsageError` with its name if it is not valid."""
         value = self.raw.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _SIZE_MAX:
-            raise UsageError(f"{self.path}: {name} must be a positive integer of at most {_SIZE_MAX}, not {value!r}")
-        return value
+        try:
+            return kind.validate_python(value, strict=True)
+        except ValidationError as error:
+            raise UsageError(f"{self.path}: {name}: {error.errors()[0]['msg']}, not {reprlib.repr(value)}") from None
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def section(self, name: str) -> Fields | None:
+        """Return a field that is an object; None if it is not."""
         value = self.raw.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise UsageError(f"{self.path}: {name} must be a positive number, not {value!r}")
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise UsageError(f"{self.path}: {name} must be true or false, not {value!r}")
-        return value
-
-    def section(self, name: str) -> _Fields | None:
-        value = self.raw.get(name)
-        return _Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
+        return Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
 
 
-def _check_variants(config: _Fields) -> None:
+def _check_variants(config: Fields) -> None:
     """Raise `UsageError` for options that the engine does not support."""
     raw = config.raw
     quantisation = config.section("quantization_config")
@@ -245,7 +240,7 @@ def _check_variants(config: _Fields) -> None:
     rotary_factor = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
     unsupported = {
         "hidden_act": raw.get("hidden_act", "silu") not in ("silu", "swish"),
-        "mlp_bias": config.flag("mlp_bias"),
+        "mlp_bias": config.read("mlp_bias", FLAG, default=False),
         "partial_rotary_factor": (raw.get("partial_rotary_factor") or 1.0) != 1.0 or (rotary_factor or 1.0) != 1.0,
     }
     for name in (name for name, is_unsupported in unsupported.items() if is_unsupported):
@@ -253,14 +248,15 @@ def _check_variants(config: _Fields) -> None:
         raise UsageError(f"{config.path}: {name} = {value!r} is not supported by the embedded engine")
 
 
-def _check_sliding_window(config: _Fields, family: _Family, max_positions: int) -> None:
+def _check_sliding_window(config: Fields, family: _Family, max_positions: int) -> None:
     """Raise `UsageError` for a sliding window that some layer uses and that is shorter than the context."""
     slides = family.always_slides or (
-        config.flag("use_sliding_window") and _SLIDING in _as_list(config.raw.get("layer_types") or _SLIDING)
+        config.read("use_sliding_window", FLAG, default=False)
+        and _SLIDING in _as_list(config.raw.get("layer_types") or _SLIDING)
     )
     if not slides or config.raw.get("sliding_window") is None:
         return
-    window = config.integer("sliding_window")
+    window = config.read("sliding_window", _SIZE)
     if window < max_positions:
         raise UsageError(
             f"{config.path}: sliding_window = {window} is shorter than max_position_embeddings = {max_positions}; "
@@ -268,11 +264,11 @@ def _check_sliding_window(config: _Fields, family: _Family, max_positions: int) 
         )
 
 
-def _read_unrotated(config: _Fields, layers: int) -> frozenset[int]:
+def _read_unrotated(config: Fields, layers: int) -> frozenset[int]:
     """Read the layers without rotary embedding: zeros of SmolLM3's `no_rope_layers`, by default every fourth."""
     marks_value = config.raw.get("no_rope_layers")
     if marks_value is None:
-        interval = config.integer("no_rope_layer_interval", 4)
+        interval = config.read("no_rope_layer_interval", _SIZE, 4)
         return frozenset(range(interval - 1, layers, interval))
     marks = _as_list(marks_value)
     if len(marks) < layers or any(mark not in (0, 1) for mark in marks):
@@ -281,19 +277,21 @@ def _read_unrotated(config: _Fields, layers: int) -> frozenset[int]:
 
 
 def _read_scaling(
-    rope: _Fields, config: _Fields, theta: float, head_dim: int
+    rope: Fields, config: Fields, theta: float, head_dim: int
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
     """Read the scaling of the rotary embedding, if any."""
     kind = str(rope.raw.get("rope_type", rope.raw.get("type", "default")))
     if any(isinstance(value, dict) for value in rope.raw.values()):
         raise UsageError(f"{rope.path}: rotary embeddings that differ by layer type are not supported")
     if kind == "linear":
-        return LinearScaling(rope.number("factor"))
+        return LinearScaling(rope.read("factor", _NUMBER))
     if kind == "llama3":
-        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        low, high = rope.read("low_freq_factor", _NUMBER), rope.read("high_freq_factor", _NUMBER)
         if low >= high:
             raise UsageError(f"{rope.path}: low_freq_factor {low} must be less than high_freq_factor {high}")
-        return Llama3Scaling(rope.number("factor"), low, high, rope.integer("original_max_position_embeddings"))
+        return Llama3Scaling(
+            rope.read("factor", _NUMBER), low, high, rope.read("original_max_position_embeddings", _SIZE)
+        )
     if kind == "yarn":
         return _read_yarn(rope, config, theta, head_dim)
     if kind != "default":
@@ -301,10 +299,10 @@ def _read_scaling(
     return None
 
 
-def _read_yarn(rope: _Fields, config: _Fields, theta: float, head_dim: int) -> YarnScaling:
-    longest = config.integer("max_position_embeddings")
-    original = rope.integer("original_max_position_embeddings", longest)
-    factor = rope.number("factor", longest / original)
+def _read_yarn(rope: Fields, config: Fields, theta: float, head_dim: int) -> YarnScaling:
+    longest = config.read("max_position_embeddings", _SIZE)
+    original = rope.read("original_max_position_embeddings", _SIZE, longest)
+    factor = rope.read("factor", _NUMBER, longest / original)
 
     def amplitude(scale: float = 1.0) -> float:
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
@@ -313,15 +311,15 @@ def _read_yarn(rope: _Fields, config: _Fields, theta: float, head_dim: int) -> Y
         """Return the index of the frequency with this number of rotations within the original context."""
         return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = index_of(rope.number("beta_fast", 32.0)), index_of(rope.number("beta_slow", 1.0))
-    if rope.flag("truncate", default=True):
+    low, high = index_of(rope.read("beta_fast", _NUMBER, 32.0)), index_of(rope.read("beta_slow", _NUMBER, 1.0))
+    if rope.read("truncate", FLAG, default=True):
         low, high = math.floor(low), math.ceil(high)
     if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
-        default_amplitude = amplitude(rope.number("mscale")) / amplitude(rope.number("mscale_all_dim"))
+        default_amplitude = amplitude(rope.read("mscale", _NUMBER)) / amplitude(rope.read("mscale_all_dim", _NUMBER))
     else:
         default_amplitude = amplitude()
     low, high = max(low, 0), min(high, head_dim - 1)
-    return YarnScaling(factor, low, high, rope.number("attention_factor", default_amplitude))
+    return YarnScaling(factor, low, high, rope.read("attention_factor", _NUMBER, default_amplitude))
 
 
 def _read_eos(raw: Mapping[str, object]) -> frozenset[int]:

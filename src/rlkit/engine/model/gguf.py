@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util import files
-from rlkit.engine.model.config import Llama3Scaling
-from rlkit.engine.model.gguf_tokenizer import GgufMetadata, write_tokenizer
+from rlkit.engine.model.config import Fields, Llama3Scaling
+from rlkit.engine.model.gguf_tokenizer import INTEGER, REAL, TEXT, TEXTS, write_tokenizer
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise UsageError(f"{path}: not a readable GGUF file; it may be truncated ({error})") from error
-    metadata = GgufMetadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
+    metadata = Fields(path, {key: cast("object", field.contents()) for key, field in reader.fields.items()})
     config = _read_config(reader, metadata)
 
     out.mkdir()
@@ -100,24 +100,24 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     return out
 
 
-def _read_config(reader: GGUFReader, metadata: GgufMetadata) -> dict[str, JSONValue]:
-    kind = metadata.text("general.architecture")
+def _read_config(reader: GGUFReader, metadata: Fields) -> dict[str, JSONValue]:
+    kind = metadata.read("general.architecture", TEXT)
     if kind not in _ARCHITECTURES:
         supported = ", ".join(_ARCHITECTURES)
         raise UsageError(f"{metadata.path}: GGUF architecture {kind!r} is not supported, only {supported} are")
-    if metadata.integer("split.count", 1) > 1:
+    if metadata.read("split.count", INTEGER, 1) > 1:
         raise UsageError(f"{metadata.path}: one of several parts of a GGUF file (split.count); merge them into one")
-    if metadata.integer(f"{kind}.expert_count", 0):
+    if metadata.read(f"{kind}.expert_count", INTEGER, 0):
         raise UsageError(f"{metadata.path}: a mixture of experts ({kind}.expert_count) is not supported")
-    heads = metadata.integer(f"{kind}.attention.head_count")
-    hidden = metadata.integer(f"{kind}.embedding_length")
-    head_dim = metadata.integer(f"{kind}.attention.key_length", hidden // heads)
-    if metadata.integer(f"{kind}.rope.dimension_count", head_dim) != head_dim:
+    heads = metadata.read(f"{kind}.attention.head_count", INTEGER)
+    hidden = metadata.read(f"{kind}.embedding_length", INTEGER)
+    head_dim = metadata.read(f"{kind}.attention.key_length", INTEGER, hidden // heads)
+    if metadata.read(f"{kind}.rope.dimension_count", INTEGER, head_dim) != head_dim:
         raise UsageError(f"{metadata.path}: rotary embeddings over part of a head are not supported")
-    theta = metadata.real(f"{kind}.rope.freq_base", 10_000.0)
-    eos = metadata.integer("tokenizer.ggml.eos_token_id")
+    theta = metadata.read(f"{kind}.rope.freq_base", REAL, 10_000.0)
+    eos = metadata.read("tokenizer.ggml.eos_token_id", INTEGER)
     shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
-    vocabulary = len(metadata.array("tokenizer.ggml.tokens", str))
+    vocabulary = len(metadata.read("tokenizer.ggml.tokens", TEXTS))
     if shapes.get("token_embd.weight") != [vocabulary, hidden]:
         raise UsageError(
             f"{metadata.path}: token_embd.weight has shape {shapes.get('token_embd.weight')}, "
@@ -128,53 +128,51 @@ def _read_config(reader: GGUFReader, metadata: GgufMetadata) -> dict[str, JSONVa
         "model_type": kind,
         "vocab_size": vocabulary,
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer(f"{kind}.feed_forward_length"),
-        "num_hidden_layers": metadata.integer(f"{kind}.block_count"),
+        "intermediate_size": metadata.read(f"{kind}.feed_forward_length", INTEGER),
+        "num_hidden_layers": metadata.read(f"{kind}.block_count", INTEGER),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer(f"{kind}.attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.read(f"{kind}.attention.head_count_kv", INTEGER, heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
-        "rms_norm_eps": metadata.real(f"{kind}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.read(f"{kind}.context_length", INTEGER),
+        "rms_norm_eps": metadata.read(f"{kind}.attention.layer_norm_rms_epsilon", REAL),
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(reader, metadata, kind, theta, head_dim),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": "output.weight" not in shapes,
-        "bos_token_id": metadata.integer("tokenizer.ggml.bos_token_id", eos),
+        "bos_token_id": metadata.read("tokenizer.ggml.bos_token_id", INTEGER, eos),
         "eos_token_id": eos,
-        "pad_token_id": metadata.integer("tokenizer.ggml.padding_token_id", eos),
+        "pad_token_id": metadata.read("tokenizer.ggml.padding_token_id", INTEGER, eos),
         "dtype": "float32" if any(_is_exact(t) for t in reader.tensors if len(t.shape) > 1) else "bfloat16",
     }
 
 
 def _rope_scaling(
-    reader: GGUFReader, metadata: GgufMetadata, kind: str, theta: float, head_dim: int
+    reader: GGUFReader, metadata: Fields, kind: str, theta: float, head_dim: int
 ) -> Mapping[str, JSONValue] | None:
     """Return `rope_scaling` of config.json, for Llama 3 from the tensor of divisors [head_dim / 2]."""
     stem = f"{kind}.rope.scaling"
-    scaling = metadata.text(f"{stem}.type") if f"{stem}.type" in metadata.values else "none"
+    scaling = metadata.read(f"{stem}.type", TEXT, "none")
     divisors = next((tensor for tensor in reader.tensors if tensor.name == _ROPE_DIVISORS), None)
     if divisors is not None:
         return _llama3_scaling(divisors, metadata, theta, head_dim)
     if scaling == "none":
         return None
     if scaling == "linear":
-        return {"rope_type": "linear", "factor": metadata.real(f"{stem}.factor")}
+        return {"rope_type": "linear", "factor": metadata.read(f"{stem}.factor", REAL)}
     if scaling != "yarn":
         raise UsageError(f"{metadata.path}: scaled rotary embeddings of the type {scaling!r} are not supported")
     return {
         "rope_type": "yarn",
-        "factor": metadata.real(f"{stem}.factor"),
-        "original_max_position_embeddings": metadata.integer(f"{stem}.original_context_length"),
-        "beta_fast": metadata.real(f"{stem}.yarn_beta_fast", 32.0),
-        "beta_slow": metadata.real(f"{stem}.yarn_beta_slow", 1.0),
+        "factor": metadata.read(f"{stem}.factor", REAL),
+        "original_max_position_embeddings": metadata.read(f"{stem}.original_context_length", INTEGER),
+        "beta_fast": metadata.read(f"{stem}.yarn_beta_fast", REAL, 32.0),
+        "beta_slow": metadata.read(f"{stem}.yarn_beta_slow", REAL, 1.0),
     }
 
 
-def _llama3_scaling(
-    divisors: ReaderTensor, metadata: GgufMetadata, theta: float, head_dim: int
-) -> dict[str, JSONValue]:
+def _llama3_scaling(divisors: ReaderTensor, metadata: Fields, theta: float, head_dim: int) -> dict[str, JSONValue]:
     """Return the parameters of Llama 3.1 and its successors; raise `UsageError` for other `divisors`.
 
     llama.cpp stores the divisors instead of the parameters. All parameters except one are the same in every release.

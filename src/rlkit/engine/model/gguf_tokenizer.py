@@ -10,12 +10,14 @@ has GPT-2's byte-level vocabulary, this adds tokens and changes the end-of-seque
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import AfterValidator, TypeAdapter
 
 from rlkit._util import files
+from rlkit.engine.model.config import FLAG, Fields
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,48 +34,15 @@ _WORDS = (
 _SPLITS = {"qwen2": _WORDS.format(digits=""), "llama-bpe": _WORDS.format(digits="{1,3}")}
 
 
-@dataclass(frozen=True)
-class GgufMetadata:
-    """Metadata of a GGUF file, with a typed reader for each kind of value."""
-
-    values: Mapping[str, object]
-    path: Path
-
-    def text(self, key: str) -> str:
-        """Return the string at `key`; raise `UsageError` if it is absent."""
-        return str(self._require(key))
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Return the integer at `key`; raise `UsageError` if it is absent and there is no default."""
-        if default is not None and key not in self.values:
-            return default
-        return int(cast("int", self._require(key)))
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """Return the float32 at `key` as its shortest decimal (1e-05, not 9.99999974e-06)."""
-        import numpy as np
-
-        if default is not None and key not in self.values:
-            return default
-        return float(str(np.float32(cast("float", self._require(key)))))
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return the boolean at `key`."""
-        return bool(self.values.get(key, default))
-
-    def array[T](self, key: str, _kind: type[T]) -> list[T]:
-        """Return the array at `key`."""
-        return cast("list[T]", self._require(key))
-
-    def _require(self, key: str) -> object:
-        if key not in self.values:
-            raise UsageError(f"{self.path}: the GGUF metadata has no {key!r}")
-        return self.values[key]
+TEXT, TEXTS, INTEGER = TypeAdapter(str), TypeAdapter(list[str]), TypeAdapter(int)
+_INTEGERS, _NUMBERS = TypeAdapter(list[int]), TypeAdapter(list[float])
+REAL = TypeAdapter[float](Annotated[float, AfterValidator(lambda number: float(str(np.float32(number))))])
+"""A float32 as its shortest decimal (1e-05, not 9.99999974e-06)."""
 
 
-def write_tokenizer(folder: Path, metadata: GgufMetadata, *, model_max_length: int) -> None:
+def write_tokenizer(folder: Path, metadata: Fields, *, model_max_length: int) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` from the vocabulary, merges and template in the file."""
-    tokens = metadata.array("tokenizer.ggml.tokens", str)
+    tokens = metadata.read("tokenizer.ggml.tokens", TEXTS)
     _build(tokens, metadata).save(str(folder / "tokenizer.json"))
     config: dict[str, str | int | bool] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -82,32 +51,32 @@ def write_tokenizer(folder: Path, metadata: GgufMetadata, *, model_max_length: i
         "clean_up_tokenization_spaces": False,
     }
     for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        if f"tokenizer.ggml.{key}_token_id" in metadata.values:
+        if f"tokenizer.ggml.{key}_token_id" in metadata.raw:
             config[f"{role}_token"] = _special_token(tokens, metadata, key)
-    if "tokenizer.chat_template" in metadata.values:
-        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    if "tokenizer.chat_template" in metadata.raw:
+        config["chat_template"] = metadata.read("tokenizer.chat_template", TEXT)
     files.write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _special_token(tokens: list[str], metadata: GgufMetadata, role: str) -> str:
-    index = metadata.integer(f"tokenizer.ggml.{role}_token_id")
+def _special_token(tokens: list[str], metadata: Fields, role: str) -> str:
+    index = metadata.read(f"tokenizer.ggml.{role}_token_id", INTEGER)
     if not 0 <= index < len(tokens):
         raise UsageError(f"{metadata.path}: {role}_token_id {index} is outside the vocabulary of {len(tokens)} tokens")
     return tokens[index]
 
 
-def _build(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
+def _build(tokens: list[str], metadata: Fields) -> Tokenizer:
     """Build the tokenizer: token id = index in `tokens`."""
     from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
 
-    kind = metadata.text("tokenizer.ggml.model")
+    kind = metadata.read("tokenizer.ggml.model", TEXT)
     if kind not in ("gpt2", "llama"):
         raise UsageError(
             f"{metadata.path}: GGUF tokenizer {kind!r} is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
             "(SentencePiece BPE) are"
         )
-    types = metadata.array("tokenizer.ggml.token_type", int)
+    types = metadata.read("tokenizer.ggml.token_type", _INTEGERS)
     if len(types) != len(tokens):
         raise UsageError(f"{metadata.path}: {len(types)} token types for {len(tokens)} tokens")
     tokenizer = _byte_level(tokens, metadata) if kind == "gpt2" else _sentencepiece(tokens, metadata)
@@ -117,8 +86,8 @@ def _build(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
         elif token_type == _USER_DEFINED_TOKEN:
             tokenizer.add_tokens([AddedToken(token, normalized=False)])
     # The defaults are llama.cpp's.
-    adds_bos = kind == "llama" or metadata.values.get("tokenizer.ggml.pre") == "llama-bpe"
-    if metadata.flag("tokenizer.ggml.add_bos_token", default=adds_bos):
+    adds_bos = kind == "llama" or metadata.raw.get("tokenizer.ggml.pre") == "llama-bpe"
+    if metadata.read("tokenizer.ggml.add_bos_token", FLAG, default=adds_bos):
         bos = _special_token(tokens, metadata, "bos")
         tokenizer.post_processor = TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
@@ -126,7 +95,7 @@ def _build(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
+def _byte_level(tokens: list[str], metadata: Fields) -> Tokenizer:
     """Build GPT-2's byte-level BPE, with the pre-tokenizer of llama.cpp's name in the file."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import ByteLevel as Decoder
@@ -134,8 +103,8 @@ def _byte_level(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
     from tokenizers.normalizers import NFC
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-    name = metadata.text("tokenizer.ggml.pre")
-    lines = metadata.array("tokenizer.ggml.merges", str)
+    name = metadata.read("tokenizer.ggml.pre", TEXT)
+    lines = metadata.read("tokenizer.ggml.merges", TEXTS)
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
@@ -156,22 +125,20 @@ def _byte_level(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
+def _sentencepiece(tokens: list[str], metadata: Fields) -> Tokenizer:
     """Build Llama's SentencePiece BPE: pairs whose concatenation has the highest score are merged first."""
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
-    scores = dict(zip(tokens, metadata.array("tokenizer.ggml.scores", float), strict=True))
+    scores = dict(zip(tokens, metadata.read("tokenizer.ggml.scores", _NUMBERS), strict=True))
     splits = ((token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token)))
     merges = [(left, right) for left, right in splits if left in scores and right in scores]
     merges.sort(key=lambda merge: scores["".join(merge)], reverse=True)
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    unknown = (
-        _special_token(tokens, metadata, "unknown") if "tokenizer.ggml.unknown_token_id" in metadata.values else None
-    )
+    unknown = _special_token(tokens, metadata, "unknown") if "tokenizer.ggml.unknown_token_id" in metadata.raw else None
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = [normalizers.Replace(" ", _SPACE)]
-    adds_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", default=True)
+    adds_prefix = metadata.read("tokenizer.ggml.add_space_prefix", FLAG, default=True)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if adds_prefix else spaces)
     words = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)] if adds_prefix else words)
