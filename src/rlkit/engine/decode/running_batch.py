@@ -186,55 +186,47 @@ class StepRunner:
         config, count, members = self._weights.config, len(x), self._threads
         heads, inner = config.heads + 2 * config.kv_heads, config.intermediate_size
         longest = max(block.tokens for block in blocks)
-        streams, normed, qkv, mixed, residual_update, gate_up_out, mlp_inner, logits, scores = self._scratch_arrays(
-            (members, *x.shape),
-            (members, *x.shape),
-            (count, heads, config.head_dim),
-            (count, config.heads * config.head_dim),
-            x.shape,
-            (count, 2 * inner),
-            (count, inner),
-            (count, config.vocab_size),
-            (members, longest + _CACHE_LINE),
+        arrays = self._scratch_arrays(
+            streams=(members, *x.shape),
+            normed=(members, *x.shape),
+            qkv=(count, heads, config.head_dim),
+            mixed=(count, config.heads * config.head_dim),
+            residual_update=x.shape,
+            gate_up_out=(count, 2 * inner),
+            mlp_inner=(count, inner),
+            logits=(count, config.vocab_size),
+            scores=(members, longest + _CACHE_LINE),
         )
-        mixed[len(positions) :] = 0
+        arrays["mixed"][len(positions) :] = 0
         rows = [(index, place) for index, block in enumerate(blocks) for place in range(len(block.rows))]
         step = decode_step.Step(
             counter=np.zeros(8, np.int64),
             x=x.numpy(),
-            streams=streams,
-            normed=normed,
-            qkv=qkv,
-            mixed=mixed,
-            residual_update=residual_update,
-            gate_up_out=gate_up_out,
-            mlp_inner=mlp_inner,
-            logits=logits,
             rope=torch.stack(rope)[:, :, 0].numpy(),
             caches=np.stack([block.addresses() for block in blocks]),
             tokens=np.array([block.tokens for block in blocks]),
             rows=np.array([(*row, last) for row, last in zip(rows, positions, strict=True)]),
             shares=_balance_rows(positions, members),
-            scores=scores,
+            **arrays,
         )
 
         def on_failure() -> None:
             step.counter[0] = OPEN_BARRIER
 
         run_team(partial(decode_step.decode, model, step, members), members, on_failure=on_failure)
-        return torch.from_numpy(logits)
+        return torch.from_numpy(step.logits)
 
-    def _scratch_arrays(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
+    def _scratch_arrays(self, **shapes: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
         """Return arrays in memory that all steps reuse; no two share a cache line."""
-        sizes = [-(-math.prod(shape) // _CACHE_LINE) * _CACHE_LINE for shape in shapes]
+        sizes = [-(-math.prod(shape) // _CACHE_LINE) * _CACHE_LINE for shape in shapes.values()]
         if len(self._scratch) < sum(sizes):
             scratch = make_zeros(sum(sizes) + _CACHE_LINE)
             self._scratch = scratch[-scratch.ctypes.data // 4 % _CACHE_LINE :]
-        starts = accumulate(sizes, initial=0)
-        return [
-            self._scratch[start : start + math.prod(shape)].reshape(shape)
-            for start, shape in zip(starts, shapes, strict=False)
-        ]
+        parts = np.split(self._scratch, np.cumsum(sizes))
+        return {
+            name: part[: math.prod(shape)].reshape(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=False)
+        }
 
 
 def _balance_rows(positions: Sequence[int], members: int) -> NDArray[np.int64]:
