@@ -130,38 +130,31 @@ def ask_health(url: str, timeout_s: float) -> None:
             f"({error}): it must begin with http:// or https://"
         ) from error
     except (httpx.HTTPError, OSError, ValueError) as error:
-        raise Unreachable(_reason(error, limit_s)) from error
+        raise Unreachable(next(_reasons(error, limit_s))) from error
     if answer.is_server_error and answer.status_code != _NOT_IMPLEMENTED:
         request_id = answer.headers.get("x-request-id")
         raise Unreachable(f"it answered {answer.status_code}" + (f" (request {request_id})" if request_id else ""))
 
 
-def _reason(error: Exception, limit_s: float) -> str:
+def _reasons(error: Exception, limit_s: float) -> Iterator[str]:
+    """Yield reasons of a failed request, the most informative first."""
     import httpx
 
     for cause in _causes(error):
-        if isinstance(cause, OSError) and (reason := _system_reason(cause)):
-            return reason
-    match error:
-        case httpx.ConnectTimeout():
-            return f"no connection within {limit_s:.3g} s"
-        case httpx.TimeoutException():
-            return f"it accepts connections, but sent no answer within {limit_s:.3g} s"
-        case _:
-            return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _system_reason(error: OSError) -> str:
-    """Return the reason of a system error, or an empty string."""
-    match error:
-        case socket.gaierror():
-            return f"its name cannot be resolved ({error.strerror})"
-        case ssl.SSLCertVerificationError():
-            return f"TLS: its certificate is not valid ({error.verify_message})"
-        case ssl.SSLError():
-            return f"TLS: {error.reason or error}"
-        case _:
-            return (error.strerror or "").lower()
+        match cause:
+            case socket.gaierror():
+                yield f"its name cannot be resolved ({cause.strerror})"
+            case ssl.SSLCertVerificationError():
+                yield f"TLS: its certificate is not valid ({cause.verify_message})"
+            case ssl.SSLError():
+                yield f"TLS: {cause.reason or cause}"
+            case OSError(strerror=str(text)) if text:
+                yield text.lower()
+            case httpx.ConnectTimeout():
+                yield f"no connection within {limit_s:.3g} s"
+            case httpx.TimeoutException():
+                yield f"it accepts connections, but sent no answer within {limit_s:.3g} s"
+    yield (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
