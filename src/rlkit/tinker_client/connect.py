@@ -126,9 +126,5 @@ async def connect(
 
 def describe_service(choice: ServiceChoice) -> str:
     """Describe the chosen service as a phrase for messages."""
-    if choice.kind == "hosted":
-        return f"the hosted Tinker service ({choice.reason})"
-    if choice.kind == "url":
-        address = "" if choice.base_url is None else f" at {choice.base_url}"
-        return f"the Tinker service{address} ({choice.reason})"
-    return f"the embedded engine ({choice.reason})"
+    names = {"hosted": "the hosted Tinker service", "engine": "the embedded engine"}
+    return f"{names.get(choice.kind, f'the Tinker service at {choice.base_url}')} ({choice.reason})"

@@ -201,18 +201,15 @@ def failing_job(problem: str) -> Job:
 def _find_memory_problem(session: Session, size_bytes: int, *, early: bool) -> str | None:
     """Return why a request exceeds the session's memory limits, or None. Early requests have their own limit."""
     if early:
-        early_bytes = sum(other.size_bytes for queue in session.queues.values() for other in queue.early.values())
-        if early_bytes + size_bytes > _MAX_EARLY_BYTES:
-            return (
-                f"requests of {early_bytes >> 20} MiB wait for earlier ones, and there is no memory for "
-                f"{size_bytes >> 20} MiB more: send less per call"
-            )
-    elif session.queued.bytes + size_bytes > _MAX_QUEUED_BYTES:
-        return (
-            f"requests of {session.queued.bytes >> 20} MiB have not run yet, and there is no memory for "
-            f"{size_bytes >> 20} MiB more: wait for their results first"
-        )
-    return None
+        waiting_bytes = sum(other.size_bytes for queue in session.queues.values() for other in queue.early.values())
+        limit_bytes, state, hint = _MAX_EARLY_BYTES, "wait for earlier ones", "send less per call"
+    else:
+        waiting_bytes = session.queued.bytes
+        limit_bytes, state, hint = _MAX_QUEUED_BYTES, "have not run yet", "wait for their results first"
+    if waiting_bytes + size_bytes <= limit_bytes:
+        return None
+    size = f"{size_bytes >> 20} MiB"
+    return f"requests of {waiting_bytes >> 20} MiB {state}, and there is no memory for {size} more: {hint}"
 
 
 def _fail(promise: Promise, error: Exception) -> None:

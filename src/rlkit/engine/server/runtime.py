@@ -98,9 +98,8 @@ class Runtime:
         adapter, moments = self._store.load(path, base.weights.config)
         if optimiser and moments is None:
             raise UsageError(f"{path} has no optimiser state: save with save_state, or load the weights only")
-        if optimiser:
-            return self._add_model(model_id, base, adapter, moments=moments, steps=info.steps)
-        return self._add_model(model_id, base, adapter)
+        moments, steps = (moments, info.steps) if optimiser else (None, 0)
+        return self._add_model(model_id, base, adapter, moments=moments, steps=steps)
 
     def train(self, request: wire_format.TrainRequest, scheduler: Scheduler) -> bytes:
         """Run a forward or forward-backward request; `scheduler` may call `sample` and `advance` during it."""
