@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, cast
 
 import numpy as np
@@ -63,12 +63,7 @@ class SpanGroup:
 
 def lay_out(lengths: Sequence[int]) -> list[Span]:
     """Return the spans of whole, consecutive sequences."""
-    spans: list[Span] = []
-    start = 0
-    for length in lengths:
-        spans.append(Span(start, length))
-        start += length
-    return spans
+    return [Span(*place) for place in zip(accumulate(lengths, initial=0), lengths, strict=False)]
 
 
 def positions(spans: Sequence[Span], rows: int) -> Tensor:

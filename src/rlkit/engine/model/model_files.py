@@ -105,10 +105,13 @@ def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Pa
     if _find_missing_file(cached := _cache_path(name)) is None:
         return cached.resolve()
     try:
-        return _from_hub_cache(name).resolve()
+        folder = _snapshot(name, endpoint=None, local_files_only=True)
+        return _check_snapshot(folder, "the Hugging Face cache").resolve()
     except MissingError as error:
         failures.append(str(error))
-        return None
+    except (OSError, ValueError):
+        failures.append("not in the Hugging Face cache")
+    return None
 
 
 def _cache_path(name: str) -> Path:
@@ -180,14 +183,6 @@ def _check_name(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError as error:
         raise UsageError(f"{name!r} is neither a directory nor a model's name on the hub") from error
-
-
-def _from_hub_cache(name: str) -> Path:
-    try:
-        folder = _snapshot(name, endpoint=None, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise MissingError("not in the Hugging Face cache") from error
-    return _check_snapshot(folder, "the Hugging Face cache")
 
 
 def _from_hub(name: str, progress: Progress | None) -> Path:
