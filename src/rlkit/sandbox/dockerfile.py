@@ -23,7 +23,6 @@ _WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 _HEREDOC = re.compile(r"(?<!\S)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1(?!\S)")  # only as a separate word, so not `1<<n`
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])((?:[^{}]|\{[^{}]*\})*))?\})", re.DOTALL)
 _FLAG = re.compile(r"--([a-z]+)(?:=(\S*))?(?:\s+|$)")
-_SHELL = ("/bin/sh", "-c")
 _WORDS = TypeAdapter(list[str])
 
 
@@ -123,13 +122,13 @@ def _document(lines: Iterator[tuple[int, str]], mark: re.Match[str], location: s
     raise UsageError(f"{location}: the here-document <<{mark[2]} has no end")
 
 
+@dataclass(eq=False)
 class _Reader:
-    def __init__(self, build_args: Mapping[str, str]) -> None:
-        self._build_args = build_args
-        self._stage_args: dict[str, str] = {}
-        self._global_args: dict[str, str] = {}
-        self._shell = _SHELL
-        self._recipe: Recipe | None = None
+    build_args: Mapping[str, str]
+    _stage_args: dict[str, str] = field(default_factory=dict[str, str])
+    _global_args: dict[str, str] = field(default_factory=dict[str, str])
+    _shell: tuple[str, ...] = ("/bin/sh", "-c")
+    _recipe: Recipe | None = None
 
     def read_recipe(self, instructions: list[Instruction], name: str) -> Recipe:
         for instruction in instructions:
@@ -171,7 +170,7 @@ class _Reader:
     def _arg(self, instruction: Instruction) -> None:
         for word in self._words(instruction, instruction.text):
             name, has_default, default = word.partition("=")
-            value = self._build_args.get(name, self._global_args.get(name) if not has_default else None)
+            value = self.build_args.get(name, self._global_args.get(name) if not has_default else None)
             if value is None and has_default:
                 value = self._substitute(default, self._variables())
             if value is not None:

@@ -67,7 +67,9 @@ def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> N
                 elif member.issym() and _stays_inside(name, member.linkname):
                     links.append((name, member.linkname))
         for name, link_target in links:
-            _link(top, name, link_target)
+            # A folder of that name stays.
+            with suppress(IsADirectoryError, FileExistsError), _open_parent(top, name) as folder:
+                os.symlink(link_target, name.name, dir_fd=folder)
     finally:
         os.close(top)
 
@@ -119,9 +121,3 @@ def _write(top: int, name: PurePosixPath, content: IO[bytes], mode: int) -> None
     with file:
         shutil.copyfileobj(content, file, _CHUNK_BYTES)
         os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o777 | 0o600)
-
-
-def _link(top: int, name: PurePosixPath, link_target: str) -> None:
-    # A folder of that name stays.
-    with suppress(IsADirectoryError, FileExistsError), _open_parent(top, name) as folder:
-        os.symlink(link_target, name.name, dir_fd=folder)

@@ -62,9 +62,7 @@ class IsolationSetup(TypedDict):
     base_bytes: int
 
 
-def run_program(
-    request: Request, data: bytes, setup: IsolationSetup, streams: tuple[int, int, int], failure: int
-) -> NoReturn:
+def run_program(request: Request, data: bytes, setup: IsolationSetup, streams: list[int], failure: int) -> NoReturn:
     """Run the program isolated in this process, and exit.
 
     Args:
@@ -113,7 +111,7 @@ def isolate(setup: IsolationSetup, *, cpu_s: int, memory_bytes: int) -> None:
             kernel.install_filter(program)
 
 
-def _keep_only_streams(streams: tuple[int, int, int], failure: int) -> None:
+def _keep_only_streams(streams: list[int], failure: int) -> None:
     with suppress(PermissionError):  # the first process of a PID namespace is a session leader already
         os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):

@@ -152,17 +152,14 @@ def _measure_mapped_bytes() -> int:
 
 def _find_working_layers(setup: IsolationSetup, notes: dict[str, str], *, in_namespaces: bool) -> list[str]:
     """Return the layers that work here, each tried in a separate process."""
+    is_applied = {"environment": True, "session": True, "namespaces": in_namespaces}  # before this process began
     layers: list[str] = []
     for layer in setup["layers"]:
-        if layer == "namespaces":
-            if in_namespaces:
-                layers.append(layer)
-        elif layer in ("environment", "session"):
-            layers.append(layer)  # applied when this process was started
-        elif (problem := _find_layer_problem(layer, setup)) is None:
-            layers.append(layer)
-        else:
+        problem = None if layer in is_applied else _find_layer_problem(layer, setup)
+        if problem is not None:
             notes[layer] = problem
+        elif is_applied.get(layer, True):
+            layers.append(layer)
     if "landlock" in layers:
         notes["landlock"] = f"version {landlock.version()}"
     return layers
@@ -212,25 +209,14 @@ def _serve(owner: socket.socket, setup: IsolationSetup, *, in_namespaces: bool) 
             pid = -1
         if pid == 0:
             owner.close()
-            _run_keeper(
-                text,
-                status_socket,
-                (descriptors[1], descriptors[2], descriptors[3]),
-                setup,
-                in_namespaces=in_namespaces,
-            )
+            _run_keeper(text, status_socket, descriptors[1:], setup, in_namespaces=in_namespaces)
         status_socket.close()
         for descriptor in descriptors[1:]:
             os.close(descriptor)
 
 
 def _run_keeper(
-    text: bytes,
-    status_socket: socket.socket,
-    streams: tuple[int, int, int],
-    setup: IsolationSetup,
-    *,
-    in_namespaces: bool,
+    text: bytes, status_socket: socket.socket, streams: list[int], setup: IsolationSetup, *, in_namespaces: bool
 ) -> NoReturn:
     """Start a program, wait for it, kill it at its time limit, and send its outcome."""
     try:
@@ -264,11 +250,8 @@ def _run_keeper(
 def _wait_for_end(pid: int, status_socket: socket.socket, timeout_s: float) -> tuple[bool, int, float]:
     """Wait for a process; return whether it reached its time limit, its status, and its processor seconds."""
     end_s = time.monotonic() + timeout_s
-    watched: list[int | socket.socket] = [status_socket]
-    exit_fd = -1
-    if _LINUX:
-        exit_fd = os.pidfd_open(pid)
-        watched.append(exit_fd)
+    exit_fd = os.pidfd_open(pid) if _LINUX else -1
+    watched = [status_socket, *([exit_fd] if _LINUX else [])]
     late = False
     while (left_s := end_s - time.monotonic()) > 0:
         ready = select.select(watched, [], [], left_s if _LINUX else min(_POLL_S, left_s))[0]

@@ -174,16 +174,14 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 class _PendingCall:
     """A call that waits for a program, and can be cancelled from another thread."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
     status: socket.socket | None = None
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        with self.lock:
-            self.is_cancelled = True
-            if self.status is not None:
-                with suppress(OSError):
-                    self.status.shutdown(socket.SHUT_RDWR)
+        self.is_cancelled = True
+        if self.status is not None:
+            with suppress(OSError):  # the program has ended
+                self.status.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(slots=True, eq=False)
@@ -238,10 +236,9 @@ class _Server:
         own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ends: list[int] = []
         try:
-            with call.lock:
-                if call.is_cancelled:
-                    return ProgramResult("killed", None, "its call was cancelled", "", 0.0, 0.0)
-                call.status = own_end
+            call.status = own_end
+            if call.is_cancelled:  # checked after the assignment, so that `cancel` ends the program or this sees it
+                return ProgramResult("killed", None, "its call was cancelled", "", 0.0, 0.0)
             for _ in range(2):
                 ends += os.pipe()
             stdout, stdout_writer, result, result_writer = ends
@@ -254,8 +251,6 @@ class _Server:
                 ends.remove(end)
             return _read_result(own_end, stdout, result, limits)
         finally:
-            with call.lock:
-                call.status = None
             for end in ends:
                 os.close(end)
             child_end.close()
