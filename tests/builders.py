@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlkit.env import Task
+from rlkit.tasks.sources import Mixture
 from rlkit.types import Episode, Group, Prompt, Turn
 
 
@@ -43,3 +45,8 @@ def episode(reward: float | None, *, member: int = 0, turns: Sequence[Turn] = ()
 
 def group(rewards: Sequence[float | None], *, env: str = "env", draw: int = 0) -> Group:
     return Group(env, "task", draw, tuple(episode(reward, member=i) for i, reward in enumerate(rewards)))
+
+
+def draw(mixture: Mixture, count: int) -> list[Task]:
+    """Draw up to `count` tasks."""
+    return [task for _ in range(count) if (task := mixture.draw()) is not None]

@@ -180,7 +180,7 @@ def test_the_weight_falls_on_both_sides_of_the_target(
     target: float, sharpness: float, first_rate: float, second_rate: float
 ) -> None:
     tasks = make_source({**TARGET, "target": target, "sharpness": sharpness}, count=2)
-    tasks._rates.groups[:], tasks._rates.rates[:] = 1, (first_rate, second_rate)  # type: ignore[attr-defined]
+    tasks.rates.groups[:], tasks.rates.rates[:] = 1, (first_rate, second_rate)  # type: ignore[attr-defined]
     first_weight, second_weight = tasks.probabilities()  # type: ignore[attr-defined]
     assert first_weight + second_weight == pytest.approx(1)
     assert min(first_weight, second_weight) >= 0.05 - 1e-9  # a half of what explores

@@ -24,6 +24,7 @@ from rlkit.store.table import read_table
 from rlkit.tasks.from_config import count_draws, resolve_steps
 from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.testing import ByteChat
+from tests.builders import draw
 from tests.simulation import Ears, Simulation, Word
 
 
@@ -197,13 +198,13 @@ def test_restored_mixture_draws_each_task_once_per_epoch(counts: list[int], epoc
         return Mixture(sources, weights=None, seed=seed)
 
     first, restored = mixture(), mixture()
-    first_draws = first.draw(cut)
+    first_draws = draw(first, cut)
     restored.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    draws = Counter((task.name, task.id) for task in [*first_draws, *restored.draw(1000)])
+    draws = Counter((task.name, task.id) for task in [*first_draws, *draw(restored, 1000)])
     expected = {(f"env{number}", f"task-{task}") for number, count in enumerate(counts) for task in range(count)}
     assert draws == Counter(dict.fromkeys(expected, epochs))
     assert restored.is_exhausted
-    assert not restored.draw(1)
+    assert not draw(restored, 1)
 
 
 def test_mixture_shuffles_the_tasks_of_all_sources_together() -> None:
@@ -213,7 +214,7 @@ def test_mixture_shuffles_the_tasks_of_all_sources_together() -> None:
             "few": SequenceSource(make_words(5), seed=seed, epochs=1),
             "many": SequenceSource(make_words(15), seed=1, epochs=1),
         }
-        for place, task in enumerate(Mixture(sources, weights=None, seed=seed).draw(20)):
+        for place, task in enumerate(draw(Mixture(sources, weights=None, seed=seed), 20)):
             share[place] += (task.name == "few") / 200
     # A quarter at every place; 5 deviations of the mean of 200 coins.
     assert max(abs(place_share - 0.25) for place_share in share) < 5 * math.sqrt(0.25 * 0.75 / 200)

@@ -14,6 +14,7 @@ from rlkit.env import Env, Task
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
 from rlkit.tasks.sources import Mixture, SequenceSource
+from tests.builders import draw
 from tests.simulation import Word
 
 
@@ -92,7 +93,7 @@ def test_error_of_a_source_names_it() -> None:
             raise OSError("disk")
 
     with pytest.raises(EnvironmentFault, match="the task source of a failed: OSError: disk"):
-        Mixture({"a": Broken()}, weights={"a": 1}, seed=0).draw(1)
+        draw(Mixture({"a": Broken()}, weights={"a": 1}, seed=0), 1)
 
 
 def test_draws_of_a_mixture_match_its_weights_and_repeat_with_its_seed() -> None:
@@ -100,7 +101,7 @@ def test_draws_of_a_mixture_match_its_weights_and_repeat_with_its_seed() -> None
 
     def draws(seed: int) -> list[tuple[str, object]]:
         mixture = Mixture({name: make_source(5 + len(name)) for name in weights}, weights=weights, seed=seed)
-        return [(task.name, task.env) for task in mixture.draw(total)]
+        return [(task.name, task.env) for task in draw(mixture, total)]
 
     first_draws = draws(4)
     assert first_draws == draws(4)
@@ -120,16 +121,16 @@ def test_restored_mixture_continues_with_the_same_draws() -> None:
         return [(task.draw, task.name, task.env, task.id) for task in tasks]
 
     first, second = mixture(), mixture()
-    first.draw(9)
+    draw(first, 9)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert describe(first.draw(20)) == describe(second.draw(20))
+    assert describe(draw(first, 20)) == describe(draw(second, 20))
 
 
 def test_mixture_draws_fewer_tasks_only_if_all_sources_are_exhausted() -> None:
     mixture = Mixture({"a": Dry(), "b": Dry()}, weights={"a": 1, "b": 1}, seed=0)
-    assert len(mixture.draw(4)) == 4
-    assert [task.draw for task in mixture.draw(10)] == [4, 5]
-    assert not mixture.draw(1)
+    assert len(draw(mixture, 4)) == 4
+    assert [task.draw for task in draw(mixture, 10)] == [4, 5]
+    assert not draw(mixture, 1)
 
 
 class Named:
@@ -160,5 +161,5 @@ def test_task_id_is_read_once_and_made_recordable(name: object, known_as: str) -
 
 def test_weights_may_be_as_large_as_floats() -> None:
     sources = {name: SequenceSource([Word(0)], seed=0) for name in ("a", "b")}
-    draws = Mixture(sources, weights={"a": 1e308, "b": 1e308}, seed=0).draw(50)
+    draws = draw(Mixture(sources, weights={"a": 1e308, "b": 1e308}, seed=0), 50)
     assert {task.name for task in draws} == {"a", "b"}

@@ -96,19 +96,17 @@ class Mixture:
             with _name_in_errors(name):
                 source.set_folder(folder / name)
 
-    def draw(self, count: int) -> Sequence[Task]:
-        """Draw the next tasks; fewer than `count` only if no source has more."""
-        tasks = list[Task]()
-        while len(tasks) < count and (weights := self._open_weights()):
+    def draw(self) -> Task | None:
+        """Draw the next task; None if no source has more."""
+        while weights := self._open_weights():
             name = self._choose(weights)
             with _name_in_errors(name):
                 env = self._sources[name].next()
-            if env is None:
-                self._exhausted.add(name)
-            else:
-                tasks.append(Task(self.draws, name, env))
+            if env is not None:
                 self.draws += 1
-        return tasks
+                return Task(self.draws - 1, name, env)
+            self._exhausted.add(name)
+        return None
 
     def observe(self, group: Group) -> None:
         """Report a finished group to its source."""

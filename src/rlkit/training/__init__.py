@@ -5,6 +5,7 @@ Invariant: importing this module loads nothing heavy. A request to stop never bl
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlkit.trackers import RunResult
@@ -24,14 +25,14 @@ class Trainer(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class StopSignal:
     """Request from any thread that a run finishes its step, saves its weights and ends."""
 
-    def __init__(self) -> None:
-        self.is_requested = False
-        """True once a stop is requested."""
-        self.is_watched = False
-        """True once the run has begun its steps; before that there is nothing to finish or save."""
+    is_requested: bool = field(default=False, init=False)
+    """True once a stop is requested."""
+    is_watched: bool = field(default=False, init=False)
+    """True once the run has begun its steps; before that there is nothing to finish or save."""
 
     def request(self) -> None:
         """Make the request; repetitions have no effect."""

@@ -185,11 +185,10 @@ class Groups:
         return sum(self._unprepared_usage.values(), ready)
 
     def _draw(self) -> Task | None:
-        tasks = self.sources.draw(1)
-        if not tasks:
-            return None
-        self.store.record_draw(tasks[0])
-        return tasks[0]
+        task = self.sources.draw()
+        if task is not None:
+            self.store.record_draw(task)
+        return task
 
     async def _play(self, task: Task) -> PlayedGroup:
         progress = self._interrupted.pop(task.draw, GroupProgress())

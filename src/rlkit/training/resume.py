@@ -80,17 +80,17 @@ class _TaskReplay:
         """Repeat a recorded draw."""
         history = self._history
         self._redraw_lost(record.draw)
-        tasks, self._has_changed = self._sources.draw(1), False
-        if not tasks or (tasks[0].draw, tasks[0].name, tasks[0].id) != (record.draw, record.env, record.task):
+        task, self._has_changed = self._sources.draw(), False
+        if task is None or (task.draw, task.name, task.id) != (record.draw, record.env, record.task):
             if history.damaged:
                 raise self._damage_error()
-            task = f"{tasks[0].id} of {tasks[0].name}" if tasks else "nothing"
+            name = "nothing" if task is None else f"{task.id} of {task.name}"
             raise UsageError(
-                f"{history.directory}: draw {record.draw} was {record.task} of {record.env} and is {task} now; "
+                f"{history.directory}: draw {record.draw} was {record.task} of {record.env} and is {name} now; "
                 "resume the run with the tasks that it was started with"
             )
         if record.draw in history.outstanding:
-            self.waiting.append(tasks[0])
+            self.waiting.append(task)
 
     def repeat_step(self, record: StepRecord) -> None:
         """Let the sources observe the groups of a recorded step."""
@@ -108,8 +108,7 @@ class _TaskReplay:
     def _redraw_lost(self, end: int) -> None:
         """Repeat the draws before `end` whose records are lost."""
         history, sources = self._history, self._sources
-        while history.damaged and sources.draws < end and (tasks := sources.draw(1)):
-            task = tasks[0]
+        while history.damaged and sources.draws < end and (task := sources.draw()):
             self._lost[task.draw] = history.draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
             if task.draw not in self._trained:
                 if self._has_changed:  # the lost draw may have preceded the step, and may be another task
