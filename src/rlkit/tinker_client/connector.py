@@ -154,6 +154,8 @@ def _reasons(error: Exception, limit_s: float) -> Iterator[str]:
                 yield f"no connection within {limit_s:.3g} s"
             case httpx.TimeoutException():
                 yield f"it accepts connections, but sent no answer within {limit_s:.3g} s"
+            case _:
+                pass
     yield (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
