@@ -200,8 +200,8 @@ def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
     assert before["eval/words/episodes"] == 2
     for name in ("env/words/episodes", "env/shop/episodes"):
         assert first.get(name, 0) + second.get(name, 0) > 0
-    state = json.loads((tmp_path / "both" / "state" / "step=000002.json").read_text())
-    assert state["sources"]["shop"]["sizes"] == {"train": 200}
+    tasks = json.loads((tmp_path / "both" / "tasks.json").read_text())
+    assert tasks["envs.shop"]["sizes"] == {"train": 200}
     assert len(servers) == 2
 
 
