@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.algorithms.advantages import as_estimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
@@ -67,7 +68,7 @@ def test_length_penalty_changes_estimated_but_not_recorded_rewards(played: Group
         estimated_rewards.append(group.rewards)
         return GroupMean().advantages(group)
 
-    prepared = prepare(Preparation({"env": watching}, length_penalty={"env": penalty}), played)
+    prepared = prepare(Preparation({"env": as_estimator(watching)}, length_penalty={"env": penalty}), played)
     np.testing.assert_allclose(estimated_rewards[0], expected)
     assert prepared.group is played
     if played.valid_mask.any():
@@ -103,7 +104,7 @@ def weights_by_episode(played: Group, normalization: Normalization, **settings: 
         def only(group: Group, member: int = selected.member) -> np.ndarray:
             return np.array([float(episode.member == member) for episode in group.episodes])
 
-        prepared = prepare(Preparation({"env": only}, normalization=normalization, **settings), played)  # type: ignore[arg-type]
+        prepared = prepare(Preparation({"env": as_estimator(only)}, normalization=normalization, **settings), played)  # type: ignore[arg-type]
         weights.append([float(w) for datum in prepared.data for w in datum.advantages[datum.mask]])
     return weights
 
@@ -148,7 +149,9 @@ def test_truncated_tokens_do_not_count() -> None:
 
 def test_weight_of_a_group_does_not_depend_on_uninformative_groups() -> None:
     normalization = Normalization("token", 2.0, 1)
-    alone = prepare(Preparation({"env": ones}, normalization=normalization), group([0, 1]))
+    alone = prepare(Preparation({"env": as_estimator(ones)}, normalization=normalization), group([0, 1]))
     assert sum(float(datum.advantages.sum()) for datum in alone.data) == pytest.approx(0.5)
-    again = prepare(Preparation({"env": ones}, normalization=normalization), replace(group([0, 1]), draw=7))
+    again = prepare(
+        Preparation({"env": as_estimator(ones)}, normalization=normalization), replace(group([0, 1]), draw=7)
+    )
     assert [d.advantages.tolist() for d in again.data] == [d.advantages.tolist() for d in alone.data]

@@ -268,7 +268,7 @@ def test_step_with_an_incomplete_record_is_restored_or_played_again(
 def test_resuming_with_other_tasks_is_an_error(tmp_path: Path) -> None:
     run = make_stopped_run(tmp_path / "run", at_s=12, tasks=[Slow(number) for number in range(9)], steps=2)
     run.tasks = run.tasks[:0]
-    with pytest.raises(rlkit.UsageError, match="there are no tasks"):
+    with pytest.raises(rlkit.UsageError, match="a collection without tasks"):
         run.train(resume=True)
     run.tasks = [Slow(number) for number in range(100, 109)]
     with pytest.raises(rlkit.UsageError, match=r"draw 0 was task-\d of words and is task-10\d of words now"):

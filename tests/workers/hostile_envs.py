@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import rlkit
 from rlkit.env import GroupScorer
@@ -29,8 +29,17 @@ class Innocent(rlkit.Env):
     """A conversation with short waits."""
 
     turns: int = 4
+    running: ClassVar = set[object]()
+    """Rollouts of this process that have begun and not ended."""
 
     async def rollout(self, policy: rlkit.Policy) -> Outcome:
+        self.running.add(policy)
+        try:
+            return await self.talk(policy)
+        finally:
+            self.running.discard(policy)
+
+    async def talk(self, policy: rlkit.Policy) -> Outcome:
         total, messages = 0, list[rlkit.Message]()
         for number in range(self.turns):
             messages += [{"role": "user", "content": f"question {number}"}]
@@ -224,7 +233,13 @@ async def leaves_a_busy_thread() -> float:
 
 
 async def crashes_in_a_thread() -> float:
-    await asyncio.to_thread(ctypes.string_at, 0)
+    def crash() -> None:
+        time.sleep(0.5)  # until the others have begun
+        while Innocent.running:  # the one whose code runs at the moment would be blamed
+            time.sleep(0.01)
+        ctypes.string_at(0)
+
+    await asyncio.to_thread(crash)
     return 1.0
 
 

@@ -194,8 +194,9 @@ class Printing(rlkit.Env):
     ],
 )
 def test_lines_have_the_name_of_the_environment_or_of_the_only_one_in_the_worker(
-    names: str, lines: list[str], capsys: pytest.CaptureFixture[str]
+    names: str, lines: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rlkit.workers.pool.loaded_files", tuple)  # those of other tests may print
     envs = {name: {"env": "arithmetic"} for name in names}
     config = load_config([], settings={"model": "m", "envs": envs, "rollouts": {"workers": 1}}).config
     tasks = {name: [Printing()] for name in names}

@@ -43,7 +43,7 @@ from rlkit.workers.marker import Marker
 from rlkit.workers.task_pickles import TaskPickle
 
 _START_S = 600.0
-"""Time limit of the start; many workers may import large packages at once from a slow folder."""
+"""Time limit for loading tasks; many workers may import large packages at once from a slow folder."""
 
 _RENEW_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -113,6 +113,7 @@ class Worker:
 
     def _start(self, message: messages.Start) -> None:
         self._runner, problem, place = message.runner, None, ""
+        faulthandler.dump_traceback_later(_START_S, exit=True)  # a load that takes too long shows its line
         try:
             for path in message.files:
                 load_file(path)
@@ -336,7 +337,6 @@ def main(connection: int, marker: int) -> None:
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _refuse_breakpoint
     faulthandler.enable()  # a crash in native code shows its line
-    faulthandler.dump_traceback_later(_START_S, exit=True)  # so does a start that takes too long
     with suppress(OSError):  # the system should end a worker, not the run
         Path("/proc/self/oom_score_adj").write_text("500")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -66,6 +66,7 @@ def test_truncated_turns_count_as_turns(task: Path) -> None:
 
 
 def test_a_complete_xml_response_in_a_truncated_turn_is_executed(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST)
     cut = said_xml(DO) + "and then " * 100
     policy = ScriptedPolicy([cut, said_xml(complete=True), said_xml(complete=True)], max_tokens=400)
     result, end = asyncio.run(play(task, policy, parser_name="xml"))
