@@ -136,8 +136,8 @@ async def _answer_unknown_route(request: Request, _: Exception) -> Response:
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
-    known = error.status if isinstance(error, Rejection) else 500
-    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), known)
+    default = error.status if isinstance(error, Rejection) else 500
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), default)
     return _error_response(status, str(error) or type(error).__name__)
 
 

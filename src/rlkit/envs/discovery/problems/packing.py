@@ -58,8 +58,8 @@ class CirclePacking(Problem):
 
     def __post_init__(self) -> None:
         shape = f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
-        known = {"shape": shape, **_KNOWN_RESULTS.get(self.circles, {})}
-        for name, value in known.items():
+        attributes = {"shape": shape, **_KNOWN_RESULTS.get(self.circles, {})}
+        for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
     def statement(self) -> str:  # noqa: D102  inherited
