@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _HOUR_S = 3600.0
 _USAGE_FILE = "usage.json"
-_RECORD_INTERVAL_S = 60.0
-"""Time between two records within a long step; a killed process loses the usage after the last record."""
+_RECORD_INTERVAL_S = 10.0
+"""Time between two records within a step; a killed process loses the usage after the last record."""
 
 
 @dataclass(frozen=True, slots=True)
