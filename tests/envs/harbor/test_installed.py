@@ -1,6 +1,6 @@
 """Harbor's installed agents: real programs in real trials, whose model is the policy of a rollout.
 
-The tests with a program run where it is on the PATH, as with `uv run --with mini-swe-agent pytest …`.
+The tests with a program run where it is on the PATH, as after `uv tool install mini-swe-agent`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,11 @@ def task(cache: Path, can_sandbox: None, tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "program", "tool", "argument"),
-    [("codex", "codex", "exec_command", "cmd"), ("claude-code", "claude", "Bash", "command")],
+    [
+        ("codex", "codex", "exec_command", "cmd"),
+        ("claude-code", "claude", "Bash", "command"),
+        ("opencode", "opencode", "bash", "command"),
+    ],
 )
 def test_an_agent_of_a_vendor_works_without_an_account(
     task: Path, tmp_path: Path, name: str, program: str, tool: str, argument: str
