@@ -334,7 +334,7 @@ class Calls:
 def test_a_start_that_takes_too_long_shows_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = "import main; import rlkit.workers.process as process; process._START_S = 1.0"
     monkeypatch.setattr("rlkit.workers.local._CODE", local._CODE.replace("import main", limit))
-    match = r"with exit code 1 while it started; its output:\n  Timeout \(0:00:01\)!\n(  .*\n)*  .* in _load_task\n"
+    match = r"with exit code 1 while it started; its output:\n(  .*\n)*  .* in _load_task\n"  # or deep in an import
     with pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close(Task(0, "e", Holder(Calls(time.sleep, 10_000)))))
 

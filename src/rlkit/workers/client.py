@@ -96,7 +96,7 @@ class WorkerClient(WorkerOwner):
         self._number = 0
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the worker can play; has the UsageError if it cannot."""
-        self._raw_lines = deque[str](maxlen=20)
+        self._raw_lines = deque[str](maxlen=40)
         self._connection = connect(self)
         self._connection.send(start)
         self._excusing = asyncio.create_task(self._send_excuses())
