@@ -1,4 +1,4 @@
-"""Agents of frameworks at the endpoint of a rollout, unmodified: each calls a tool twice and answers.
+"""Agents of frameworks at the endpoint of a rollout, unmodified: each calls a tool twice and answers, on the engine.
 
 Frameworks that are not among the locked packages are laid over the environment, see `.ci/run`.
 """
@@ -6,7 +6,6 @@ Frameworks that are not among the locked packages are laid over the environment,
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
 import sys
@@ -17,42 +16,42 @@ from typing import Any
 import pytest
 
 import rlkit
-from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.testing import ByteChat, ScriptedSampler
-from rlkit.tools.audit import audit, audit_group
-from rlkit.types import Group, Sampling
-from tests.builders import episode
+from rlkit.tools.audit import audit
+from tests.calling_model import teach_agent, train_agent, write_call
 from tests.test_examples import load
 
 FACTORS = re.compile(r"What is (\d+) times (\d+)\?")
-CALLS = 2
 
 
-def call_the_tool_then_answer(prompt: str, *, seed: int) -> str:
+def call_the_tool_then_answer(prompt: str, *, seed: int, knows: bool = True) -> str:
     factors = FACTORS.search(prompt)
     assert factors, prompt
     a, b = int(factors[1]), int(factors[2])
-    if prompt.count("<tool_call>") < CALLS:
-        return f'<tool_call>{{"name": "multiply", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
-    assert prompt.count(str(a * b)) == CALLS, "the results of the tool are in the conversation"
-    return f"It is {a * b}."
+    if str(a * b) not in prompt:
+        return write_call("multiply", a=a, b=b)
+    if str(2 * a * b) not in prompt:
+        return write_call("multiply", a=a * b, b=2)
+    return f"It is {a * b}." if knows else "I do not know."
 
 
-def make_policy(limits: Limits = Limits()) -> RecordingPolicy:
-    chat = ByteChat()
-    sampler = ScriptedSampler(call_the_tool_then_answer, chat=chat)
-    sampling = Sampling(max_tokens=200)
-    return RecordingPolicy(sampler=lambda: sampler, chat=chat, sampling=sampling, seed=lambda turn: turn, limits=limits)
+def check_on_engine(env: rlkit.Env, folder: Path) -> None:
+    """Check that an agent learns on the embedded engine to answer with what it got from its tool."""
+    authors = [call_the_tool_then_answer, partial(call_the_tool_then_answer, knows=False)]
+    rewards = list[object]()
+
+    def play(policy: RecordingPolicy) -> None:
+        rewards.append(asyncio.run(env.rollout(policy)))
+
+    model = teach_agent(folder / "model", play, authors)
+    assert rewards == [1.0, 0.0]
+    train_agent(model, [env])
 
 
-def check_record(policy: RecordingPolicy) -> None:
-    """Check that the rollout is one conversation, and that each sampled token is trained exactly once."""
-    assert [turn.parent for turn in policy.turns] == [None, 0, 1]
-    group = Group("products", "task", 0, (episode(1.0, turns=policy.turns),))
-    report = asyncio.run(audit_group(group))
-    assert report.mismatch is None
-    assert report.tokens == sum(len(turn.completion) for turn in policy.turns)
+@pytest.fixture(autouse=True)
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
+    return tmp_path / "runs"
 
 
 @pytest.mark.parametrize(
@@ -64,30 +63,27 @@ def check_record(policy: RecordingPolicy) -> None:
     ],  # litellm needs mcp for tools
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
-def test_an_agent_of_a_framework_calls_tools(example: str, package: str) -> None:
+def test_an_agent_of_a_framework_learns_with_its_tool(example: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     make_tasks: Any = load(f"examples/agents/{example}.py:products")
-    policy = make_policy()
-    assert asyncio.run(make_tasks(count=1)[0].rollout(policy)) == 1.0
-    check_record(policy)
+    check_on_engine(make_tasks(count=1)[0], tmp_path)
 
 
 @pytest.mark.parametrize(
     ("example", "package"),
     [("openai_agents", "agents.run"), ("langgraph_agent", "langgraph"), ("litellm_agent", "mcp")],
 )
-def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_dir: Path, tmp_path: Path) -> None:
+def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_dir: Path, runs_dir: Path) -> None:
     pytest.importorskip(package)
     small = [f"model={byte_model_dir}", "steps=1", "batch.groups=2", "batch.group_size=2", "sampling.max_tokens=8"]
     done = subprocess.run(
         [sys.executable, "-m", "rlkit", "train", f"examples/agents/{example}.yaml", *small],
-        env={**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (run,) = (path for path in tmp_path.iterdir() if (path / "run.json").exists())
+    (run,) = (path for path in runs_dir.iterdir() if (path / "run.json").exists())
     (report,) = asyncio.run(audit(run)).values()
     assert report.mismatch is None
 
@@ -95,7 +91,7 @@ def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_di
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
-def test_an_agent_of_openai_speaks_responses(previous: bool, stream: bool) -> None:
+def test_an_agent_of_openai_learns_by_responses(previous: bool, stream: bool, tmp_path: Path) -> None:
     pytest.importorskip("agents.run")
     from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 
@@ -116,13 +112,11 @@ def test_an_agent_of_openai_speaks_responses(previous: bool, stream: bool) -> No
             result = await Runner.run(agent, question, auto_previous_response_id=previous)
         return float(str(a * b) in str(result.final_output))
 
-    policy = make_policy()
-    assert asyncio.run(rlkit.CallableEnv(partial(solve, a=12, b=34)).rollout(policy)) == 1.0
-    check_record(policy)
+    check_on_engine(rlkit.CallableEnv(partial(solve, a=12, b=34)), tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
-def test_an_agent_of_pydantic_ai_calls_tools() -> None:
+def test_an_agent_of_pydantic_ai_learns_with_its_tool(tmp_path: Path) -> None:
     pytest.importorskip("pydantic_ai")
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -138,6 +132,4 @@ def test_an_agent_of_pydantic_ai_calls_tools() -> None:
         result = await agent.run(f"What is {a} times {b}?")
         return float(str(a * b) in str(result.output))
 
-    policy = make_policy()
-    assert asyncio.run(rlkit.CallableEnv(partial(solve, a=12, b=34)).rollout(policy)) == 1.0
-    check_record(policy)
+    check_on_engine(rlkit.CallableEnv(partial(solve, a=12, b=34)), tmp_path)

@@ -1,0 +1,214 @@
+"""Small models that know the turns of one agent by heart, so that real clients call tools on the embedded engine.
+
+The turns come from a rollout with scripted replies. A model of one layer is trained on them with torch, in a second for
+short prompts, and then runs on the engine like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import rlkit
+from rlkit.chat.renderers import TemplateChat
+from rlkit.policy import Limits
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.store.history import load_history
+from rlkit.testing import ScriptedSampler, tiny_model
+from rlkit.tools.audit import audit
+from rlkit.types import Sampling, Tokens, Turn
+
+if TYPE_CHECKING:
+    import torch
+
+    Weights = dict[str, torch.Tensor]
+
+Author = Callable[..., str]
+"""Return the reply to a prompt, given as the prompt and `seed`."""
+
+Play = Callable[[RecordingPolicy], object]
+"""Play a rollout with a policy."""
+
+NEAR_TOKENS = 24
+"""Number of tokens before a reply that are never exchanged while the model learns."""
+
+EXCHANGED = 0.1
+"""Share of the other tokens of a prompt that are exchanged in each step: paths and times differ from run to run."""
+
+MAX_STEPS = 2000
+EXCESS_NATS = 0.05
+"""How much worse than the best a model may be that knows an episode, as the sum over all tokens of its replies."""
+
+
+def write_call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def teach_agent(path: Path, play: Play, authors: Sequence[Author]) -> Path:
+    """Write a model that has learnt what each author replies in a rollout; equal prompts get each of their replies."""
+    from transformers import AutoTokenizer
+
+    make_model(path)
+    chat = TemplateChat(AutoTokenizer.from_pretrained(path))
+
+    def collect_turns(author: Author) -> Sequence[Turn]:
+        sampler = ScriptedSampler(author, chat=chat)
+        policy = RecordingPolicy(
+            sampler=lambda: sampler,
+            chat=chat,
+            sampling=Sampling(max_tokens=200),
+            seed=lambda turn: turn,
+            limits=Limits(),
+        )
+        play(policy)
+        return policy.turns
+
+    teach(path, [collect_turns(author) for author in authors])
+    return path
+
+
+def train_agent(
+    model: Path, envs: Sequence[rlkit.Env], *, steps: int = 3, group_size: int = 16, calls: int = 2
+) -> None:
+    """Train a model that knows an agent on the engine; check that it calls tools, is rewarded better, and its record.
+
+    Each rollout with all its calls is one conversation, and each sampled token is trained exactly once.
+    """
+    result = rlkit.train(
+        envs=envs,
+        model=str(model),
+        steps=steps,
+        batch={"groups": 1, "group_size": group_size},
+        sampling={"max_tokens": 100},
+        optimizer={"learning_rate": 0.003},
+        trackers=[],
+    )
+    history = load_history(result.directory)
+    groups = [member.group for step in range(1, steps + 1) for member in history.groups(step)]
+    parents = [[turn.parent for turn in episode.turns] for group in groups for episode in group.episodes]
+    complete = [None, *range(calls)]
+    assert sum(each == complete for each in parents) >= 0.9 * len(parents), parents
+    means = [float(np.mean([float(episode.reward or 0) for episode in group.episodes])) for group in groups]
+    assert 0 < means[0] < 1, means
+    assert means[-1] > means[0], "the model learns"
+    (report,) = asyncio.run(audit(result.directory)).values()
+    assert report.mismatch is None
+    mixed = [group for group in groups if len({episode.reward for episode in group.episodes}) > 1]
+    assert report.tokens == sum(
+        len(turn.completion) for group in mixed for episode in group.episodes for turn in episode.turns
+    )
+
+
+def make_model(path: Path) -> Path:
+    """Write a random Llama of one layer for long prompts, with the template of `tiny_model`."""
+    from safetensors.torch import load_file, save_file
+
+    tiny_model(path)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "max_position_embeddings": 65_536}
+    (path / "config.json").write_text(json.dumps(config))
+    weights = load_file(path / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if ".layers." not in name or ".layers.0." in name}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def teach(path: Path, episodes: Sequence[Sequence[Turn]]) -> None:
+    """Train the model in a folder until it samples the turns of the episodes."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((path / "config.json").read_text())
+    weights = {name: value.requires_grad_() for name, value in load_file(path / "model.safetensors").items()}
+    pairs = [(join_prompt(turns, turn), turn.completion) for turns in episodes for turn in turns]
+    examples = Counter((prompt.tobytes(), reply.tobytes()) for prompt, reply in pairs)
+    prompts = Counter(prompt.tobytes() for prompt, _ in pairs)
+    best = sum(math.log(prompts[p.tobytes()] / examples[p.tobytes(), r.tobytes()]) for p, r in pairs)
+    optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(MAX_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * min(1, (step + 1) / 20)
+        losses = [measure_loss(weights, config, *pair, generator) for pair in pairs]
+        total = torch.stack(losses).sum()
+        if total.item() - best < EXCESS_NATS * len(episodes):
+            break
+        optimizer.zero_grad()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        optimizer.step()
+    else:
+        raise AssertionError(f"the model has not learnt the turns: loss {total.item()}, at best {best}")
+    save_file({name: value.detach() for name, value in weights.items()}, path / "model.safetensors")
+
+
+def join_prompt(turns: Sequence[Turn], turn: Turn) -> Tokens:
+    """Return all tokens before a reply; a turn that extends an earlier one has only what it adds."""
+    if turn.parent is None:
+        return turn.prompt.tokens
+    parent = turns[turn.parent]
+    return np.concatenate([join_prompt(turns, parent), parent.completion, turn.prompt.tokens])
+
+
+def measure_loss(
+    weights: Weights, config: dict[str, float], prompt: Tokens, reply: Tokens, generator: torch.Generator
+) -> torch.Tensor:
+    """Return the sum of the negative log-probabilities of a reply.
+
+    Only the positions of the reply are computed behind the keys and values, so long prompts are cheap.
+    """
+    import torch
+    from torch.nn import functional
+
+    prompt, reply = torch.tensor(prompt).long(), torch.tensor(reply).long()
+    exchanged = torch.rand(len(prompt), generator=generator) < EXCHANGED
+    exchanged[-NEAR_TOKENS:] = False
+    random = torch.randint(256, int(config["vocab_size"]), (len(prompt),), generator=generator)
+    tokens = torch.cat([torch.where(exchanged, random, prompt), reply[:-1]])
+    width, heads, groups = (
+        int(config["head_dim"]),
+        int(config["num_attention_heads"]),
+        int(config["num_key_value_heads"]),
+    )
+
+    def norm(states: torch.Tensor, name: str) -> torch.Tensor:
+        scale = torch.rsqrt(states.square().mean(-1, keepdim=True) + config["rms_norm_eps"])
+        return states * scale * weights[f"model.{name}.weight"]
+
+    def project(states: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.linear(states, weights[f"model.layers.0.{name}.weight"])
+
+    def rotate(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        frequencies = config["rope_theta"] ** (-torch.arange(0, width, 2) / width)
+        angles = (positions[:, None] * frequencies).repeat(1, 2)
+        turned = torch.cat([-states[..., width // 2 :], states[..., : width // 2]], -1)
+        return states * angles.cos() + turned * angles.sin()
+
+    states = weights["model.embed_tokens.weight"][tokens]
+    normed, start = norm(states, "layers.0.input_layernorm"), len(prompt) - 1
+    positions = torch.arange(len(tokens))
+    queries = rotate(
+        project(normed[start:], "self_attn.q_proj").view(-1, heads, width).transpose(0, 1), positions[start:]
+    )
+    keys = rotate(project(normed, "self_attn.k_proj").view(-1, groups, width).transpose(0, 1), positions)
+    values = project(normed, "self_attn.v_proj").view(-1, groups, width).transpose(0, 1)
+    mask = positions[None, :] <= positions[start:, None]
+    attended = functional.scaled_dot_product_attention(
+        queries,
+        keys.repeat_interleave(heads // groups, 0),
+        values.repeat_interleave(heads // groups, 0),
+        attn_mask=mask,
+    )
+    states = states[start:] + project(attended.transpose(0, 1).flatten(1), "self_attn.o_proj")
+    normed = norm(states, "layers.0.post_attention_layernorm")
+    gate = functional.silu(project(normed, "mlp.gate_proj"))
+    states = states + project(gate * project(normed, "mlp.up_proj"), "mlp.down_proj")
+    logits = functional.linear(norm(states, "norm"), weights["model.embed_tokens.weight"])
+    return functional.cross_entropy(logits, reply, reduction="sum")
