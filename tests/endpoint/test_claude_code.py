@@ -8,12 +8,15 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import rlkit
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
+from tests import calling_model
 
 PACKAGE = "@anthropic-ai/claude-code@2.1.197"
 INSTALL_S = 400
@@ -111,3 +114,38 @@ def test_it_stops_at_a_limit(program: Path, tmp_path: Path, limits: Limits, reas
     assert str(result["result"]).startswith(reason)
     assert result["is_error"]
     assert len(policy.turns) == (limits.max_turns or 0)
+
+
+AGENT = """#!/bin/sh
+export HOME=$PWD
+exec node {program} -p "Do the work." --tools Bash --allowedTools Bash --output-format json
+"""
+
+
+def write_reply(prompt: str, *, seed: int, name: str) -> str:
+    if "apples" not in prompt:
+        return calling_model.write_call("Bash", command="cat notes")
+    if "tomatoes" not in prompt:
+        return calling_model.write_call("Bash", command=f"mv notes {name}; cat more")
+    return "Done."
+
+
+def grade(result: rlkit.ProcessResult) -> float:
+    return float((result.folder / "a").is_file())
+
+
+@pytest.mark.slow
+def test_a_model_on_the_engine_is_trained_on_its_calls(
+    program: Path, cache: Path, can_sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
+    env = rlkit.ProcessEnv(
+        argv=["./agent.sh"],
+        files={"agent.sh": AGENT.format(program=program), "notes": "apples\n", "more": "tomatoes\n"},
+        variables=OFFLINE,
+        grade=grade,
+        host_folders=[str(program.parents[3])],
+    )
+    authors = [partial(write_reply, name=name) for name in ("a", "b")]
+    model = calling_model.teach_agent(tmp_path / "model", lambda policy: asyncio.run(env.rollout(policy)), authors)
+    calling_model.train_agent(model, [env], steps=1, group_size=8, learning_rate=0.0005)
