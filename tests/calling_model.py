@@ -102,11 +102,11 @@ def train_agent(
     assert sum(each == [None, *range(calls)] for each in parents) >= 0.75 * len(parents), parents
     (report,) = asyncio.run(audit(result.directory)).values()
     assert report.mismatch is None
-    mixed = [group for group in groups if len({episode.reward for episode in group.episodes}) > 1]
-    assert mixed, "groups with equal rewards are not trained"
-    turns = [turn for group in mixed for episode in group.episodes for turn in episode.turns]
+    graded = [[episode for episode in group.episodes if episode.reward is not None] for group in groups]
+    assert any(len({episode.reward for episode in episodes}) > 1 for episodes in graded), "equal rewards teach nothing"
+    turns = [turn for episodes in graded for episode in episodes for turn in episode.turns]
     assert report.tokens == sum(len(turn.completion) for turn in turns)
-    return [float(np.mean([float(episode.reward or 0) for episode in group.episodes])) for group in groups]
+    return [float(np.mean([episode.reward for episode in episodes])) for episodes in graded]
 
 
 def make_model(path: Path) -> Path:
