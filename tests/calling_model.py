@@ -140,7 +140,7 @@ def teach(path: Path, episodes: Sequence[Sequence[Turn]]) -> None:
     )
     optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.0)
     generator, successes = torch.Generator().manual_seed(0), 0
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.985)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     for _ in range(MAX_STEPS):
         losses = [measure_loss(weights, config, *pair, generator) for pair in pairs]
         total = torch.stack(losses).sum()

@@ -1,4 +1,7 @@
-"""Any conversations at the endpoint: no sampled token is trained twice, none is lost, and none that was not sampled."""
+"""Any conversations at the endpoint: no sampled token is trained twice, none is lost, and none that was not sampled.
+
+The conversations of a rollout may be in different protocols.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,8 @@ from rlkit.tools.audit import audit_group
 from rlkit.types import Completion, Group, Sampling
 from tests.builders import episode
 
+from .wires import WIRES, Item, leave, make_user_message
+
 REPLIES = (
     "one",
     " two ",
@@ -26,7 +30,6 @@ REPLIES = (
     '<tool_call>{"name": "f", "arguments": {}}</tool_call>x',
     "",
 )
-CALL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True)
@@ -34,31 +37,44 @@ class Move:
     """A request of a generated client.
 
     Args:
+        wire: name of the protocol; each protocol has conversations of its own.
         conversation: number of the conversation to continue.
-        goes_back: number of messages to drop before it continues, which forks or rewrites the conversation.
-        edit: text to put in place of the last message; None leaves it as it is.
+        goes_back: number of items to drop before it continues, which forks or rewrites the conversation.
+        is_edited: the last item is replaced by another text.
         drops_thinking: the client sends the thinking of no reply back.
+        answers_calls: the client sends results of the tools that the last reply calls, if there are any.
         times: number of equal requests at the same time, as retries and parallel calls are.
+        choices: number of replies to a request, where the protocol has it.
         leaves: when the client closes its connection: never, before the response, or within its stream.
     """
 
+    wire: str
     conversation: int
     goes_back: int
-    edit: str | None
+    is_edited: bool
     drops_thinking: bool
+    answers_calls: bool
     times: int
     choices: int
     stream: bool
     leaves: Literal["never", "before", "within"]
     tools: bool
 
+    @property
+    def is_plain(self) -> bool:
+        """True if one request continues the conversation as it was, and waits for its reply."""
+        is_unchanged = not (self.goes_back or self.is_edited or self.drops_thinking)
+        return is_unchanged and self.times == self.choices == 1 and self.leaves == "never"
+
 
 moves = st.builds(
     Move,
+    wire=st.sampled_from(sorted(WIRES)),
     conversation=st.integers(0, 1),
     goes_back=st.sampled_from([0, 0, 0, 1, 2, 3]),
-    edit=st.sampled_from([None, None, None, "edited"]),
-    drops_thinking=st.booleans(),
+    is_edited=st.sampled_from([False, False, False, True]),
+    drops_thinking=st.sampled_from([False, False, True]),
+    answers_calls=st.booleans(),
     times=st.sampled_from([1, 1, 2]),
     choices=st.sampled_from([1, 1, 2]),
     stream=st.booleans(),
@@ -81,26 +97,47 @@ class CountingSampler(ScriptedSampler):
         return completions
 
 
-async def send(client: httpx.AsyncClient, endpoint: Endpoint, move: Move, messages: list[Any]) -> Any:
-    """Send a request, and return the message of its first choice; None if the client left."""
-    body = {"messages": messages, "stream": False, "n": move.choices, **({"tools": [CALL]} if move.tools else {})}
-    url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
-    if move.leaves == "within":
-        async with client.stream("POST", url, json={**body, "stream": True}, headers=headers) as stream:
-            await anext(stream.aiter_bytes())
-            return None
-    if move.leaves == "before":
-        try:
-            async with client.stream("POST", url, json={**body, "stream": move.stream}, headers=headers, timeout=0.001):
-                return None
-        except httpx.TimeoutException:
-            return None
-    response = await client.post(url, json=body, headers=headers)
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]["message"]
+@dataclass(frozen=True)
+class History:
+    """A conversation as its client knows it.
+
+    Args:
+        turn: index of the turn of the last reply, if a plain request got it.
+        tools: whether that request had tools.
+    """
+
+    items: tuple[Item, ...] = ()
+    turn: int | None = None
+    tools: bool = False
 
 
-@settings(max_examples=40, deadline=None)
+async def play_move(endpoint: Endpoint, move: Move, history: History, policy: RecordingPolicy) -> History:
+    wire = WIRES[move.wire]
+    items = list(history.items[: max(len(history.items) - move.goes_back, 0)])
+    if move.is_edited and items:
+        items[-1] = make_user_message("edited")
+    if move.drops_thinking:
+        items = wire.drop_thinking(items)
+    results = wire.make_results(items) if move.answers_calls else []
+    items += results or [make_user_message(f"go on {len(items)}")]
+    if move.leaves != "never":
+        body = wire.make_body(items, tools=move.tools, stream=move.stream or move.leaves == "within")
+        leaving = leave(wire, endpoint, body, within=move.leaves == "within")
+        await asyncio.gather(leaving, *(leave(wire, endpoint, body, within=False) for _ in range(move.times - 1)))
+        return History(tuple(items))
+    asked = [
+        wire.ask(endpoint, items, tools=move.tools, stream=move.stream, choices=move.choices) for _ in range(move.times)
+    ]
+    replies = await asyncio.gather(*asked)
+    if not move.is_plain:
+        return History((*items, *replies[0]))
+    turn = len(policy.turns) - 1
+    if history.turn is not None and history.tools == move.tools:
+        assert policy.turns[turn].parent == history.turn, "a conversation that goes on is one segment"
+    return History((*items, *replies[0]), turn, move.tools)
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.lists(moves, max_size=8), st.integers(0, 5))
 def test_each_recorded_token_is_trained_exactly_once(script: list[Move], seeds: int) -> None:
     sampler = CountingSampler(seeds)
@@ -109,21 +146,11 @@ def test_each_recorded_token_is_trained_exactly_once(script: list[Move], seeds: 
     )
 
     async def play() -> None:
-        histories: dict[int, list[Any]] = {}
-        async with policy.endpoint() as endpoint, httpx.AsyncClient() as client:
+        histories: dict[tuple[str, int], History] = {}
+        async with policy.endpoint() as endpoint:
             for move in script:
-                history = histories.get(move.conversation, [])
-                messages = [dict(message) for message in history[: max(len(history) - move.goes_back, 0)]]
-                if move.edit is not None and messages:
-                    messages[-1]["content"] = move.edit
-                if move.drops_thinking:
-                    for message in messages:
-                        message.pop("reasoning_content", None)
-                messages.append({"role": "user", "content": f"go on {len(messages)}"})
-                answers = await asyncio.gather(*[send(client, endpoint, move, messages) for _ in range(move.times)])
-                if answers[0] is not None:
-                    messages.append(answers[0])
-                histories[move.conversation] = messages
+                place = move.wire, move.conversation
+                histories[place] = await play_move(endpoint, move, histories.get(place, History()), policy)
 
     asyncio.run(play())
     group = Group("env", "task", 0, (replace(episode(1.0), turns=policy.turns),))

@@ -1,21 +1,25 @@
 """Harbor's installed agents: real programs in real trials, whose model is the policy of a rollout.
 
-The tests with a program run where it is on the PATH, as after `uv tool install mini-swe-agent`.
+A test with a program installs it, unless it is on the PATH. Some programs are too large for that, or need another
+Node.js: their tests run where they are installed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from harbor.models.trial.config import EnvironmentConfig
 
-import rlkit
 from rlkit._util import threads
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.settings import Agent, TrialSettings, make_environment
@@ -25,11 +29,12 @@ from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
-from rlkit.tools.audit import audit_run
 from rlkit.types import Json, Outcome, Sampling
+from tests import calling_model
 
-from .conftest import write_task
-from .playing import TASK, write_simple
+from .playing import write_simple
+
+WRITING = "echo done > /app/out"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
@@ -38,11 +43,27 @@ pytestmark = [
 NO_NETWORK = 'network_mode = "no-network"\n'
 
 
-def find_program(name: str) -> tuple[str, list[str]]:
-    """Return the folder of a program, and the folders of the host that it needs; skip the test without it."""
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
+NODE_PACKAGES = {
+    "claude": "@anthropic-ai/claude-code@2.1.197",
+    "codex": "@openai/codex@0.169.0",
+    "opencode": "opencode-ai@1.18.33",
+    "qwen": "@qwen-code/qwen-code@0.15.10",
+}
+PYTHON_PACKAGES = {"mini-swe-agent": "mini-swe-agent==2.4.6"}
+CLAUDE = '#!/bin/sh\nexec node "$(dirname "$0")/../@anthropic-ai/claude-code/cli-wrapper.cjs" "$@"\n'
+INSTALL_S = 300
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for programs that are not on the PATH."""
+    yield (folder := tmp_path_factory.mktemp("programs"))
+    shutil.rmtree(folder)  # a gigabyte
+
+
+def find_program(name: str, programs: Path) -> tuple[str, list[str]]:
+    """Return the folder of a program, and the folders of the host that it needs; install it, or skip the test."""
+    path = shutil.which(name) or shutil.which(name, path=programs / "bin") or install(name, programs)
     program = Path(path).resolve()
     packages = next((folder for folder in program.parents if folder.name == "node_modules"), program.parent.parent)
     folders = {Path(path).parent, packages}
@@ -51,7 +72,45 @@ def find_program(name: str) -> tuple[str, list[str]]:
     return str(Path(path).parent), sorted(str(folder) for folder in folders if not folder.is_relative_to("/usr"))
 
 
-def call_tool(name: str, **arguments: str) -> str:
+def install(name: str, programs: Path) -> str:
+    """Install a program, and return its path; skip the test if that is impossible here."""
+    if name in NODE_PACKAGES:
+        folder = programs / name
+        execute(
+            "npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", folder, NODE_PACKAGES[name]
+        )
+        path = folder / "node_modules" / ".bin" / name
+        if name == "opencode":
+            execute("node", folder / "node_modules" / "opencode-ai" / "postinstall.mjs")
+        if name == "claude":  # its own file is written by a script of the installation
+            path.unlink()
+            path.write_text(CLAUDE)
+            path.chmod(0o755)
+        return str(path)
+    if name not in PYTHON_PACKAGES:
+        pytest.skip(f"{name} is not installed")
+    folders = {"UV_TOOL_DIR": str(programs / "tools"), "UV_TOOL_BIN_DIR": str(programs / "bin")}
+    python = ["--no-managed-python", "--python", sys.executable]
+    execute(os.environ.get("UV", "uv"), "tool", "install", *python, PYTHON_PACKAGES[name], variables=folders)
+    return str(programs / "bin" / name)
+
+
+def execute(*command: str | Path, variables: Mapping[str, str] = {}) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]}")
+    done = subprocess.run(
+        [*map(str, command)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"{command[0]} cannot install {command[-1]}: {done.stderr.strip()[-300:]}")
+
+
+def call_tool(name: str, **arguments: Json) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -78,13 +137,13 @@ def play(
     task: Path,
     policy: RecordingPolicy,
     name: str,
-    program: str,
+    program: tuple[str, list[str]],
     *,
     max_turns: int | None = None,
     trials_dir: Path | None = None,
     **kwargs: Json,
 ) -> Outcome:
-    folder, folders = find_program(program)
+    folder, folders = program
     env = {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"}
     settings = TrialSettings(
         environment=make_environment("local", {"host_folders": [*folders]}),
@@ -107,34 +166,66 @@ def task(cache: Path, can_sandbox: None, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "program", "tool", "argument"),
+    ("name", "program", "tool", "arguments"),
     [
-        ("codex", "codex", "exec_command", "cmd"),
-        ("claude-code", "claude", "Bash", "command"),
-        ("opencode", "opencode", "bash", "command"),
+        ("codex", "codex", "exec_command", {"cmd": WRITING}),
+        ("claude-code", "claude", "Bash", {"command": WRITING}),
+        ("opencode", "opencode", "bash", {"command": WRITING}),
+        ("qwen-coder", "qwen", "run_shell_command", {"command": WRITING, "is_background": False}),
+        ("pi", "pi", "bash", {"command": WRITING}),  # needs Node.js 22
+        ("code-puppy", "code-puppy", "shell", {"command": WRITING}),
     ],
 )
-def test_an_agent_of_a_vendor_works_without_an_account(
-    task: Path, tmp_path: Path, name: str, program: str, tool: str, argument: str
+def test_an_agent_works_without_an_account(
+    task: Path, programs: Path, tmp_path: Path, name: str, program: str, tool: str, arguments: Mapping[str, Json]
 ) -> None:
-    command = "echo done > /app/out"
-
     def write_reply(prompt: str) -> str:
-        return "I am finished." if command in prompt else call_tool(tool, **{argument: command})
+        return "I am finished." if WRITING in prompt else call_tool(tool, **arguments)
 
     policy = make_policy(lambda turn: "", author=write_reply)
-    outcome = play(task, policy, name, program, trials_dir=tmp_path / "trials")
+    outcome = play(task, policy, name, find_program(program, programs), trials_dir=tmp_path / "trials")
     assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
     assert len(policy.turns) >= 2
-    assert policy.turns[-1].parent is not None  # the reply to the tool's result extends the call
+    if name != "code-puppy":  # it adds arguments to the call
+        assert policy.turns[-1].parent is not None  # the reply to the tool's result extends the call
+
+
+@pytest.mark.slow
+def test_aider_writes_a_file_from_a_reply(task: Path, programs: Path) -> None:
+    policy = make_policy(lambda turn: "out\n```\ndone\n```\n")
+    outcome = play(task, policy, "aider", find_program("aider", programs))
+    assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
+
+
+SDK_PYTHON = Path("/opt/openhands-sdk-venv/bin/python")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SDK_PYTHON.exists(), reason="the OpenHands SDK is not installed in its place")
+def test_the_openhands_sdk_gets_its_runner(task: Path) -> None:
+    def write_reply(prompt: str) -> str:
+        if WRITING in prompt:
+            return call_tool("finish", message="done")
+        return call_tool("terminal", command=WRITING, security_risk="LOW", summary="write")
+
+    policy = make_policy(lambda turn: "", author=write_reply)
+    folders = [str(SDK_PYTHON.parents[1]), str(SDK_PYTHON.resolve().parents[1])]
+    outcome = play(task, policy, "openhands-sdk", ("/usr/bin", folders))
+    assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
+    assert [turn.parent for turn in policy.turns] == [None, 0]
 
 
 COMMANDS = ["ls", "echo half > /app/out", "echo done > /app/out", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
 
 
-def test_mini_swe_agent_works_through_the_endpoint_without_a_network(task: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_mini_swe_agent_works_through_the_endpoint_without_a_network(
+    task: Path, programs: Path, tmp_path: Path
+) -> None:
     policy = make_policy(lambda turn: call_tool("bash", command=COMMANDS[turn]))
-    outcome = play(task, policy, "mini-swe-agent", "mini-swe-agent", trials_dir=tmp_path / "trials")
+    outcome = play(
+        task, policy, "mini-swe-agent", find_program("mini-swe-agent", programs), trials_dir=tmp_path / "trials"
+    )
     assert (outcome.reward, outcome.info["ended"], outcome.truncated) == (1.0, "completed", False)
     assert outcome.metrics["agent_turns"] == len(policy.turns) == 4
     assert [turn.parent for turn in policy.turns] == [None, 0, 1, 2]  # one conversation, token for token
@@ -143,57 +234,66 @@ def test_mini_swe_agent_works_through_the_endpoint_without_a_network(task: Path,
     assert (logs / "mini-swe-agent.txt").read_text()
 
 
-def test_an_agent_that_uses_all_turns_is_graded_and_truncated(task: Path) -> None:
+@pytest.mark.slow
+def test_an_agent_that_uses_all_turns_is_graded_and_truncated(task: Path, programs: Path) -> None:
     policy = make_policy(lambda turn: call_tool("bash", command=COMMANDS[2]))
-    outcome = play(task, policy, "mini-swe-agent", "mini-swe-agent", max_turns=2)
+    outcome = play(task, policy, "mini-swe-agent", find_program("mini-swe-agent", programs), max_turns=2)
     assert (outcome.reward, outcome.info["ended"], outcome.truncated) == (1.0, "max_turns", True)
     assert (outcome.metrics["agent_turns"], outcome.metrics["max_turns"]) == (2, 1)
 
 
 @pytest.mark.slow
-def test_each_token_of_an_agent_is_trained_once(
-    cache: Path, can_sandbox: None, byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_on_the_engine_is_trained_on_an_agents_calls(
+    task: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, folders = find_program("mini-swe-agent")
-    chance = '#!/bin/bash\nprintf "0.%05d" $RANDOM > /logs/verifier/reward.txt\n'  # random models never solve the task
-    write_task(tmp_path / "task", settings=NO_NETWORK, dockerfile=TASK, test=chance)
-    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
+    folder, folders = program = find_program("mini-swe-agent", programs)
+
+    def write_reply(prompt: str, *, seed: int, word: str) -> str:
+        if prompt.count("<tool_response>") == 0:
+            return calling_model.write_call("bash", command="echo red")
+        if prompt.count("<tool_response>") == 1:
+            return calling_model.write_call("bash", command=f"echo {word} > out; echo blue")
+        return calling_model.write_call("bash", command=COMMANDS[-1])
+
+    def play_once(policy: RecordingPolicy) -> None:
+        play(task, policy, "mini-swe-agent", program)
+
+    authors = [partial(write_reply, word=word) for word in ("done", "half")]
+    model = calling_model.teach_agent(tmp_path / "model", play_once, authors)
     tasks = harbor(
-        tasks_dir=str(tmp_path / "task"),
+        tasks_dir=str(task),
         agent="mini-swe-agent",
-        max_turns=2,
+        max_turns=4,
         agent_env={"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"},
         environment_kwargs={"host_folders": [*folders]},
     )
-    result = rlkit.train(
-        model=str(byte_model_dir),
-        envs=tasks,
-        steps=1,
-        batch={"groups": 1, "group_size": 2},
-        sampling={"max_tokens": 8},
-        trackers=[],
-    )
-    _, audits = asyncio.run(audit_run(result.directory))
-    (audit,) = audits.values()
-    assert (audit.mismatch, audit.episodes, audit.turns) == (None, 2, 4)
-    assert audit.tokens > 0
+    calling_model.train_agent(model, tasks, steps=1, group_size=8, learning_rate=0.0005)
 
 
-def test_the_turns_of_the_run_limit_an_agent_too(task: Path) -> None:
+@pytest.mark.slow
+def test_the_turns_of_the_run_limit_an_agent_too(task: Path, programs: Path) -> None:
     policy = make_policy(lambda turn: call_tool("bash", command=COMMANDS[2]), limits=Limits(max_turns=1))
-    outcome = play(task, policy, "mini-swe-agent", "mini-swe-agent")
+    outcome = play(task, policy, "mini-swe-agent", find_program("mini-swe-agent", programs))
     assert (outcome.reward, outcome.info["ended"], outcome.truncated) == (1.0, "max_turns", True)
 
 
-def test_an_agent_that_never_reaches_its_model_fails_the_episode(task: Path) -> None:
+@pytest.mark.slow
+def test_an_agent_that_never_reaches_its_model_fails_the_episode(task: Path, programs: Path) -> None:
     policy = make_policy(lambda turn: "unused")
     with pytest.raises(EnvironmentFault, match=r"environment_error: EnvironmentDown: .* without a reply of its model"):
-        play(task, policy, "mini-swe-agent", "mini-swe-agent", config={"model": {"model_class": "no-such-class"}})
+        play(
+            task,
+            policy,
+            "mini-swe-agent",
+            find_program("mini-swe-agent", programs),
+            config={"model": {"model_class": "no-such-class"}},
+        )
 
 
 def test_an_agent_that_cannot_be_installed_fails_the_episode(task: Path) -> None:
     with pytest.raises(EnvironmentFault, match=r"environment_error: .*aider could not be installed: .*resolve host"):
-        play(task, make_policy(lambda turn: "unused"), "aider", "true")
+        play(task, make_policy(lambda turn: "unused"), "aider", ("/usr/bin", []))
 
 
 @pytest.mark.parametrize("name", ["mini-swe-agent", "codex", "claude-code", "opencode", "aider", "goose", "openhands"])

@@ -46,6 +46,12 @@ _MODEL_NAMES: Mapping[str, str] = {
 }
 """Names of the model for agents that need another one than `provider/policy`."""
 
+_OPTIONS: Mapping[str, Mapping[str, Json]] = {"pi": {"model_api": "openai-completions"}}
+"""Options without which an agent refuses a base URL."""
+
+_WITH_RUNNER = ("openhands-sdk", "strands")
+"""Agents whose installation also copies a runner; the first looks itself for its packages."""
+
 
 @runtime_checkable
 class _Forwarding(Protocol):
@@ -98,7 +104,7 @@ async def open_installed_agent(
         fields: dict[str, Json] = {
             "name": name,
             "model_name": find_model_name(name),
-            "kwargs": {**kwargs},
+            "kwargs": {**_OPTIONS.get(name, {}), **kwargs},
             "env": {**endpoint.variables, **undeclared, **env},
         }
 
@@ -109,7 +115,7 @@ async def open_installed_agent(
             install, run = agent.install, agent.run
 
             async def install_if_missing(environment: BaseEnvironment) -> None:
-                if not await _is_present(agent, environment):
+                if name in _WITH_RUNNER or not await _is_present(agent, environment):
                     try:
                         await install(environment)
                     except NonZeroAgentExitCodeError as error:
