@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,33 @@ def train_agent(
     turns = [turn for episodes in graded for episode in episodes for turn in episode.turns]
     assert report.tokens == sum(len(turn.completion) for turn in turns)
     return [float(np.mean([episode.reward for episode in episodes])) for episodes in graded]
+
+
+def train_program(path: Path, agent: str, *, tool: str, argument: str, shown: Path, steps: int) -> None:
+    """Train the model of a command-line agent, given as a shell script, that runs commands with a tool.
+
+    The agent reads a file, and moves it to one of two places, of which one is right.
+
+    Args:
+        shown: folder of the host that the sandbox shows, with the program.
+    """
+    env = rlkit.ProcessEnv(
+        argv=["./agent.sh"],
+        files={"agent.sh": agent, "notes": "apples\n", "more": "tomatoes\n"},
+        grade=lambda result: float((result.folder / "a").is_file()),
+        host_folders=[str(shown)],
+    )
+
+    def write_reply(prompt: str, *, seed: int, name: str) -> str:
+        if "apples" not in prompt:
+            return write_call(tool, **{argument: "cat notes"})
+        if "tomatoes" not in prompt:
+            return write_call(tool, **{argument: f"mv notes {name}; cat more"})
+        return "Done."
+
+    authors = [partial(write_reply, name=name) for name in ("a", "b")]
+    model = teach_agent(path, lambda policy: asyncio.run(env.rollout(policy)), authors)
+    train_agent(model, [env], steps=steps, group_size=8, learning_rate=0.0005)
 
 
 def make_model(path: Path) -> Path:

@@ -8,15 +8,13 @@ import os
 import shutil
 import signal
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-import rlkit
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
-from tests import calling_model
+from tests.calling_model import train_program
 
 PACKAGE = "@anthropic-ai/claude-code@2.1.197"
 INSTALL_S = 400
@@ -117,21 +115,9 @@ def test_it_stops_at_a_limit(program: Path, tmp_path: Path, limits: Limits, reas
 
 
 AGENT = """#!/bin/sh
-export HOME=$PWD
+export HOME=$PWD {settings}
 exec node {program} -p "Do the work." --tools Bash --allowedTools Bash --output-format json
 """
-
-
-def write_reply(prompt: str, *, seed: int, name: str) -> str:
-    if "apples" not in prompt:
-        return calling_model.write_call("Bash", command="cat notes")
-    if "tomatoes" not in prompt:
-        return calling_model.write_call("Bash", command=f"mv notes {name}; cat more")
-    return "Done."
-
-
-def grade(result: rlkit.ProcessResult) -> float:
-    return float((result.folder / "a").is_file())
 
 
 @pytest.mark.slow
@@ -139,13 +125,5 @@ def test_a_model_on_the_engine_is_trained_on_its_calls(
     program: Path, cache: Path, can_sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
-    env = rlkit.ProcessEnv(
-        argv=["./agent.sh"],
-        files={"agent.sh": AGENT.format(program=program), "notes": "apples\n", "more": "tomatoes\n"},
-        variables=OFFLINE,
-        grade=grade,
-        host_folders=[str(program.parents[3])],
-    )
-    authors = [partial(write_reply, name=name) for name in ("a", "b")]
-    model = calling_model.teach_agent(tmp_path / "model", lambda policy: asyncio.run(env.rollout(policy)), authors)
-    calling_model.train_agent(model, [env], steps=1, group_size=8, learning_rate=0.0005)
+    agent = AGENT.format(program=program, settings=" ".join(f"{name}={value}" for name, value in OFFLINE.items()))
+    train_program(tmp_path / "model", agent, tool="Bash", argument="command", shown=program.parents[3], steps=1)

@@ -8,15 +8,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-import rlkit
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
-from tests import calling_model
+from tests.calling_model import train_program
 
 PACKAGE = "@openai/codex@0.169.0"
 INSTALL_S = 300
@@ -154,29 +152,9 @@ exec {codex} exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandb
 """
 
 
-def write_reply(prompt: str, *, seed: int, name: str) -> str:
-    if "apples" not in prompt:
-        return calling_model.write_call("exec_command", cmd="cat notes")
-    if "tomatoes" not in prompt:
-        return calling_model.write_call("exec_command", cmd=f"mv notes {name}; cat more")
-    return "Done."
-
-
-def grade(result: rlkit.ProcessResult) -> float:
-    return float((result.folder / "a").is_file())
-
-
 def test_a_model_on_the_engine_is_trained_on_its_calls(
     codex: Path, cache: Path, can_sandbox: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
     agent = AGENT.format(codex=codex, config=CONFIG.format(model="policy", url="$OPENAI_BASE_URL"))
-    env = rlkit.ProcessEnv(
-        argv=["./agent.sh"],
-        files={"agent.sh": agent, "notes": "apples\n", "more": "tomatoes\n"},
-        grade=grade,
-        host_folders=[str(codex.parents[2])],
-    )
-    authors = [partial(write_reply, name=name) for name in ("a", "b")]
-    model = calling_model.teach_agent(tmp_path / "model", lambda policy: asyncio.run(env.rollout(policy)), authors)
-    calling_model.train_agent(model, [env], steps=2, group_size=8, learning_rate=0.0005)
+    train_program(tmp_path / "model", agent, tool="exec_command", argument="cmd", shown=codex.parents[2], steps=2)

@@ -104,5 +104,5 @@ def test_a_model_learns_with_its_tools(ask: Any, tmp_path: Path, monkeypatch: py
     authors = [partial(write_reply, is_right=is_right) for is_right in (True, False)]
     model = teach_agent(tmp_path / "model", play, authors)
     assert rewards == [1.0, 0.0]
-    means = train_agent(model, [Sums(ask)], steps=3, group_size=16, learning_rate=0.003)
+    means = train_agent(model, [Sums(ask)], steps=5, group_size=16, learning_rate=0.003)
     assert means[-1] > means[0], "the model learns"

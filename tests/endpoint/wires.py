@@ -46,6 +46,10 @@ def make_client(timeout_s: float = 60) -> httpx.AsyncClient:
     return httpx.AsyncClient(verify=False, timeout=timeout_s)
 
 
+def make_openai(endpoint: Endpoint) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key, max_retries=0, http_client=make_client())
+
+
 def make_user_message(text: str) -> Item:
     return {"role": "user", "content": text}
 
@@ -72,9 +76,7 @@ class Chat(Wire):
     @override
     async def ask(self, endpoint: Endpoint, items: Sequence[Item], *, tools: bool, stream: bool, choices: int) -> Any:
         body = self.make_body(items, tools=tools, stream=stream)
-        async with openai.AsyncOpenAI(
-            base_url=endpoint.url, api_key=endpoint.key, max_retries=0, http_client=make_client()
-        ) as client:
+        async with make_openai(endpoint) as client:
             answer: Any = await client.chat.completions.create(**body, n=choices)
             if stream:
                 return [await join_chunks(answer)]
@@ -129,9 +131,7 @@ class Responses(Wire):
     @override
     async def ask(self, endpoint: Endpoint, items: Sequence[Item], *, tools: bool, stream: bool, choices: int) -> Any:
         body = self.make_body(items, tools=tools, stream=stream)
-        async with openai.AsyncOpenAI(
-            base_url=endpoint.url, api_key=endpoint.key, max_retries=0, http_client=make_client()
-        ) as client:
+        async with make_openai(endpoint) as client:
             answer: Any = await client.responses.create(**body)
             if not stream:
                 return [item.model_dump(exclude_none=True) for item in answer.output]

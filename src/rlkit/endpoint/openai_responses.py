@@ -110,8 +110,13 @@ class ResponseRequest(Exchange):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + completion,
         }
-        cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        return {**self._make_response("completed"), "output": items, "usage": usage, **(cut if reply.truncated else {})}
+        truncation = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        return {
+            **self._make_response("completed"),
+            "output": items,
+            "usage": usage,
+            **(truncation if reply.truncated else {}),
+        }
 
     @override
     def encode_opening(self) -> Iterator[str]:
@@ -136,21 +141,21 @@ class ResponseRequest(Exchange):
 
     def _encode_item_events(self, index: int, item: Mapping[str, Any]) -> Iterator[str]:
         kind, field = _STREAMED_FIELDS[item["type"]]
-        place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+        position: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
         parts: list[dict[str, Any]] | None = item.get("content")
         empty: dict[str, Any] = {field: ""} if parts is None else {"content": []}
         opening = {**item, **empty, "status": "in_progress"}
         yield self._event("response.output_item.added", output_index=index, item=opening)
-        more: dict[str, Any] = {"name": item["name"]} if item["type"] == "function_call" else {}
+        details: dict[str, Any] = {"name": item["name"]} if item["type"] == "function_call" else {}
         if parts is not None:
-            place["content_index"] = 0
-            more = {"logprobs": []} if item["type"] == "message" else {}
-            yield self._event("response.content_part.added", **place, part={**parts[0], field: ""})
+            position["content_index"] = 0
+            details = {"logprobs": []} if item["type"] == "message" else {}
+            yield self._event("response.content_part.added", **position, part={**parts[0], field: ""})
         text = item[field] if parts is None else parts[0][field]
-        yield self._event(f"response.{kind}.delta", **place, **more, delta=text)
-        yield self._event(f"response.{kind}.done", **place, **more, **{field: text})
+        yield self._event(f"response.{kind}.delta", **position, **details, delta=text)
+        yield self._event(f"response.{kind}.done", **position, **details, **{field: text})
         if parts is not None:
-            yield self._event("response.content_part.done", **place, part=parts[0])
+            yield self._event("response.content_part.done", **position, part=parts[0])
         yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _make_response(self, status: str) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ Node.js: their tests run where they are installed.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import pickle
@@ -18,10 +19,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from harbor.agents.factory import AgentFactory
+from harbor.models.agent.name import AgentName
 from harbor.models.trial.config import EnvironmentConfig
 
 from rlkit._util import threads
 from rlkit.envs.harbor import harbor
+from rlkit.envs.harbor.agents import installed
 from rlkit.envs.harbor.settings import Agent, TrialSettings, make_environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, UsageError
@@ -301,6 +305,24 @@ def test_agents_of_harbor_that_take_a_base_url_are_known(name: str) -> None:
     agent = Agent(name, max_turns=3)
     assert agent.is_installed
     assert pickle.loads(pickle.dumps(agent)) == agent
+
+
+def test_agents_whose_installation_copies_files_are_always_installed() -> None:
+    names = filter(installed.find_model_name, AgentFactory.registered_names())
+    classes = {name: AgentFactory.get_agent_class(AgentName(name)) for name in names}
+    copying = {name for name, cls in classes.items() if "environment.upload_" in inspect.getsource(cls.install)}  # type: ignore[attr-defined]  all are installed agents
+    assert copying == set(installed._WITH_RUNNER)
+
+
+@pytest.mark.parametrize(("kwargs", "api"), [({}, "openai-completions"), ({"model_api": "x"}, "x")])
+def test_pi_gets_the_option_without_which_it_refuses_a_base_url(kwargs: Mapping[str, Json], api: str) -> None:
+    settings = TrialSettings(environment=make_environment("local"), agent=Agent("pi", kwargs=kwargs))
+
+    async def find_kwargs() -> object:
+        async with settings.open_agent(ScriptedPolicy(["fine"])) as agent:
+            return agent.fields["kwargs"]
+
+    assert asyncio.run(find_kwargs()) == {"model_api": api}
 
 
 @pytest.mark.parametrize(
