@@ -332,9 +332,10 @@ class Calls:
 
 
 def test_a_start_that_takes_too_long_shows_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = "import main; import rlkit.workers.process as process; process._START_S = 1.0"
+    # on a busy machine the imports of this file alone take longer than the limit, so they come before it
+    limit = "import main; import rlkit.workers.process as process, tests.workers.test_hostile; process._START_S = 1.0"
     monkeypatch.setattr("rlkit.workers.local._CODE", local._CODE.replace("import main", limit))
-    match = r"with exit code 1 while it started; its output:\n(  .*\n)*  .* in _load_task\n"  # or deep in an import
+    match = r"with exit code 1 while it started; its output:\n  Timeout \(0:00:01\)!\n(  .*\n)*  .* in _load_task\n"
     with pytest.raises(UsageError, match=match):
         asyncio.run(open_and_close(Task(0, "e", Holder(Calls(time.sleep, 10_000)))))
 
