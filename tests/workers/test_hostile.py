@@ -332,7 +332,9 @@ class Calls:
 
 
 def test_a_start_that_takes_too_long_shows_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    # on a busy machine the imports of this file alone take longer than the limit, so they come before it
+    # On a busy machine imports alone take longer than the limit: those of this file come before it, and files that
+    # other tests loaded are none of this worker.
+    monkeypatch.setattr("rlkit.config.loading.objects._loaded", {})
     limit = "import main; import rlkit.workers.process as process, tests.workers.test_hostile; process._START_S = 1.0"
     monkeypatch.setattr("rlkit.workers.local._CODE", local._CODE.replace("import main", limit))
     match = r"with exit code 1 while it started; its output:\n  Timeout \(0:00:01\)!\n(  .*\n)*  .* in _load_task\n"
