@@ -8,7 +8,12 @@ import numpy as np
 
 from rlkit.env import Task
 from rlkit.tasks.sources import Mixture
-from rlkit.types import Episode, Group, Prompt, Turn
+from rlkit.types import Episode, Group, Prompt, TokenPiece, Turn
+
+
+def piece(token: int) -> TokenPiece:
+    """The number of a token as its text."""
+    return TokenPiece(f" {token}".encode(), False)
 
 
 def turn(

@@ -20,7 +20,7 @@ FLOORS = (
     ("policy",),
     ("algorithms", "env", "engine", "sandbox"),
     ("config",),
-    ("cost", "launch", "metrics", "tasks", "tokenizers"),
+    ("cost", "launch", "metrics", "tasks", "token_records", "tokenizers"),
     ("chat", "service", "store"),
     ("rollout", "tinker_client"),
     ("testing", "workers"),

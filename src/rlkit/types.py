@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NotRequired, Required, TypedDict
+from typing import Literal, NamedTuple, NotRequired, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,13 @@ def as_prompt(tokens: Prompt | Sequence[int] | Tokens) -> Prompt:
     return tokens if isinstance(tokens, Prompt) else Prompt(np.asarray(tokens, dtype=np.int32))
 
 
+class TokenPiece(NamedTuple):
+    """The bytes of a token's text; a special token, such as an end of turn, has its name as text."""
+
+    data: bytes
+    is_special: bool
+
+
 type StopReason = Literal["stop", "length"]
 
 
@@ -147,6 +154,8 @@ class Turn:
         reward: reward of this turn alone; None if the environment gives none.
         seconds: time from the request to the completion.
         request_id: the service's id of the request, if any.
+        messages: for people: messages of the conversation after those of the parent, the reply included; empty after
+            `sample`. Image n of the prompt is `#n`.
     """
 
     prompt: Prompt
@@ -159,6 +168,7 @@ class Turn:
     reward: float | None = None
     seconds: float = 0.0
     request_id: str | None = None
+    messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.completion) == len(self.logprobs) == len(self.sampled_mask):

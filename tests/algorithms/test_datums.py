@@ -24,7 +24,7 @@ def prepare(preparation: Preparation, group: Group) -> PreparedGroup:
 
 def make_data(*turns: Turn, advantages: list[float] | None = None):
     values = np.array(advantages or [1.0] * len(turns))
-    return list(episode_data(episode(1.0, turns=turns), values))
+    return [datum for _, datum in episode_data(episode(1.0, turns=turns), values)]
 
 
 def test_a_single_turn_is_aligned_for_next_token_prediction() -> None:

@@ -41,7 +41,7 @@ def sequences(draw: st.DrawFn) -> list[Datum]:
             for index in range(draw(st.integers(1, 3)))
         ]
         played = episode(1.0, member=member, turns=turns)
-        data += episode_data(played, np.full(len(turns), draw(st.integers(-2, 2)), np.float64))
+        data += [datum for _, datum in episode_data(played, np.full(len(turns), draw(st.integers(-2, 2)), np.float64))]
     return data
 
 

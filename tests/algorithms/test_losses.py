@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.datums import UpdateResult
+from rlkit.algorithms.datums import PreparedGroup, UpdateResult
 from rlkit.algorithms.losses import CISPO, DRO, GSPO, LOSSES, PPO, ImportanceSampling, Loss
 from rlkit.engine.training.losses import make_loss
 from rlkit.metrics.metrics import update_metrics
 from rlkit.types import Datum, as_prompt
+from tests.builders import group
 
 NUMBERS = st.lists(st.tuples(st.floats(-3, 3), st.floats(-2, 2)), min_size=1, max_size=8)
 
@@ -76,7 +77,7 @@ def measure(log_ratios: list[float], loss: Loss) -> Mapping[str, float]:
     size = len(log_ratios)
     datum = make_datum(size, np.ones(size, np.bool_))
     logprobs = datum.logprobs + np.array(log_ratios, np.float32)
-    return update_metrics(UpdateResult([datum], [logprobs], {}, loss, 0.25))
+    return update_metrics(UpdateResult([PreparedGroup(group([]), [], (datum,))], [logprobs], {}, loss, 0.25))
 
 
 @given(st.lists(st.floats(-4, 4), min_size=1, max_size=9))

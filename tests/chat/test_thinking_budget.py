@@ -102,7 +102,7 @@ def test_answer_is_in_the_same_turn_and_forced_tokens_are_marked() -> None:
 def test_forced_tokens_carry_no_advantage_and_the_rest_does() -> None:
     _, policy, _ = sample_reply(ByteChat(), Author("<think>" + "x" * 500, end_text="</think>\n\n", answer="42"))
     played = replace(episode(1.0), turns=policy.turns)
-    (datum,) = episode_data(played, np.array([2.5]))
+    ((_, datum),) = episode_data(played, np.array([2.5]))
     turn = policy.turns[0]
     advantages = datum.advantages[-len(turn.completion) :]
     np.testing.assert_array_equal(advantages, np.where(turn.sampled_mask, 2.5, 0))

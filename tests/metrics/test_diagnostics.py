@@ -286,9 +286,9 @@ def test_single_non_finite_kl_is_found(kl: float | None) -> None:
 )
 def test_non_finite_trainer_logprob_is_found(trained: list[float]) -> None:
     played = group([1.0, 0.0])
-    data = asyncio.run(Preparation({"env": GroupMean()}).prepare(played)).data
-    rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
-    update = UpdateResult(data, rows, {}, PPO(), 1e-4)
+    prepared = asyncio.run(Preparation({"env": GroupMean()}).prepare(played))
+    rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(prepared.data, trained, strict=True)]
+    update = UpdateResult([prepared], rows, {}, PPO(), 1e-4)
     assert [finding.name for finding in find_problems([(1, update_metrics(update))])] == ["no_kl"]
 
 

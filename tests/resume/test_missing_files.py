@@ -35,6 +35,8 @@ WHOLE = (
     "state",
     "journal",
     "episodes",
+    "updates",
+    "pieces.jsonl",
 )
 """What a run leaves; each is removed as a whole."""
 

@@ -687,7 +687,7 @@ def test_rollouts_may_keep_the_weights_that_they_began_with(tmp_path: Path) -> N
 
 
 def test_a_table_that_cannot_be_written_ends_the_run_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, groups: object, *, decode: object) -> None:
+    def full(path: Path, groups: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run = Simulation(tmp_path / "run", World(), settings={"steps": 30})

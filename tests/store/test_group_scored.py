@@ -18,6 +18,6 @@ def test_a_metric_named_group_scored_does_not_change_the_field(group_scored: boo
     recorded = replace(episode(1.0), metrics={"correct": 1.0, "group_scored": 1.0}, group_scored=group_scored)
     path = tmp_path / "episodes.parquet"
     group = RecordedGroup(Group("env", "task", 0, (recorded,)), True, [recorded])
-    table.write(path, [group], decode=lambda tokens: "")
+    table.write(path, [group])
     for back in (codec.decode(codec.encode(recorded)), table.read_table(path)[0].group.episodes[0]):
         assert (back.metrics, back.group_scored) == (recorded.metrics, group_scored)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -34,8 +33,9 @@ from rlkit.store.history import (
     table_path,
 )
 from rlkit.store.journal import Journal, RecordKind, read_records
-from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
-from tests.builders import episode
+from rlkit.token_records.pieces import pieces_path, read_pieces
+from rlkit.types import Checkpoint, Episode, Group, Json, Message
+from tests.builders import episode, piece, turn
 
 RESOLVED = ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
 
@@ -109,7 +109,7 @@ def test_recorded_error_of_a_run_is_redacted(tmp_path: Path, monkeypatch: pytest
 def test_later_record_of_an_attempt_replaces_its_reward(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             for draw in (0, 1):
                 task = Task(draw, "arithmetic", arithmetic()[draw])
                 store.record_draw(task)
@@ -175,7 +175,7 @@ def resume_run(directory: Path, check: Callable[[RunStore], None]) -> None:
 
     async def main() -> None:
         with RunStore(directory, resolved=RESOLVED, resume=True) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             check(store)
             await store.close()
 
@@ -187,7 +187,7 @@ def train_steps(directory: Path, count: int, check: Callable[[RunStore], None]) 
 
     async def main() -> None:
         with RunStore(directory, resolved=RESOLVED) as store:
-            store.open({"drawn": 0}, decode=lambda tokens: "")
+            store.open({"drawn": 0}, piece=piece)
             record_steps(store, count)
             await store.flush()
             check(store)
@@ -235,7 +235,7 @@ def test_resuming_removes_incomplete_files_and_lines(tmp_path: Path) -> None:
         assert not half.exists()
         store.add_metrics(2, {"reward": 2.0})
         assert store.read_metrics() == [(1, {"reward": 1.0}), (2, {"reward": 2.0})]
-        assert [checkpoint.step for checkpoint in store.checkpoints()] == [1]
+        assert [checkpoint.step for checkpoint in checkpoints(store.directory)] == [1]
 
     train_steps(tmp_path / "run", 1, be_killed)
     resume_run(tmp_path / "run", go_on)
@@ -263,7 +263,7 @@ def test_checkpoints_reflect_the_last_line_of_each(
             store.add_checkpoint(checkpoint)
         store.remove_checkpoint(second)
         store.add_checkpoint(replace(first, expires=9.0))
-        assert store.checkpoints() == [replace(first, expires=9.0), third]
+        assert checkpoints(store.directory) == [replace(first, expires=9.0), third]
 
 
 def make_budget(store: RunStore, sampled_tokens: int = 0) -> Budget:
@@ -288,7 +288,7 @@ def test_error_is_redacted_if_nothing_else_has_secrets(
 
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             task = Task(0, "arithmetic", arithmetic()[0])
             store.record_draw(task)
             store.record_episode(task, replace(episode(None), error="401 for swordfish in the well", info=info))
@@ -305,7 +305,7 @@ def test_recorded_episodes_are_redacted(secret: str, tmp_path: Path, monkeypatch
 
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             for draw in (0, 1):
                 task = Task(draw, "arithmetic", arithmetic()[draw])
                 store.record_draw(task)
@@ -329,7 +329,7 @@ def test_recorded_episodes_are_redacted(secret: str, tmp_path: Path, monkeypatch
 def test_resume_history_has_outstanding_draws_and_the_state_before_them(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({"drawn": 0}, decode=lambda tokens: "")
+            store.open({"drawn": 0}, piece=piece)
             for draw in range(4):
                 task = Task(draw, "arithmetic", arithmetic()[draw])
                 store.record_draw(task)
@@ -341,7 +341,7 @@ def test_resume_history_has_outstanding_draws_and_the_state_before_them(tmp_path
             assert (record.group.draw, record.is_trained, record.group.rewards.tolist()) == (2, False, [2.0])
             await store.close()
         with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True) as store:
-            history = store.open({"drawn": -1}, decode=lambda tokens: "")
+            history = store.open({"drawn": -1}, piece=piece)
             assert (history.step, history.state_step, history.state) == (2, 0, {"drawn": 0})
             assert list(history.outstanding) == [1, 3]
             assert [item.reward for item in history.attempts[1]] == [1.0]
@@ -362,11 +362,11 @@ def test_resume_history_has_outstanding_draws_and_the_state_before_them(tmp_path
 def test_run_with_draws_only_is_replaced_completely(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({"drawn": 5}, decode=lambda tokens: "")
+            store.open({"drawn": 5}, piece=piece)
             store.record_draw(Task(7, "arithmetic", arithmetic()[0]))
             await store.close()
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            history = store.open({"drawn": 0}, decode=lambda tokens: "")
+            history = store.open({"drawn": 0}, piece=piece)
             assert (history.step, history.state, history.outstanding) == (0, {"drawn": 0}, {})
             await store.close()
 
@@ -383,6 +383,7 @@ def test_a_run_whose_description_was_never_finished_is_replaced(content: str, tm
 
 def test_failed_write_ends_the_run_and_names_the_path(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        store.open({}, piece=piece)
         budget = make_budget(store)
         for name in ("usage.json", "metrics.jsonl", "checkpoints.jsonl"):
             (tmp_path / "run" / name).mkdir()
@@ -398,6 +399,7 @@ def test_failed_write_ends_the_run_and_names_the_path(tmp_path: Path) -> None:
         ):
             with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
                 write()
+        asyncio.run(store.close())
 
 
 def record_steps(store: RunStore, count: int) -> list[Awaitable[None]]:
@@ -419,7 +421,7 @@ def test_table_of_a_step_is_written_after_its_journal_record(tmp_path: Path, mon
 
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=fsync, fstat=os.fstat))
             (write,) = record_steps(store, 1)
             await asyncio.sleep(0.3)
@@ -436,14 +438,14 @@ def test_table_of_a_step_is_written_after_its_journal_record(tmp_path: Path, mon
 def test_store_is_settled_once_all_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = table.write
 
-    def slow_at_first(path: Path, groups: Sequence[table.RecordedGroup], *, decode: Callable[[Tokens], str]) -> None:
+    def slow_at_first(path: Path, groups: Sequence[table.RecordedGroup]) -> None:
         if path == table_path(tmp_path / "run", 1):
             time.sleep(0.3)
-        write(path, groups, decode=decode)
+        write(path, groups)
 
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             monkeypatch.setattr(table, "write", slow_at_first)
             record_steps(store, 2)
             await store.flush()
@@ -457,7 +459,7 @@ def test_store_is_settled_once_all_tables_are_written(tmp_path: Path, monkeypatc
 def test_episode_record_begins_with_its_draw_in_eight_bytes(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             task = Task(258, "arithmetic", arithmetic()[0])
             store.record_draw(task)
             store.record_episode(task, episode(1.0))
@@ -477,7 +479,7 @@ def test_missing_table_of_a_recorded_step_is_written_on_resume(tmp_path: Path) -
 
     async def killed() -> None:
         with RunStore(tmp_path / "other", resolved=RESOLVED) as store:
-            store.open({}, decode=lambda tokens: "")
+            store.open({}, piece=piece)
             task = Task(0, "arithmetic", arithmetic()[0])
             store.record_draw(task)
             store.record_episode(task, episode(0.5))
@@ -497,22 +499,23 @@ def test_missing_table_of_a_recorded_step_is_written_on_resume(tmp_path: Path) -
     resume_run(tmp_path / "other", decoded)
 
 
-def test_tables_hold_prompts_and_replies_as_text(tmp_path: Path) -> None:
-    def say(tokens: Tokens) -> str:
-        return " ".join(map(str, tokens.tolist()))
+def test_tables_hold_messages_as_they_were_and_each_token_has_a_piece(tmp_path: Path) -> None:
+    messages: tuple[Message, ...] = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"})
+    chatted = episode(1.0, turns=[replace(turn([1, 2], [7, 8]), messages=messages)])
 
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({}, decode=say)
+            store.open({}, piece=piece)
             record_steps(store, 1)
-            await store.write_evaluation(1, [(Group("e", "task", 0, (episode(1.0),)), [episode(1.0)])])
+            await store.write_evaluation(1, [(Group("e", "task", 0, (chatted,)), [chatted])])
             await store.flush()
             await store.close()
 
     asyncio.run(main())
-    for path in (table_path(tmp_path / "run", 1), evaluation_path(tmp_path / "run", 1)):
-        ((row,),) = pq.read_table(path).column("turns").to_pylist()
-        assert (row["prompt_text"], row["completion_text"]) == ("1 2", "3 4")
+    (group,) = read_groups(evaluation_path(tmp_path / "run", 1))
+    assert group.group.episodes[0].turns[0].messages == messages
+    assert codec.decode(codec.encode(chatted)).turns[0].messages == messages
+    assert read_pieces(pieces_path(tmp_path / "run")) == {token: piece(token) for token in (1, 2, 3, 4, 7, 8)}
 
 
 def test_malformed_checkpoint_line_is_reported_as_damage(tmp_path: Path) -> None:
@@ -538,7 +541,7 @@ def test_findings_are_kept_with_the_run(tmp_path: Path) -> None:
 def test_a_run_that_began_keeps_the_state_of_its_beginning(tmp_path: Path) -> None:
     async def opened(initial: dict[str, Json], *, resume: bool) -> tuple[int, dict[str, Json]]:
         with RunStore(tmp_path / "run", resolved=RESOLVED, resume=resume) as store:
-            history = store.open(initial, decode=lambda tokens: "")
+            history = store.open(initial, piece=piece)
             await store.close()
             return history.step, dict(history.state)
 
@@ -549,7 +552,7 @@ def test_a_run_that_began_keeps_the_state_of_its_beginning(tmp_path: Path) -> No
 def test_table_write_failure_ends_the_run_and_keeps_the_journal(tmp_path: Path) -> None:
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({"drawn": 0}, decode=lambda tokens: "")
+            store.open({"drawn": 0}, piece=piece)
             (tmp_path / "run" / "episodes").write_text("")
             (write,) = record_steps(store, 1)
             await write  # the record of the step is on the disk
@@ -569,7 +572,7 @@ def test_table_write_failure_ends_the_run_and_keeps_the_journal(tmp_path: Path) 
 def test_run_with_draws_only_cannot_resume_without_its_state(tmp_path: Path) -> None:
     async def draw() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-            store.open({"drawn": 0}, decode=lambda tokens: "")
+            store.open({"drawn": 0}, piece=piece)
             store.record_draw(Task(0, "arithmetic", arithmetic()[0]))
             await store.close()
 

@@ -16,9 +16,10 @@ from rlkit.cli.app import app
 from rlkit.errors import UsageError
 from rlkit.store import table
 from rlkit.store.history import evaluation_path, read_groups, table_path
+from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.tools.export_episodes import export_episodes
 from rlkit.types import Episode, Group, Tokens
-from tests.builders import episode, turn
+from tests.builders import episode, piece, turn
 from tests.interop.frameworks import INSPECT, install, run_program
 from tests.trackers.folders import write_run, write_step
 
@@ -32,14 +33,18 @@ FORKED = (
 """A conversation of two turns, another reply to its first turn, and a second conversation of two turns."""
 
 
-def decode(tokens: Tokens) -> str:
-    return " ".join(map(str, tokens))
+def render(tokens: Tokens) -> str:
+    return "".join(f" {token}" for token in tokens)
 
 
 def write_episodes(path: Path, episodes: Sequence[Episode], *, env: str = "sums") -> None:
     files.make_folder(path.parent)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    PieceWriter(pieces_path(path.parents[2]), piece).add(
+        tokens for turn in turns for tokens in (turn.prompt.tokens, turn.completion)
+    )
     group = Group(env, "2+2", 0, tuple(episodes))
-    table.write(path, [table.RecordedGroup(group, True, episodes)], decode=decode)
+    table.write(path, [table.RecordedGroup(group, True, episodes)])
 
 
 @pytest.fixture
@@ -68,21 +73,21 @@ def test_messages_are_the_recorded_turns_and_show_where_they_fork(run: Path, tmp
     assert export_episodes(str(run), tmp_path / "out") == 5
     sample, plain, *_ = exported_samples(tmp_path / "out", "sums-episodes-step-000001")
     assert texts(sample) == [
-        ("user", "1 2 3"),
-        ("assistant", "4 5"),
-        ("user", "6"),
-        ("assistant", "7"),
+        ("user", " 1 2 3"),
+        ("assistant", " 4 5"),
+        ("user", " 6"),
+        ("assistant", " 7"),
         ("system", "[turn 2 continues turn 0]"),
-        ("user", "8 9"),
-        ("assistant", "10 11 12"),
+        ("user", " 8 9"),
+        ("assistant", " 10 11 12"),
         ("system", "[turn 3 begins a new conversation]"),
-        ("user", "13"),
-        ("assistant", "14"),
-        ("user", "15"),
-        ("assistant", "16"),
+        ("user", " 13"),
+        ("assistant", " 14"),
+        ("user", " 15"),
+        ("assistant", " 16"),
     ]
     assert sample["messages"][6]["metadata"] == {"turn": 2, "parent": 0, "version": 8, "reward": None}
-    assert texts(plain) == [("user", "1 2"), ("assistant", "3 4")]
+    assert texts(plain) == [("user", " 1 2"), ("assistant", " 3 4")]
 
 
 def test_usage_counts_the_whole_prompt_of_each_turn(run: Path, tmp_path: Path) -> None:
@@ -133,8 +138,8 @@ def test_inspect_and_scout_read_what_the_run_recorded(run: Path, tmp_path: Path)
     for (uuid, sample), played in zip(samples.items(), recorded, strict=True):
         replies = [text for role, text, _ in sample["messages"] if role == "assistant"]
         prompts = [text for role, text, _ in sample["messages"] if role == "user"]
-        assert replies == [decode(turn.completion) for turn in played.turns]
-        assert prompts == [decode(turn.prompt.tokens) for turn in played.turns]
+        assert replies == [render(turn.completion) for turn in played.turns]
+        assert prompts == [render(turn.prompt.tokens) for turn in played.turns]
         parents = [metadata["parent"] for role, _, metadata in sample["messages"] if role == "assistant"]
         assert parents == [turn.parent for turn in played.turns]
         scores = {} if played.reward is None else {**played.metrics, "reward": played.reward}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from rlkit._util import files
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import show_lines
 from rlkit.store import table
 from rlkit.store.history import table_path
-from rlkit.types import Group, Json
-from tests.builders import episode
+from rlkit.token_records.pieces import PieceWriter, pieces_path
+from rlkit.types import Group, Json, TokenPiece
+from tests.builders import episode, turn
 
 MESSAGES: list[Json] = [
     {"role": "system", "content": "Be brief."},
@@ -58,7 +62,14 @@ def add_metrics(directory: Path, step: int) -> None:
 
 
 def write_table(directory: Path, step: int, *, info: Mapping[str, Json] | None = None, text: str = "four") -> None:
-    played = [replace(episode(reward, member=member), info=info or {}) for member, reward in enumerate((1.0, 0.0, 0.5))]
+    pieces = {1: "what is ", 2: "2+2? ", (token := 3 + zlib.crc32(text.encode()) % 1000): text}
+    writer = PieceWriter(pieces_path(directory), lambda token: TokenPiece(pieces[token].encode(), False))
+    writer.add([np.array(list(pieces), np.int32)])
+    turns = [turn([1, 2], [token])]
+    played = [
+        replace(episode(reward, member=member, turns=turns), info=info or {})
+        for member, reward in enumerate((1.0, 0.0, 0.5))
+    ]
     failed = replace(episode(None, member=2), error="the grader died")
     played[2] = replace(played[2], attempt=1)
     groups = [
@@ -67,4 +78,4 @@ def write_table(directory: Path, step: int, *, info: Mapping[str, Json] | None =
     ]
     groups[1] = replace(groups[1], attempts=groups[1].group.episodes)
     files.make_folder(table_path(directory, step).parent)
-    table.write(table_path(directory, step), groups, decode=lambda tokens: "what is 2+2? " if 1 in tokens else text)
+    table.write(table_path(directory, step), groups)

@@ -99,7 +99,7 @@ def write_step(directory: Path, step: int, *, rewards: tuple[float | None, ...] 
     groups = [table.RecordedGroup(group, True, group.episodes) for group in (hosted_group, other)]
     path = table_path(directory, step)
     files.make_folder(path.parent)
-    table.write(path, groups, decode=lambda tokens: "")
+    table.write(path, groups)
     add_metrics(directory, step)
 
 

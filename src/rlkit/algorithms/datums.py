@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,6 +33,8 @@ class PreparedGroup:
 
     Args:
         advantages: [turns] float64 for each episode.
+        data: training sequences.
+        paths: for each sequence its member, and the index of its last turn.
         overlong: number of sequences that were too long.
         length_penalty: mean that was subtracted from the rewards of valid episodes; None without a penalty.
         clipped: share of the advantages that were clipped; None without a limit.
@@ -42,6 +45,7 @@ class PreparedGroup:
     group: Group
     advantages: list[NDArray[np.float64]]
     data: tuple[Datum, ...]
+    paths: tuple[tuple[int, int], ...] = ()
     overlong: int = 0
     length_penalty: float | None = None
     clipped: float | None = None
@@ -90,9 +94,9 @@ class Preparation:
             RunFailed: a sequence is too long, and `overlong` is `error`.
             ServiceError: the reference of the KL penalty failed.
         """
-        ((draft, members),) = self._draft([group])
+        (draft,) = self._draft([group])
         drifts = None if self.kl_penalty is None else await self.kl_penalty.drifts(draft.data)
-        return self._finish(draft, members, drifts)
+        return self._finish(draft, drifts)
 
     @property
     def needs_whole_steps(self) -> bool:
@@ -106,33 +110,33 @@ class Preparation:
             places = [place for place, prepared in enumerate(groups) if prepared.group.env == name]
             if places and estimator.needs_whole_steps:
                 drafts = self._draft([groups[place].group for place in places])
-                for place, (draft, members) in zip(places, drafts, strict=True):
+                for place, draft in zip(places, drafts, strict=True):
                     # the tokens did not change, so neither did the drifts
-                    step[place] = self._finish(draft, members, groups[place].drifts)
+                    step[place] = self._finish(draft, groups[place].drifts)
         return step
 
-    def _draft(self, groups: Sequence[Group]) -> list[tuple[PreparedGroup, list[int]]]:
-        """Return groups of one environment with unweighted sequences, and the member of each sequence."""
+    def _draft(self, groups: Sequence[Group]) -> list[PreparedGroup]:
+        """Return groups of one environment with unweighted sequences."""
         estimator, penalty = self.estimators[groups[0].env], self.length_penalty.get(groups[0].env)
         shaped = [(group, None) if penalty is None else penalty.apply(group) for group in groups]
         estimates = estimate_advantages(estimator, [group for group, _ in shaped])
-        drafts = list[tuple[PreparedGroup, list[int]]]()
+        drafts = list[PreparedGroup]()
         for group, (shaped_group, subtracted), advantages in zip(groups, shaped, estimates, strict=True):
             metrics = estimate_metrics(estimator, shaped_group)
             rows, clipped = (advantages, None) if self.clip is None else clip_advantages(advantages, self.clip)
-            data, members, overlong = list[Datum](), list[int](), 0
+            data, paths, overlong = list[Datum](), list[tuple[int, int]](), 0
             for member, (episode, row) in enumerate(zip(group.episodes, rows, strict=True)):
-                for datum in episode_data(episode, row) if _is_trainable(episode) else ():
+                for last, datum in episode_data(episode, row) if _is_trainable(episode) else ():
                     fitting = self._fit(datum, group)
                     overlong += fitting is not datum and self._is_trained(datum)
                     if fitting is not None:
                         data.append(fitting)
-                        members.append(member)
-            draft = PreparedGroup(group, rows, tuple(data), overlong, subtracted, clipped, estimator_metrics=metrics)
-            drafts.append((draft, members))
+                        paths.append((member, last))
+            sequences = tuple(data), tuple(paths)
+            drafts.append(PreparedGroup(group, rows, *sequences, overlong, subtracted, clipped, None, metrics))
         return drafts
 
-    def _finish(self, draft: PreparedGroup, members: Sequence[int], drifts: Drifts | None) -> PreparedGroup:
+    def _finish(self, draft: PreparedGroup, drifts: Drifts | None) -> PreparedGroup:
         """Apply the KL penalty and the normalisation to the sequences, and drop those without an advantage."""
         data: Sequence[Datum] = draft.data
         if self.kl_penalty is not None and drifts is not None:
@@ -140,15 +144,18 @@ class Preparation:
         if self.normalization is not None:
             # trained tokens of each member, including members without a sequence
             tokens = {member: 0 for member, episode in enumerate(draft.group.episodes) if _is_trainable(episode)}
-            for datum, member in zip(data, members, strict=True):
+            for datum, (member, _) in zip(data, draft.paths, strict=True):
                 tokens[member] += int(np.count_nonzero(datum.mask))
             member_weights = self.normalization.weights(np.array([*tokens.values()], np.int64))
             weights = dict(zip(tokens, member_weights.astype(np.float32), strict=True))
             data = [
                 replace(datum, advantages=datum.advantages * weights[member])
-                for datum, member in zip(data, members, strict=True)
+                for datum, (member, _) in zip(data, draft.paths, strict=True)
             ]
-        return replace(draft, data=tuple(filter(self._is_trained, data)), drifts=drifts)
+        trained = [self._is_trained(datum) for datum in data]
+        return replace(
+            draft, data=tuple(compress(data, trained)), paths=tuple(compress(draft.paths, trained)), drifts=drifts
+        )
 
     def _is_trained(self, datum: Datum) -> bool:
         return self.every_sequence or self.kl_penalty is not None or bool(datum.advantages.any())
@@ -192,16 +199,21 @@ class UpdateResult:
     """Result of the optimiser steps of a step.
 
     Args:
-        data: trained sequences.
+        groups: groups whose sequences were trained, in order.
         logprobs: trainer's log-probabilities before the optimiser step, [N] float32 for each datum.
         metrics: metrics of the service, merged over its answers.
     """
 
-    data: Sequence[Datum]
+    groups: Sequence[PreparedGroup]
     logprobs: Sequence[Floats]
     metrics: Mapping[str, float]
     loss: Loss
     learning_rate: float
+
+    @property
+    def data(self) -> list[Datum]:
+        """Trained sequences."""
+        return [datum for group in self.groups for datum in group.data]
 
 
 def _is_trainable(episode: Episode) -> bool:
@@ -223,14 +235,14 @@ def _cut(datum: Datum, count: int) -> Datum:
     )
 
 
-def episode_data(episode: Episode, advantages: NDArray[np.float64]) -> Iterator[Datum]:
-    """Yield one datum for each path from a segment's first turn to a leaf; advantages are [turns] float64."""
+def episode_data(episode: Episode, advantages: NDArray[np.float64]) -> Iterator[tuple[int, Datum]]:
+    """Yield leaf and datum of each path from a segment's first turn to a leaf; advantages are [turns] float64."""
     parents = {turn.parent for turn in episode.turns}
     trained = set[int]()
     for last in range(len(episode.turns)):
         if last not in parents:
             path = _path(episode, last)
-            yield _datum(episode, path, advantages, fresh=[index not in trained for index in path])
+            yield last, _datum(episode, path, advantages, fresh=[index not in trained for index in path])
             trained.update(path)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from rlkit.chat.thinking_budget import end_of_thinking
-from rlkit.types import Json, Message, Prompt, Tokens, Tool, ToolCall, Turn
+from rlkit.types import Json, Message, Prompt, TokenPiece, Tokens, Tool, ToolCall, Turn
 
 TAIL_TOKENS = 32
 """Number of tokens at the end of a prompt in which to look for the start of thinking."""
@@ -58,6 +58,11 @@ class ChatFormat(Protocol):
     def decode(self, tokens: Tokens) -> str:
         """Return tokens as text, without special tokens."""
         ...
+
+    def piece(self, token: int) -> TokenPiece:
+        """Return the text of a single token, for people."""
+        text = self.decode(np.array([token], np.int32))
+        return TokenPiece(text.encode() or f"<{token}>".encode(), not text)
 
 
 def extend(

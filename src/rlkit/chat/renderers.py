@@ -16,7 +16,8 @@ from rlkit.chat.format import TAIL_TOKENS, ChatFormat, ParsedReply, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.errors import MissingError, UsageError
 from rlkit.tokenizers.load import has_weights, load_tokenizer
-from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
+from rlkit.tokenizers.token_text import token_text
+from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, TokenPiece, Tokens, Tool, ToolCall, as_prompt, join
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message as CookbookMessage
@@ -98,6 +99,11 @@ class _TokenizerChat(ChatFormat):
     @override
     def decode(self, tokens: Tokens) -> str:
         return cast("str", self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    @override
+    def piece(self, token: int) -> TokenPiece:
+        is_special = not cast("str", self._tokenizer.decode([token], skip_special_tokens=True))
+        return TokenPiece(token_text(self._tokenizer, token) or f"<{token}>".encode(), is_special)
 
     @override
     def close_thinking(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:

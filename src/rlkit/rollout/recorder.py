@@ -26,6 +26,7 @@ from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.policy import ChatRequest, Limits, Policy, Sampler, SampleRequest
 from rlkit.rollout.validation import as_float
+from rlkit.token_records.messages import new_messages
 from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn, as_prompt, join
 
 INLINE_CHARS = 200_000
@@ -129,6 +130,8 @@ class RecordingPolicy(Policy):
         # Copies, so that an edit of a message in place counts as a rewritten conversation.
         before = () if earlier is None else earlier.messages
         segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
+        segment.turn = replace(segment.turn, messages=new_messages(segment.messages, segment.turn, self._turns))
+        self._turns[segment.index] = segment.turn
         segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
         replies = earlier.replies if earlier is not None and segment.turn.parent == earlier.index else ()
         segment.replies = (*replies, (segment.index, len(segment.messages)))

@@ -43,7 +43,8 @@ from rlkit.store.history import (
 from rlkit.store.journal import Journal, RecordKind, mark_retrieved
 from rlkit.store.metadata import RunMetadata
 from rlkit.store.table import RecordedGroup
-from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
+from rlkit.token_records.pieces import PieceWriter, pieces_path
+from rlkit.types import Checkpoint, Episode, Group, Json, TokenPiece
 
 
 class RunStore:
@@ -69,12 +70,11 @@ class RunStore:
             self.metadata = RunMetadata(directory, resolved, resume=resume)
             self.measured_steps = {step for step, _ in self.read_metrics()}
             """Steps whose metrics are written."""
-            self.checkpoints()  # report a damaged file before anything is written
+            checkpoints(directory)  # report a damaged file before anything is written
         except BaseException:
             self._lock.close()
             raise
         self._journal: Journal | None = None
-        self._decode: Callable[[Tokens], str] = lambda tokens: ""
         self._segments: dict[int, int] = {}  # draw → segment of the journal that records it
         self._draws: dict[int, DrawRecord] = {}
         self._attempts: dict[int, list[Episode]] = {}
@@ -92,14 +92,14 @@ class RunStore:
         self,
         initial: Mapping[str, Json],
         *,
-        decode: Callable[[Tokens], str],
+        piece: Callable[[int], TokenPiece],
         replay: Callable[[History], None] = lambda history: None,
     ) -> History:
         """Open the journal for writing, and return the history of the run so far.
 
         Args:
             initial: state of the task sources before the first draw of a new run.
-            decode: converts tokens to text, for people who read the tables.
+            piece: returns the text of a single token, for people who read the tables.
             replay: called with the history before anything is written; may reject it with an error.
 
         Raises:
@@ -116,9 +116,9 @@ class RunStore:
         }
         replay(history)
         self.metadata.mark_running(has_state=True)
-        self._decode = decode
+        self._pieces = PieceWriter(pieces_path(self.directory), piece)
         for path, groups in missing_tables.items():
-            table.write(path, groups, decode=decode)
+            self._write_table(path, groups)
         self.step = history.step
         self._journal = Journal(self.directory / "journal", segment=history.step + 1)
         # A lower bound: all outstanding draws were made after the state that the sources are restored to.
@@ -130,7 +130,7 @@ class RunStore:
     def _check_tables(self, history: History) -> None:
         """Check the tables of the steps after the last usable checkpoint, which a resumed run replays."""
         measured, now_s = self.find_last_measured_step(history.step), time.time()
-        usable = (saved.step for saved in self.checkpoints() if saved.expires is None or saved.expires > now_s)
+        usable = (saved.step for saved in checkpoints(self.directory) if saved.expires is None or saved.expires > now_s)
         first = max((step for step in usable if step <= measured), default=0) + 1
         for step in range(first, history.step + 1):
             path = table_path(self.directory, step)
@@ -186,7 +186,7 @@ class RunStore:
                 await asyncio.shield(earlier_writes)
             await asyncio.shield(synced)
             with files.report_write_errors(self.directory):
-                await in_thread(lambda: table.write(table_path(self.directory, step), recorded, decode=self._decode))
+                await in_thread(self._write_table, table_path(self.directory, step), recorded)
                 await in_thread(files.write_text, state_path(self.directory, step), state_text)
                 if was_retrying:
                     self.metadata.write()
@@ -235,7 +235,12 @@ class RunStore:
             for group, attempts in groups
         ]
         with files.report_write_errors(self.directory):
-            await in_thread(lambda: table.write(evaluation_path(self.directory, step), recorded, decode=self._decode))
+            await in_thread(self._write_table, evaluation_path(self.directory, step), recorded)
+
+    def _write_table(self, path: Path, groups: Sequence[RecordedGroup]) -> None:
+        turns = [turn for group in groups for episode in group.attempts for turn in episode.turns]
+        self._pieces.add(tokens for turn in turns for tokens in (turn.prompt.tokens, turn.completion))
+        table.write(path, groups)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a line to metrics.jsonl."""
@@ -260,10 +265,6 @@ class RunStore:
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Record in checkpoints.jsonl that a checkpoint was deleted."""
         self._append("checkpoints.jsonl", {"step": checkpoint.step, "deleted": checkpoint.state})
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints as `rlkit.store.checkpoints` does."""
-        return checkpoints(self.directory)
 
     @property
     def _writer(self) -> Journal:

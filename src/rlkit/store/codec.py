@@ -7,7 +7,7 @@ A value that JSON cannot hold comes back as its `repr`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -21,7 +21,9 @@ EPISODE_FIELDS = tuple(field.name for field in fields(Episode) if field.name != 
 """Fields of an episode except its turns."""
 
 TURN_FIELDS = ("stop", "version", "parent", "reward", "seconds", "request_id")
-"""Fields of a turn except its prompt and its arrays."""
+"""Fields of a turn except its prompt, its arrays and its messages."""
+
+_IMAGES = 2 + len(TURN_FIELDS)  # place of the images in a turn's header
 
 _HEADER_BYTES = 4
 _NO_MASK = np.empty(0, np.bool_)
@@ -34,7 +36,7 @@ def encode(episode: Episode) -> bytes:
 
     Tokens are int32, log-probabilities float32, masks one bit per token; everything is little-endian. The header of a
     turn is a list, because a list is written faster than an object: the lengths of prompt and completion,
-    `TURN_FIELDS`, and start, length, bytes and format of each image.
+    `TURN_FIELDS`, start, length, bytes and format of each image, and the messages.
     """
     turns = episode.turns
     header: dict[str, object] = {name: getattr(episode, name) for name in EPISODE_FIELDS}
@@ -44,6 +46,7 @@ def encode(episode: Episode) -> bytes:
             len(turn.completion),
             *_turn_values(turn),
             [(image.start, image.length, len(image.data), image.format) for image in turn.prompt.images],
+            turn.messages,
         )
         for turn in turns
     ]
@@ -80,7 +83,8 @@ def decode(data: bytes) -> Episode:
     sampled = np.split(mask, np.cumsum(sizes)[:-1]) if heads else []
     images = [
         tuple(
-            Image(start, length, read_array("u1", size).tobytes(), format_) for start, length, size, format_ in head[-1]
+            Image(start, length, read_array("u1", size).tobytes(), format_)
+            for start, length, size, format_ in head[_IMAGES]
         )
         for head in heads
     ]
@@ -90,13 +94,14 @@ def decode(data: bytes) -> Episode:
             completion=completions[i],
             logprobs=logprobs[i],
             sampled_mask=sampled[i],
-            **dict(zip(TURN_FIELDS, head[2:-1], strict=True)),
+            **dict(zip(TURN_FIELDS, head[2:_IMAGES], strict=True)),
+            messages=tuple(head[_IMAGES + 1]) if len(head) > _IMAGES + 1 else (),  # earlier releases have none
         )
         for i, head in enumerate(heads)
     ]
     return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS})
 
 
-def to_json(value: Mapping[str, object]) -> str:
+def to_json(value: Mapping[str, object] | Sequence[object]) -> str:
     """Return JSON on one line; a value that JSON cannot represent is written as its `repr`."""
     return _ENCODER.encode(value) if value else "{}"  # most mappings are empty

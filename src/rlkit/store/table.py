@@ -14,24 +14,20 @@ exclude the footer.
 from __future__ import annotations
 
 import json
-import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-# Arrow's own allocator asks for huge pages; clearing them takes longer than writing a table.
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit._util import files
 from rlkit.store.codec import EPISODE_FIELDS, TURN_FIELDS, to_json
-from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
+from rlkit.token_records.list_columns import join_arrays, make_lists, row_ends, split_lists
+from rlkit.types import Episode, Group, Image, Prompt, Turn
 
 _IMAGE = pa.struct(
     [("start", pa.int32()), ("length", pa.int32()), ("format", pa.string()), ("data", pa.large_binary())]
@@ -42,8 +38,7 @@ _TURN = pa.struct(
         ("completion", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),
         ("sampled", pa.list_(pa.bool_())),
-        ("prompt_text", pa.large_string()),
-        ("completion_text", pa.large_string()),
+        ("messages", pa.large_string()),
         ("images", pa.list_(_IMAGE)),
         ("stop", pa.string()),
         ("version", pa.int32()),
@@ -80,7 +75,7 @@ SCHEMA = pa.schema(
 - `position`: index of the group in the step.
 - `counts`: false if another group replaced this group.
 - `final`: true for the last attempt of each member.
-- `metrics`, `info`: JSON.
+- `metrics`, `info`, `messages`: JSON.
 """
 
 _COLUMNS = SCHEMA.names[:-1]
@@ -109,8 +104,8 @@ class RecordedGroup:
     attempts: Sequence[Episode]
 
 
-def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Tokens], str]) -> None:
-    """Write the groups of a step atomically; `decode` converts tokens to text for people."""
+def write(path: Path, groups: Sequence[RecordedGroup]) -> None:
+    """Write the groups of a step atomically."""
     rows = [(position, group, episode) for position, group in enumerate(groups) for episode in group.attempts]
     final = {id(episode) for group in groups for episode in group.group.episodes}
     episodes = [episode for _, _, episode in rows]
@@ -124,8 +119,8 @@ def write(path: Path, groups: Sequence[RecordedGroup], *, decode: Callable[[Toke
         **{name: [getattr(episode, name) for episode in episodes] for name in _COPIED_FIELDS},
     }
     arrays = [pa.array(columns[name], SCHEMA.field(name).type) for name in _COLUMNS]
-    turns = _encode_turns([turn for episode in episodes for turn in episode.turns], decode)
-    arrays.append(_make_lists(turns, [len(episode.turns) for episode in episodes]))
+    turns = _encode_turns([turn for episode in episodes for turn in episode.turns])
+    arrays.append(make_lists(turns, [len(episode.turns) for episode in episodes]))
     buffer = pa.BufferOutputStream()
     pq.write_table(
         pa.Table.from_arrays(arrays, schema=SCHEMA),
@@ -144,15 +139,16 @@ def read_table(path: Path) -> list[RecordedGroup]:
     """Return the groups that `write` wrote; raise `ValueError` if the file is damaged."""
     data = path.read_bytes()
     check_checksum(data)
-    columns = pq.read_table(pa.BufferReader(data), schema=SCHEMA)
+    columns = pq.read_table(pa.BufferReader(data))
     rows = cast("list[dict[str, Any]]", columns.drop_columns("turns").to_pylist())
     turns = columns.column("turns").combine_chunks()
-    offsets = [0, *np.cumsum(turns.value_lengths().to_numpy(zero_copy_only=False)).tolist()] if rows else []
     all_turns = _decode_turns(turns.flatten())
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
-    for row, (start, end) in zip(rows, pairwise(offsets), strict=True):
+    for row, (start, end) in zip(rows, pairwise(row_ends(turns)), strict=True):
         row |= {name: json.loads(row[name]) for name in ("metrics", "info")}
-        episode = Episode(turns=tuple(all_turns[start:end]), **{name: row[name] for name in EPISODE_FIELDS})
+        episode = Episode(
+            turns=tuple(all_turns[start:end]), **{name: row[name] for name in EPISODE_FIELDS if name in row}
+        )
         groups.setdefault(row["position"], []).append((row, episode))
     return [_make_group(groups[position]) for position in sorted(groups)]
 
@@ -183,43 +179,30 @@ def _make_group(rows: Sequence[tuple[dict[str, Any], Episode]]) -> RecordedGroup
     return RecordedGroup(group, first["counts"], [episode for _, episode in rows])
 
 
-def _encode_turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructArray:
-    completions = [turn.completion for turn in turns]
+def _encode_turns(turns: Sequence[Turn]) -> pa.StructArray:
     images = [asdict(image) for turn in turns for image in turn.prompt.images]
     fields: list[Any] = [
-        _concatenate([turn.prompt.tokens for turn in turns], pa.int32()),
-        _concatenate(completions, pa.int32()),
-        _concatenate([turn.logprobs for turn in turns], pa.float32()),
-        _concatenate([turn.sampled_mask for turn in turns], pa.bool_()),
-        pa.array([decode(_text_tokens(turn.prompt)) for turn in turns], pa.large_string()),
-        pa.array([decode(tokens) for tokens in completions], pa.large_string()),
-        _make_lists(pa.array(images, _IMAGE), [len(turn.prompt.images) for turn in turns]),
+        join_arrays([turn.prompt.tokens for turn in turns], pa.int32()),
+        join_arrays([turn.completion for turn in turns], pa.int32()),
+        join_arrays([turn.logprobs for turn in turns], pa.float32()),
+        join_arrays([turn.sampled_mask for turn in turns], pa.bool_()),
+        pa.array([to_json(turn.messages) if turn.messages else None for turn in turns], pa.large_string()),
+        make_lists(pa.array(images, _IMAGE), [len(turn.prompt.images) for turn in turns]),
         *(pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type) for name in TURN_FIELDS),
     ]
     return pa.StructArray.from_arrays(fields, fields=list(_TURN))
 
 
-def _text_tokens(prompt: Prompt) -> Tokens:
-    return prompt.tokens[prompt.tokens != IMAGE_TOKEN] if prompt.images else prompt.tokens
-
-
-def _concatenate(arrays: Sequence[Any], kind: pa.DataType) -> pa.ListArray:
-    values = np.concatenate(arrays) if arrays else np.empty(0)
-    return _make_lists(pa.array(values, kind), [len(array) for array in arrays])
-
-
-def _make_lists(values: pa.Array, lengths: Sequence[int]) -> pa.ListArray:
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, values)
-
-
 def _decode_turns(turns: pa.StructArray) -> list[Turn]:
-    fields = dict(zip(_TURN.names, turns.flatten(), strict=True))
+    fields = dict(zip((field.name for field in turns.type), turns.flatten(), strict=True))
     prompts, completions, logprobs, sampled = (
-        _split(fields[name]) for name in ("prompt", "completion", "logprobs", "sampled")
+        split_lists(fields[name]) for name in ("prompt", "completion", "logprobs", "sampled")
     )
     images = cast("list[list[dict[str, Any]]]", fields["images"].to_pylist())
     copied = {name: fields[name].to_pylist() for name in TURN_FIELDS}
+    # Tables of earlier releases have no messages.
+    texts = fields["messages"].to_pylist() if "messages" in fields else [None] * len(prompts)
+    messages = [() if text is None else tuple(json.loads(text)) for text in cast("list[str | None]", texts)]
     return [
         Turn(
             prompt=Prompt(prompts[i], tuple(Image(**image) for image in images[i])),
@@ -227,12 +210,7 @@ def _decode_turns(turns: pa.StructArray) -> list[Turn]:
             logprobs=logprobs[i],
             sampled_mask=sampled[i],
             **{name: values[i] for name, values in copied.items()},
+            messages=messages[i],
         )
         for i in range(len(prompts))
     ]
-
-
-def _split(lists: pa.ListArray) -> list[Any]:
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    ends = np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))
-    return np.split(values, ends[:-1]) if len(lists) else []

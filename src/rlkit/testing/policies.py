@@ -22,7 +22,19 @@ from rlkit.chat.format import ChatFormat, ParsedReply, parse_text
 from rlkit.errors import UsageError
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.types import Completion, Json, Message, Prompt, Sampling, StopReason, Tokens, Tool, ToolCall, as_prompt
+from rlkit.types import (
+    Completion,
+    Json,
+    Message,
+    Prompt,
+    Sampling,
+    StopReason,
+    TokenPiece,
+    Tokens,
+    Tool,
+    ToolCall,
+    as_prompt,
+)
 
 MAX_TOKENS = 1 << 20
 """Default of `max_tokens`: larger than any script, so that no reply is truncated by accident."""
@@ -71,6 +83,10 @@ class ByteChat(ChatFormat):
         is_plain = np.asarray(tokens, np.int32).view(np.uint32) < BEGIN  # unsigned, a negative token is large
         plain = tokens if np.count_nonzero(is_plain) == len(tokens) else tokens[is_plain]
         return plain.astype(np.uint8).tobytes().decode(errors="replace")
+
+    def piece(self, token: int) -> TokenPiece:  # noqa: D102  inherited
+        names = {BEGIN: "<begin>", END: "<end>"} | {number: f"<{role}>" for role, number in ROLES.items()}
+        return TokenPiece(names[token].encode(), True) if token in names else TokenPiece(bytes([token]), False)
 
     def _render_message(self, role: str, body: str) -> list[Tokens]:
         return [_special(ROLES[role]), self.encode(body), _special(END), self.encode("\n")]

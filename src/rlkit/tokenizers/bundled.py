@@ -93,6 +93,11 @@ class PackagedTokenizer:
             tokens = [token for token in tokens if token not in self._dropped]
         return self._vocabulary.decode(tokens)
 
+    def decode_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token; U+FFFD if the package does not tell them and they are no whole character."""
+        decode = getattr(self._vocabulary, "decode_bytes", None)
+        return self._vocabulary.decode([token]).encode() if decode is None else bytes(decode([token]))
+
     def convert_tokens_to_ids(self, tokens: str) -> int | None:
         """Return the id of a special token; None for other text."""
         return self._special.get(tokens)

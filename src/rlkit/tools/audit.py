@@ -4,8 +4,9 @@ Invariant: the check shares no code with the construction of training data. `rlk
 sequences from the recorded episodes, with turn numbers in place of advantages. The audit then searches for each token
 in the recorded turns, by comparing prefixes.
 
-The data sent to the service is not recorded, but the same code builds it from the same episodes. Estimators and
-penalties change only advantages, not tokens, log-probabilities or masks.
+Tokens sent to the service are not recorded, but the same code builds them from the same episodes. Estimators and
+penalties change only advantages, not tokens, log-probabilities or masks. The recorded advantages and log-probabilities
+of the trainer must belong to exactly these tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.advantages import as_estimator
-from rlkit.algorithms.datums import OverlongAction, Preparation
+from rlkit.algorithms.datums import OverlongAction, Preparation, PreparedGroup
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.run_config import find_run, find_run_config
 from rlkit.store.history import load_history
+from rlkit.token_records.updates import RecordedUpdate, read_update, update_path
 from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 
@@ -83,12 +85,14 @@ async def audit(
     history, audits = load_history(directory), dict[str, Audit]()
     steps_by_draw = defaultdict[str, dict[int, list[int]]](lambda: defaultdict(list))  # by environment
     for step in range(1, history.step + 1):
+        updates = read_update(update_path(directory, step))
         for member in history.groups(step):
             name, group = member.group.env, member.group
             steps_by_draw[name][group.draw].append(step)
             if not member.is_trained:
                 continue
-            group_audit = await audit_group(group, max_tokens=max_tokens, overlong=overlong)
+            recorded = updates.get(group.draw)
+            group_audit = await audit_group(group, max_tokens=max_tokens, overlong=overlong, recorded=recorded)
             if group_audit.mismatch is not None:
                 group_audit = Audit(mismatch=f"step {step}, {name}, task {group.task}: {group_audit.mismatch}")
             audits[name] = audits.get(name, Audit()) + group_audit
@@ -124,11 +128,37 @@ def _render_ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-async def audit_group(group: Group, *, max_tokens: int | None = None, overlong: OverlongAction = "truncate") -> Audit:
-    """Rebuild a group's training sequences and check them."""
+async def audit_group(
+    group: Group,
+    *,
+    max_tokens: int | None = None,
+    overlong: OverlongAction = "truncate",
+    recorded: RecordedUpdate | None = None,
+) -> Audit:
+    """Rebuild a group's training sequences and check them, and the record of the update if there is one."""
     estimators = {group.env: as_estimator(_number_turns)}
     numbered = Preparation(estimators, every_sequence=True, max_tokens=max_tokens, overlong=overlong)
-    return check(group, (await numbered.prepare(group)).data, whole=max_tokens is None)
+    prepared = await numbered.prepare(group)
+    if recorded is not None and (problem := _find_record_mismatch(prepared, recorded)) is not None:
+        return Audit(mismatch=problem)
+    return check(group, prepared.data, whole=max_tokens is None)
+
+
+def _find_record_mismatch(prepared: PreparedGroup, recorded: RecordedUpdate) -> str | None:
+    """Return the first difference of a recorded update from the rebuilt sequences, or None."""
+    masks = {path: datum.mask for path, datum in zip(prepared.paths, prepared.data, strict=True)}
+    for sequence in recorded.sequences:
+        place = f"the recorded sequence of member {sequence.member} up to turn {sequence.turn}"
+        mask = masks.pop((sequence.member, sequence.turn), None)
+        if mask is None:
+            return f"{place} is no training sequence"
+        if not np.array_equal(mask, sequence.mask):
+            return f"{place} has other trained tokens than its episode"
+        if not len(sequence.advantages) == len(sequence.logprobs) == np.count_nonzero(mask):
+            return f"{place} lacks advantages or log-probabilities of the trainer"
+        if not np.isfinite(sequence.advantages).all():
+            return f"{place} has an advantage that is not finite"
+    return None
 
 
 def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:

@@ -21,7 +21,7 @@ from rlkit.config.loading.secrets import clean
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlkit.types import Json
+    from rlkit.types import Json, TokenPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RecordedTurn:
     """A turn of a rollout, as text.
 
     Args:
-        prompt: text after the previous turn's completion.
+        prompt: text after the parent's completion, with the names of special tokens.
         version: version of the weights that sampled the completion.
         parent: index of the turn that this turn extends, if any.
         tokens: numbers of tokens of the prompt and the completion.
@@ -157,23 +157,28 @@ class StepReader:
 
 
 _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "reward", "error", "seconds", "metrics"]
-_TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward", "parent", "prompt", "completion"]
+_TURN_COLUMNS = ["stop", "version", "reward", "parent", "prompt", "completion"]
 
 
 def read_rollouts(path: Path) -> list[RecordedRollout]:
-    """Return the rollouts in a table of episodes, without attempts that were retried."""
+    """Return the rollouts in a table of episodes of a run, without attempts that were retried."""
     import pyarrow.parquet as pq
+
+    from rlkit.token_records.pieces import pieces_path, read_pieces
 
     columns = [*_COLUMNS, "info", *(f"turns.list.element.{name}" for name in _TURN_COLUMNS)]
     try:
         rows = cast("list[dict[str, Any]]", pq.ParquetFile(path).read(columns).to_pylist())
+        pieces = read_pieces(pieces_path(path.parents[2]))
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
     rows = sorted((row for row in rows if row["final"]), key=lambda row: (row["position"], row["member"]))
-    return [_rollout(row) for row in rows]
+    return [_rollout(row, pieces) for row in rows]
 
 
-def _rollout(row: Mapping[str, Any]) -> RecordedRollout:
+def _rollout(row: Mapping[str, Any], pieces: Mapping[int, TokenPiece]) -> RecordedRollout:
+    from rlkit.token_records.pieces import decode_pieces
+
     return RecordedRollout(
         env=row["env"],
         task=clean(row["task"]),
@@ -186,8 +191,16 @@ def _rollout(row: Mapping[str, Any]) -> RecordedRollout:
         metrics=json.loads(row["metrics"]),
         info=cast("Mapping[str, Json]", map_text(json.loads(row["info"]), clean, keys=True)),
         turns=tuple(
-            RecordedTurn(clean(text), clean(reply), stop, version, reward, parent, (len(prompt), len(completion)))
-            for text, reply, stop, version, reward, parent, prompt, completion in (
+            RecordedTurn(
+                clean(decode_pieces(pieces, prompt)),
+                clean(decode_pieces(pieces, completion, with_special=False)),
+                stop,
+                version,
+                reward,
+                parent,
+                (len(prompt), len(completion)),
+            )
+            for stop, version, reward, parent, prompt, completion in (
                 [turn[name] for name in _TURN_COLUMNS] for turn in row["turns"] or ()
             )
         ),

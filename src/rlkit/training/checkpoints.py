@@ -16,7 +16,7 @@ from rlkit.config.schema.operation import CheckpointConfig
 from rlkit.errors import RlkitError, UsageError
 from rlkit.service import Learner
 from rlkit.service.watch import ServiceWatch
-from rlkit.store import RunStore
+from rlkit.store import RunStore, checkpoints
 from rlkit.trackers import Broadcast
 from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint
@@ -54,7 +54,7 @@ class CheckpointSaver:
 
     def resume_from(self, step: int, *, newest_tried: int) -> None:
         """Record that the weights of `step` were loaded, and that later checkpoints up to `newest_tried` are lost."""
-        recorded = self.store.checkpoints()
+        recorded = checkpoints(self.store.directory)
         self._lost_states |= {saved.state for saved in recorded if step < saved.step <= newest_tried}
         self.newest = next((saved for saved in reversed(self.usable) if saved.step == step), None)
 
@@ -117,7 +117,7 @@ class CheckpointSaver:
     @property
     def usable(self) -> list[Checkpoint]:
         """Recorded checkpoints that the service is not known to have lost."""
-        return [saved for saved in self.store.checkpoints() if saved.state not in self._lost_states]
+        return [saved for saved in checkpoints(self.store.directory) if saved.state not in self._lost_states]
 
     async def _delete_later(self, saved: Checkpoint) -> None:
         try:

@@ -19,6 +19,7 @@ from rlkit.errors import ServiceError
 from rlkit.metrics.metrics import batch_metrics, group_metrics, update_metrics
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, ServiceWatch
+from rlkit.token_records.updates import record_update
 from rlkit.training.groups import Groups, PendingStep
 from rlkit.training.resume import WeightsLoader
 from rlkit.training.run import Run, TrainedStep
@@ -117,13 +118,13 @@ class PolicyLearner:
             ServiceError: the service failed repeatedly, or for too long.
         """
         submission, groups = self._submissions[0], self.groups
-        sampler, metrics = await self._retry_from_checkpoint(
+        sampler, metrics, recorded = await self._retry_from_checkpoint(
             lambda: self._wait_for_update(step.number, step.groups, submission.update, current=groups.newest_sampler),
             last_trained=step.number - 1,
         )
         self._submissions.popleft()
         self.step = self.run.step = step.number  # the weights have changed, even if that cannot be recorded
-        return TrainedStep(sampler, metrics, submission.checkpoint)
+        return TrainedStep(sampler, metrics, recorded, submission.checkpoint)
 
     async def save(self) -> None:
         """Save the weights of the last trained step, unless they are saved; drop later steps.
@@ -191,19 +192,21 @@ class PolicyLearner:
 
     async def _wait_for_update(
         self, step: int, groups: Sequence[StepGroup], update: StepUpdate, *, current: PatientSampler | None
-    ) -> tuple[PatientSampler, dict[str, float]]:
-        """Wait for the weights of a step; return a sampler of them, and the metrics of the step."""
+    ) -> tuple[PatientSampler, dict[str, float], asyncio.Task[None]]:
+        """Wait for the weights of a step; return their sampler, its metrics, and a task that records its sequences."""
         played = [group.played.prepared.group for group in groups]
         # For a million tokens, these calls would block the event loop.
         metrics = await in_thread(lambda: group_metrics(played, prefix="env") | batch_metrics(groups, version=step - 1))
         result = await update.wait(self.watch)
+        prepared, estimators = [group.played.prepared for group in groups], self.groups.preparation.estimators
+        recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)
         if result is None:
             self.run.note(f"step {step}: the rewards within each group are equal, so there is nothing to learn")
             unchanged = current or await self._make_sampler()
-            return PatientSampler(unchanged.sampler, self.watch, step), {**metrics, "optim/skipped": 1.0}
+            return PatientSampler(unchanged.sampler, self.watch, step), {**metrics, "optim/skipped": 1.0}, recorded
         sampler, update_result = result
         agreement = await in_thread(update_metrics, update_result)
-        return PatientSampler(sampler, self.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
+        return PatientSampler(sampler, self.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}, recorded
 
     async def _replay_next(self) -> None:
         """Replay the next step of the run, if there is one, and save its weights if a checkpoint is due."""
@@ -238,10 +241,11 @@ class PolicyLearner:
                     groups.append(StepGroup(await self.groups.prepare(recorded.group), recorded.is_trained))
                     update.add(groups[-1].played.prepared, is_trained=recorded.is_trained)
                 update.finish()
-                sampler, metrics = await self._wait_for_update(number, groups, update, current=sampler)
+                sampler, metrics, recorded = await self._wait_for_update(number, groups, update, current=sampler)
             finally:
                 update.cancel()
             self.step = number
+            await recorded
             if with_reports and not run.reporter.has_report(number):
                 task_metrics = self.groups.recorded_task_metrics.get(number, {})
                 run.begin_report(number, {**metrics, **task_metrics}, sampler)

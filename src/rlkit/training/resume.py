@@ -15,7 +15,7 @@ from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.rollout.player import GroupProgress
 from rlkit.service import Learner, Service
-from rlkit.store import RunStore
+from rlkit.store import RunStore, checkpoints
 from rlkit.store.history import DrawRecord, History, StepRecord, state_path
 from rlkit.tasks.sources import Mixture
 
@@ -160,7 +160,7 @@ class WeightsLoader:
             The learner, and the step of its weights.
         """
         config, seed = self.config, derive_seed(self.config.seed, "adapter")
-        candidates = [saved for saved in self.store.checkpoints() if saved.step <= last_step]
+        candidates = [saved for saved in checkpoints(self.store.directory) if saved.step <= last_step]
         candidates.sort(key=lambda saved: saved.step)
         for saved in reversed(candidates):  # the last checkpoint of a step replaces unusable checkpoints of it
             if saved.expires is not None and saved.expires < time.time():

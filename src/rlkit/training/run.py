@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from rlkit._util.threads import in_thread
 from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import Estimate
 from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics
-from rlkit.metrics.metrics import throughput
+from rlkit.metrics.step_timer import StepTimer
 from rlkit.policy import Sampler
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
@@ -36,11 +36,13 @@ class TrainedStep:
     Args:
         sampler: samples from the new weights.
         metrics: metrics of the groups, the batch and the update.
+        recorded: waits until the training sequences are on the disk.
         checkpoint: requested checkpoint of the new weights, if one is due.
     """
 
     sampler: PatientSampler
     metrics: Mapping[str, float]
+    recorded: Awaitable[None]
     checkpoint: PendingCheckpoint | None = None
 
 
@@ -91,6 +93,7 @@ class Run:
             Exception: an earlier report, or an evaluation, failed.
         """
         usage = self.budget.metrics()  # before any await, so that a slow disk does not change it
+        await trained.recorded
         if trained.checkpoint is not None:
             self.checkpoints.record(step.number, trained.checkpoint)
         await in_thread(self.budget.write)
@@ -174,28 +177,3 @@ class Run:
         if not await self.groups.is_last(step) or self.is_ending or self.slots.close_reason is not None:
             return {}
         return await self._evaluate(step, sampler, rank)
-
-
-class StepTimer:
-    """Duration of each step, measured from the end of the previous step."""
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-        self._clock = asyncio.get_running_loop().time
-        self.start()
-
-    def start(self) -> None:
-        """Start to time the next step."""
-        self._start_s, self._start_busy_s = self._clock(), self._slots.busy_s
-
-    def lap(self, complete_s: float, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics `time/…` of the step that ends now, whose last group was ready at `complete_s`."""
-        start_s, start_busy_s = self._start_s, self._start_busy_s
-        self.start()
-        seconds, busy_s = self._start_s - start_s, self._start_busy_s - start_busy_s
-        return {
-            "time/sample_s": max(complete_s - start_s, 0.0),
-            "time/train_s": self._start_s - max(complete_s, start_s),
-            "time/step_s": seconds,
-            **throughput(metrics, seconds=seconds, busy_s=busy_s, slots=self._slots.count),
-        }

@@ -141,13 +141,12 @@ class StepUpdate:
             **_merge(reports, [1] * len(reports)),
         }
         rate = self._recipe.rate.at(self._version)
-        return self._sampler.result(), UpdateResult(tuple(self._data), logprobs, metrics, self._recipe.loss, rate)
+        return self._sampler.result(), UpdateResult(tuple(self._groups), logprobs, metrics, self._recipe.loss, rate)
 
     def _reset(self, learner: Learner | None) -> None:
         self._learner = learner
         self._included_groups = self._substeps = 0
         self._unrequested: list[Datum] = []
-        self._data: list[Datum] = []
         self._gradient_tokens: list[tuple[asyncio.Future[Gradient], int]] = []
         self._has_new_gradient = False
         self._requests: list[_Request] = []
@@ -185,7 +184,6 @@ class StepUpdate:
             gradient.add_done_callback(self._request_next_gradient)
         self._gradient_tokens.append((gradient, sum(len(datum.targets) for datum in self._unrequested)))
         self._requests.append(gradient)
-        self._data += self._unrequested
         self._unrequested = []
         self._has_new_gradient = True
 

@@ -231,7 +231,7 @@ class RLTrainer(Trainer):
         waiting_tasks = list[Task]()
         history = store.open(
             self._sources.state_dict(),
-            decode=chat.decode,
+            piece=chat.piece,
             replay=lambda history: waiting_tasks.extend(redraw_tasks(history, self._sources)),
         )
         with files.report_write_errors(store.directory):

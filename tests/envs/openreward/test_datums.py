@@ -64,7 +64,7 @@ def test_only_sampled_tokens_have_advantages(worlds: Served, seed: int, keeps_th
     for episode in group.episodes:
         assert episode.error is None
         turn_advantages = np.arange(1.0, len(episode.turns) + 1)  # an advantage that says which turn it is of
-        data = list(episode_data(episode, turn_advantages))
+        data = [datum for _, datum in episode_data(episode, turn_advantages)]
         trained = {number: list[int]() for number in range(1, len(episode.turns) + 1)}
         for datum in data:
             assert np.array_equal(datum.prompt.tokens[1:], datum.targets[:-1]), "a target is the token that comes next"

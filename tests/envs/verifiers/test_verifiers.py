@@ -79,7 +79,7 @@ def test_a_run_has_the_rewards_of_verifiers_own_evaluation(byte_model_dir: Path,
     rewards, replies = defaultdict[str, list[float]](list), defaultdict[str, list[str]](list)
     for row in rows:
         rewards[row["task"]].append(row["reward"])
-        replies[row["task"]].append(row["turns"][0]["completion_text"].removesuffix("<eos>"))
+        replies[row["task"]].append(json.loads(row["turns"][0]["messages"])[-1]["content"])
     assert [len(values) for values in rewards.values()] == [2, 2, 2, 2]
     assert len({reward for values in rewards.values() for reward in values}) > 1
     (program,) = (tmp_path / "cache").rglob("bin/vf-eval")

@@ -1,0 +1,40 @@
+# pyarrow has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false
+"""Columns of lists in Parquet tables, made from numpy arrays without Python objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+    # Arrow's own allocator asks for huge pages; clearing them takes longer than writing a table.
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+def join_arrays(arrays: Sequence[Any], kind: pa.DataType) -> pa.ListArray:
+    """Return a column whose rows are the given arrays."""
+    values = np.concatenate(arrays) if arrays else np.empty(0)
+    return make_lists(pa.array(values, kind), [len(array) for array in arrays])
+
+
+def make_lists(values: pa.Array, lengths: Sequence[int]) -> pa.ListArray:
+    """Return a column whose rows are consecutive parts of `values`."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+def split_lists(lists: pa.ListArray) -> list[Any]:
+    """Return the rows of a column of numbers as arrays."""
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    ends = np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))
+    return np.split(values, ends[:-1]) if len(lists) else []
+
+
+def row_ends(lists: pa.ListArray) -> list[int]:
+    """Return 0 and the end of each row among all values."""
+    return [0, *np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)).tolist()]

@@ -1,0 +1,212 @@
+# pyarrow has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false
+"""updates/000012.parquet: the training sequences of a step, one row per group.
+
+    duckdb.sql("select step, env, task, estimator, baseline from 'RUN/updates/*.parquet'")
+
+Invariant: a file holds the advantage and the trainer's log-probability of each token that the step trained on, as they
+were sent and received. Its rows have the order of the groups in the step's table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlkit._util import files
+from rlkit._util.threads import in_thread
+from rlkit.errors import UsageError
+from rlkit.token_records.list_columns import make_lists, row_ends, split_lists
+
+if TYPE_CHECKING:
+    from rlkit.algorithms.datums import PreparedGroup, UpdateResult
+    from rlkit.algorithms.estimator import Estimator
+    from rlkit.types import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedSequence:
+    """A training sequence.
+
+    Args:
+        position: its place among all sequences of the step.
+        member: its episode in the group.
+        turn: index of its last turn in the episode; it holds this turn and all turns before it in its segment.
+        mask: [N] bool, True for targets that were trained.
+        advantages: [M] float32 for the M trained targets, after shaping, penalties and normalisation.
+        logprobs: [M] float32, the trainer's log-probabilities before the optimiser step.
+    """
+
+    position: int
+    member: int
+    turn: int
+    mask: Bools
+    advantages: Floats
+    logprobs: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedUpdate:
+    """A group of a step, with its training sequences.
+
+    Args:
+        estimator: title of the advantage estimator.
+        baseline: reward whose advantage is 0; None if the advantages are no straight line over the rewards.
+    """
+
+    draw: int
+    env: str
+    estimator: str
+    baseline: float | None
+    sequences: Sequence[RecordedSequence]
+
+
+def update_path(directory: Path, step: int) -> Path:
+    """Return the path of the training sequences of a step."""
+    return directory / "updates" / f"{step:06d}.parquet"
+
+
+def record_update(
+    directory: Path,
+    step: int,
+    groups: Sequence[PreparedGroup],
+    result: UpdateResult | None,
+    *,
+    estimators: Mapping[str, Estimator],
+) -> asyncio.Task[None]:
+    """Write a step in the background; awaiting raises `RunFailed` if the disk is full. Arguments as in `write_update`.
+
+    Args:
+        directory: folder of the run.
+    """
+    path, titles = update_path(directory, step), {name: estimator.title for name, estimator in estimators.items()}
+
+    async def write() -> None:
+        with files.report_write_errors(directory):
+            await in_thread(lambda: write_update(path, step, groups, result, estimators=titles))
+
+    task = asyncio.create_task(write())
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # raised where it is awaited, if it is
+    return task
+
+
+def write_update(
+    path: Path,
+    step: int,
+    groups: Sequence[PreparedGroup],
+    result: UpdateResult | None,
+    *,
+    estimators: Mapping[str, str],
+) -> None:
+    """Write a step atomically.
+
+    Args:
+        groups: all groups of the step.
+        result: result of the training; None if nothing was trained.
+        estimators: title of the estimator of each environment.
+    """
+    # Groups as they were trained, because estimators of whole steps change their advantages, and the places of their
+    # sequences.
+    trained: dict[int, tuple[PreparedGroup, range]] = {}
+    count = 0
+    for group in result.groups if result is not None else ():
+        trained[group.group.draw] = group, range(count, count + len(group.data))
+        count += len(group.data)
+    rows = [trained.get(group.group.draw, (group, range(0))) for group in groups]
+    columns: dict[str, Any] = {
+        "step": pa.array([step] * len(rows), pa.int32()),
+        "draw": pa.array([group.group.draw for group, _ in rows], pa.int64()),
+        "env": pa.array([group.group.env for group, _ in rows]),
+        "task": pa.array([group.group.task for group, _ in rows]),
+        "estimator": pa.array([estimators.get(group.group.env) for group, _ in rows], pa.string()),
+        "baseline": pa.array([_find_baseline(group) for group, _ in rows], pa.float64()),
+        "sequences": make_lists(_encode_sequences(rows, result), [len(places) for _, places in rows]),
+    }
+    buffer = io.BytesIO()
+    pq.write_table(
+        pa.table(columns),
+        buffer,
+        compression="zstd",
+        use_dictionary=["env", "task", "estimator", "sequences.list.element.advantages.list.element"],  # pyright: ignore[reportArgumentType]  accepts column names, too
+        write_statistics=["step", "draw"],  # pyright: ignore[reportArgumentType]  accepts column names, too
+        column_encoding={"sequences.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
+        write_batch_size=2**16,  # values; the default of 1,024 makes a hundred calls for a column of tokens
+    )
+    files.write_bytes(path, buffer.getvalue())
+
+
+def read_update(path: Path) -> dict[int, RecordedUpdate]:
+    """Return the groups in a file by draw; none if it does not exist; raise `UsageError` if it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        table = pq.ParquetFile(path).read()
+        rows = cast("list[dict[str, Any]]", table.drop_columns("sequences").to_pylist())
+        lists = table.column("sequences").combine_chunks()
+        ends = row_ends(lists)
+        sequences = _decode_sequences(lists.flatten())
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    return {
+        row["draw"]: RecordedUpdate(
+            row["draw"], row["env"], row["estimator"] or "", row["baseline"], sequences[start:end]
+        )
+        for row, (start, end) in zip(rows, pairwise(ends), strict=True)
+    }
+
+
+def _encode_sequences(rows: Sequence[tuple[PreparedGroup, range]], result: UpdateResult | None) -> pa.StructArray:
+    positions = [position for _, places in rows for position in places]
+    data = [datum for group, places in rows if places for datum in group.data]
+    paths = [path for group, places in rows if places for path in group.paths]
+    logprobs = [] if result is None else [result.logprobs[position] for position in positions]
+    masks, no_floats = [datum.mask for datum in data], np.empty(0, np.float32)
+    counts = [int(np.count_nonzero(mask)) for mask in masks]
+    mask = np.concatenate([np.empty(0, np.bool_), *masks])
+    return pa.StructArray.from_arrays(
+        [
+            pa.array(positions, pa.int32()),
+            pa.array([member for member, _ in paths], pa.int32()),
+            pa.array([turn for _, turn in paths], pa.int32()),
+            make_lists(pa.array(mask), [len(mask) for mask in masks]),
+            make_lists(pa.array(np.concatenate([no_floats, *[datum.advantages for datum in data]])[mask]), counts),
+            make_lists(pa.array(np.concatenate([no_floats, *logprobs], dtype=np.float32)[mask]), counts),
+        ],
+        names=["position", "member", "turn", "mask", "advantages", "logprobs"],
+    )
+
+
+def _find_baseline(group: PreparedGroup) -> float | None:
+    """Return the reward whose advantage is 0, if the advantages are a straight line over the rewards; None if not."""
+    pairs = [
+        (episode.reward, float(row[0]))
+        for episode, row in zip(group.group.episodes, group.advantages, strict=True)
+        if episode.reward is not None and not episode.masked and len(row)
+    ]
+    if not pairs or any(np.ptp(row) > 0 for row in group.advantages if len(row)):
+        return None
+    rewards, advantages = np.array(pairs).T
+    low, high = int(rewards.argmin()), int(rewards.argmax())
+    if rewards[low] == rewards[high]:
+        return None if advantages.any() else float(rewards[low])
+    slope = (advantages[high] - advantages[low]) / (rewards[high] - rewards[low])
+    line = advantages[low] + slope * (rewards - rewards[low])
+    if not slope or not np.allclose(line, advantages, rtol=1e-6, atol=1e-9 * np.abs(advantages).max()):
+        return None
+    return float(rewards[low] - advantages[low] / slope)
+
+
+def _decode_sequences(sequences: pa.StructArray) -> list[RecordedSequence]:
+    fields = dict(zip((field.name for field in sequences.type), sequences.flatten(), strict=True))
+    numbers = [fields[name].to_pylist() for name in ("position", "member", "turn")]
+    arrays = [split_lists(fields[name]) for name in ("mask", "advantages", "logprobs")]
+    return [RecordedSequence(*values) for values in zip(*numbers, *arrays, strict=True)]

@@ -1,0 +1,146 @@
+"""Each trained token has its advantage and the trainer's log-probability in the record of its step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlkit.algorithms.advantages import as_estimator
+from rlkit.algorithms.datums import Preparation, PreparedGroup, UpdateResult
+from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.estimators import ESTIMATORS
+from rlkit.algorithms.losses import PPO
+from rlkit.errors import UsageError
+from rlkit.token_records.updates import read_update, update_path, write_update
+from rlkit.tools.audit import audit, audit_group
+from rlkit.types import Group
+from tests.builders import episode, group, turn
+from tests.simulation import Simulation, Talk
+
+FORKED = (
+    turn([1, 2, 3], [4, 5], forced=1),
+    turn([6], [7], parent=0),
+    turn([8, 9], [10, 11, 12], parent=0),
+    turn([13], [14]),
+)
+
+
+def prepare(played: Group, estimator: str | Estimator = "grpo", *, max_tokens: int | None = None) -> PreparedGroup:
+    chosen = ESTIMATORS[estimator]() if isinstance(estimator, str) else estimator
+    return asyncio.run(Preparation({played.env: chosen}, max_tokens=max_tokens).prepare(played))
+
+
+def trained(*groups: PreparedGroup) -> UpdateResult:
+    """A trainer whose log-probability of a token is −(token + its sequence / 100)."""
+    data = [datum for prepared in groups for datum in prepared.data]
+    rows = [-(datum.targets + number / 100).astype(np.float32) for number, datum in enumerate(data)]
+    return UpdateResult(groups, rows, {}, PPO(), 1e-4)
+
+
+def written(path: Path, groups: list[PreparedGroup], result: UpdateResult | None):
+    write_update(update_path(path, 3), 3, groups, result, estimators={"env": "grpo"})
+    return read_update(update_path(path, 3))
+
+
+def test_each_trained_token_has_its_numbers(tmp_path: Path) -> None:
+    episodes = (episode(1.0, turns=FORKED), episode(0.0, member=1), episode(None, member=2))
+    prepared, equal = prepare(Group("env", "t", 4, episodes)), prepare(group([1.0, 1.0], draw=5))
+    recorded = written(tmp_path, [equal, prepared], trained(prepared))
+    assert (recorded[5].sequences, recorded[5].baseline, recorded[5].estimator) == ([], 1.0, "grpo")
+    assert recorded[4].baseline == pytest.approx(0.5)
+    for number, (sequence, datum) in enumerate(zip(recorded[4].sequences, prepared.data, strict=True)):
+        assert sequence.position == number
+        assert sequence.mask.tolist() == datum.mask.tolist()
+        assert sequence.advantages.tolist() == datum.advantages[datum.mask].tolist()
+        expected = -(datum.targets[datum.mask] + number / 100).astype(np.float32)
+        assert sequence.logprobs.tolist() == expected.tolist()
+    places = [(sequence.member, sequence.turn) for sequence in recorded[4].sequences]
+    assert places == [(0, 1), (0, 2), (0, 3), (1, 0)]
+    assert asyncio.run(audit_group(prepared.group, recorded=recorded[4])).mismatch is None
+
+
+def test_a_step_that_trains_on_nothing_is_recorded(tmp_path: Path) -> None:
+    equal = prepare(group([0.5, 0.5], draw=7))
+    assert written(tmp_path, [equal], None)[7].sequences == []
+    assert written(tmp_path, [], None) == {}
+    assert read_update(update_path(tmp_path, 4)) == {}
+
+
+@pytest.mark.parametrize("damage", ["mask", "place", "count", "advantage"])
+def test_the_audit_finds_a_record_of_other_tokens(tmp_path: Path, damage: str) -> None:
+    prepared = prepare(Group("env", "t", 4, (episode(1.0, turns=FORKED), episode(0.0, member=1))))
+    recorded = written(tmp_path, [prepared], trained(prepared))[4]
+    first = recorded.sequences[0]
+    wrong = {
+        "mask": replace(first, mask=~first.mask),
+        "place": replace(first, member=1),
+        "count": replace(first, logprobs=first.logprobs[1:]),
+        "advantage": replace(first, advantages=first.advantages * np.float32(np.nan)),
+    }[damage]
+    recorded = replace(recorded, sequences=[wrong, *recorded.sequences[1:]])
+    mismatch = asyncio.run(audit_group(prepared.group, recorded=recorded)).mismatch
+    assert mismatch is not None
+    assert mismatch.startswith(f"the recorded sequence of member {wrong.member} up to turn {wrong.turn}")
+
+
+def test_sequences_of_a_limited_batch_are_recorded_as_they_were_cut(tmp_path: Path) -> None:
+    prepared = prepare(Group("env", "t", 4, (episode(1.0, turns=FORKED), episode(0.0, member=1))), max_tokens=6)
+    recorded = written(tmp_path, [prepared], trained(prepared))[4]
+    assert asyncio.run(audit_group(prepared.group, max_tokens=6, recorded=recorded)).mismatch is None
+
+
+@pytest.mark.parametrize(
+    ("estimator", "baseline"),
+    [
+        ("group_mean", 0.375),
+        ("grpo", 0.375),
+        ("rloo", 0.375),
+        ("maxrl", 0.375),
+        ("opo", 0.375),
+        ("median_mad", 0.25),
+        ("quantile", 0.0),
+        ("rank", None),
+        ("best_vs_second", None),
+    ],
+)
+def test_the_baseline_is_the_reward_whose_advantage_is_zero(
+    tmp_path: Path, estimator: str, baseline: float | None
+) -> None:
+    prepared = prepare(group([0.0, 0.0, 0.5, 1.0], draw=4), estimator)
+    assert written(tmp_path, [prepared], trained(prepared))[4].baseline == pytest.approx(baseline)
+
+
+def test_advantages_that_differ_between_turns_have_no_baseline(tmp_path: Path) -> None:
+    estimator = as_estimator(lambda played: [np.arange(len(e.turns), dtype=float) for e in played.episodes])
+    prepared = prepare(Group("env", "t", 4, (episode(1.0, turns=FORKED), episode(0.0, member=1))), estimator)
+    assert written(tmp_path, [prepared], trained(prepared))[4].baseline is None
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = update_path(tmp_path, 1)
+    path.parent.mkdir()
+    path.write_bytes(b"PAR1 but no table PAR1")
+    with pytest.raises(UsageError, match=r"000001\.parquet is damaged"):
+        read_update(path)
+
+
+@pytest.mark.parametrize("schedule", [{"mode": "sync"}, {"mode": "stream"}, {"mode": "async", "max_staleness": 2}])
+def test_a_run_records_each_step_also_when_it_is_resumed(tmp_path: Path, schedule: dict[str, object]) -> None:
+    settings = {"schedule": schedule, "steps": 5, "batch": {"groups": 3, "substeps": 1}}
+    run = Simulation(tmp_path / "run", settings=settings, tasks=[Talk(number) for number in range(40)])
+    run.train_until(40.0)
+    run.train(resume=True)
+    assert all(result.mismatch is None for result in asyncio.run(audit(run.directory)).values())
+    for line in run.lines():
+        groups = read_update(update_path(run.directory, line["step"])).values()
+        sequences = [sequence for recorded in groups for sequence in recorded.sequences]
+        assert len(sequences) == line.get("optim/sequences", 0)
+        assert sum(map(len, (sequence.logprobs for sequence in sequences))) == line.get("optim/tokens", 0)
+        assert sorted(sequence.position for sequence in sequences) == list(range(len(sequences)))
+        if sequences:
+            values = np.concatenate([sequence.logprobs for sequence in sequences])
+            assert np.isfinite(values).all()
