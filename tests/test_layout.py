@@ -28,7 +28,7 @@ FLOORS = (
     ("check", "serving", "trackers"),
     ("evaluation", "redteam"),
     ("interop", "training"),
-    ("api", "dry_run", "tools"),
+    ("api", "dry_run", "tools", "view"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,1 @@
+"""Page that shows runs: what is recorded, as JSON, and the server of the page."""
