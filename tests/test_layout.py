@@ -25,10 +25,11 @@ FLOORS = (
     ("rollout", "tinker_client"),
     ("testing", "workers"),
     ("envs",),
+    ("view",),
     ("check", "serving", "trackers"),
     ("evaluation", "redteam"),
     ("interop", "training"),
-    ("api", "dry_run", "tools", "view"),
+    ("api", "dry_run", "tools"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,89 @@
+"""The groups of a step as rows: what each episode earned, and whether the group taught."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlkit.token_records.pieces import decode_pieces, pieces_path, read_pieces
+from rlkit.token_records.updates import RecordedUpdate, read_update, update_path
+from rlkit.view.tables import Kind, Row, find_table, read_columns, read_episodes, read_members
+
+_MEMBER_FIELDS = (
+    *("member", "attempt", "status", "reward", "tokens", "turns", "seconds", "cut", "masked", "versions", "metrics"),
+)
+_SNIPPET_CHARS = 80
+
+
+def list_groups(directory: Path, kind: Kind, number: int) -> list[Row]:
+    """Return the groups of a step or evaluation, in its order."""
+    rows = sorted(read_members(find_table(directory, kind, number)), key=lambda row: row["position"])
+    updates = read_update(update_path(directory, number)) if kind == "step" else None
+    return [make_group(list(attempts), updates) for _, attempts in groupby(rows, key=lambda row: row["position"])]
+
+
+def make_group(attempts: Sequence[Row], updates: Mapping[int, RecordedUpdate] | None) -> Row:
+    """Return a group from the rows of its attempts.
+
+    Args:
+        updates: recorded updates of the step by draw, empty if none was recorded; None for an evaluation.
+    """
+    first = attempts[0]
+    update = (updates or {}).get(first["draw"])
+    final = sorted((row for row in attempts if row["final"]), key=lambda row: row["member"])
+    reason = "evaluation" if updates is None else _find_reason(final, is_trained=first["counts"], update=update)
+    return {
+        **{name: first[name] for name in ("position", "draw", "env", "task")},
+        "taught": reason is None,
+        "reason": reason,
+        "estimator": None if update is None else update.estimator,
+        "baseline": None if update is None else update.baseline,
+        "members": [make_member(row, update) for row in final],
+        "failed_attempts": [make_member(row, None) for row in attempts if not row["final"]],
+    }
+
+
+def make_member(row: Row, update: RecordedUpdate | None) -> Row:
+    """Return an episode as a member of its group; its advantage is the mean over its trained tokens."""
+    rows = [] if update is None else [s.advantages for s in update.sequences if s.member == row["member"]]
+    values = np.concatenate([np.empty(0, np.float32), *rows])
+    error = row["error"]
+    return {
+        **{name: row[name] for name in _MEMBER_FIELDS},
+        "advantage": float(values.mean()) if len(values) else None,
+        "error": error.splitlines()[0] if error else None,
+    }
+
+
+def _find_reason(final: Sequence[Row], *, is_trained: bool, update: RecordedUpdate | None) -> str | None:
+    """Return why a group taught nothing; None if it did."""
+    rewards: list[float] = [row["reward"] for row in final if row["reward"] is not None and not row["masked"]]
+    if not is_trained:
+        return "replaced by another group"
+    if update is not None and update.sequences:
+        return None
+    if not rewards:
+        return "all masked" if any(row["masked"] for row in final) else "no episode has a reward"
+    if max(rewards) - min(rewards) <= 1e-9 * max(map(abs, rewards)):
+        return "equal rewards" if len(rewards) > 1 else f"1 of {len(final)} episodes has a reward"
+    return None if update is None else "no advantage"
+
+
+def search_replies(directory: Path, kind: Kind, number: int, text: str) -> list[list[Any]]:
+    """Return position, member, attempt and an excerpt of each episode with a text in a reply, whatever its case."""
+    path, pieces, matches = find_table(directory, kind, number), read_pieces(pieces_path(directory)), list[list[Any]]()
+    for position in sorted(set(read_columns(path)["position"])) if text else ():
+        for row in read_episodes(path, position):
+            for turn in row["turns"]:
+                reply = decode_pieces(pieces, turn["completion"]) if pieces else turn.get("completion_text") or ""
+                place = reply.casefold().find(text.casefold())
+                if place >= 0:
+                    start = max(place - _SNIPPET_CHARS, 0)
+                    excerpt = reply[start : place + len(text) + _SNIPPET_CHARS]
+                    matches.append([position, row["member"], row["attempt"], excerpt])
+                    break
+    return matches

@@ -1,0 +1,118 @@
+"""The runs that a page shows: folders of runs, single runs, and records of other tools.
+
+Invariant: an id names the same run as long as the runs of earlier places stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from rlkit._util.paths import runs_dir
+from rlkit.config.loading.run_config import find_run, is_run_directory
+from rlkit.errors import RlkitError, UsageError
+from rlkit.view.records import find_reader
+from rlkit.view.run_reader import RunReader
+from rlkit.view.tables import Kind, Row
+
+
+class Reader(Protocol):
+    """Reader of one run; its results are JSON."""
+
+    def summary(self) -> Row: ...  # noqa: D102
+    def run(self) -> Row: ...  # noqa: D102
+    def metrics(self) -> Row: ...  # noqa: D102
+    def step(self, number: int, *, kind: Kind) -> Row: ...  # noqa: D102
+    def group(self, number: int, position: int, *, kind: Kind) -> Row: ...  # noqa: D102
+    def episode(self, number: int, position: int, member: int, attempt: int, *, kind: Kind) -> Row: ...  # noqa: D102
+    def tasks(self) -> Row: ...  # noqa: D102
+
+
+@dataclass
+class Library:
+    """Runs by id.
+
+    Args:
+        places: folders of runs, runs, and records of other tools.
+    """
+
+    places: Sequence[Path]
+    _summaries: dict[Path, tuple[object, Row]] = field(default_factory=dict[Path, tuple[object, Row]])
+
+    @classmethod
+    def find(cls, runs: Sequence[str]) -> Library:
+        """Return the library of runs given by name or path; of all runs if none is given.
+
+        Raises:
+            UsageError: nothing of this name can be shown.
+        """
+        if not runs:
+            return cls([runs_dir()])
+        places = list[Path]()
+        for run in runs:
+            path = Path(run).expanduser().absolute()
+            if path.exists() and (is_run_directory(path) or find_reader(path) or any(_list_runs(path))):
+                places.append(path)
+            elif path.exists() and not (runs_dir() / run).exists():
+                raise UsageError(f"{path} holds no run of rlkit, and no record that rlkit can show")
+            else:
+                places.append(find_run(run))
+        return cls(places)
+
+    def paths(self) -> dict[str, Path]:
+        """Return the path of each run by its id: its name, with a number if several have the same."""
+        paths = dict[str, Path]()
+        for place in self.places:
+            for path in [place] if _is_shown(place) else _list_runs(place):
+                name, number = path.name, 2
+                while name in paths:
+                    name, number = f"{path.name}~{number}", number + 1
+                paths[name] = path
+        return paths
+
+    def read(self, run: str) -> Reader:
+        """Return the reader of a run; raise `UsageError` if there is none of this id."""
+        path = self.paths().get(run)
+        if path is None:
+            raise UsageError(f"there is no run {run!r}")
+        return _make_reader(path)
+
+    def summaries(self) -> Row:
+        """Return all runs, live ones first, then the newest first; a run that cannot be read says why."""
+        rows = [self._summarize(name, path) for name, path in self.paths().items()]
+        rows.sort(key=lambda row: (not row["live"], -(row.get("started") or row.get("updated") or 0)))
+        return {"folder": ", ".join(map(str, self.places)), "runs": rows}
+
+    def _summarize(self, name: str, path: Path) -> Row:
+        files = [path, *(path / file for file in ("run.json", "metrics.jsonl", "usage.json"))]
+        version = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
+        known_version, row = self._summaries.get(path, (None, {}))
+        if known_version != version or row["live"]:
+            try:
+                row = _make_reader(path).summary()
+            except (RlkitError, OSError) as error:
+                row = {"name": path.name, "kind": "rlkit", "path": str(path), "status": "unreadable"}
+                row |= {"live": False, "reason": str(error), "envs": list[str](), "tags": list[str]()}
+            self._summaries[path] = version, row
+        return {**row, "id": name}
+
+
+def _make_reader(path: Path) -> Reader:
+    if is_run_directory(path):
+        return RunReader(path)
+    reader = find_reader(path)
+    if reader is None:
+        raise UsageError(f"{path} holds no run")
+    return reader
+
+
+def _is_shown(path: Path) -> bool:
+    return is_run_directory(path) or find_reader(path) is not None
+
+
+def _list_runs(folder: Path) -> Iterator[Path]:
+    """Yield what can be shown in a folder, by name."""
+    if folder.is_dir():
+        yield from (path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and _is_shown(path))

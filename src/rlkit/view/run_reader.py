@@ -1,0 +1,229 @@
+"""A run of rlkit, read from its folder as data of the page.
+
+Invariant: what a run of an earlier release did not record is None; what is damaged is a `UsageError` with its path.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from rlkit._util.files import json_lines
+from rlkit._util.paths import ARTEFACTS
+from rlkit.config.loading.nodes import dotted
+from rlkit.config.loading.resolved import leaves
+from rlkit.errors import UsageError
+from rlkit.metrics.diagnostics import find_problems
+from rlkit.store import checkpoints
+from rlkit.store.history import read_metrics
+from rlkit.view.discovery import list_searches
+from rlkit.view.episode import read_episode, read_group
+from rlkit.view.evaluations import list_evaluations
+from rlkit.view.group import list_groups, search_replies
+from rlkit.view.locks import is_locked
+from rlkit.view.tables import Kind, Row, find_table, list_tables, read_columns
+from rlkit.view.trial_files import read_file
+
+_END_BYTES = 1 << 17
+_STATUSES = ("completed", "truncated", "failed")
+
+
+class RunReader:
+    """Reader of a run's folder; each call reads the files as they are now."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def summary(self) -> Row:
+        """Return the run's row in the list of runs."""
+        about = json_lines.read_object(self.directory / "run.json")
+        config = _read_text(self.directory / "config.yaml")
+        metrics = self.directory / "metrics.jsonl"
+        (first, last), evaluations = _read_ends(metrics, '"env/'), _read_ends(metrics, '"eval/')
+        usage = _read_optional(self.directory / "usage.json")
+        is_live = about.get("status") == "running" and is_locked(self.directory / "lock")
+        status = "dead" if about.get("status") == "running" and not is_live else about.get("status")
+        identity = cast("Mapping[str, Any]", about.get("identity") or {})
+        steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
+        tags = re.search(r"^ +tags:((?: *\[.*\])|(?:\n +- [^\n]*)+)", config, re.MULTILINE)
+        return {
+            "name": self.directory.name,
+            "kind": "rlkit",
+            "path": str(self.directory),
+            "status": status,
+            "live": is_live,
+            "reason": about.get("error") or about.get("reason"),
+            "started": about.get("started"),
+            "updated": max(_modified(self.directory / name) for name in ("metrics.jsonl", "run.json", "usage.json")),
+            "step": last.get("step", 0),
+            "steps": int(steps[1]) if steps else None,
+            "model": identity.get("model"),
+            "envs": identity.get("envs", []),
+            "tags": re.findall(r"[\w.:/-]+", re.sub(r"#.*|(?m:^ +- )", " ", tags[1])) if tags else [],
+            "reward": _pair(_reward(first, "env"), _reward(last, "env")),
+            "evaluation": _evaluation(*evaluations),
+            "tokens": sum(int(usage.get(name, 0)) for name in ("prefill_tokens", "sampled_tokens", "trained_tokens")),
+            "usd": last.get("usage/usd"),
+        }
+
+    def run(self) -> Row:
+        """Return the header of the run's page."""
+        about = json_lines.read_object(self.directory / "run.json")
+        lines = read_metrics(self.directory / "metrics.jsonl")
+        findings: list[Mapping[str, Any]] = [asdict(finding) for finding in find_problems(lines)]
+        findings += cast("list[Mapping[str, Any]]", about.get("findings") or [])
+        parts = {"discovery": list(self._searches()), ARTEFACTS: (self.directory / ARTEFACTS).is_dir()}
+        return {
+            **self.summary(),
+            "config": _read_config(self.directory / "config.yaml"),
+            "findings": [
+                {
+                    "step": row["first"],
+                    **{name: row.get(name) for name in ("last", "name", "env", "action")},
+                    "text": row.get("evidence"),
+                }
+                for row in findings
+            ],
+            "checkpoints": [
+                {"step": saved.step, "path": saved.state, "expires": saved.expires}
+                for saved in checkpoints(self.directory)
+            ],
+            "best_step": None,
+            "versions": about.get("versions", {}),
+            "steps_recorded": list_tables(self.directory, "step"),
+            "evaluations": list_tables(self.directory, "evaluation"),
+            "parts": [name for name, is_there in parts.items() if is_there],
+        }
+
+    def metrics(self) -> Row:
+        """Return the finite metrics of all steps by name; None for a step without one."""
+        lines = dict(read_metrics(self.directory / "metrics.jsonl"))
+        names = sorted({name for metrics in lines.values() for name in metrics})
+        return {
+            "step": list(lines),
+            "metrics": {name: [metrics.get(name) for metrics in lines.values()] for name in names},
+        }
+
+    def step(self, number: int, *, kind: Kind = "step") -> Row:
+        """Return the groups of a step or an evaluation."""
+        return {"step": number, "groups": list_groups(self.directory, kind, number)}
+
+    def search(self, number: int, text: str, *, kind: Kind = "step") -> Row:
+        """Return the episodes with a text in one of their replies."""
+        return {"matches": search_replies(self.directory, kind, number, text)}
+
+    def group(self, number: int, position: int, *, kind: Kind = "step") -> Row:
+        """Return a group with the messages of its episodes."""
+        return read_group(self.directory, kind, number, position)
+
+    def episode(self, number: int, position: int, member: int, attempt: int, *, kind: Kind = "step") -> Row:
+        """Return an episode with its turns and tokens."""
+        return read_episode(self.directory, kind, number, (position, member, attempt))
+
+    def file(self, number: int, position: int, member: int, attempt: int, path: str, *, kind: Kind = "step") -> Row:
+        """Return the beginning of a file of an episode's trial."""
+        return read_file(self.episode(number, position, member, attempt, kind=kind)["info"], path)
+
+    def tasks(self) -> Row:
+        """Return the episodes of all tasks as columns, without earlier attempts."""
+        envs, tasks = dict[str, int](), dict[tuple[int, str], int]()
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("step", "position", "member", "attempt", "task", "reward", "status", "evaluation")
+        }
+        for kind in ("step", "evaluation"):
+            for number in list_tables(self.directory, kind):
+                table = read_columns(find_table(self.directory, kind, number))
+                for env, task, status, is_final, *values in zip(
+                    *(table[name] for name in ("env", "task", "status", "final")),
+                    *(table[name] for name in ("position", "member", "attempt", "reward")),
+                    strict=True,
+                ):
+                    if is_final:
+                        key = envs.setdefault(env, len(envs)), task
+                        row = [number, *values, tasks.setdefault(key, len(tasks)), _STATUSES.index(status)]
+                        names = ("step", "position", "member", "attempt", "reward", "task", "status")
+                        for name, value in zip(names, row, strict=True):
+                            columns[name].append(value)
+                        columns["evaluation"].append(int(kind == "evaluation"))
+        return {"env": list(envs), "task": [list(key) for key in tasks], "episodes": columns}
+
+    def evaluations(self) -> Row:
+        """Return the scores of each evaluation with their intervals."""
+        lines = dict(read_metrics(self.directory / "metrics.jsonl"))
+        return {"evaluations": list_evaluations(self.directory, lines)}
+
+    def discovery(self) -> Row:
+        """Return the records and states of each search."""
+        return {"searches": list_searches(self.directory, self._searches())}
+
+    def _searches(self) -> Sequence[str]:
+        folder = self.directory / ARTEFACTS
+        return sorted({path.parent.name for path in folder.glob("*/*.record.json")})
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _read_optional(path: Path) -> Mapping[str, Any]:
+    try:
+        return json_lines.read_object(path)
+    except (OSError, UsageError):  # it counts again from zero, and so does a resumed run
+        return {}
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _read_ends(path: Path, prefix: str) -> tuple[Row, Row]:
+    """Return the first and the last line of a file of metrics with a name of a prefix, near its beginning and end."""
+    if not path.exists():
+        return {}, {}
+    with path.open("rb") as file:
+        head = file.read(_END_BYTES)
+        file.seek(max(file.seek(0, 2) - _END_BYTES, 0))
+        tail = file.read()
+    lines = head.rpartition(b"\n")[0].split(b"\n"), tail.rpartition(b"\n")[0].split(b"\n")[::-1]
+    first, last = (
+        next((line for line in part if line[:1] == b"{" and prefix.encode() in line), b"{}") for part in lines
+    )
+    try:
+        return json.loads(first), json.loads(last)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def _reward(metrics: Row, prefix: str) -> float | None:
+    """Return the mean reward over the environments."""
+    names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
+    values = [metrics[name] for name in names if name.count("/") == 3 and metrics[name] is not None]
+    return metrics.get(f"{prefix}/all/reward/mean") or (fmean(values) if values else None)
+
+
+def _pair(start: float | None, now: float | None) -> list[float | None] | None:
+    return None if now is None and start is None else [start, now]
+
+
+def _evaluation(first: Row, last: Row) -> Row | None:
+    start, now = _reward(first, "eval"), _reward(last, "eval")
+    return None if start is None and now is None else {"metric": "reward", "start": start, "now": now}
+
+
+def _read_config(path: Path) -> list[list[str]]:
+    """Return each value of a recorded configuration with its dotted name and its origin."""
+    import yaml
+
+    text = _read_text(path)
+    try:
+        values = list(leaves(yaml.safe_load(text) or {}))
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    marks = [line.rpartition("  # ")[2] for line in text.splitlines() if "  # " in line]
+    origins = marks if len(marks) == len(values) else [""] * len(values)
+    return [[dotted(key), json.dumps(value), origin] for (key, value), origin in zip(values, origins, strict=True)]

@@ -1,0 +1,151 @@
+"""The local web server of the pages: GET requests on loopback, answered from files.
+
+Invariant: data is given only to a request with the token of the link, for a name of this machine. The pages may load
+nothing from elsewhere and run only the scripts of this package. A run is never locked or written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import mimetypes
+import re
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlkit.errors import RlkitError, UsageError
+from rlkit.view.api import respond
+from rlkit.view.library import Library
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+STATIC = Path(__file__).parent / "static"
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+
+
+@cache
+def content_security_policy() -> str:
+    """Return the policy of the page: its own scripts, the hashes of scripts in its HTML, and nothing from elsewhere."""
+    inline = re.findall(r"<script[^>]*>(.+?)</script>", (STATIC / "index.html").read_text(), re.DOTALL)
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in inline]
+    return "; ".join([
+        "default-src 'none'",
+        f"script-src 'self' {' '.join(hashes)}",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "frame-src 'self' blob: data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ])  # fmt: skip
+
+
+def make_app(library: Library, token: str) -> Starlette:
+    """Return the application; `token` is required for all data."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    async def give_data(request: Request) -> Response:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return JSONResponse({"error": "open the link that `rlkit view` printed: its token is missing"}, 401)
+        path = request.scope["raw_path"].decode("ascii", "replace").partition("/api/")[2].partition("?")[0]
+        try:
+            data = await asyncio.to_thread(respond, library, path, dict(request.query_params))
+        except UsageError as error:
+            return JSONResponse({"error": str(error)}, 404)
+        except (RlkitError, OSError) as error:
+            return JSONResponse({"error": str(error)}, 500)
+        tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        return Response(data, media_type="application/json", headers={"ETag": tag})
+
+    def give_static(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()}:
+            return Response("no such file", 404)
+        kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
+        return Response((STATIC / name).read_bytes(), media_type=kind or "text/plain")
+
+    routes = [
+        Route("/api/{path:path}", give_data, methods=["GET"]),
+        Route("/", give_static, methods=["GET"]),
+        Route("/{name:path}", give_static, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, middleware=[
+        Middleware(BaseHTTPMiddleware, dispatch=_check_request),
+        Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
+    ])  # fmt: skip
+
+
+async def _check_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Answer requests for names of this machine only, so that no page of another site can read a run."""
+    from starlette.responses import Response
+
+    if re.sub(r":\d+$", "", request.headers.get("host", "")) not in _HOSTS:
+        return Response("this server answers on loopback only", 403)
+    response = await call_next(request)
+    response.headers.update({
+        "Content-Security-Policy": content_security_policy(),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    })  # fmt: skip
+    return response
+
+
+class ViewServer:
+    """A server of the pages on a port of loopback.
+
+    Args:
+        port: 0 for a free one.
+
+    Raises:
+        UsageError: the port is in use.
+    """
+
+    def __init__(self, library: Library, *, port: int = 0) -> None:
+        import uvicorn
+
+        self.token = secrets.token_urlsafe(16)
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind(("127.0.0.1", port))
+        except OSError as error:
+            self._socket.close()
+            raise UsageError(f"--port: port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
+        config = uvicorn.Config(make_app(library, self.token), log_level="warning", access_log=False, ws="none")
+        self._server = uvicorn.Server(config)
+
+    @property
+    def link(self) -> str:
+        """Address of the list of runs, with the token."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/?token={self.token}"
+
+    def run(self) -> None:
+        """Answer requests until `stop`, or until the process is interrupted."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End `run`; may be called from any thread."""
+        self._server.should_exit = True

@@ -1,0 +1,97 @@
+# pyarrow has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false
+"""Rows of a run's tables of episodes, without what a page does not show.
+
+Invariant: reading is enough to read; no file of a run is opened for writing or locked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlkit.errors import UsageError
+from rlkit.store.history import evaluation_path, table_path
+from rlkit.token_records.list_columns import row_ends
+
+type Row = dict[str, Any]
+"""JSON object."""
+
+type Kind = Literal["step", "evaluation"]
+
+_LIGHT = ["position", "env", "task", "member", "attempt", "final", "status", "reward"]
+_MEMBER = [*_LIGHT, "counts", "draw", "error", "masked", "seconds", "metrics"]
+_TURN = ["stop", "version", "sampled.list.element"]
+
+
+def find_table(directory: Path, kind: Kind, number: int) -> Path:
+    """Return the path of the episodes of a step or of an evaluation."""
+    return table_path(directory, number) if kind == "step" else evaluation_path(directory, number)
+
+
+def list_tables(directory: Path, kind: Kind) -> list[int]:
+    """Return the numbers of the steps or evaluations whose episodes are on the disk."""
+    folders = (directory / ("episodes" if kind == "step" else "evaluations")).glob("step=*")
+    return sorted(int(path.name[5:]) for path in folders if (path / "episodes.parquet").exists())
+
+
+def read_columns(path: Path) -> Mapping[str, list[Any]]:
+    """Return the columns that identify and score each episode."""
+    table = _read(path, _LIGHT)
+    return {name: table.column(name).to_pylist() for name in _LIGHT}
+
+
+def read_members(path: Path) -> list[Row]:
+    """Return each attempt of a table, with counts of its turns and sampled tokens; see `_count_turns`."""
+    return _read_members(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=32)
+def _read_members(path: Path, _: int) -> list[Row]:
+    table = _read(path, [*_MEMBER, *(f"turns.list.element.{name}" for name in _TURN)])
+    rows = cast("list[Row]", table.drop_columns("turns").to_pylist())
+    for row, counts in zip(rows, _count_turns(table.column("turns").combine_chunks()), strict=True):
+        row |= {"metrics": json.loads(row["metrics"]), **counts}
+    return rows
+
+
+def read_episodes(path: Path, position: int) -> list[Row]:
+    """Return the attempts of a group with all that is recorded, turns as `pyarrow` structs."""
+    table = _read(path, None)
+    places = np.flatnonzero(table.column("position").to_numpy() == position)
+    return cast("list[Row]", table.take(pa.array(places)).to_pylist())
+
+
+def _read(path: Path, columns: list[str] | None) -> pa.Table:
+    try:
+        return pq.ParquetFile(path).read(columns)
+    except FileNotFoundError:
+        raise UsageError(f"{path.parents[2].name} has no {path.parent.parent.name} of {path.parent.name}") from None
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def _count_turns(turns: pa.ListArray) -> list[Row]:
+    """Return `turns`, `tokens` (sampled), `cut` (a turn ended at its limit) and `versions` of each episode."""
+    fields = dict(zip((field.name for field in turns.flatten().type), turns.flatten().flatten(), strict=True))
+    totals = np.concatenate([[0], np.cumsum(fields["sampled"].flatten().to_numpy(zero_copy_only=False))])
+    tokens = totals[row_ends(fields["sampled"])] if len(fields["sampled"]) else np.zeros(1)
+    ends, stops, versions = row_ends(turns) if len(turns) else [0], fields["stop"].to_pylist(), fields["version"]
+    numbers = versions.to_numpy(zero_copy_only=False)
+    return [
+        {
+            "turns": end - start,
+            "tokens": int(tokens[end] - tokens[start]),
+            "cut": "length" in stops[start:end],
+            "versions": [int(numbers[start:end].min()), int(numbers[start:end].max())] if end > start else None,
+        }
+        for start, end in pairwise(ends)
+    ]
