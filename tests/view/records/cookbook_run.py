@@ -56,7 +56,7 @@ def write_run(folder: Path) -> None:
     logger.log_hparams({"model_name": "m/small", "learning_rate": 1e-4, "num_groups_to_log": 1})
     for iteration in range(2):
         for base, split in [("train", "train"), *([("eval_test", "eval/test")] if iteration == 0 else [])]:
-            groups = asyncio.run(play(logger.store, iteration, base))
+            groups = asyncio.run(play(folder, logger.store, iteration, base))
             records = serialize_rollout_summaries(
                 split=split,
                 iteration=iteration,
@@ -79,7 +79,7 @@ def write_run(folder: Path) -> None:
     logger.store.write_checkpoint(checkpoint.to_dict())
 
 
-async def play(store: TrainingRunStore, iteration: int, base: str) -> list[TrajectoryGroup]:
+async def play(folder: Path, store: TrainingRunStore, iteration: int, base: str) -> list[TrajectoryGroup]:
     """Play two groups, of which the first is logged; the members of the first are played in another order."""
     replies = iter((REPLIES[2], REPLIES[0], REPLIES[1], REPLIES[3]))
 
@@ -89,7 +89,7 @@ async def play(store: TrainingRunStore, iteration: int, base: str) -> list[Traje
         return TokensWithLogprobs(tokens=[ord(letter) for letter in text], maybe_logprobs=[-0.5] * len(text))
 
     builder = ProblemGroupBuilder(lambda: Sum(cast("Renderer", CharacterRenderer())), num_envs=2, dataset_name="sums")
-    path = Path(store.url()).resolve() / f"iteration_{iteration:06d}"
+    path = folder / f"iteration_{iteration:06d}"
     groups = list[Any]()
     with _get_logtree_scope(path, 1, base, "Iteration", iteration, store):
         groups.append(await do_group_rollout(builder, complete))

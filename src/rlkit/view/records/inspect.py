@@ -6,7 +6,6 @@ Invariant: no entry is unpacked past `ENTRY_MAX_BYTES`, and a list of samples is
 from __future__ import annotations
 
 import re
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +14,9 @@ from functools import cached_property
 from io import BytesIO
 from statistics import fmean
 from typing import Any, override
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
-import zstandard
+from zstandard import ZstdDecompressor, ZstdError
 
 from rlkit.errors import UsageError
 from rlkit.view.records import reader
@@ -26,17 +26,7 @@ ENTRY_MAX_BYTES = 1 << 28
 _ZSTANDARD = 93  # compression method that zipfile does not support before Python 3.14
 _SCORES = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
 _STATUSES = {"success": "completed", "cancelled": "interrupted", "error": "failed"}
-_FAULTS = (
-    OSError,
-    EOFError,
-    KeyError,
-    ValueError,
-    OverflowError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-    zstandard.ZstdError,
-)
+_FAULTS = (OSError, EOFError, KeyError, ValueError, OverflowError, RuntimeError, BadZipFile, zlib.error, ZstdError)
 
 
 class InspectReader(RecordReader):
@@ -45,9 +35,9 @@ class InspectReader(RecordReader):
     kind = "inspect"
 
     @cached_property
-    def _entries(self) -> Mapping[str, zipfile.ZipInfo]:
+    def _entries(self) -> Mapping[str, ZipInfo]:
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with ZipFile(self.path) as archive:
                 return {entry.filename: entry for entry in archive.infolist()}
         except _FAULTS as error:
             raise UsageError(f"{self.path} is damaged: {error}") from error
@@ -55,13 +45,13 @@ class InspectReader(RecordReader):
     def _read(self, name: str) -> Any:
         try:
             entry = self._entries[name]
-            with self.path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            with self.path.open("rb") as file, ZipFile(file) as archive:
                 if entry.compress_type == _ZSTANDARD:
                     file.seek(entry.header_offset + 26)
                     lengths = file.read(4)
                     file.seek(int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little"), 1)
                     packed = BytesIO(file.read(entry.compress_size))
-                    unpacked = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+                    unpacked = ZstdDecompressor().stream_reader(packed, read_across_frames=True)
                 else:
                     unpacked = archive.open(entry)
                 data = unpacked.read(ENTRY_MAX_BYTES + 1)
