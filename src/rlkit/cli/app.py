@@ -12,7 +12,7 @@ from typing import Annotated, override
 import typer
 from typer.core import TyperGroup
 
-from rlkit.cli import check, checkpoints, config, evaluate, launch, runs, serve, sync, tasks, train
+from rlkit.cli import check, checkpoints, config, evaluate, launch, runs, serve, sync, tasks, train, view
 from rlkit.cli.common.guard import add_command
 from rlkit.cli.common.output import rlkit_version
 
@@ -73,6 +73,7 @@ add_command(app, "check", check.check)
 add_command(app, "doctor", runs.doctor)
 add_command(app, "audit", runs.audit)
 add_command(app, "records", runs.records)
+add_command(app, "view", view.view)
 
 _config = _add_group("config", "Inspect a configuration.")
 add_command(_config, "show", config.show)

@@ -139,9 +139,11 @@ async def audit_group(
     estimators = {group.env: as_estimator(_number_turns)}
     numbered = Preparation(estimators, every_sequence=True, max_tokens=max_tokens, overlong=overlong)
     prepared = await numbered.prepare(group)
-    if recorded is not None and (problem := _find_record_mismatch(prepared, recorded)) is not None:
-        return Audit(mismatch=problem)
-    return check(group, prepared.data, whole=max_tokens is None)
+    result = check(group, prepared.data, whole=max_tokens is None)
+    if recorded is None or result.mismatch is not None:
+        return result
+    problem = _find_record_mismatch(prepared, recorded)
+    return result if problem is None else Audit(mismatch=problem)
 
 
 def _find_record_mismatch(prepared: PreparedGroup, recorded: RecordedUpdate) -> str | None:

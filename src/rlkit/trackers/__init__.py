@@ -6,10 +6,11 @@ time, and once per event.
 
 from __future__ import annotations
 
+import html
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlkit.cost.budget import Spending
     from rlkit.cost.estimate import Estimate
     from rlkit.types import Checkpoint
+    from rlkit.view.notebook import RunView
 
 CALL_S = 0.5
 """Seconds that a run waits for one call of a tracker before it continues."""
@@ -90,7 +92,7 @@ class RunInfo:
     progress: Callable[[], Progress]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
     """The end of a run.
 
@@ -115,6 +117,30 @@ class RunResult:
     best_checkpoint: Checkpoint | None = None
     spending: Spending | None = None
     estimate: Estimate | None = None
+
+    def view(self) -> RunView:
+        """Return the run's page, served by this process; a notebook shows it."""
+        from rlkit.view.notebook import view_run
+
+        return view_run(self.directory)
+
+    def __repr__(self) -> str:
+        from rlkit.view.notebook import draw_bars, read_rewards
+
+        rewards = read_rewards(self.directory)
+        chart = f" {draw_bars(rewards)}" if rewards else ""
+        return f"<RunResult {self._summarize(rewards)}{chart}>"
+
+    def _repr_html_(self) -> str:
+        from rlkit.view.notebook import draw_line, read_rewards
+
+        rewards = read_rewards(self.directory)
+        return f"<p>{html.escape(self._summarize(rewards))}</p>{draw_line(rewards)}"
+
+    def _summarize(self, rewards: Sequence[float]) -> str:
+        reward = f", reward {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""
+        used = "" if self.spending is None else f", {self.spending.tokens:,} tokens, {self.spending.seconds:.0f} s"
+        return f"{self.name}: {self.status} after {self.steps} steps{reward}{used}"
 
 
 class Tracker:

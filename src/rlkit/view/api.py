@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
 from urllib.parse import unquote
 
 from rlkit.errors import UsageError
@@ -46,7 +45,7 @@ def _read_run(library: Library, parts: Sequence[str], query: Mapping[str, str]) 
         case ["discovery"] if isinstance(reader, RunReader):
             return reader.discovery()
         case ["step" | "evaluation" as kind, number, *rest]:
-            return _read_step(reader, cast("Kind", kind), _number(number), rest, query)
+            return _read_step(reader, kind, _number(number), rest, query)
         case _:
             raise UsageError(f"{parts[1]} has no page {'/'.join(parts[2:])!r}")
 

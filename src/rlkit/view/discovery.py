@@ -75,6 +75,7 @@ def _read_record(path: Path) -> Row:
 
 def _show_state(node: Mapping[str, Any]) -> Row:
     """Return a state for the tree; its id is the hash of its numbers, as the children name it."""
-    numbers: Construction = np.frombuffer(base64.b64decode(node["construction"]), np.float64).reshape(node["shape"])
+    data = base64.b64decode(node["construction"])
+    numbers: Construction = np.frombuffer(data, np.float64).reshape(cast("list[int]", node["shape"]))
     names = ("parent", "value", "seed", "expansions")
     return {"id": hash_construction(numbers), **{name: node.get(name) for name in names}}

@@ -206,6 +206,12 @@ def _reward(metrics: Row, prefix: str) -> float | None:
     return metrics.get(f"{prefix}/all/reward/mean") or (fmean(values) if values else None)
 
 
+def mean_rewards(directory: Path) -> list[float]:
+    """Return the mean reward over the environments of each step that has one."""
+    rewards = (_reward(dict(metrics), "env") for _, metrics in read_metrics(directory / "metrics.jsonl"))
+    return [reward for reward in rewards if reward is not None]
+
+
 def _pair(start: float | None, now: float | None) -> list[float | None] | None:
     return None if now is None and start is None else [start, now]
 

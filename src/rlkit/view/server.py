@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @cache
-def content_security_policy() -> str:
+def content_security_policy(frame_ancestors: str) -> str:
     """Return the policy of the page: its own scripts, the hashes of scripts in its HTML, and nothing from elsewhere."""
     inline = re.findall(r"<script[^>]*>(.+?)</script>", (STATIC / "index.html").read_text(), re.DOTALL)
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in inline]
@@ -46,12 +46,17 @@ def content_security_policy() -> str:
         "frame-src 'self' blob: data:",
         "base-uri 'none'",
         "form-action 'none'",
-        "frame-ancestors 'none'",
+        f"frame-ancestors {frame_ancestors}",
     ])  # fmt: skip
 
 
-def make_app(library: Library, token: str) -> Starlette:
-    """Return the application; `token` is required for all data."""
+def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -> Starlette:
+    """Return the application.
+
+    Args:
+        token: required for all data.
+        frame_ancestors: sources of the pages that may show these pages in a frame, as in a policy.
+    """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
@@ -88,12 +93,14 @@ def make_app(library: Library, token: str) -> Starlette:
         Route("/{name:path}", give_static, methods=["GET"]),
     ]
     return Starlette(routes=routes, middleware=[
-        Middleware(BaseHTTPMiddleware, dispatch=_check_request),
+        Middleware(BaseHTTPMiddleware, dispatch=partial(_check_request, content_security_policy(frame_ancestors))),
         Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
     ])  # fmt: skip
 
 
-async def _check_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+async def _check_request(
+    policy: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
     """Answer requests for names of this machine only, so that no page of another site can read a run."""
     from starlette.responses import Response
 
@@ -101,7 +108,7 @@ async def _check_request(request: Request, call_next: Callable[[Request], Awaita
         return Response("this server answers on loopback only", 403)
     response = await call_next(request)
     response.headers.update({
-        "Content-Security-Policy": content_security_policy(),
+        "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Resource-Policy": "same-origin",
@@ -115,12 +122,13 @@ class ViewServer:
 
     Args:
         port: 0 for a free one.
+        frame_ancestors: as in `make_app`.
 
     Raises:
         UsageError: the port is in use.
     """
 
-    def __init__(self, library: Library, *, port: int = 0) -> None:
+    def __init__(self, library: Library, *, port: int = 0, frame_ancestors: str = "'none'") -> None:
         import uvicorn
 
         self.token = secrets.token_urlsafe(16)
@@ -131,7 +139,8 @@ class ViewServer:
         except OSError as error:
             self._socket.close()
             raise UsageError(f"--port: port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
-        config = uvicorn.Config(make_app(library, self.token), log_level="warning", access_log=False, ws="none")
+        app = make_app(library, self.token, frame_ancestors=frame_ancestors)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none")
         self._server = uvicorn.Server(config)
 
     @property

@@ -1,0 +1,55 @@
+"""`rlkit view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlkit.cli.common.output import Output
+from rlkit.cli.common.signals import graceful_shutdown
+
+
+def view(
+    output: Output,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Run names, run folders, folders of runs, or records of tinker-cookbook, verifiers or inspect_ai; "
+            "by default all runs.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0 for any free port.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the link without opening a browser.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Write static pages instead: a .html file, or a folder for large runs."),
+    ] = None,
+) -> None:
+    """Show runs in a browser, until Ctrl-C.
+
+    The pages read files only: they do not slow a run, and follow it while it trains.
+    """
+    from rlkit.view.library import Library
+
+    library = Library.find(runs or [])
+    if html is not None:
+        from rlkit.view.html_export import export_html
+
+        written = export_html(library, html, note=output.note)
+        output.result({"html": str(written)}, f"open {written}")
+        return
+    import webbrowser
+
+    from rlkit.view.server import ViewServer
+
+    server = ViewServer(library, port=port)
+    output.result({"url": server.link}, server.link)
+    if not no_open:
+        webbrowser.open(server.link)
+    with graceful_shutdown(server.stop, output.note, message="stopping"):
+        server.run()
