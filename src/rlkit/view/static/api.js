@@ -1,0 +1,84 @@
+/** Load data: from the server with a token, or from the records of a static export. */
+
+const CACHE_ENTRIES = 12;
+
+const token = new URLSearchParams(location.search).get("token");
+const cache = new Map(); // path → {etag, data}; the newest entries are last
+
+/** True in a static export, which has no server. */
+export const isExport = Boolean(globalThis.rlkitData);
+
+/** An answer of the server other than success. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Return the data of an API path. The same object is returned while the data does not change. */
+export async function load(path) {
+  return isExport ? loadExported(path) : loadServed(path);
+}
+
+async function loadServed(path) {
+  const known = cache.get(path);
+  const headers = { Authorization: `Bearer ${token}` };
+  if (known?.etag) headers["If-None-Match"] = known.etag;
+  const response = await fetch(`api/${path}`, { headers, cache: "no-store" });
+  if (response.status === 304 && known) return remember(path, known);
+  if (!response.ok) throw new ApiError(response.status, await errorMessage(response));
+  return remember(path, { etag: response.headers.get("ETag"), data: await response.json() });
+}
+
+async function errorMessage(response) {
+  if (response.status === 401 || response.status === 403) return "The token in the address is missing or wrong. Open the link that `rlkit view` printed.";
+  const text = await response.text();
+  try {
+    return JSON.parse(text).error ?? text;
+  } catch {
+    return text || `The server answered ${response.status}.`;
+  }
+}
+
+function remember(path, entry) {
+  cache.delete(path);
+  cache.set(path, entry);
+  if (cache.size > CACHE_ENTRIES) cache.delete(cache.keys().next().value);
+  return entry.data;
+}
+
+const waiting = new Map(); // path → resolve function of a record that a script loads
+globalThis.rlkitStore = (path, text) => waiting.get(path)?.(text);
+
+async function loadExported(path) {
+  const known = cache.get(path);
+  if (known) return known.data;
+  const { inline, base } = globalThis.rlkitData;
+  const text = inline?.[path] ?? (await loadScript(path, base));
+  return remember(path, { data: await decodeRecord(text) });
+}
+
+function loadScript(path, base) {
+  const missing = () => new ApiError(404, "This record is not in the export.");
+  if (base === null || base === undefined) return Promise.reject(missing());
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    waiting.set(path, resolve);
+    script.src = `${base}${recordName(path)}.js`;
+    script.onload = () => script.remove();
+    script.onerror = () => reject(missing());
+    document.head.append(script);
+  }).finally(() => waiting.delete(path));
+}
+
+function recordName(path) {
+  const escape = (char) => [...new TextEncoder().encode(char)].map((byte) => `.${byte.toString(16).padStart(2, "0")}`).join("");
+  return path.replace(/[^A-Za-z0-9_-]/gu, escape);
+}
+
+async function decodeRecord(text) {
+  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}

@@ -1,0 +1,169 @@
+/** Show the page that the address names, keep it live, and frame it with navigation. */
+
+import { isExport, load } from "rlkit/api";
+import { h, replace } from "rlkit/dom";
+import { listenToKeys, showHelp } from "rlkit/keys";
+import { showCompare } from "rlkit/pages/compare";
+import { showDiscovery } from "rlkit/pages/discovery";
+import { showEpisode } from "rlkit/pages/episode";
+import { showEvaluations } from "rlkit/pages/evaluations";
+import { showGroup } from "rlkit/pages/group";
+import { showRun } from "rlkit/pages/run";
+import { showRuns } from "rlkit/pages/runs";
+import { showStep } from "rlkit/pages/step";
+import { showTask } from "rlkit/pages/task";
+import { showTasks } from "rlkit/pages/tasks";
+import { makeHash, parseHash } from "rlkit/route";
+
+const POLL_MS = 2000;
+const THEMES = ["auto", "light", "dark"];
+
+// A page is a function (parts, query) → view. A view has `node` and `title`; it may have `crumbs`,
+// `up`, `previous`, `next` (hashes), `watch` (a path of the API) with `refresh(data)`,
+// `requery(query)` if it can follow a change of the query, and `close()`.
+const PAGES = [
+  [/^$/, showRuns],
+  [/^compare\/[^/]+$/, showCompare],
+  [/^run\/[^/]+$/, showRun],
+  [/^run\/[^/]+\/tasks$/, showTasks],
+  [/^run\/[^/]+\/task\/[^/]+\/[^/]+$/, showTask],
+  [/^run\/[^/]+\/evaluations$/, showEvaluations],
+  [/^run\/[^/]+\/discovery$/, showDiscovery],
+  [/^run\/[^/]+\/(step|evaluation)\/\d+$/, showStep],
+  [/^run\/[^/]+\/(step|evaluation)\/\d+\/group\/\d+$/, showGroup],
+  [/^run\/[^/]+\/(step|evaluation)\/\d+\/episode\/\d+\/\d+\/\d+$/, showEpisode],
+];
+
+const main = h("main", { id: "main", tabIndex: -1 });
+const crumbs = h("nav", { class: "crumbs", "aria-label": "Breadcrumbs" });
+const neighbours = h("nav", { class: "neighbours", "aria-label": "Neighbours" });
+const connection = h("span", { class: "connection", role: "status" });
+const announcement = h("div", { class: "hidden", "aria-live": "polite" });
+const scrolls = new Map(); // hash → vertical position, for the way back
+
+let view = null;
+let viewPath = null;
+let watched = null;
+let navigation = 0;
+let followsLink = false;
+
+async function showPage() {
+  const { parts, query } = parseHash(location.hash);
+  const path = parts.map(encodeURIComponent).join("/");
+  if (view?.requery && path === viewPath) return view.requery(query);
+  const turn = ++navigation;
+  if (viewPath !== null) scrolls.set(viewPath, scrollY);
+  main.setAttribute("aria-busy", "true");
+  const nextView = await openView(path, parts, query);
+  if (turn !== navigation) return nextView.close?.();
+  view?.close?.();
+  const isFirst = viewPath === null;
+  view = nextView;
+  viewPath = path;
+  watched = view.watch ? await load(view.watch).catch(() => null) : null;
+  replace(main, view.node);
+  main.removeAttribute("aria-busy");
+  drawFrame(view);
+  view.opened?.();
+  if (!isFirst) main.focus({ preventScroll: true });
+  scrollTo(0, followsLink ? 0 : (scrolls.get(path) ?? 0));
+  followsLink = false;
+}
+
+async function openView(path, parts, query) {
+  const page = PAGES.find(([pattern]) => pattern.test(path));
+  try {
+    if (!page) throw new Error(`There is no page ${path}.`);
+    return await page[1](parts, query);
+  } catch (error) {
+    const node = h("div", { class: "failure", role: "alert" }, h("h1", null, "Not found"), h("p", null, error.message),
+      h("p", null, h("a", { href: "#/" }, "All runs")));
+    if (!error.status) console.error(error);
+    else if (error.status !== 404) node.firstChild.textContent = "The data did not load";
+    const up = parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/";
+    return { title: "Not found", node, crumbs: [["Runs", "#/"]], up };
+  }
+}
+
+function drawFrame({ title, crumbs: links = [], previous, next }) {
+  document.title = title ? `${title} · rlkit` : "rlkit view";
+  announcement.textContent = title ?? "";
+  replace(crumbs, h("ol", null, links.map(([label, href], index) =>
+    h("li", null, h("a", { href, "aria-current": index === links.length - 1 ? "page" : null }, h("bdi", null, label))))));
+  const arrow = (href, text, label) => href && h("a", { class: "button", href, title: label, "aria-label": label }, text);
+  replace(neighbours, arrow(previous, "‹", "Previous ( [ )"), arrow(next, "›", "Next ( ] )"));
+}
+
+async function poll() {
+  if (document.hidden || !view?.watch || main.hasAttribute("aria-busy")) return;
+  const current = view;
+  try {
+    const data = await load(current.watch);
+    setConnection(data.live ? "live" : "", data.live ? "live" : "");
+    if (current !== view || data === watched) return;
+    const isUpdate = watched !== null;
+    watched = data;
+    if (isUpdate) await current.refresh?.(data);
+    if (isUpdate && data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
+  } catch (error) {
+    setConnection("lost", error.status ? `error ${error.status}` : "no connection");
+  }
+}
+
+function setConnection(kind, text) {
+  if (connection.textContent !== text) connection.textContent = text;
+  connection.className = `connection ${kind}`;
+}
+
+async function pollForever() {
+  await poll();
+  setTimeout(pollForever, POLL_MS);
+}
+
+function applyTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  themeButton.textContent = { auto: "Auto", light: "Light", dark: "Dark" }[theme];
+  themeButton.setAttribute("aria-label", `Colours: ${theme}`);
+}
+
+function switchTheme() {
+  const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
+  try {
+    localStorage.setItem("rlkit-theme", theme);
+  } catch {
+    // Pages from the disk may have no storage; the choice then lasts until the page is closed.
+  }
+  applyTheme(theme);
+  dispatchEvent(new Event("themechange"));
+}
+
+function storedTheme() {
+  try {
+    const theme = localStorage.getItem("rlkit-theme");
+    return THEMES.includes(theme) ? theme : "auto";
+  } catch {
+    return "auto";
+  }
+}
+
+const themeButton = h("button", { class: "button quiet", type: "button", title: "Change colours (t)", onclick: switchTheme });
+const helpButton = h("button", { class: "button quiet", type: "button", title: "Keys (?)", "aria-label": "Keys", onclick: showHelp }, "?");
+
+function start() {
+  const brand = h("a", { class: "brand", href: "#/", "aria-label": "rlkit, all runs" }, "rlkit");
+  const header = h("header", { class: "top" }, brand, crumbs, h("span", { class: "space" }), connection, neighbours, themeButton, helpButton);
+  replace(document.getElementById("app"), header, main, announcement);
+  applyTheme(storedTheme());
+  listenToKeys(() => view, switchTheme);
+  document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
+  addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);
+  addEventListener("hashchange", showPage);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
+  if (!isExport) {
+    pollForever();
+    document.addEventListener("visibilitychange", poll);
+  }
+  showPage();
+}
+
+start();

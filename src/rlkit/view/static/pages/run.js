@@ -1,0 +1,117 @@
+/** A run: where it started and is now, findings, curves, configuration. */
+
+import { load } from "rlkit/api";
+import { drawCurves } from "rlkit/curves";
+import { h, replace } from "rlkit/dom";
+import { formatAge, formatCount, formatDuration, formatReward, formatUsd } from "rlkit/format";
+import { emptyNote, factList, fold, runCrumbs, section, statusBadge, tabLinks } from "rlkit/parts";
+import { apiPath, makeHash, navigate } from "rlkit/route";
+import { makeRow, makeTable } from "rlkit/table";
+import { textBlock, textLine } from "rlkit/text";
+
+/** Show a run. */
+export async function showRun([, id], query) {
+  const metricsPath = `${apiPath("run", id)}/metrics`;
+  let [run, metrics] = await Promise.all([load(apiPath("run", id)), load(metricsPath)]);
+  const head = h("div");
+  const findings = h("div");
+  const details = h("div");
+  const curves = drawCurves([{ run, metrics }], query);
+  const draw = () => {
+    replace(head, drawHead(run));
+    replace(findings, drawFindings(run));
+    replace(details, drawCheckpoints(run), drawConfig(run));
+  };
+  draw();
+  const node = h("div", { class: "page" }, head, findings, metrics.step.length ? curves.node : emptyNote("No step is complete yet."), details);
+  const refresh = async (changed) => {
+    run = changed;
+    const latest = await load(metricsPath);
+    draw();
+    if (latest === metrics) return;
+    const wasEmpty = !metrics.step.length;
+    metrics = latest;
+    curves.refresh([{ run, metrics }]);
+    if (wasEmpty && metrics.step.length) findings.nextSibling.replaceWith(curves.node);
+  };
+  return { title: run.name, node, crumbs: runCrumbs(run), up: "#/", watch: apiPath("run", id), refresh, requery: curves.requery, close: curves.close };
+}
+
+/** Return the links to the pages of a run. */
+export function runTabs(run, current) {
+  const at = (...parts) => makeHash(["run", run.id, ...parts]);
+  const lastStep = run.steps_recorded?.at(-1);
+  const tabs = [["run", "Overview", at()]];
+  if (lastStep !== undefined) tabs.push(["step", "Steps", at("step", String(lastStep))], ["tasks", "Tasks", at("tasks")]);
+  if (run.evaluations?.length) tabs.push(["evaluations", "Evaluations", at("evaluations")]);
+  if (run.parts?.includes("discovery")) tabs.push(["discovery", "Discovery", at("discovery")]);
+  return tabLinks("Pages of the run", tabs, current);
+}
+
+function drawHead(run) {
+  const subject = [run.model, run.envs.join(", ")].filter(Boolean).join(" · ");
+  return [
+    runTabs(run, "run"),
+    h("div", { class: "run-head" },
+      h("div", null, h("h1", null, textLine(run.name, 120), " ", statusBadge(run.status)), h("p", { class: "lead" }, textLine(subject)),
+        run.reason && h("div", { class: run.status === "failed" || run.status === "dead" ? "error-block" : "lead" }, textBlock(run.reason, "plain"))),
+      h("div", { class: "headlines" }, headline("Reward", run.reward), run.evaluation && headline(`Evaluation ${shortMetric(run.evaluation.metric)}`, [run.evaluation.start, run.evaluation.now]))),
+    factList([
+      ["Step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)], ["Best step", run.best_step], ["Tokens", formatCount(run.tokens)], ["Cost", formatUsd(run.usd)],
+      ["Started", formatAge(run.started)], ["Duration", run.started && run.updated ? formatDuration(run.updated - run.started) : null],
+      ["Tags", run.tags.join(", ")], ["Versions", Object.entries(run.versions ?? {}).map(([name, version]) => `${name} ${version}`).join(", ")], ["Folder", run.path],
+    ]),
+  ];
+}
+
+function shortMetric(metric) {
+  return (metric ?? "").split("/").slice(-1)[0].replaceAll("_", " ");
+}
+
+function headline(label, pair) {
+  if (!pair) return null;
+  const [start, now] = pair;
+  const tone = now > start ? "up" : now < start ? "down" : "";
+  return h("div", { class: `headline ${tone}` }, h("div", { class: "label" }, label),
+    h("div", { class: "big" }, h("span", { class: "from" }, formatReward(start)), h("span", { class: "arrow" }, " → "), formatReward(now)));
+}
+
+function drawFindings(run) {
+  if (!run.findings?.length) return null;
+  return section("Findings", null, h("ul", { class: "findings" }, run.findings.map((finding) => {
+    const where = finding.last && finding.last !== finding.step ? `steps ${finding.step}–${finding.last}` : `step ${finding.step}`;
+    const isRecorded = run.steps_recorded.includes(finding.step);
+    return h("li", { dataset: { row: "" } },
+      h("div", { class: "where" }, isRecorded ? h("a", { href: makeHash(["run", run.id, "step", String(finding.step)]) }, where) : where),
+      h("div", null, h("strong", null, textLine(finding.name.replaceAll("_", " "))), finding.env && finding.env !== "all" && h("span", { class: "tag" }, textLine(finding.env)),
+        textBlock(finding.text, "plain"), finding.action && h("div", { class: "sub" }, textBlock(finding.action, "plain"))));
+  })));
+}
+
+function drawCheckpoints(run) {
+  if (!run.checkpoints?.length) return null;
+  const table = makeTable("Checkpoints", [["Step", "num"], "Path", "Expires"], run.checkpoints.toReversed().map(({ step, path, expires }) =>
+    makeRow([[step === run.best_step ? h("b", { title: "best evaluation" }, `${step} best`) : String(step), "num"], [textLine(path), "mono"], expires ? new Date(expires * 1000).toISOString().slice(0, 16).replace("T", " ") : "never"])));
+  return fold(`Checkpoints (${run.checkpoints.length})`, table.node);
+}
+
+function drawConfig(run) {
+  if (!run.config?.length) return null;
+  const rows = run.config.map(([key, value, origin]) => h("tr", { class: origin === "default" ? "default" : null },
+    h("th", { scope: "row", class: "mono" }, textLine(key, 120)), h("td", { class: "mono" }, textBlock(value, "plain")), h("td", { class: "muted" }, textLine(origin ?? ""))));
+  const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
+  const filter = h("input", { type: "checkbox", onchange: (event) => table.node.classList.toggle("only-set", event.target.checked) });
+  const others = h("label", { class: "field check" }, filter, h("span", null, "Only values that differ from the default"));
+  return section("Configuration", { aside: others }, table.node, h("p", null, compareLink(run)));
+}
+
+function compareLink(run) {
+  const input = h("select", { "aria-label": "Compare with another run", onchange: (event) => event.target.value && navigate(makeHash(["compare", `${run.id},${event.target.value}`])) }, h("option", { value: "" }, "Compare with…"));
+  const fill = async () => {
+    if (input.options.length > 1) return;
+    const { runs } = await load("runs");
+    for (const other of runs) if (other.id !== run.id) input.append(h("option", { value: other.id }, other.name));
+  };
+  input.addEventListener("focus", fill);
+  return input;
+}

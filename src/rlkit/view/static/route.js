@@ -1,0 +1,42 @@
+/** The state of the page is the hash of its address: `#/path/of/names?key=value`. Each state has a link. */
+
+/** Return {parts, query} of a hash; parts are decoded. */
+export function parseHash(hash) {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const parts = path.split("/").filter(Boolean).map(decodePart);
+  return { parts, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+function decodePart(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Return the hash for names and a query; empty values of the query are left out. */
+export function makeHash(parts, query = {}) {
+  const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  const text = new URLSearchParams(kept.map(([key, value]) => [key, value === true ? "1" : String(value)])).toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+}
+
+/** Return the path of the API for names. */
+export function apiPath(...parts) {
+  return parts.map(encodeURIComponent).join("/");
+}
+
+/** Change keys of the query without a new entry in the browser's history. */
+export function setQuery(changes) {
+  const { parts, query } = parseHash(location.hash);
+  const hash = makeHash(parts, { ...query, ...changes });
+  if (hash === location.hash) return;
+  history.replaceState(null, "", hash);
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
+/** Go to a hash. */
+export function navigate(hash) {
+  location.hash = hash;
+}

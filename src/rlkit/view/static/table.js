@@ -1,0 +1,46 @@
+/** Long lists: rows are drawn when they come near the screen. */
+
+import { h } from "rlkit/dom";
+
+const ROWS_AT_ONCE = 100;
+
+/**
+ * Fill a container with rows. The first ones are drawn now, others when the end comes into view.
+ * Return a function that stops.
+ */
+export function growRows(container, items, drawRow, sentinelTag = "tr") {
+  let drawn = 0;
+  const sentinel = h(sentinelTag, { class: "sentinel", "aria-hidden": "true" });
+  const observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && drawMore(), { rootMargin: "800px" });
+  function drawMore() {
+    const end = Math.min(items.length, drawn + ROWS_AT_ONCE);
+    const rows = document.createDocumentFragment();
+    for (; drawn < end; drawn++) rows.append(drawRow(items[drawn], drawn));
+    sentinel.before(rows);
+    observer.unobserve(sentinel);
+    if (drawn < items.length) observer.observe(sentinel);
+    else sentinel.remove();
+  }
+  container.replaceChildren(sentinel);
+  drawMore();
+  return () => observer.disconnect();
+}
+
+/** Return a table in a frame that scrolls sideways; `heads` are labels, or [label, class]. */
+export function makeTable(label, heads, rows = []) {
+  const cells = heads.map((head) => {
+    const [text, kind] = Array.isArray(head) ? head : [head, null];
+    return text ? h("th", { scope: "col", class: kind }, text) : h("td", { class: kind });
+  });
+  const body = h("tbody", null, rows);
+  const table = h("table", null, h("caption", { class: "hidden" }, label), h("thead", null, h("tr", null, cells)), body);
+  return { node: h("div", { class: "table-frame", tabIndex: 0, role: "region", "aria-label": label }, table), body };
+}
+
+/** Return a row of a table. The first link in it is what the keys j, k and Enter use. */
+export function makeRow(cells, props = {}) {
+  return h("tr", { ...props, dataset: { row: "" } }, cells.map((cell) => {
+    const [content, kind] = Array.isArray(cell) && cell.length === 2 && typeof cell[1] === "string" ? cell : [cell, null];
+    return h("td", { class: kind }, content);
+  }));
+}
