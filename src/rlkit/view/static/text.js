@@ -16,10 +16,10 @@ export function markInvisible(text) {
 }
 
 /** Return a block element with the text; long texts and long lines are cut, with a button that shows all. */
-export function textBlock(text, kind = "prose") {
+export function textBlock(text, kind = "prose", limit = LIMIT_CHARS) {
   const whole = String(text ?? "");
   const block = h("div", { class: `text ${kind}`, dir: "auto" });
-  const end = cutPosition(whole);
+  const end = cutPosition(whole, limit);
   block.append(markInvisible(whole.slice(0, end)));
   if (end < whole.length) block.append(showAllButton(block, whole));
   return block;
@@ -32,15 +32,15 @@ export function textLine(text, limit = 200) {
   return h("bdi", { title: whole.length > limit ? markInvisible(whole.slice(0, 2000)) : null }, markInvisible(short.replace(/\s+/g, " ")));
 }
 
-function cutPosition(text) {
+function cutPosition(text, limit) {
   let start = 0;
-  while (start < Math.min(text.length, LIMIT_CHARS)) {
+  while (start < Math.min(text.length, limit)) {
     let end = text.indexOf("\n", start);
     if (end < 0) end = text.length;
-    if (end - start > LINE_LIMIT_CHARS) return start + LINE_LIMIT_CHARS;
+    if (end - start > LINE_LIMIT_CHARS) return Math.min(limit, start + LINE_LIMIT_CHARS);
     start = end + 1;
   }
-  return text.length > LIMIT_CHARS ? LIMIT_CHARS : text.length;
+  return Math.min(text.length, limit);
 }
 
 function showAllButton(block, whole) {
