@@ -19,14 +19,16 @@ export async function showGroup([, id, kind, step, , position], query) {
   const context = { run, kind, step, group, range: rewardRange(group.members.map(({ reward }) => reward)) };
   const replies = sortReplies(group);
   const columns = h("div", { class: "columns", tabIndex: 0, role: "region", "aria-label": "Replies" });
+  const picker = h("div");
   const draw = ({ diff }) => {
+    if (replies.length > 1) replace(picker, differencePicker(replies, diff));
     columns.classList.toggle("two", Boolean(diff));
     replace(columns, diff ? drawDifference(replies, diff) : replies.map((reply) => drawReply(context, reply)));
   };
   draw(query);
   const node = h("div", { class: "page wide" }, runTabs(run, kind === "step" ? "step" : "evaluations"), drawHead(context),
     group.prompt.length > 0 && section("Prompt", null, fold(`${plural(group.prompt.length, "message")}, shared by all replies`, drawMessages(group.prompt), { open: promptLength(group) < 4000 })),
-    section("Replies", { aside: replies.length > 1 && differencePicker(replies, query) }, replies.length ? columns : emptyNote("No reply is recorded.")));
+    section("Replies", { aside: picker }, replies.length ? columns : emptyNote("No reply is recorded.")));
   const at = (index) => (groups[index] ? makeHash(["run", id, kind, step, "group", String(groups[index].position)]) : null);
   const index = groups.findIndex((other) => other.position === Number(position));
   const up = makeHash(["run", id, kind, step]);
@@ -69,13 +71,13 @@ function replyKey({ member, attempt }) {
   return `${member}.${attempt}`;
 }
 
-function differencePicker(replies, query) {
+function differencePicker(replies, diff) {
   const options = replies.map((reply) => [replyKey(reply), `member ${reply.member}${reply.attempt ? `, attempt ${reply.attempt + 1}` : ""} (${formatReward(reply.facts.reward)})`]);
-  let [first, second] = (query.diff ?? "").split(",");
+  let [first, second] = (diff ?? "").split(",");
   const change = () => setQuery({ diff: first && second && first !== second ? `${first},${second}` : null });
   const box = (label, value, onchange) => field(label, selectBox([["", "–"], ...options], value ?? "", onchange));
-  const best = () => ([first, second] = [options[0][0], options.at(-1)[0]]);
-  const toggle = h("button", { type: "button", class: "button", onclick: () => (query.diff ? ((first = second = ""), change()) : (best(), change())) }, "Best against worst");
+  const ends = `${options[0][0]},${options.at(-1)[0]}`;
+  const toggle = h("button", { type: "button", class: "button", onclick: () => setQuery({ diff: diff ? null : ends }) }, diff ? "Show all replies" : "Best against worst");
   return h("div", { class: "toolbar" }, toggle, box("Differences between", first, (value) => ((first = value), change())), box("and", second, (value) => ((second = value), change())));
 }
 

@@ -1,0 +1,207 @@
+/** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
+
+import { drawImage } from "rlkit/chat";
+import { h, replace } from "rlkit/dom";
+import { formatNumber, formatSigned } from "rlkit/format";
+import { markInvisible } from "rlkit/text";
+
+const CHUNK_TOKENS = 300;
+const MAX_CHUNK_TOKENS = 1200;
+const SURPRISE_NATS = [0.1, 0.5, 1, 2, 4];
+const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
+
+/** What tokens can be coloured by: [key, label]. */
+export const COLOURINGS = [["advantage", "Advantage"], ["logprob", "Log-probability"], ["gap", "Sampler–trainer gap"], ["mask", "Mask"], ["version", "Weights version"]];
+
+/**
+ * Return the tokens of a turn as a flat list: the part of its prompt that its parent does not already show, then its
+ * reply. Each has id, piece, isSampled and, where known, logprob, trainer, advantage. `isRewritten` says that the
+ * prompt does not continue the parent's tokens.
+ */
+export function turnTokens(episode, index) {
+  const turn = episode.turns[index];
+  const parent = turn.parent === null || turn.parent === undefined ? null : episode.turns[turn.parent];
+  const before = parent ? [...parent.prompt, ...parent.completion] : [];
+  const isRewritten = before.length > turn.prompt.length || before.some((id, position) => id !== turn.prompt[position]);
+  const start = isRewritten ? 0 : before.length;
+  const tokens = [];
+  const add = (id, facts) => tokens.push({ id, turn: index, ...facts });
+  for (const id of turn.prompt.slice(start)) {
+    if (id === -1 && tokens.at(-1)?.id === -1) tokens.at(-1).count++;
+    else add(id, { count: 1, place: "prompt", position: -1 });
+  }
+  const isSampled = new Uint8Array(turn.completion.length);
+  for (const [low, high] of turn.sampled) isSampled.fill(1, low, high);
+  const [logprobs, trainer, advantages] = [turn.logprobs, turn.trainer_logprobs, turn.advantages].map((values) => alignValues(values, isSampled));
+  turn.completion.forEach((id, position) => {
+    add(id, { count: 1, place: isSampled[position] ? "sampled" : "forced", position, logprob: logprobs[position], trainer: trainer[position], advantage: advantages[position] });
+  });
+  addPieces(tokens, episode);
+  return { tokens, isRewritten: Boolean(parent) && isRewritten };
+}
+
+function alignValues(values, isSampled) {
+  if (!values) return [];
+  if (values.length === isSampled.length) return values;
+  let next = 0;
+  return Array.from(isSampled, (flag) => (flag ? values[next++] : null));
+}
+
+function addPieces(tokens, episode) {
+  const special = new Set(episode.special);
+  let pending = [];
+  for (const token of tokens) {
+    const piece = token.id === -1 ? `‹image${token.count > 1 ? ` × ${token.count}` : ""}›` : episode.pieces[token.id];
+    token.isSpecial = special.has(token.id) || token.id === -1;
+    token.piece = piece ?? `‹${token.id}›`;
+    if (!Array.isArray(piece)) {
+      pending = [];
+      continue;
+    }
+    // Bytes of one character: the last token shows the character, the others a mark.
+    token.piece = piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("");
+    pending.push(...piece);
+    const character = decodeBytes(pending);
+    if (character === null) continue;
+    token.character = character;
+    pending = [];
+  }
+}
+
+function decodeBytes(bytes) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
+  } catch {
+    return null;
+  }
+}
+
+/** Return the pieces of text of a turn that were put into its reply and not sampled. */
+export function forcedTexts(episode, index) {
+  const texts = [];
+  let isOpen = false;
+  for (const { place, piece, character } of turnTokens(episode, index).tokens) {
+    if (place === "forced" && isOpen) texts[texts.length - 1] += character ?? piece;
+    else if (place === "forced") texts.push(character ?? piece);
+    isOpen = place === "forced";
+  }
+  return texts;
+}
+
+/** Draw the tokens of turns. turns: [{index, tokens, head}]. Return {node, colour(key)}. */
+export function drawTokens(episode, turns, colouring) {
+  const all = turns.flatMap(({ tokens }) => tokens);
+  const spans = [];
+  const details = h("div", { class: "token-details", role: "status" });
+  const legend = h("div", { class: "token-legend" });
+  const select = makeSelector(episode, all, spans, details);
+  const sections = turns.map(({ index, tokens, head }) => h("section", { class: "turn", id: `turn-${index}` }, head,
+    (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans)));
+  const text = h("div", { class: "tokens", tabIndex: 0, role: "group", "aria-label": "Tokens. The left and right arrow keys move.", onmouseover: (event) => event.target.index !== undefined && select(event.target.index),
+    onclick: (event) => event.target.index !== undefined && select(event.target.index),
+    onkeydown: (event) => {
+      const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!distance) return;
+      event.preventDefault();
+      select(select.current + distance, true);
+    } }, sections);
+  const colour = (key) => {
+    const classOf = makeColouring(key, episode, all);
+    all.forEach((token, index) => (spans[index].className = token.isSpecial ? `${classOf(token)} special` : classOf(token)));
+    replace(legend, legendEntries(key, episode, all));
+  };
+  colour(colouring);
+  select.showHint();
+  return { node: h("div", { class: "rendered" }, h("div", { class: "token-bar" }, legend, details), text), colour };
+}
+
+function drawChunks(tokens, spans) {
+  const chunks = [];
+  let chunk = null;
+  let size = 0;
+  for (const token of tokens) {
+    if (!chunk) chunks.push((chunk = h("div", { class: "chunk" })));
+    const span = document.createElement("span");
+    span.index = spans.push(span) - 1;
+    span.textContent = visiblePiece(token);
+    chunk.append(span);
+    size++;
+    if ((size >= CHUNK_TOKENS && token.piece.endsWith("\n")) || size >= MAX_CHUNK_TOKENS) [chunk, size] = [null, 0];
+  }
+  return chunks;
+}
+
+function visiblePiece({ piece, character }) {
+  const text = character ?? piece;
+  return markInvisible(text.length > 400 ? `${text.slice(0, 400)}…` : text).replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›";
+}
+
+function makeSelector(episode, tokens, spans, details) {
+  let active = null;
+  const select = (index, isKey = false) => {
+    const bounded = Math.max(0, Math.min(tokens.length - 1, index));
+    if (!tokens.length || bounded === select.current) return;
+    active?.classList.remove("active");
+    select.current = bounded;
+    active = spans[bounded];
+    active.classList.add("active");
+    if (isKey) active.scrollIntoView({ block: "nearest" });
+    replace(details, tokenFacts(episode, tokens[bounded]));
+  };
+  select.current = -1;
+  select.showHint = () => replace(details, h("span", { class: "muted" }, "Point at a token, or focus the text and press ← or →."));
+  return select;
+}
+
+function tokenFacts(episode, token) {
+  const turn = episode.turns[token.turn];
+  const fact = (term, value) => value !== null && value !== undefined && h("span", { class: "fact" }, h("span", { class: "muted" }, term), " ", h("b", null, value));
+  const number = (value) => (value === null || value === undefined ? null : formatNumber(value, 4));
+  const gap = token.trainer === null || token.trainer === undefined || token.logprob === null ? null : token.logprob - token.trainer;
+  return [
+    h("code", { class: "piece" }, markInvisible(JSON.stringify(token.piece).slice(0, 80))), token.character && fact("character", token.character), fact("id", token.id === -1 ? "image" : token.id), fact("", token.place),
+    token.logprob !== null && token.logprob !== undefined && [fact("log p", number(token.logprob)), fact("p", number(Math.exp(token.logprob)))],
+    fact("trainer", number(token.trainer)), gap !== null && fact("gap", formatSigned(gap, 4)), fact("advantage", token.advantage === null || token.advantage === undefined ? null : formatSigned(token.advantage, 3)),
+    fact("turn", `${token.turn + 1}${token.position >= 0 ? `, token ${token.position}` : ""}`), fact("version", turn.version), fact("datum", turn.datum),
+  ];
+}
+
+/** Return a function from a token to the class of its colour. */
+function makeColouring(key, episode, tokens) {
+  const largest = largestAdvantage(tokens);
+  const bucketOf = (value, bounds) => bounds.reduce((bucket, bound) => bucket + (Math.abs(value) >= bound), 0);
+  const signed = (value, bucket) => (bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`);
+  const versions = versionList(episode);
+  const ways = {
+    advantage: ({ advantage }) => (advantage === null || advantage === undefined ? "zero" : signed(advantage, Math.ceil(Math.abs(advantage / largest) * 4 - 1e-6))),
+    logprob: ({ logprob }) => (logprob === null || logprob === undefined ? "zero" : `s${bucketOf(logprob, SURPRISE_NATS)}`),
+    gap: ({ logprob, trainer }) => (typeof logprob !== "number" || typeof trainer !== "number" ? "zero" : signed(logprob - trainer, bucketOf(logprob - trainer, GAP_NATS))),
+    mask: ({ advantage }) => (advantage === null || advantage === undefined ? "n2" : "p2"),
+    version: ({ turn }) => `v${versions.indexOf(episode.turns[turn].version) % 6}`,
+  };
+  return (token) => (token.place === "sampled" ? ways[key](token) : token.place);
+}
+
+function largestAdvantage(tokens) {
+  return tokens.reduce((most, { advantage }) => Math.max(most, Math.abs(advantage ?? 0)), 0) || 1;
+}
+
+function versionList(episode) {
+  return [...new Set(episode.turns.map((turn) => turn.version))].sort((a, b) => a - b);
+}
+
+function legendEntries(key, episode, tokens) {
+  const entry = (kind, label) => h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
+  const scale = (kinds, low, high) => h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, kinds.map((kind) => h("i", { class: `swatch ${kind}` }))), high);
+  const diverging = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
+  const [largest, numbers] = [largestAdvantage(tokens).toFixed(2), tokens.some(({ place, [key === "gap" ? "trainer" : key]: value }) => place === "sampled" && typeof value === "number")];
+  const missing = !numbers && ["advantage", "logprob", "gap"].includes(key) && h("span", { class: "warn" }, "not recorded for this episode");
+  const own = {
+    advantage: () => scale(diverging, `−${largest}`, `+${largest}`),
+    logprob: () => scale(["s0", "s1", "s2", "s3", "s4", "s5"], "likely, above −0.1", "unlikely, below −4 nats"),
+    gap: () => scale(diverging, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats"),
+    mask: () => [entry("p2", "trained on"), entry("n2", "sampled, not trained on")],
+    version: () => versionList(episode).slice(0, 12).map((version, index) => entry(`v${index % 6}`, `version ${version}`)),
+  };
+  return [missing || own[key](), entry("prompt", "prompt"), tokens.some(({ place }) => place === "forced") && entry("forced", "forced")];
+}
