@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from rlkit.evaluation.evaluate import evaluate
 from rlkit.evaluation.openai_endpoint import Endpoint, EndpointPolicy, connect_endpoint
 from rlkit.policy import Limits
 from rlkit.types import Group, Message, Sampling
+from tests.limits import HANG_S
 
 ASKED: list[Message] = [{"role": "user", "content": "2 + 3 ="}]
 
@@ -65,7 +67,7 @@ def url() -> Iterator[str]:
 
 
 def ask[T](
-    url: str, use: Callable[[EndpointPolicy], Any], *, limits: Limits | None = None, timeout_s: float = 9
+    url: str, use: Callable[[EndpointPolicy], Any], *, limits: Limits | None = None, timeout_s: float = HANG_S
 ) -> Any:
     async def main() -> Any:
         async with connect_endpoint(Endpoint(url, "big", "k-1"), timeout_s=timeout_s) as make:
@@ -115,10 +117,11 @@ def test_repeated_failures_are_a_service_error(url: str, monkeypatch: pytest.Mon
     Model.answers[:] = [(503, {}), (429, {}), (200, make_answer())]
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(500, {"error": "broken"})]
+    monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", math.inf)  # no retry begins, and none takes too long
     with pytest.raises(ServiceError, match=r"does not answer: 500: .*broken"):
-        ask(url, lambda policy: policy.chat(ASKED), timeout_s=1)
+        ask(url, lambda policy: policy.chat(ASKED))
     with pytest.raises(ServiceError, match="does not answer: ConnectError"):
-        ask("http://127.0.0.1:9/v1", lambda policy: policy.chat(ASKED), timeout_s=0.1)
+        ask("http://127.0.0.1:9/v1", lambda policy: policy.chat(ASKED))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_repeated_malformed_answers_are_a_service_error(
     Model.answers[:] = [(200, answer), (200, make_answer())]  # type: ignore[list-item]  what no endpoint should say
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(200, answer)]  # type: ignore[list-item]
-    monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", 99)
+    monkeypatch.setattr(openai_endpoint, "_FIRST_WAIT_S", math.inf)
     with pytest.raises(ServiceError, match=r"does not answer: malformed response \(.*Error\): "):
         ask(url, lambda policy: policy.chat(ASKED))
 
@@ -196,7 +199,7 @@ def test_endpoint_without_a_key_gets_no_key_of_the_environment(url: str, monkeyp
     monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin")
 
     async def main() -> None:
-        async with connect_endpoint(Endpoint(url, "big"), timeout_s=9) as make:
+        async with connect_endpoint(Endpoint(url, "big"), timeout_s=HANG_S) as make:
             await make(Sampling(max_tokens=9), Limits()).chat(ASKED)
 
     asyncio.run(main())
