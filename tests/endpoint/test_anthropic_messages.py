@@ -19,6 +19,7 @@ from rlkit.errors import ServiceError
 from rlkit.policy import Limits
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Prompt, Turn
+from tests.limits import HANG_S
 
 SAME_ADD: rlkit.Tool = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
 ADD: ToolParam = {
@@ -325,9 +326,11 @@ def test_a_key_reaches_its_own_rollout_and_paths_are_few() -> None:
 def test_a_stream_that_waits_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_responses, "KEEP_ALIVE_S", 0.01)
 
+    may_answer = asyncio.Event()
+
     class Slow(ScriptedSampler):
         async def sample(self, *arguments: Any, **options: Any) -> Any:
-            await asyncio.sleep(0.2)
+            await may_answer.wait()
             return await super().sample(*arguments, **options)
 
     policy = ScriptedPolicy(["hi"])
@@ -335,9 +338,14 @@ def test_a_stream_that_waits_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> str:
         async with policy.endpoint() as endpoint, httpx.AsyncClient() as client:
-            body = {"messages": [BEGIN], "stream": True}
-            response = await client.post(f"{endpoint.url}/messages", json=body, headers={"x-api-key": endpoint.key})
-            return response.text
+            body, text = {"messages": [BEGIN], "stream": True}, ""
+            url, headers = f"{endpoint.url}/messages", {"x-api-key": endpoint.key}
+            async with client.stream("POST", url, json=body, headers=headers) as response:
+                async for piece in response.aiter_text():
+                    text += piece
+                    if text.count("event: ping") > 3:
+                        may_answer.set()
+            return text
 
     *pings, start = asyncio.run(main()).partition("event: message_start")[0].split("\n\n")
     assert len(pings) > 3
@@ -347,10 +355,11 @@ def test_a_stream_that_waits_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
-    cancelled = asyncio.Event()
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
 
     class Stuck(ScriptedSampler):
         async def sample(self, *arguments: Any, **options: Any) -> Any:
+            waiting.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -359,12 +368,18 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
     policy = ScriptedPolicy([])
     policy.sampler = Stuck(lambda prompt, *, seed: "", chat=ByteChat())
 
+    async def ask(client: AsyncAnthropic) -> None:
+        reply: Any = await client.messages.create(model="m", max_tokens=9, messages=[BEGIN], stream=stream)
+        [_ async for _ in reply]
+
     async def work(client: AsyncAnthropic) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                reply: Any = await client.messages.create(model="m", max_tokens=9, messages=[BEGIN], stream=stream)
-                [_ async for _ in reply]
-        async with asyncio.timeout(30):
+        asking = asyncio.create_task(ask(client))
+        await waiting.wait()
+        await asyncio.sleep(2 * http_responses.OPENING_S)  # the stream has opened
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        async with asyncio.timeout(HANG_S):
             await cancelled.wait()
 
     play(policy, work)

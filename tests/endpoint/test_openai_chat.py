@@ -15,12 +15,13 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 import rlkit
 from rlkit.chat.format import ChatFormat
-from rlkit.endpoint import Endpoint, open_endpoint
+from rlkit.endpoint import Endpoint, http_responses, open_endpoint
 from rlkit.errors import ServiceError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Prompt, Sampling, Turn
+from tests.limits import HANG_S
 
 SAME_ADD: rlkit.Tool = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
 ADD: ChatCompletionToolParam = {
@@ -316,10 +317,11 @@ def test_a_key_reaches_its_own_rollout_and_is_dead_afterwards() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
-    cancelled = asyncio.Event()
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
 
     class Stuck(ScriptedSampler):
         async def sample(self, *arguments: Any, **options: Any) -> Any:
+            waiting.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -330,11 +332,15 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
     async def main() -> None:
         async with policy.endpoint() as endpoint:
             body = {"messages": [{"role": "user", "content": "begin"}], "stream": stream}
-            async with httpx.AsyncClient(timeout=0.3) as client:
-                with pytest.raises(httpx.TimeoutException):
-                    url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
-                    await client.post(url, json=body, headers=headers)
-            async with asyncio.timeout(30):
+            async with httpx.AsyncClient() as client:
+                url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
+                asking = asyncio.create_task(client.post(url, json=body, headers=headers))
+                await waiting.wait()
+                await asyncio.sleep(2 * http_responses.OPENING_S)  # the stream has opened
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            async with asyncio.timeout(HANG_S):
                 await cancelled.wait()
 
     asyncio.run(main())
