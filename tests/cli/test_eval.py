@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rlkit.errors import ServiceError
 from rlkit.evaluation.report import read_scores, render_rewards, render_scores, summarize_env
 from rlkit.trackers import Progress
 from tests.builders import group
+from tests.limits import HANG_S
 
 METRICS = {
     "eval/sums/groups": 100.0,
@@ -68,14 +70,23 @@ def test_environment_with_failed_rollouts_only_is_exit_code_1(
 
 
 def test_progress_is_printed_from_time_to_time(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    is_read = threading.Event()
+
+    def read_progress() -> Progress:
+        is_read.set()
+        return Progress(finished=4, running=2, queued=3, tokens=1234)
+
     async def evaluate(resolved: object, *, on_progress: Callable[..., None], **named: object) -> Mapping[str, float]:
-        on_progress(lambda: Progress(finished=4, running=2, queued=3, tokens=1234))
-        await asyncio.sleep(0.2)
+        on_progress(read_progress)
+        await asyncio.to_thread(is_read.wait, limit_s)
         return METRICS
 
     monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     monkeypatch.setattr("rlkit.cli.common.progress.EVERY_S", 0.05)
+    limit_s = HANG_S
     assert "4 of 9 rollouts done, 2 running; 1,234 tokens\n" in rlkit("eval", "a.yaml").stderr
+    is_read.clear()
+    limit_s = 0.2
     assert rlkit("eval", "a.yaml", "--quiet").stderr == ""
 
 

@@ -28,7 +28,7 @@ from rlkit.store.history import read_groups
 from rlkit.store.journal import SYNC_WITHIN_S, Journal, RecordKind, list_segments, read_records
 from rlkit.testing import run_virtual
 from rlkit.types import Episode, Group, Image, Prompt, Turn
-from tests.limits import HANG_S
+from tests.limits import HANG_S, wait_until
 
 floats32 = st.floats(width=32, allow_nan=False)
 texts = st.text(max_size=5)
@@ -437,9 +437,10 @@ def test_record_appended_during_a_sync_is_synced_soon(tmp_path: Path, monkeypatc
     sizes = list[int]()
 
     async def run() -> None:
-        free = threading.Event()
+        free, is_syncing = threading.Event(), threading.Event()
 
         def slow(file: int) -> None:
+            is_syncing.set()
             free.wait(HANG_S)
             sizes.append(os.fstat(file).st_size)
 
@@ -448,13 +449,12 @@ def test_record_appended_during_a_sync_is_synced_soon(tmp_path: Path, monkeypatc
         monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=slow, fstat=os.fstat))
         journal.append(RecordKind.EPISODE, b"one")
         waiting = asyncio.create_task(journal.sync())
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(is_syncing.wait, HANG_S)
         journal.append(RecordKind.EPISODE, b"two")
         await asyncio.sleep(0.2)  # its time is over, and the disk is still busy with the first
         free.set()
         await waiting
-        await asyncio.sleep(0.2)
-        assert len(sizes) == 2, "nobody asked for it, and it is there"
+        await asyncio.to_thread(wait_until, lambda: len(sizes) == 2)  # nobody asks for it
         await journal.close()
 
     asyncio.run(run())

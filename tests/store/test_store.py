@@ -36,6 +36,7 @@ from rlkit.store.journal import Journal, RecordKind, read_records
 from rlkit.token_records.pieces import pieces_path, read_pieces
 from rlkit.types import Checkpoint, Episode, Group, Json, Message
 from tests.builders import episode, piece, turn
+from tests.limits import HANG_S
 
 RESOLVED = ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
 
@@ -417,7 +418,7 @@ def test_table_of_a_step_is_written_after_its_journal_record(tmp_path: Path, mon
     free = threading.Event()
 
     def fsync(file: int) -> None:
-        free.wait(60)
+        free.wait(HANG_S)
 
     async def main() -> None:
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:

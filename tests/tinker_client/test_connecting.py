@@ -15,6 +15,7 @@ import pytest
 import rlkit
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError, MissingError
+from rlkit.testing import run_virtual
 from rlkit.tinker_client.connect import connect
 from rlkit.tinker_client.connector import Connector, Unreachable, public_address
 from tests.addresses import closed_port, status_server
@@ -112,7 +113,7 @@ def test_error_has_the_last_reason_if_the_last_attempt_hangs() -> None:
 
     connector = Connector("http://x", "it was given", 1, lambda _: None)
     with pytest.raises(MissingError, match="fails: the machine starts; gave up after 1 s"):
-        asyncio.run(connector.retry(attempt, "fails"))
+        run_virtual(connector.retry(attempt, "fails"))
     assert len(limits) == 2
 
 

@@ -154,13 +154,19 @@ def test_engine_that_cannot_start_fails_only_if_needed() -> None:
     assert killed.detail == "exit code -9 without output"
 
 
-def test_slow_engine_is_awaited_with_progress_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_engine_is_awaited_with_progress_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PROGRESS_S", 0.2)
-    notes = list[str]()
-    slow = "import sys, time\nprint('compiling', flush=True)\nwhile not sys.argv[1:]: time.sleep(1); break"
-    finding = doctor.check_engine(needed=True, command=program(slow), note=notes.append)
+    noted = tmp_path / "noted"  # the engine starts once its line was noted
+    slow = "import pathlib, sys, time\nprint('compiling', flush=True)\n"
+    slow += "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+
+    def note(line: str) -> None:
+        if line.startswith("engine: compiling ("):
+            noted.touch()
+
+    finding = doctor.check_engine(needed=True, command=[*program(slow), str(noted)], note=note)
     assert finding.status == "ok"
-    assert any(line.startswith("engine: compiling (") for line in notes)
+    assert noted.exists()
 
 
 def test_engine_that_never_starts_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
