@@ -229,8 +229,9 @@ asyncio.run(main())
     while not (mark.exists() and mark.read_text()):
         assert owner.poll() is None
         time.sleep(0.05)
-    started = family(int(mark.read_text()))
-    assert len(started) >= 3  # the server, a keeper, a program
+    server = int(mark.read_text())
+    wait_until(lambda: len(family(server)) >= 3)  # the server, a keeper, a program
+    started = family(server)
     owner.kill()
     owner.wait()
     wait_until(lambda: not any(alive(pid) for pid in started))
