@@ -6,7 +6,6 @@ import asyncio
 import os
 import pickle
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -114,10 +113,8 @@ def test_a_program_that_runs_out_of_turns_is_graded_and_truncated(sandbox: bool)
 
 def test_a_program_that_is_killed_at_its_time_limit_is_graded_and_truncated(sandbox: bool, tmp_path: Path) -> None:
     script = "#!/bin/sh\npython3 ask.py; echo seen > answer.txt; sleep 3217 & sleep 3217"
-    start_s = time.monotonic()
     outcome = play(make_env("./run.sh", sandbox=sandbox, timeout_s=5, run_sh=script))
     assert (outcome.reward, outcome.truncated, outcome.info["code"]) == (1.0, True, None)
-    assert time.monotonic() - start_s < 30
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"3217" in read(path)]
 
 

@@ -26,7 +26,6 @@ from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
-from rlkit.rollout.task_guard import CLEAN_UP_S
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.workers import local
 from rlkit.workers.connection import WorkerLoss, WorkerOwner
@@ -139,11 +138,10 @@ def test_each_act_is_tested() -> None:
     assert {*FAULTS, *MORE_FAULTS, "waits_with_a_daemon", "leaves_a_busy_thread"} == {*ACTS}
 
 
-def test_workers_do_not_wait_for_busy_threads() -> None:
-    began_s = time.monotonic()
+def test_workers_do_not_wait_for_busy_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "CLEAN_UP_S", 10_000.0)  # a worker that waits for its threads hangs
     played = play({"hostile": Hostile("leaves_a_busy_thread")}, 1)
     assert [episode.status for episode in played.groups["hostile"].episodes] == ["completed"] * 4
-    assert time.monotonic() - began_s < CLEAN_UP_S
 
 
 def test_the_order_of_a_set_is_equal_in_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
