@@ -15,10 +15,10 @@ import pytest
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
 from tests.calling_model import train_program
+from tests.limits import HANG_S
 
 PACKAGE = "@anthropic-ai/claude-code@2.1.197"
 INSTALL_S = 400
-PLAY_S = 120
 
 OFFLINE = {"DISABLE_AUTOUPDATER": "1", "DISABLE_ERROR_REPORTING": "1", "DISABLE_TELEMETRY": "1"}
 """Variables that keep Claude Code from talking to its vendor."""
@@ -47,7 +47,7 @@ def play(policy: ScriptedPolicy, program: Path, folder: Path) -> dict[str, objec
     async def main() -> dict[str, object]:
         (home := folder / "home").mkdir()
         (work := folder / "work").mkdir()
-        async with policy.endpoint() as endpoint, asyncio.timeout(PLAY_S):
+        async with policy.endpoint() as endpoint, asyncio.timeout(HANG_S):
             process = await asyncio.create_subprocess_exec(
                 "node",
                 str(program),

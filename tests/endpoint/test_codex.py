@@ -15,10 +15,10 @@ import pytest
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
 from tests.calling_model import train_program
+from tests.limits import HANG_S
 
 PACKAGE = "@openai/codex@0.169.0"
 INSTALL_S = 300
-SESSION_S = 60
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def play(
             cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(SESSION_S):
+            async with asyncio.timeout(HANG_S):
                 return (await process.communicate())[0].decode()
         finally:
             if process.returncode is None:

@@ -15,6 +15,7 @@ import pytest
 from rlkit.endpoint import Endpoint, http_responses, http_server
 from rlkit.endpoint.http_responses import EXCHANGES
 from rlkit.testing import ScriptedPolicy
+from tests.limits import HANG_S
 
 VALUES: list[Any] = [
     None,
@@ -120,7 +121,7 @@ def test_a_slow_or_endless_request_ends_while_others_go_on(
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(beginning.replace(b"%s", endpoint.key.encode()))
             await check_alive(endpoint, client)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(HANG_S):
                 answer = await reader.read()
             writer.close()
             return answer.split(b"\r\n", 1)[0]

@@ -15,6 +15,7 @@ import pytest
 from rlkit.errors import EnvironmentFault
 from rlkit.sandbox import Sandbox
 from rlkit.sandbox.forwarder import CONNECTIONS_MAX
+from tests.limits import HANG_S
 
 from .conftest import spec
 
@@ -70,7 +71,7 @@ async def serve(name: str) -> AsyncGenerator[int]:
 
 async def ask(sandbox: Sandbox, *ports: int) -> list[str]:
     command = ["python3", "-c", ASK, *map(str, ports)]
-    replies: list[str] = json.loads((await sandbox.run(command, timeout_s=60)).stdout)
+    replies: list[str] = json.loads((await sandbox.run(command, timeout_s=HANG_S)).stdout)
     return replies
 
 
@@ -96,7 +97,7 @@ print(len(connection.makefile().read()))
 
     async def play(sandbox: Sandbox) -> None:
         async with serve("big") as port, sandbox.forward_port(port):
-            assert (await sandbox.run(["python3", "-c", program, str(port)], timeout_s=60)).stdout == b"9000005\n"
+            assert (await sandbox.run(["python3", "-c", program, str(port)], timeout_s=HANG_S)).stdout == b"9000005\n"
 
     playing(play)
 
@@ -118,7 +119,7 @@ def test_a_sandbox_that_floods_its_port_delays_neither_the_run_nor_another_sandb
             async with serve("endpoint") as port, sandbox.forward_port(port), other.forward_port(port):
                 before = len(list(Path("/proc/self/fd").iterdir()))
                 flood = asyncio.create_task(sandbox.run(["python3", "-c", FLOOD, str(port)], on_output=note))
-                await asyncio.wait_for(flooded.wait(), 60)
+                await asyncio.wait_for(flooded.wait(), HANG_S)
                 assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3 * connections + 10
                 assert await ask(other, port) == ["endpoint: hello"]
                 flood.cancel()
@@ -145,9 +146,9 @@ def test_a_stopped_sandbox_ends_its_connections(playing: Playing) -> None:
         port = server.sockets[0].getsockname()[1]
         async with server, sandbox.forward_port(port):
             waiting = asyncio.create_task(sandbox.run(["python3", "-c", client, str(port)]))
-            await asyncio.wait_for(connected.wait(), 30)
+            await asyncio.wait_for(connected.wait(), HANG_S)
             await sandbox.stop()
-            await asyncio.wait_for(ended.wait(), 10)
+            await asyncio.wait_for(ended.wait(), HANG_S)
             with pytest.raises(EnvironmentFault):
                 await waiting
 
@@ -163,7 +164,7 @@ def test_a_port_that_the_sandbox_uses_itself_is_a_fault(playing: Playing) -> Non
             listening.set()
 
         server = asyncio.create_task(sandbox.run(["python3", "-c", listen], on_output=note))
-        await asyncio.wait_for(listening.wait(), 30)
+        await asyncio.wait_for(listening.wait(), HANG_S)
         with pytest.raises(EnvironmentFault, match="4321: Address already in use"):
             async with sandbox.forward_port(4321):
                 pass

@@ -22,7 +22,7 @@ from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
 from tests.addresses import closed_port
-from tests.limits import wait_until
+from tests.limits import HANG_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 UV = os.environ.get("UV") or shutil.which("uv")
@@ -159,7 +159,8 @@ def test_a_server_that_lies_fails_the_episode(lie: str | bytes | None, error: st
     async def main() -> None:
         async with serve(talk, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            (task,) = openenv(url=f"ws://127.0.0.1:{port}", count=1, show="text", max_turns=1, answer_timeout_s=1.0)
+            url, limit_s = f"ws://127.0.0.1:{port}", 1.0 if lie is None else HANG_S
+            (task,) = openenv(url=url, count=1, show="text", max_turns=1, answer_timeout_s=limit_s)
             await task.rollout(ScriptedPolicy(["{}"]))
 
     with pytest.raises(EnvironmentFault, match=f"^{error}"):
