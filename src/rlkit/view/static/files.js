@@ -4,7 +4,6 @@ import { isExport, load } from "rlkit/api";
 import { h, replace } from "rlkit/dom";
 import { formatBytes } from "rlkit/format";
 import { emptyNote, section } from "rlkit/parts";
-import { apiPath } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
 const GROUPS = [
@@ -16,15 +15,15 @@ const GROUPS = [
 // Escape sequences of terminals: CSI, OSC with its end, and two-character ones.
 const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*\u001b\\|[ -/]*[0-~])/g;
 
-/** Draw the files of an episode. */
-export function drawFiles(runId, files) {
+/** Draw the files of an episode; `path` is its path in the API. */
+export function drawFiles(path, files) {
   const groups = new Map(GROUPS.map(([name]) => [name, []]));
   for (const file of files) groups.get(GROUPS.find(([, pattern]) => pattern.test(file.name))[0]).push(file);
   return h("div", null, [...groups].filter(([, members]) => members.length).map(([name, members]) =>
-    section(name, null, members.map((file, index) => drawFile(runId, file, index === 0 && name !== "Artefacts")))));
+    section(name, null, members.map((file, index) => drawFile(path, file, index === 0 && name !== "Artefacts")))));
 }
 
-function drawFile(runId, file, open) {
+function drawFile(path, file, open) {
   const body = h("div", null);
   let isLoaded = false;
   const show = async () => {
@@ -32,7 +31,7 @@ function drawFile(runId, file, open) {
     isLoaded = true;
     replace(body, h("p", { class: "muted" }, "Loading…"));
     try {
-      const { text, truncated } = await load(`${apiPath("run", runId)}/file?path=${encodeURIComponent(file.path)}`);
+      const { text, truncated } = await load(`${path}/file?path=${encodeURIComponent(file.path)}`);
       replace(body, textBlock(terminalText(file.name, text), "code terminal"), truncated && emptyNote(`The file is longer; only its beginning is shown (${formatBytes(file.bytes)} in all).`));
     } catch (error) {
       replace(body, emptyNote(isExport ? "The file is not in the export." : error.message));

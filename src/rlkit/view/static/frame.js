@@ -1,26 +1,37 @@
 /** An environment's own renderer in a sandboxed frame: it has no origin, no network, and sees only its episode. */
 
-import { isExport, load } from "rlkit/api";
+import { isExport } from "rlkit/api";
 import { h } from "rlkit/dom";
 
 const MAX_HEIGHT_PX = 4000;
 
 /**
  * Return a frame that shows `view`: {html}, or {script} that draws into its document and finds the episode in the
- * global `episode`. A frame made from text would inherit the policy of this page, which forbids inline scripts;
- * frame.html comes with its own. An export has no such policy and holds the text of frame.html.
+ * global `episode`. A frame made from text would inherit the policy of this page, which forbids inline scripts, so
+ * the server has frame.html with a policy of its own. An export has no policy to inherit.
  */
 export function drawFrame(view, episode) {
   const frame = h("iframe", { class: "renderer", title: "Renderer of the environment" });
   frame.setAttribute("sandbox", "allow-scripts");
+  const scheme = getComputedStyle(document.body).getPropertyValue("--scheme").trim() || "light";
+  const message = { ...view, episode: view.script ? episode : null, scheme };
   const listen = (event) => {
     if (event.source !== frame.contentWindow || !event.data) return;
-    if (event.data.ready) frame.contentWindow.postMessage({ ...view, episode: view.script ? episode : null, scheme: getComputedStyle(document.documentElement).colorScheme }, "*");
+    if (event.data.ready) frame.contentWindow.postMessage(message, "*");
     const { height } = event.data;
     if (Number.isFinite(height)) frame.style.setProperty("height", `${Math.max(80, Math.min(MAX_HEIGHT_PX, height + 2))}px`);
   };
   addEventListener("message", listen);
-  if (isExport) load("frame.html").then((text) => (frame.srcdoc = text));
+  if (isExport) frame.srcdoc = composePage(message);
   else frame.src = "frame.html";
   return { node: frame, close: () => removeEventListener("message", listen) };
+}
+
+function composePage({ html, script, episode, scheme }) {
+  const policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
+  const data = JSON.stringify({ episode, script: script ?? "" }).replaceAll("<", "\\u003c");
+  const report = 'new ResizeObserver(() => parent.postMessage({ height: document.documentElement.scrollHeight }, "*")).observe(document.body)';
+  const run = script ? 'document.body.append(Object.assign(document.createElement("script"), { textContent: data.script }));' : "";
+  return `<!doctype html><meta http-equiv="Content-Security-Policy" content="${policy}"><style>:root { color-scheme: ${scheme}; }</style>
+    <body>${html ?? ""}<script>{ const data = ${data}; window.episode = data.episode; ${run} ${report}; }</` + "script>";
 }

@@ -14,30 +14,26 @@ const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
 export const COLOURINGS = [["advantage", "Advantage"], ["logprob", "Log-probability"], ["gap", "Sampler–trainer gap"], ["mask", "Mask"], ["version", "Weights version"]];
 
 /**
- * Return the tokens of a turn as a flat list: the part of its prompt that its parent does not already show, then its
- * reply. Each has id, piece, isSampled and, where known, logprob, trainer, advantage. `isRewritten` says that the
- * prompt does not continue the parent's tokens.
+ * Return the tokens that a turn adds: its part of the prompt, then its reply. Each has id, piece, place
+ * (prompt, sampled or forced), position in the reply and, where known, logprob, trainer, advantage.
  */
 export function turnTokens(episode, index) {
   const turn = episode.turns[index];
-  const parent = turn.parent === null || turn.parent === undefined ? null : episode.turns[turn.parent];
-  const before = parent ? [...parent.prompt, ...parent.completion] : [];
-  const isRewritten = before.length > turn.prompt.length || before.some((id, position) => id !== turn.prompt[position]);
-  const start = isRewritten ? 0 : before.length;
   const tokens = [];
-  const add = (id, facts) => tokens.push({ id, turn: index, ...facts });
-  for (const id of turn.prompt.slice(start)) {
+  const add = (id, facts) => tokens.push({ id, turn: index, count: 1, ...facts });
+  for (const id of turn.prompt) {
     if (id === -1 && tokens.at(-1)?.id === -1) tokens.at(-1).count++;
-    else add(id, { count: 1, place: "prompt", position: -1 });
+    else add(id, { place: "prompt", position: -1 });
   }
   const isSampled = new Uint8Array(turn.completion.length);
   for (const [low, high] of turn.sampled) isSampled.fill(1, low, high);
-  const [logprobs, trainer, advantages] = [turn.logprobs, turn.trainer_logprobs, turn.advantages].map((values) => alignValues(values, isSampled));
+  const columns = [turn.logprobs, turn.trainer_logprobs, turn.advantages].map((values) => alignValues(values, isSampled));
   turn.completion.forEach((id, position) => {
-    add(id, { count: 1, place: isSampled[position] ? "sampled" : "forced", position, logprob: logprobs[position], trainer: trainer[position], advantage: advantages[position] });
+    const [logprob, trainer, advantage] = columns.map((values) => values[position] ?? null);
+    add(id, { place: isSampled[position] ? "sampled" : "forced", position, logprob, trainer, advantage });
   });
   addPieces(tokens, episode);
-  return { tokens, isRewritten: Boolean(parent) && isRewritten };
+  return tokens;
 }
 
 function alignValues(values, isSampled) {
@@ -80,7 +76,7 @@ function decodeBytes(bytes) {
 export function forcedTexts(episode, index) {
   const texts = [];
   let isOpen = false;
-  for (const { place, piece, character } of turnTokens(episode, index).tokens) {
+  for (const { place, piece, character } of turnTokens(episode, index)) {
     if (place === "forced" && isOpen) texts[texts.length - 1] += character ?? piece;
     else if (place === "forced") texts.push(character ?? piece);
     isOpen = place === "forced";

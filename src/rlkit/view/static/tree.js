@@ -3,15 +3,15 @@
 import { h } from "rlkit/dom";
 import { formatCount, formatReward, plural } from "rlkit/format";
 
-/** Return segments: {turns: [index], isRewritten, children: [segment]}. turns: [{parent, isRewritten}]. */
+/** Return segments: {turns: [index], children: [segment]}. A turn without a parent starts a new one. */
 export function makeSegments(turns) {
   const children = turns.map(() => []);
   const roots = [];
   turns.forEach(({ parent }, index) => (parent === null || parent === undefined ? roots : children[parent]).push(index));
   const grow = (first) => {
-    const segment = { turns: [first], isRewritten: turns[first].isRewritten, children: [] };
+    const segment = { turns: [first], children: [] };
     let last = first;
-    while (children[last].length === 1 && !turns[children[last][0]].isRewritten) segment.turns.push((last = children[last][0]));
+    while (children[last].length === 1) segment.turns.push((last = children[last][0]));
     segment.children = children[last].map(grow);
     return segment;
   };
@@ -19,12 +19,12 @@ export function makeSegments(turns) {
 }
 
 /** Draw the tree; `hrefOf` gives the link of a turn. */
-export function drawTree(episode, turns, hrefOf, current) {
+export function drawTree(episode, hrefOf, current) {
   const draw = (segment) => h("li", null,
-    h("div", { class: "segment" }, segment.isRewritten && h("span", { class: "tag" }, "prompt rewritten"), segment.turns.map((index) => drawTurn(episode.turns[index], index, hrefOf, current))),
+    h("div", { class: "segment" }, segment.turns.map((index) => drawTurn(episode.turns[index], index, hrefOf, current))),
     segment.children.length > 0 && h("ul", null, segment.children.map(draw)));
-  const segments = makeSegments(turns);
-  return h("nav", { class: "tree", "aria-label": "Turns" }, h("h2", null, plural(turns.length, "turn")), h("ul", null, segments.map(draw)));
+  const segments = makeSegments(episode.turns);
+  return h("nav", { class: "tree", "aria-label": "Turns" }, h("h2", null, plural(episode.turns.length, "turn")), h("ul", null, segments.map(draw)));
 }
 
 function drawTurn(turn, index, hrefOf, current) {

@@ -15,10 +15,11 @@ import { drawTree } from "rlkit/tree";
 
 /** Show an episode. */
 export async function showEpisode([, id, kind, step, , position, member, attempt], query) {
-  const [run, episode] = await Promise.all([load(apiPath("run", id)), load(apiPath("run", id, kind, step, "episode", position, member, attempt))]);
+  const path = apiPath("run", id, kind, step, "episode", position, member, attempt);
+  const [run, episode] = await Promise.all([load(apiPath("run", id)), load(path)]);
   const at = (place, changed) => place && makeHash(["run", id, kind, step, "episode", ...place.map(String)], changed);
   const here = [position, member, attempt];
-  const context = { run, episode, at: (changed) => at(here, changed), turns: episode.turns.map((_, index) => turnTokens(episode, index)), close: () => {}, tokens: null };
+  const context = { run, episode, path, at: (changed) => at(here, changed), turns: episode.turns.map((_, index) => turnTokens(episode, index)), close: () => {}, tokens: null };
   const body = h("div", { class: "episode-body" });
   const tabs = h("div", { class: "episode-tabs" });
   const draw = (state) => drawView(context, state, tabs, body);
@@ -60,10 +61,10 @@ function drawView(context, query, tabs, body) {
   context.close = () => {};
   context.view = view;
   const hasTree = (view === "chat" || view === "tokens") && episode.turns.length > 1;
-  const tree = hasTree && drawTree(episode, episode.turns.map(({ parent }, index) => ({ parent, isRewritten: context.turns[index].isRewritten })), (turn) => at({ ...query, turn }), Number(query.turn ?? -1));
+  const tree = hasTree && drawTree(episode, (turn) => at({ ...query, turn }), Number(query.turn ?? -1));
   tree && tree.addEventListener("click", (event) => followTurn(event, episode));
   body.classList.toggle("with-tree", hasTree);
-  replace(body, tree, h("div", { class: "episode-view" }, { chat: drawChat, tokens: drawRendered, files: () => drawFiles(context.run.id, episode.files), env: drawEnvView }[view](context, query)));
+  replace(body, tree, h("div", { class: "episode-view" }, { chat: drawChat, tokens: drawRendered, files: () => drawFiles(context.path, episode.files), env: drawEnvView }[view](context, query)));
 }
 
 function followTurn(event, episode) {
@@ -86,10 +87,10 @@ function colouringOf(query) {
   return COLOURINGS.some(([key]) => key === query.colour) ? query.colour : "advantage";
 }
 
-function turnHead({ episode, turns }, index) {
+function turnHead({ episode }, index) {
   const turn = episode.turns[index];
   const isBranch = turn.parent !== null && turn.parent !== undefined && turn.parent !== index - 1;
-  const facts = [isBranch && `continues turn ${turn.parent + 1}`, (turn.parent === null || turn.parent === undefined) && index > 0 && "new segment", turns[index].isRewritten && "prompt rewritten", `${formatCount(turn.completion.length)} tokens`,
+  const facts = [isBranch && `continues turn ${turn.parent + 1}`, (turn.parent === null || turn.parent === undefined) && index > 0 && "new segment", `${formatCount(turn.completion.length)} tokens`,
     turn.version !== null && `weights version ${turn.version}`, turn.datum !== null && turn.datum !== undefined && `datum ${turn.datum}`, turn.stop && `stop: ${turn.stop}`, turn.reward !== null && turn.reward !== undefined && `reward ${formatReward(turn.reward)}`, turn.seconds && formatDuration(turn.seconds)];
   return h("header", { class: "turn-head" }, h("h3", null, `Turn ${index + 1}`), h("span", { class: "muted" }, facts.filter(Boolean).join(" · ")));
 }
@@ -106,7 +107,7 @@ function drawChat(context) {
 }
 
 function drawRendered(context, query) {
-  const turns = context.turns.map(({ tokens }, index) => ({ index, tokens, head: turnHead(context, index) }));
+  const turns = context.turns.map((tokens, index) => ({ index, tokens, head: turnHead(context, index) }));
   context.tokens = drawTokens(context.episode, turns, colouringOf(query));
   const choice = selectBox(COLOURINGS, colouringOf(query), (colour) => setQuery({ colour }));
   return [h("div", { class: "toolbar" }, field("Colour by", choice)), context.tokens.node];
