@@ -42,8 +42,12 @@ def program(code: str) -> str:
     return f"Here it is.\n\n```python\n{code}\n```\n"
 
 
+PROGRAM_S = 60.0
+"""Limit of programs that end by themselves, which takes seconds on a busy machine."""
+
+
 def search(**more: object) -> Discovery:
-    return discovery(options={"n_points": 20}, program_timeout_s=5.0, memory_mb=512, workers=2, **more)  # pyright: ignore
+    return discovery(options={"n_points": 20}, program_timeout_s=PROGRAM_S, memory_mb=512, workers=2, **more)  # pyright: ignore
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +188,7 @@ def test_the_prompt_states_the_rules(task: ConstructionProblem) -> None:
     assert f"a construction of {length} values with C5 = {value:.10f}" in text
     assert "lower is better" in text
     assert "higher is better" not in text
-    assert "after 5 seconds the program is ended" in text
+    assert "after 60 seconds the program is ended" in text
     assert "512 MiB" in text
     assert f"numpy {np.__version__}" in text
     assert f"`initial_h_values`: a NumPy array of shape ({length},)" in text
@@ -195,7 +199,7 @@ def test_the_names_in_the_prompt_are_defined(task: ConstructionProblem) -> None:
     code = """
 import numpy as np, scipy
 def run(seed, budget_s):
-    assert budget_s == 4.5 and isinstance(initial_h_values, np.ndarray)
+    assert budget_s == 54 and isinstance(initial_h_values, np.ndarray)
     better = polish(initial_h_values, 0.2)
     return better
 """
@@ -206,7 +210,7 @@ def run(seed, budget_s):
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_every_problem_offers_its_local_search(task: ConstructionProblem, problem: str) -> None:
-    task = discovery(problem=problem, program_timeout_s=5.0, workers=2).next()
+    task = discovery(problem=problem, program_timeout_s=PROGRAM_S, workers=2).next()
     assert "`polish(construction, seconds)`" in str(task.prompt()[0]["content"])
     outcome = play(task, program(f"def run():\n    return polish({task.problem.initial}, 0.2)"))
     assert outcome.info["end"] == "valid", outcome.info
@@ -215,7 +219,7 @@ def test_every_problem_offers_its_local_search(task: ConstructionProblem, proble
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_without_helpers_the_search_is_unavailable(task: ConstructionProblem, problem: str) -> None:
-    task = discovery(problem=problem, program_timeout_s=5.0, workers=2, helpers=False).next()
+    task = discovery(problem=problem, program_timeout_s=PROGRAM_S, workers=2, helpers=False).next()
     assert "polish" not in str(task.prompt()[0]["content"])
     module = str(task.problem.polish).partition(":")[0]
     outcome = play(task, program(f"import {module}\ndef run():\n    return polish({task.problem.initial}, 0.2)"))
@@ -278,12 +282,13 @@ def test_the_arguments_of_the_erdos_run_decide_beginning_buffer_and_time(task: C
         reuse="epsilon_greedy",
         buffer_size=3,
         epsilon=0.125,
-        program_timeout_s=1.0,
+        program_timeout_s=PROGRAM_S,
         workers=2,
     )
     first = source.next()
     assert first.parent.construction.tolist() == [0.5] * 20
-    late = play(first, program("def run():\n    while True: pass"))
+    hurried = discovery(options={"n_points": 20}, start="flat", program_timeout_s=1.0, workers=2).next()
+    late = play(hurried, program("def run():\n    while True: pass"))
     assert (late.reward, late.info["end"]) == (0, "timeout")
     steps = [program(f"def run(): return [{0.5 - d}, {0.5 + d}, {0.5 + d}, {0.5 - d}]") for d in (0.05, 0.1, 0.15, 0.2)]
     source.observe(group(first, [play(first, reply) for reply in steps]))
@@ -334,7 +339,7 @@ def test_a_record_of_a_killed_rollout_returns_to_the_search(task: ConstructionPr
 
 
 def test_a_construction_no_better_than_the_start_is_not_a_record(task: ConstructionProblem, tmp_path: Path) -> None:
-    source = discovery(start="erdos_haugland_2016", program_timeout_s=5.0, workers=2)
+    source = discovery(start="erdos_haugland_2016", program_timeout_s=PROGRAM_S, workers=2)
     source.set_folder(tmp_path / "erdos")
     outcome = play(source.next(), program("def run(): return [0.5] * 10"))
     assert (outcome.metrics["valid"], outcome.metrics["record"]) == (1, 0)
