@@ -30,6 +30,7 @@ from rlkit.view.tables import Kind, Row, find_table, list_tables, read_columns
 from rlkit.view.trial_files import read_file
 
 _END_BYTES = 1 << 17
+_TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
 _STATUSES = ("completed", "truncated", "failed")
 
 
@@ -67,7 +68,7 @@ class RunReader:
             "tags": re.findall(r"[\w.:/-]+", re.sub(r"#.*|(?m:^ +- )", " ", tags[1])) if tags else [],
             "reward": _pair(_reward(first, "env"), _reward(last, "env")),
             "evaluation": _evaluation(*evaluations),
-            "tokens": sum(int(usage.get(name, 0)) for name in ("prefill_tokens", "sampled_tokens", "trained_tokens")),
+            "tokens": sum(int(usage.get(name, 0)) for name in _TOKENS),
             "usd": last.get("usage/usd"),
         }
 
