@@ -12,8 +12,8 @@
     stall       longest callback of the event loop, in CPU, over steps of a million tokens: 16 groups of 16, one turn of
                 3,900 tokens; without the simulated service's computation
     import      CPU and memory of importing the package
-    disk        bytes per token in RUN/episodes: tokens of a vocabulary of 150,000 with the frequencies of words, with
-                log-probabilities, versions and texts of four letters per token
+    disk        bytes per token in RUN/episodes and RUN/updates: tokens of a vocabulary of 150,000 with the frequencies
+                of words, with log-probabilities of sampler and trainer, versions and messages of four letters per token
 
 CPU is process time, the best of a few rounds. Each contender runs in a separate process. All but `import` are bound to
 one processor: if two processors are threads of one core, threads of a process would slow each other down, which would
@@ -184,9 +184,13 @@ def memory() -> dict[str, float]:
 
 
 def disk() -> dict[str, float]:
-    """Return the bytes per token of a table of episodes."""
+    """Return the bytes per token of a step: its table of episodes and its table of updates."""
+    from rlkit.algorithms.datums import Preparation, UpdateResult
+    from rlkit.algorithms.estimators import GRPO
+    from rlkit.algorithms.losses import PPO
     from rlkit.store import table
-    from rlkit.types import Episode, Group, Prompt, Turn
+    from rlkit.token_records.updates import write_update
+    from rlkit.types import Episode, Group, Message, Prompt, Turn
 
     rng = np.random.default_rng(0)
     words = ["".join(map(chr, letters)) for letters in rng.integers(97, 123, (VOCABULARY, 4))]
@@ -198,7 +202,14 @@ def disk() -> dict[str, float]:
         logprobs = -rng.exponential(0.5, SAMPLED).astype(np.float32)
         flags = np.ones(SAMPLED, np.bool_)
         parent = number - 1 if number else None
-        return Turn(Prompt(tokens(GIVEN)), tokens(SAMPLED), logprobs, flags, "stop", 3, parent, seconds=rng.random())
+        prompt, reply = tokens(GIVEN), tokens(SAMPLED)
+        texts = ["".join(words[token] for token in part.tolist()) for part in (prompt, reply)]
+        messages: tuple[Message, ...] = (
+            {"role": "user", "content": texts[0]},
+            {"role": "assistant", "content": texts[1]},
+        )
+        seconds = rng.random()
+        return Turn(Prompt(prompt), reply, logprobs, flags, "stop", 3, parent, seconds=seconds, messages=messages)
 
     def group(draw: int) -> table.RecordedGroup:
         episodes = [
@@ -208,9 +219,18 @@ def disk() -> dict[str, float]:
         return table.RecordedGroup(Group("work", f"task-{draw}", draw, tuple(episodes)), True, episodes)
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.parquet"
-        table.write(path, list(map(group, range(8))), decode=lambda ids: "".join(words[i] for i in ids.tolist()))
-        return {"rlkit": path.stat().st_size / (8 * GROUP_SIZE * 4 * (GIVEN + SAMPLED))}
+        episodes, updates = (Path(folder) / name for name in ("episodes.parquet", "updates.parquet"))
+        groups = list(map(group, range(8)))
+        table.write(episodes, groups)
+        preparation = Preparation({"work": GRPO()})
+        prepared = [asyncio.run(preparation.prepare(recorded.group)) for recorded in groups]
+        rows = [
+            -rng.exponential(0.5, len(datum.targets)).astype(np.float32) for each in prepared for datum in each.data
+        ]
+        result = UpdateResult(prepared, rows, {}, PPO(), 1e-4)
+        write_update(updates, 1, prepared, result, estimators={"work": "grpo"})
+        size = episodes.stat().st_size + updates.stat().st_size
+        return {"rlkit": size / (8 * GROUP_SIZE * 4 * (GIVEN + SAMPLED))}
 
 
 def bare_run(workload: Workload, log: Any) -> None:
