@@ -232,6 +232,7 @@ FILE = {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}
     ("settings", "field"),
     [
         ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),

@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from rlkit.endpoint import Endpoint, http_responses, http_server
 from rlkit.endpoint.http_responses import EXCHANGES
+from rlkit.endpoint.protocol import Exchange
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S
 
@@ -35,6 +37,7 @@ VALUES: list[Any] = [
 ]
 USER = {"role": "user", "content": "begin"}
 TOOL = {"type": "function", "name": "f", "parameters": {}, "function": {"name": "f"}, "input_schema": {}}
+WRONG = list(range(1000))
 BODY: dict[str, Any] = {
     "model": "m",
     "messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}, USER],
@@ -96,6 +99,23 @@ async def check_alive(endpoint: Endpoint, client: httpx.AsyncClient) -> None:
     headers = {"authorization": f"Bearer {endpoint.key}"}
     response = await client.post(f"{endpoint.url}/chat/completions", json={"messages": [USER]}, headers=headers)
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize("protocol", EXCHANGES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": WRONG, "input": WRONG},
+        {"messages": [{**USER, "content": WRONG}], "input": [{**USER, "content": WRONG}]},
+        {"tools": WRONG},
+        {"stop": WRONG, "stop_sequences": WRONG, "include": WRONG},
+        {"system": WRONG, "stream_options": dict.fromkeys(map(str, WRONG), 7), "tools": [{"tools": WRONG}]},
+    ],
+)
+def test_a_list_of_wrong_items_is_one_error(protocol: type[Exchange], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        protocol.model_validate_json(json.dumps({"messages": 0, "input": 0, **body}))
+    assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ def test_tool_choice_none_offers_no_tools_and_reasoning_effort_has_no_effect() -
     ("settings", "field"),
     [
         ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"extra_body": {"strange": 1}}, "strange"),

@@ -12,6 +12,8 @@ from rlkit.endpoint.protocol import (
     Call,
     ContentPart,
     Exchange,
+    Items,
+    Stops,
     Text,
     check_parameters,
     count_tokens,
@@ -78,7 +80,7 @@ class _ToolResult(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Annotated[Text | _Image, Field(discriminator="type")]] = ""
+    content: str | Items[Annotated[Text | _Image, Field(discriminator="type")]] = ""
 
     def parse(self) -> Message:
         """Return the block in rlkit's shape."""
@@ -91,7 +93,7 @@ type _Block = Annotated[Text | _Image | _Thinking | _ToolUse | _ToolResult, Fiel
 
 class _Message(BaseModel):
     role: Literal["system", "user", "assistant"]
-    content: str | list[_Block]
+    content: str | Items[_Block]
 
     def parse(self) -> list[Message]:
         """Return the results of tools as messages, and other blocks as a message: the reply, if they are one."""
@@ -126,12 +128,12 @@ class AnthropicMessage(Exchange):
     path = "/v1/messages"
     keep_alive = format_event({"type": "ping"}, name="ping")
 
-    system: str | list[Text] = ""
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    tools: list[_Tool] | None = None
+    system: str | Items[Text] = ""
+    messages: Annotated[Items[_Message], Field(min_length=1)]
+    tools: Items[_Tool] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stop_sequences: Stops | None = None
     output_config: dict[str, Any] | None = None
 
     @override

@@ -12,6 +12,8 @@ from rlkit.endpoint.protocol import (
     Call,
     ContentPart,
     Exchange,
+    Items,
+    Stops,
     Text,
     check_image_url,
     check_parameters,
@@ -64,9 +66,9 @@ class _Call(BaseModel):
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Annotated[Text | _Image, Field(discriminator="type")]] | None = None
+    content: str | Items[Annotated[Text | _Image, Field(discriminator="type")]] | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: Items[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -109,14 +111,14 @@ class ChatCompletion(Exchange):
 
     path = "/v1/chat/completions"
 
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    tools: list[_Tool] | None = None
+    messages: Annotated[Items[_Message], Field(min_length=1)]
+    tools: Items[_Tool] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    stop: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | None = None
+    stop: Annotated[str, Field(min_length=1)] | Stops | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = None
-    stream_options: dict[str, bool] | None = None
+    stream_options: dict[str, Any] | None = None
 
     @override
     def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlkit.endpoint.protocol import (
     ContentPart,
+    Items,
     Text,
     check_image_url,
     make_unique_id,
@@ -40,7 +41,7 @@ class _Image(ContentPart):
         return {"type": "image", "image": check_image_url(self.image_url, field="input")}
 
 
-type _Content = str | list[Annotated[Text | _Image, Field(discriminator="type")]]
+type _Content = str | Items[Annotated[Text | _Image, Field(discriminator="type")]]
 
 
 class _Message(BaseModel):
@@ -53,8 +54,8 @@ class _Message(BaseModel):
 class _Reasoning(BaseModel):
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[Text] = []
-    content: list[Text] | None = None
+    summary: Items[Text] = []
+    content: Items[Text] | None = None
     encrypted_content: str | None = None
 
     def parse(self) -> str | None:
@@ -194,7 +195,7 @@ class _OtherTool(BaseModel):
 
     type: Literal["namespace", "tool_search", "web_search"]
     name: str = ""
-    tools: list[_Tool] = []
+    tools: Items[_Tool] = []
 
     def offer(self) -> Iterator[OfferedTool]:
         """Yield the tools of a namespace."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, override
 from pydantic import BeforeValidator, Field, JsonValue, PrivateAttr
 
 from rlkit.endpoint.openai_items import Item, OfferedTool, ToolItem, encode_reply, read_messages
-from rlkit.endpoint.protocol import Call, Exchange, check_parameters, count_tokens, format_event, make_unique_id
+from rlkit.endpoint.protocol import Call, Exchange, Items, check_parameters, count_tokens, format_event, make_unique_id
 from rlkit.endpoint.rejection import Rejection
 from rlkit.types import Message, Reply
 
@@ -54,13 +54,13 @@ class ResponseRequest(Exchange):
 
     path = "/v1/responses"
 
-    input: Annotated[list[Item], BeforeValidator(_complete_items)]
+    input: Annotated[Items[Item], BeforeValidator(_complete_items)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[ToolItem] | None = None
+    tools: Items[ToolItem] | None = None
     tool_choice: JsonValue = None
     text: dict[str, JsonValue] | None = None
-    include: list[str] | None = None
+    include: Items[str] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     store: bool | None = None

@@ -14,15 +14,21 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, override
+from typing import Annotated, Any, ClassVar, Literal, override
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr
 
 from rlkit.endpoint.rejection import Rejection
 from rlkit.types import ImagePart, Json, Message, Reply, TextPart, Tool
 
 MODEL = "policy"
 """Name of a rollout's model; requests may name any."""
+
+type Items[T] = Annotated[list[T], FailFast()]
+"""A list of a request, of which the first wrong item is an error: millions of errors would take gigabytes."""
+
+type Stops = Annotated[Items[Annotated[str, Field(min_length=1)]], Field(max_length=64)]
+"""Stop strings; the limit is above those of vendors, because each of them is searched for in the reply."""
 
 _UNIQUE_ID = re.compile(r"__[0-9a-f]{12}\Z")
 
