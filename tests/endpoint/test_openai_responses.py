@@ -458,3 +458,18 @@ def test_a_malformed_body_is_an_error(body: bytes) -> None:
     response = asyncio.run(main())
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "field", ['"metadata": {"a": NaN}', '"tools": [{"type": "function", "name": "f", "x": 1e999}]']
+)
+def test_a_number_that_is_not_finite_does_not_cost_the_client_its_turn(field: str) -> None:
+    policy = make_policy()
+
+    async def main() -> httpx.Response:
+        async with policy.endpoint() as endpoint, httpx.AsyncClient() as client:
+            url, headers = f"{endpoint.url}/responses", {"Authorization": f"Bearer {endpoint.key}"}
+            return await client.post(url, content=f'{{"input": "begin", {field}}}', headers=headers)
+
+    assert asyncio.run(main()).json()["status"] == "completed"
+    assert len(policy.turns) == 1

@@ -7,6 +7,7 @@ must not repeat the request, because it would be another turn.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
@@ -98,7 +99,8 @@ async def _answer(protocol: type[Exchange], session: Session, request: Request) 
             gone.cancel()
         if not replies.done():
             raise Rejection(400, "the client is gone")
-        return JSONResponse(exchange.encode(replies.result()))
+        # Not a JSONResponse: numbers that are not finite, which a request may hold, would fail it after its turn.
+        return Response(json.dumps(exchange.encode(replies.result())), media_type="application/json")
     finally:
         if not is_streaming:
             replies.cancel()
