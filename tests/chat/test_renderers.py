@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlkit.chat.format import ChatFormat
+from rlkit.chat.format import MAX_NESTING, ChatFormat
 from rlkit.chat.renderers import CookbookChat, TemplateChat, chat_format
 from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.errors import UsageError
@@ -151,6 +151,16 @@ def test_tools_are_rendered_and_calls_are_parsed(tokenizer, renderer: str) -> No
     assert (parsed_call["name"], parsed_call["arguments"]) == ("add", {"a": 2, "b": 2})
     broken = chat.parse(np.array([*tokens(chat, '<tool_call>\n{"name": \n</tool_call>'), *stop_tokens(chat)], np.int32))
     assert len(broken.malformed_tool_calls) == 1
+
+
+@pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
+@pytest.mark.parametrize("value", ["NaN", "1e999", '"\\ud800"', "[" * MAX_NESTING + "]" * MAX_NESTING])
+def test_a_call_that_no_prompt_can_hold_is_malformed(tokenizer, renderer: str, value: str) -> None:
+    chat = chat_format("mine", tokenizer, renderer=renderer)
+    call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {value}}}}}\n</tool_call>'
+    parsed = chat.parse(np.array([*tokens(chat, call), *stop_tokens(chat)], np.int32))
+    assert "tool_calls" not in parsed.message
+    assert len(parsed.malformed_tool_calls) == 1
 
 
 @pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])

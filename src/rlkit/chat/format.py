@@ -142,17 +142,21 @@ def parse_text(text: str) -> ParsedReply:
 
 
 def _read_call(block: str, *, number: int) -> ToolCall | None:
-    try:
-        call = json.loads(block)
-        # reject NaN, infinity and lone surrogates, which cannot be written to a prompt or the journal
-        json.dumps(call, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # brackets nested deeper than the parser's stack
-        return None
-    match call:
-        case {"name": str(name), "arguments": dict()} if _nests_within(MAX_NESTING, call["arguments"]):
-            return {"id": f"call_{number}", "name": name, "arguments": call["arguments"]}
+    match load_call(block, levels=MAX_NESTING + 1):
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return {"id": f"call_{number}", "name": name, "arguments": arguments}
         case _:
             return None
+
+
+def load_call(text: str, *, levels: int) -> Json:
+    """Parse a tool call, or its arguments, of a reply; None if it is not JSON that prompts and the journal can hold."""
+    try:
+        value: Json = json.loads(text)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # rejects NaN, infinity and lone surrogates
+    except (ValueError, RecursionError):  # brackets nested deeper than the parser's stack
+        return None
+    return value if _nests_within(levels, value) else None
 
 
 def _nests_within(levels: int, value: Json) -> bool:

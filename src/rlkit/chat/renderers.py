@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast, override
 
 import numpy as np
 
-from rlkit.chat.format import TAIL_TOKENS, ChatFormat, ParsedReply, parse_text
+from rlkit.chat.format import MAX_NESTING, TAIL_TOKENS, ChatFormat, ParsedReply, load_call, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.errors import MissingError, UsageError
 from rlkit.tokenizers.load import has_weights, load_tokenizer
@@ -305,8 +305,5 @@ def _join_parts(parts: Sequence[Mapping[str, object]], kind: str) -> str:
 
 
 def _parse_arguments(text: str) -> Mapping[str, Json] | None:
-    try:
-        arguments: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    arguments: object = load_call(text, levels=MAX_NESTING)
     return cast("Mapping[str, Json]", arguments) if isinstance(arguments, dict) else None
