@@ -28,7 +28,7 @@ from rlkit.rollout.runner import play_env
 from rlkit.rollout.validation import INFO_BYTES, as_outcome
 from rlkit.store import RunStore
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
-from rlkit.types import Message, Outcome, Prompt, Sampling, Tokens, Tool
+from rlkit.types import Json, Message, Outcome, Prompt, Sampling, Tokens, Tool, ToolCall
 from tests.builders import episode
 from tests.simulation import Simulation, Word
 
@@ -247,6 +247,16 @@ def test_a_long_prompt_is_tokenised_beside_the_event_loop_and_a_short_one_on_it(
     here = [length for length, thread in chat.lengths_and_threads if thread == main_thread]
     assert max(here) <= INLINE_CHARS
     assert max(length for length, thread in chat.lengths_and_threads if thread != main_thread) >= 2_000_000
+
+
+@pytest.mark.parametrize("arguments", [{"a": [1] * 300_000}, {f"{key}": 1 for key in range(100_000)}, {}])
+def test_calls_and_tools_count_as_part_of_a_long_prompt(arguments: dict[str, Json]) -> None:
+    chat = Threads()
+    call: ToolCall = {"id": "c", "name": "f", "arguments": arguments}
+    messages: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    tools: list[Tool] = [{"name": "f", "description": "" if arguments else "x" * 300_000, "parameters": {}}]
+    asyncio.run(policy_of(chat, None).chat([*messages, {"role": "user", "content": "go on"}], tools=tools))
+    assert {thread for length, thread in chat.lengths_and_threads if length > INLINE_CHARS} == {"rlkit_tokenizing_0"}
 
 
 @pytest.mark.parametrize("how", ["chat", "sample"])

@@ -117,7 +117,7 @@ class RecordingPolicy(Policy):
         if request.stop and all(isinstance(stop, str) for stop in sampling.stop or ()):
             sampling = replace(sampling, stop=(*(sampling.stop or ()), *request.stop))  # services take only one kind
         earlier = self._find_segment(messages, tools)
-        chars = _count_chars(list(messages))
+        chars = _count_chars([*messages, *tools])
         prompt, is_rendered = await self._tokenize(request, chars, self._render, earlier, messages, tools)
         segment = await self._complete(prompt, sampling, request, earlier)
         parsed = self._chat.parse(segment.turn.completion)
@@ -352,12 +352,12 @@ def _join_pieces(pieces: Sequence[_Piece]) -> _Piece:
 
 
 def _count_chars(value: object) -> int:
-    """Count the characters of all texts in messages; the chat format validates their shape later."""
+    """Count the characters of all texts in messages and tools, and other values as one; they may have any shape."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        value = list(cast("Mapping[object, object]", value).values())
-    return sum(map(_count_chars, cast("list[object]", value))) if isinstance(value, list | tuple) else 0
+        value = [item for pair in cast("Mapping[object, object]", value).items() for item in pair]
+    return 1 + sum(map(_count_chars, cast("list[object]", value))) if isinstance(value, list | tuple) else 1
 
 
 @cache
