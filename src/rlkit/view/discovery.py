@@ -11,7 +11,9 @@ import numpy as np
 
 from rlkit._util.files import json_lines
 from rlkit._util.paths import ARTEFACTS
-from rlkit.envs.discovery.problem import Construction, hash_construction
+from rlkit.envs.discovery import make_problem
+from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
+from rlkit.errors import RlkitError
 from rlkit.store.history import list_state_steps, state_path
 from rlkit.view.tables import Row
 
@@ -38,11 +40,19 @@ def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
             "problem": problem,
             "symbol": records[0]["symbol"],
             "sign": 1 if values[0] >= values[-1] else -1,
-            "known": "",
+            "known": _describe_known(records[0]),
             "records": records,
             "states": [_show_state(node) for node in nodes],
         })  # fmt: skip
     return searches
+
+
+def _describe_known(record: Row) -> str:
+    """Return the best published results of a record's problem; empty if the problem cannot be loaded any more."""
+    try:
+        return describe_known_results(make_problem(record["problem"], record["options"]))
+    except (RlkitError, TypeError, ValueError):  # such as the file of a user's own problem that is gone
+        return ""
 
 
 def _find_archives(value: object) -> Iterator[Mapping[str, Any]]:
@@ -63,7 +73,7 @@ def _read_record(path: Path) -> Row:
     picture = path.with_name(path.name.removesuffix(_SUFFIX) + ".png")
     certificate: Mapping[str, Any] = content.get("certificate") or {}
     data = base64.b64encode(picture.read_bytes()).decode() if picture.exists() else None
-    names = ("problem", "symbol", "value", "task", "parent", "program", "polished")
+    names = ("problem", "options", "symbol", "value", "task", "parent", "program", "polished")
     return {
         **{name: content.get(name) for name in names},
         "step": None,
