@@ -11,7 +11,7 @@ import numpy as np
 
 from rlkit._util.files import json_lines
 from rlkit._util.paths import ARTEFACTS
-from rlkit.envs.discovery import make_problem
+from rlkit.envs.discovery import PROBLEMS, make_problem
 from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
 from rlkit.errors import RlkitError
 from rlkit.store.history import list_state_steps, state_path
@@ -48,10 +48,16 @@ def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
 
 
 def _describe_known(record: Row) -> str:
-    """Return the best published results of a record's problem; empty if the problem cannot be loaded any more."""
+    """Return the best published results of a record's problem; empty for a problem of the user's own.
+
+    Code is loaded for no name but those of built-in problems, because the record may come from somebody else.
+    """
+    options: Mapping[str, Any] = record["options"] or {}
+    if record["problem"] not in PROBLEMS or not all(isinstance(value, int | float) for value in options.values()):
+        return ""
     try:
-        return describe_known_results(make_problem(record["problem"], record["options"]))
-    except (RlkitError, TypeError, ValueError):  # such as the file of a user's own problem that is gone
+        return describe_known_results(make_problem(record["problem"], dict(options)))
+    except RlkitError:  # options of another release
         return ""
 
 
