@@ -1,9 +1,9 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 
 import { drawChart } from "rlkit/chart";
-import { debounce, h, replace } from "rlkit/dom";
+import { checkControl, choiceControl, field, textControl } from "rlkit/controls";
+import { h, replace } from "rlkit/dom";
 import { makeMetricPanel, makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { field, selectBox } from "rlkit/parts";
 import { makeHash, navigate, setQuery } from "rlkit/route";
 
 const MATCHES = 40;
@@ -54,11 +54,9 @@ function chosenMetrics(query) {
 function drawControls(node, { sources, query }) {
   const metrics = allMetrics(sources);
   const envs = metricEnvs(metrics);
-  const smooth = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: query.smooth ?? 0, oninput: debounce((event) => setQuery({ smooth: Number(event.target.value) || null }), 60) });
-  const log = h("input", { type: "checkbox", checked: Boolean(query.log), onchange: (event) => setQuery({ log: event.target.checked }) });
   replace(node, metricSearch(Object.keys(metrics).sort(), query),
-    envs.length > 2 && field("Environment", selectBox(envs.map((name) => [name, name]), query.env ?? envs[0], (env) => setQuery({ env }))),
-    field("Smoothing", smooth), h("label", { class: "field check" }, log, h("span", null, "Log scale")));
+    envs.length > 2 && choiceControl("Environment", "env", envs.map((name) => [name, name]), { env: query.env ?? envs[0] }),
+    textControl("Smoothing", "smooth", query, { type: "range", min: 0, max: 0.98, step: 0.02, value: 0 }), checkControl("Log scale", "log", query));
 }
 
 function metricSearch(names, query) {

@@ -1,68 +1,41 @@
-/** Differences between two texts by words, after Myers (1986). */
+/** Differences between two texts: a longest common subsequence of their words, or of their lines if they are long. */
 
-const MAX_EDITS = 3000;
+const MAX_CELLS = 25_000_000;
 
-/** Return two lists of [text, isDifferent] that spell the texts, or null if the texts differ too much to compare. */
-export function diffWords(first, second) {
-  const [a, b] = [splitWords(first), splitWords(second)];
+/** Return two lists of [text, isDifferent] that spell the texts, or null if the texts are too long to compare. */
+export function diffTexts(first, second) {
+  return diffParts(first.match(/\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu) ?? [], second.match(/\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu) ?? [])
+    ?? diffParts(first.split(/(?<=\n)/), second.split(/(?<=\n)/));
+}
+
+function diffParts(a, b) {
   let start = 0;
   while (start < Math.min(a.length, b.length) && a[start] === b[start]) start++;
   let [aEnd, bEnd] = [a.length, b.length];
   while (aEnd > start && bEnd > start && a[aEnd - 1] === b[bEnd - 1]) [aEnd, bEnd] = [aEnd - 1, bEnd - 1];
-  const common = matchWords(a.slice(start, aEnd), b.slice(start, bEnd));
-  if (!common) return null;
-  const [aSame, bSame] = [new Uint8Array(a.length).fill(1), new Uint8Array(b.length).fill(1)];
-  aSame.fill(0, start, aEnd);
-  bSame.fill(0, start, bEnd);
-  for (const [x, y] of common) aSame[start + x] = bSame[start + y] = 1;
+  const width = bEnd - start + 1;
+  if ((aEnd - start + 1) * width > MAX_CELLS) return null;
+  const lengths = new Uint16Array((aEnd - start + 1) * width); // of the subsequences of the rests
+  for (let x = aEnd - start - 1; x >= 0; x--) {
+    for (let y = width - 2; y >= 0; y--) {
+      const cell = x * width + y;
+      lengths[cell] = a[start + x] === b[start + y] ? lengths[cell + width + 1] + 1 : Math.max(lengths[cell + width], lengths[cell + 1]);
+    }
+  }
+  const [aSame, bSame] = [new Uint8Array(a.length).fill(1).fill(0, start, aEnd), new Uint8Array(b.length).fill(1).fill(0, start, bEnd)];
+  for (let [x, y] = [0, 0]; x < aEnd - start && y < width - 1; ) {
+    if (a[start + x] === b[start + y]) aSame[start + x++] = bSame[start + y++] = 1;
+    else if (lengths[(x + 1) * width + y] >= lengths[x * width + y + 1]) x++;
+    else y++;
+  }
   return [joinRuns(a, aSame), joinRuns(b, bSame)];
 }
 
-function splitWords(text) {
-  return text.match(/\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu) ?? [];
-}
-
-function joinRuns(words, same) {
+function joinRuns(parts, same) {
   const runs = [];
-  words.forEach((word, index) => {
-    const isDifferent = !same[index];
-    if (runs.length && runs.at(-1)[1] === isDifferent) runs.at(-1)[0] += word;
-    else runs.push([word, isDifferent]);
+  parts.forEach((part, index) => {
+    if (runs.length && runs.at(-1)[1] === !same[index]) runs.at(-1)[0] += part;
+    else runs.push([part, !same[index]]);
   });
   return runs;
-}
-
-/** Return the pairs of positions of a longest common subsequence, or null after too many edits. */
-function matchWords(a, b) {
-  const trace = [];
-  let ends = new Map([[1, 0]]);
-  for (let edits = 0; edits <= Math.min(MAX_EDITS, a.length + b.length); edits++) {
-    const next = new Map();
-    for (let k = -edits; k <= edits; k += 2) {
-      const goesDown = k === -edits || (k !== edits && (ends.get(k - 1) ?? -1) < (ends.get(k + 1) ?? -1));
-      let x = goesDown ? (ends.get(k + 1) ?? 0) : ends.get(k - 1) + 1;
-      while (x < a.length && x - k < b.length && a[x] === b[x - k]) x++;
-      next.set(k, x);
-      if (x >= a.length && x - k >= b.length) return tracePairs([...trace, ends], a, b);
-    }
-    trace.push(ends);
-    ends = next;
-  }
-  return null;
-}
-
-function tracePairs(trace, a, b) {
-  const pairs = [];
-  let [x, y] = [a.length, b.length];
-  for (let edits = trace.length - 1; edits >= 0 && (x > 0 || y > 0); edits--) {
-    const ends = trace[edits];
-    const k = x - y;
-    const goesDown = k === -edits || (k !== edits && (ends.get(k - 1) ?? -1) < (ends.get(k + 1) ?? -1));
-    const from = goesDown ? k + 1 : k - 1;
-    const fromX = edits === 0 ? 0 : ends.get(from);
-    const fromY = edits === 0 ? 0 : fromX - from;
-    while (x > fromX && y > fromY && a[x - 1] === b[y - 1]) pairs.push([--x, --y]);
-    [x, y] = [fromX, fromY];
-  }
-  return pairs;
 }

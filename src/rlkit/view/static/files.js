@@ -2,7 +2,7 @@
 
 import { isExport, load } from "rlkit/api";
 import { h, replace } from "rlkit/dom";
-import { formatBytes } from "rlkit/format";
+import { formatCount } from "rlkit/format";
 import { emptyNote, section } from "rlkit/parts";
 import { textBlock, textLine } from "rlkit/text";
 
@@ -32,12 +32,12 @@ function drawFile(path, file, open) {
     replace(body, h("p", { class: "muted" }, "Loading…"));
     try {
       const { text, truncated } = await load(`${path}/file?path=${encodeURIComponent(file.path)}`);
-      replace(body, textBlock(terminalText(file.name, text), "code terminal"), truncated && emptyNote(`The file is longer; only its beginning is shown (${formatBytes(file.bytes)} in all).`));
+      replace(body, textBlock(terminalText(file.name, text), "code terminal"), truncated && emptyNote(`The file is longer; only its beginning is shown (${formatCount(file.bytes)}B in all).`));
     } catch (error) {
       replace(body, emptyNote(isExport ? "The file is not in the export." : error.message));
     }
   };
-  const details = h("details", { class: "fold file", open, ontoggle: () => details.open && show() }, h("summary", null, h("span", { class: "mono" }, textLine(file.name, 120)), " ", h("span", { class: "muted" }, formatBytes(file.bytes))), body);
+  const details = h("details", { class: "fold file", open, ontoggle: () => details.open && show() }, h("summary", null, h("span", { class: "mono" }, textLine(file.name, 120)), " ", h("span", { class: "muted" }, `${formatCount(file.bytes)}B`)), body);
   if (open) show();
   return details;
 }

@@ -5,12 +5,12 @@ import { h } from "rlkit/dom";
 const ROWS_AT_ONCE = 100;
 
 /**
- * Fill a container with rows. The first ones are drawn now, others when the end comes into view.
+ * Fill the body of a table with rows. The first ones are drawn now, others when the end comes into view.
  * Return a function that stops.
  */
-export function growRows(container, items, drawRow, sentinelTag = "tr") {
+export function growRows(body, items, drawRow, emptyText) {
   let drawn = 0;
-  const sentinel = h(sentinelTag, { class: "sentinel", "aria-hidden": "true" });
+  const sentinel = h("tr", { class: "sentinel", "aria-hidden": "true" });
   const observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && drawMore(), { rootMargin: "800px" });
   function drawMore() {
     const end = Math.min(items.length, drawn + ROWS_AT_ONCE);
@@ -21,8 +21,9 @@ export function growRows(container, items, drawRow, sentinelTag = "tr") {
     if (drawn < items.length) observer.observe(sentinel);
     else sentinel.remove();
   }
-  container.replaceChildren(sentinel);
+  body.replaceChildren(sentinel);
   drawMore();
+  if (!items.length) body.append(h("tr", null, h("td", { class: "empty", colSpan: 20 }, emptyText)));
   return () => observer.disconnect();
 }
 

@@ -2,7 +2,7 @@
 
 import { drawImage } from "rlkit/chat";
 import { h, replace } from "rlkit/dom";
-import { formatNumber, formatSigned } from "rlkit/format";
+import { formatNumber, formatSigned, isKnown } from "rlkit/format";
 import { markInvisible } from "rlkit/text";
 
 const CHUNK_TOKENS = 300;
@@ -72,20 +72,19 @@ function decodeBytes(bytes) {
   }
 }
 
-/** Return the pieces of text of a turn that were put into its reply and not sampled. */
-export function forcedTexts(episode, index) {
+/** Return the texts among the tokens of a turn that were put into its reply and not sampled. */
+export function forcedTexts(tokens) {
   const texts = [];
-  let isOpen = false;
-  for (const { place, piece, character } of turnTokens(episode, index)) {
-    if (place === "forced" && isOpen) texts[texts.length - 1] += character ?? piece;
-    else if (place === "forced") texts.push(character ?? piece);
-    isOpen = place === "forced";
-  }
+  tokens.forEach(({ place, piece, character }, index) => {
+    if (place !== "forced") return;
+    if (index > 0 && tokens[index - 1].place === "forced") texts[texts.length - 1] += character ?? piece;
+    else texts.push(character ?? piece);
+  });
   return texts;
 }
 
-/** Draw the tokens of turns. turns: [{index, tokens, head}]. Return {node, colour(key)}. */
-export function drawTokens(episode, turns, colouring) {
+/** Draw the tokens of turns. turns: [{index, tokens, head}]; control: chooses the colouring. Return {node, colour(key)}. */
+export function drawTokens(episode, turns, colouring, control) {
   const all = turns.flatMap(({ tokens }) => tokens);
   const spans = [];
   const details = h("div", { class: "token-details", role: "status" });
@@ -93,22 +92,23 @@ export function drawTokens(episode, turns, colouring) {
   const select = makeSelector(episode, all, spans, details);
   const sections = turns.map(({ index, tokens, head }) => h("section", { class: "turn", id: `turn-${index}` }, head,
     (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans)));
-  const text = h("div", { class: "tokens", tabIndex: 0, role: "group", "aria-label": "Tokens. The left and right arrow keys move.", onmouseover: (event) => event.target.index !== undefined && select(event.target.index),
-    onclick: (event) => event.target.index !== undefined && select(event.target.index),
-    onkeydown: (event) => {
-      const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!distance) return;
-      event.preventDefault();
-      select(select.current + distance, true);
-    } }, sections);
+  const point = ({ target }) => target.index !== undefined && select(target.index);
+  const move = (event) => {
+    const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!distance) return;
+    event.preventDefault();
+    select(select.current + distance, true);
+  };
+  const label = "Tokens. The left and right arrow keys move.";
+  const text = h("div", { class: "tokens", tabIndex: 0, role: "group", "aria-label": label, onmouseover: point, onclick: point, onkeydown: move }, sections);
   const colour = (key) => {
     const classOf = makeColouring(key, episode, all);
     all.forEach((token, index) => (spans[index].className = token.isSpecial ? `${classOf(token)} special` : classOf(token)));
     replace(legend, legendEntries(key, episode, all));
   };
   colour(colouring);
-  select.showHint();
-  return { node: h("div", { class: "rendered" }, h("div", { class: "token-bar" }, legend, details), text), colour };
+  replace(details, h("span", { class: "muted" }, "Point at a token, or focus the text and press ← or →."));
+  return { node: [h("div", { class: "token-bar" }, h("div", { class: "toolbar" }, control, legend), details), text], colour };
 }
 
 function drawChunks(tokens, spans) {
@@ -145,20 +145,18 @@ function makeSelector(episode, tokens, spans, details) {
     replace(details, tokenFacts(episode, tokens[bounded]));
   };
   select.current = -1;
-  select.showHint = () => replace(details, h("span", { class: "muted" }, "Point at a token, or focus the text and press ← or →."));
   return select;
 }
 
 function tokenFacts(episode, token) {
-  const turn = episode.turns[token.turn];
-  const fact = (term, value) => value !== null && value !== undefined && h("span", { class: "fact" }, h("span", { class: "muted" }, term), " ", h("b", null, value));
-  const number = (value) => (value === null || value === undefined ? null : formatNumber(value, 4));
-  const gap = token.trainer === null || token.trainer === undefined || token.logprob === null ? null : token.logprob - token.trainer;
+  const { id, piece, character, place, position, logprob, trainer, advantage } = token;
+  const { version, datum } = episode.turns[token.turn];
+  const fact = (term, value) => isKnown(value) && h("span", null, h("span", { class: "muted" }, term), " ", h("b", null, value));
   return [
-    h("code", { class: "piece" }, markInvisible(JSON.stringify(token.piece).slice(0, 80))), token.character && fact("character", token.character), fact("id", token.id === -1 ? "image" : token.id), fact("", token.place),
-    token.logprob !== null && token.logprob !== undefined && [fact("log p", number(token.logprob)), fact("p", number(Math.exp(token.logprob)))],
-    fact("trainer", number(token.trainer)), gap !== null && fact("gap", formatSigned(gap, 4)), fact("advantage", token.advantage === null || token.advantage === undefined ? null : formatSigned(token.advantage, 3)),
-    fact("turn", `${token.turn + 1}${token.position >= 0 ? `, token ${token.position}` : ""}`), fact("version", turn.version), fact("datum", turn.datum),
+    h("code", { class: "piece" }, markInvisible(JSON.stringify(piece).slice(0, 80))), fact("character", character), fact("id", id === -1 ? "image" : id), fact("", place),
+    isKnown(logprob) && [fact("log p", formatNumber(logprob, 4)), fact("p", formatNumber(Math.exp(logprob), 4))],
+    isKnown(trainer) && [fact("trainer", formatNumber(trainer, 4)), fact("gap", formatSigned(logprob - trainer, 4))],
+    fact("advantage", isKnown(advantage) ? formatSigned(advantage, 3) : null), fact("turn", `${token.turn + 1}${position >= 0 ? `, token ${position}` : ""}`), fact("version", version), fact("datum", datum),
   ];
 }
 
@@ -169,10 +167,10 @@ function makeColouring(key, episode, tokens) {
   const signed = (value, bucket) => (bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`);
   const versions = versionList(episode);
   const ways = {
-    advantage: ({ advantage }) => (advantage === null || advantage === undefined ? "zero" : signed(advantage, Math.ceil(Math.abs(advantage / largest) * 4 - 1e-6))),
-    logprob: ({ logprob }) => (logprob === null || logprob === undefined ? "zero" : `s${bucketOf(logprob, SURPRISE_NATS)}`),
-    gap: ({ logprob, trainer }) => (typeof logprob !== "number" || typeof trainer !== "number" ? "zero" : signed(logprob - trainer, bucketOf(logprob - trainer, GAP_NATS))),
-    mask: ({ advantage }) => (advantage === null || advantage === undefined ? "n2" : "p2"),
+    advantage: ({ advantage }) => (isKnown(advantage) ? signed(advantage, Math.ceil(Math.abs(advantage / largest) * 4 - 1e-6)) : "zero"),
+    logprob: ({ logprob }) => (isKnown(logprob) ? `s${bucketOf(logprob, SURPRISE_NATS)}` : "zero"),
+    gap: ({ logprob, trainer }) => (isKnown(logprob) && isKnown(trainer) ? signed(logprob - trainer, bucketOf(logprob - trainer, GAP_NATS)) : "zero"),
+    mask: ({ advantage }) => (isKnown(advantage) ? "p2" : "n2"),
     version: ({ turn }) => `v${versions.indexOf(episode.turns[turn].version) % 6}`,
   };
   return (token) => (token.place === "sampled" ? ways[key](token) : token.place);
@@ -190,8 +188,9 @@ function legendEntries(key, episode, tokens) {
   const entry = (kind, label) => h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
   const scale = (kinds, low, high) => h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, kinds.map((kind) => h("i", { class: `swatch ${kind}` }))), high);
   const diverging = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
-  const [largest, numbers] = [largestAdvantage(tokens).toFixed(2), tokens.some(({ place, [key === "gap" ? "trainer" : key]: value }) => place === "sampled" && typeof value === "number")];
-  const missing = !numbers && ["advantage", "logprob", "gap"].includes(key) && h("span", { class: "warn" }, "not recorded for this episode");
+  const largest = largestAdvantage(tokens).toFixed(2);
+  const source = { advantage: "advantage", logprob: "logprob", gap: "trainer", mask: "advantage" }[key];
+  const missing = source && !tokens.some((token) => isKnown(token[source])) && h("span", { class: "warn" }, key === "mask" ? "no token is trained on" : "not recorded for this episode");
   const own = {
     advantage: () => scale(diverging, `−${largest}`, `+${largest}`),
     logprob: () => scale(["s0", "s1", "s2", "s3", "s4", "s5"], "likely, above −0.1", "unlikely, below −4 nats"),

@@ -30,7 +30,7 @@ function drawSummary(sources) {
   const rows = sources.map(({ run }, index) => makeRow([
     h("span", null, h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } }), " ", h("a", { href: makeHash(["run", run.id]) }, textLine(run.name, 80)), h("div", { class: "sub" }, textLine(run.model ?? ""))),
     statusBadge(run.status), [String(run.step), "num"], [startToNow(run.reward), "num"],
-    [run.evaluation ? startToNow([run.evaluation.start, run.evaluation.now]) : "–", "num"], [formatCount(run.tokens), "num"], [formatUsd(run.usd), "num"],
+    [startToNow(run.evaluation && [run.evaluation.start, run.evaluation.now]), "num"], [formatCount(run.tokens), "num"], [formatUsd(run.usd), "num"],
   ]));
   return makeTable("Runs", ["Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num"], ["Cost", "num"]], rows).node;
 }

@@ -4,11 +4,11 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { h, replace } from "rlkit/dom";
-import { formatNumber, plural } from "rlkit/format";
-import { runTabs } from "rlkit/pages/run";
-import { emptyNote, factList, fold, runCrumbs, section } from "rlkit/parts";
+import { formatNumber, isKnown, plural } from "rlkit/format";
+import { emptyNote, factList, fold, section } from "rlkit/parts";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
 import { apiPath, makeHash } from "rlkit/route";
+import { makeRunView } from "rlkit/runview";
 import { makeTable } from "rlkit/table";
 import { textBlock, textLine } from "rlkit/text";
 
@@ -18,7 +18,7 @@ const MAX_STATES = 3000;
 export async function showDiscovery([, id]) {
   const path = `${apiPath("run", id)}/discovery`;
   const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
-  const body = h("div");
+  const body = h("div", { class: "stack" });
   let charts = [];
   const close = () => charts.forEach((chart) => chart.close());
   const draw = ({ searches }) => {
@@ -27,14 +27,13 @@ export async function showDiscovery([, id]) {
     replace(body, searches.length ? searches.map((search) => drawSearch(run, search, charts)) : emptyNote("No search is recorded."));
   };
   draw(data);
-  const node = h("div", { class: "page" }, runTabs(run, "discovery"), h("h1", null, "Discovery"), body);
-  return { title: `Discovery, ${run.name}`, node, crumbs: runCrumbs(run, ["Discovery", makeHash(["run", id, "discovery"])]), up: makeHash(["run", id]), watch: path, refresh: draw, close };
+  return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], [h("h1", null, "Discovery"), body], { watch: path, refresh: draw, close });
 }
 
 function drawSearch(run, search, charts) {
   const { records, states, symbol, sign, known } = search;
   const best = records.reduce((top, record) => (!top || sign * record.value > sign * top.value ? record : top), null);
-  const dated = records.filter(({ step }) => step !== null);
+  const dated = records.filter(({ step }) => isKnown(step));
   if (dated.length > 1) charts.push(drawChart({ title: `${symbol}, record by step`, x: dated.map(({ step }) => step), series: [{ label: "", colour: "c0", values: dated.map(({ value }) => value) }], height: 180 }));
   const chart = dated.length > 1 ? charts.at(-1).node : null;
   return section(`${search.env}: ${search.problem}`, null,
@@ -47,10 +46,13 @@ function drawSearch(run, search, charts) {
 function drawRecord(run, { symbol, env }, record, isBest) {
   const label = `Construction with ${symbol} ${formatNumber(record.value, 7)}`;
   const picture = record.picture ? h("div", { class: "construction" }, drawImage(record.picture)) : valuesPicture(record.values, label);
+  const origin = [
+    isKnown(record.step) && h("a", { href: makeHash(["run", run.id, "step", String(record.step)]) }, `step ${record.step}`),
+    record.task && h("a", { href: makeHash(["run", run.id, "task", env, record.task]) }, textLine(record.task, 40)), record.parent && h("span", null, "from ", textLine(record.parent, 40)),
+  ];
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
     h("header", null, h("h4", null, `${symbol} = ${formatNumber(record.value, 7)}`), isBest && h("span", { class: "badge good" }, "best"), record.polished && h("span", { class: "badge" }, "polished")),
-    picture, h("p", { class: "sub" }, record.step !== null && [h("a", { href: makeHash(["run", run.id, "step", String(record.step)]) }, `step ${record.step}`), " · "],
-      record.task && [h("a", { href: makeHash(["run", run.id, "task", env, record.task]) }, textLine(record.task, 40)), " · "], record.parent && ["from ", textLine(record.parent, 40)]),
+    picture, h("p", { class: "sub" }, origin.filter(Boolean).map((part, index) => [index > 0 && " · ", part])),
     record.claim && h("div", { class: "sub" }, textBlock(record.claim, "plain", 400)),
     record.program && fold("Program", textBlock(record.program, "code")), record.values?.length > 0 && fold(plural(record.values.length, "value"), textBlock(JSON.stringify(record.values), "code", 4000)));
 }

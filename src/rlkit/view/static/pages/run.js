@@ -4,8 +4,9 @@ import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { h, replace } from "rlkit/dom";
 import { formatAge, formatCount, formatDuration, formatReward, formatUsd } from "rlkit/format";
-import { emptyNote, factList, fold, runCrumbs, section, statusBadge, tabLinks } from "rlkit/parts";
+import { emptyNote, factList, fold, section, statusBadge } from "rlkit/parts";
 import { apiPath, makeHash, navigate } from "rlkit/route";
+import { makeRunView } from "rlkit/runview";
 import { makeRow, makeTable } from "rlkit/table";
 import { textBlock, textLine } from "rlkit/text";
 
@@ -23,7 +24,7 @@ export async function showRun([, id], query) {
     replace(details, drawCheckpoints(run), drawConfig(run));
   };
   draw();
-  const node = h("div", { class: "page" }, head, findings, metrics.step.length ? curves.node : emptyNote("No step is complete yet."), details);
+  const content = [head, findings, metrics.step.length ? curves.node : emptyNote("No step is complete yet."), details];
   const refresh = async (changed) => {
     run = changed;
     const latest = await load(metricsPath);
@@ -34,24 +35,12 @@ export async function showRun([, id], query) {
     curves.refresh([{ run, metrics }]);
     if (wasEmpty && metrics.step.length) findings.nextSibling.replaceWith(curves.node);
   };
-  return { title: run.name, node, crumbs: runCrumbs(run), up: "#/", watch: apiPath("run", id), refresh, requery: curves.requery, close: curves.close };
-}
-
-/** Return the links to the pages of a run. */
-export function runTabs(run, current) {
-  const at = (...parts) => makeHash(["run", run.id, ...parts]);
-  const lastStep = run.steps_recorded?.at(-1);
-  const tabs = [["run", "Overview", at()]];
-  if (lastStep !== undefined) tabs.push(["step", "Steps", at("step", String(lastStep))], ["tasks", "Tasks", at("tasks")]);
-  if (run.evaluations?.length) tabs.push(["evaluations", "Evaluations", at("evaluations")]);
-  if (run.parts?.includes("discovery")) tabs.push(["discovery", "Discovery", at("discovery")]);
-  return tabLinks("Pages of the run", tabs, current);
+  return makeRunView(run, "run", [], content, { watch: apiPath("run", id), refresh, requery: curves.requery, close: curves.close });
 }
 
 function drawHead(run) {
   const subject = [run.model, run.envs.join(", ")].filter(Boolean).join(" · ");
   return [
-    runTabs(run, "run"),
     h("div", { class: "run-head" },
       h("div", null, h("h1", null, textLine(run.name, 120), " ", statusBadge(run.status)), h("p", { class: "lead" }, textLine(subject)),
         run.reason && h("div", { class: run.status === "failed" || run.status === "dead" ? "error-block" : "lead" }, textBlock(run.reason, "plain"))),

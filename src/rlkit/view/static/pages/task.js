@@ -2,35 +2,34 @@
 
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
+import { choiceControl } from "rlkit/controls";
 import { h } from "rlkit/dom";
-import { formatReward, formatSigned, plural } from "rlkit/format";
-import { runTabs } from "rlkit/pages/run";
+import { formatReward, formatSigned, isKnown, meanOf, plural } from "rlkit/format";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import { emptyNote, factList, field, rewardChip, rewardRange, runCrumbs, selectBox } from "rlkit/parts";
-import { apiPath, makeHash, navigate } from "rlkit/route";
+import { emptyNote, factList, rewardChip, rewardRange } from "rlkit/parts";
+import { apiPath, makeHash } from "rlkit/route";
+import { makeRunView } from "rlkit/runview";
 import { makeRow, makeTable } from "rlkit/table";
 import { textLine } from "rlkit/text";
 
 /** Show a task; `against` in the query names a run to compare with. */
 export async function showTask([, id, , env, taskId], query) {
   const ids = [id, query.against].filter(Boolean);
-  const [{ runs }, ...sides] = await Promise.all([load("runs").catch(() => ({ runs: [] })), ...ids.map((runId) => loadSide(runId, env, taskId))]);
+  const [{ runs }, ...sides] = await Promise.all([load("runs"), ...ids.map((runId) => loadSide(runId, env, taskId))]);
   const [{ run, task, tasks }] = sides;
-  const here = (changed) => makeHash(["run", id, "task", env, taskId], changed);
   const others = runs.filter((other) => other.id !== id && other.envs.includes(env)).map((other) => [other.id, other.name]);
-  const compare = others.length > 0 && field("Compare with", selectBox([["", "no other run"], ...others], query.against ?? "", (against) => navigate(here({ against }))));
   const known = sides.filter((side) => side.task);
-  const charts = known.length ? [drawRewards(known)] : [];
-  const node = h("div", { class: "page" }, runTabs(run, "tasks"),
-    h("div", { class: "page-head" }, h("div", null, h("h1", null, textLine(taskId, 160)), h("p", { class: "lead" }, textLine(env))), compare),
-    task ? null : emptyNote("This run has not played the task."), sides.length > 1 && drawVerdict(sides), charts.map((chart) => chart.node),
-    h("div", { class: sides.length > 1 ? "sides" : null }, sides.map((side, index) => side.task && drawSide(side, index, sides.length > 1))));
+  const chart = known.length > 0 && drawRewards(known);
+  const content = [
+    h("div", { class: "page-head" }, h("div", null, h("h1", null, textLine(taskId, 160)), h("p", { class: "lead" }, textLine(env))), others.length > 0 && choiceControl("Compare with", "against", [["", "no other run"], ...others], query)),
+    !task && emptyNote("This run has not played the task."), sides.length > 1 && drawVerdict(sides), chart && chart.node,
+    h("div", { class: sides.length > 1 ? "sides" : null }, sides.map((side, index) => side.task && drawSide(side, index, sides.length > 1))),
+  ];
   const order = tasks.filter((other) => other.env === env);
   const index = order.findIndex((other) => other.id === taskId);
-  const at = (other) => other && makeHash(["run", id, "task", env, other.id], query);
-  const up = makeHash(["run", id, "tasks"]);
-  return { title: `Task ${taskId}, ${run.name}`, node, crumbs: runCrumbs(run, ["Tasks", up], [taskId, here()]), up, previous: at(order[index - 1]), next: at(order[index + 1]), close: () => charts.forEach((chart) => chart.close()) };
+  const [previous, next] = [order[index - 1], order[index + 1]].map((other) => other && makeHash(["run", id, "task", env, other.id], query));
+  return makeRunView(run, "tasks", [["Tasks", ["tasks"]], [taskId, ["task", env, taskId]]], content, { previous, next, close: () => chart && chart.close() });
 }
 
 async function loadSide(runId, env, taskId) {
@@ -48,15 +47,10 @@ function drawRewards(sides) {
   return drawChart({ title: "Mean reward of the task", x, series, height: 180 });
 }
 
-function overallMean(task) {
-  const rewards = task.steps.flatMap(({ members }) => members.map(({ reward }) => reward).filter((reward) => reward !== null));
-  return rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
-}
-
 function drawVerdict(sides) {
   if (sides.some(({ task }) => !task)) return emptyNote("Only one of the runs has played this task.");
-  const [first, second] = sides.map(({ task }) => overallMean(task));
-  return factList([["Mean reward, all episodes", `${formatReward(first)} against ${formatReward(second)}`], ["Difference", first === null || second === null ? null : formatSigned(first - second)],
+  const [first, second] = sides.map(({ task }) => meanOf(task.steps.flatMap(({ members }) => members.map(({ reward }) => reward))));
+  return factList([["Mean reward, all episodes", `${formatReward(first)} against ${formatReward(second)}`], ["Difference", isKnown(first) && isKnown(second) ? formatSigned(first - second) : null],
     ["First solved", sides.map(({ task }) => (task.solvedStep === null ? "never" : `step ${task.solvedStep}`)).join(" against ")]]);
 }
 

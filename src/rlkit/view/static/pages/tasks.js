@@ -1,16 +1,17 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 
 import { load } from "rlkit/api";
-import { debounce, h, replace } from "rlkit/dom";
-import { formatReward, formatSigned, plural } from "rlkit/format";
-import { runTabs } from "rlkit/pages/run";
-import { emptyNote, field, runCrumbs, selectBox } from "rlkit/parts";
+import { checkControl, choiceControl, textControl } from "rlkit/controls";
+import { h, replace } from "rlkit/dom";
+import { formatReward, formatSigned, isKnown, meanOf, plural } from "rlkit/format";
 import { sparkline } from "rlkit/plots";
-import { apiPath, makeHash, setQuery } from "rlkit/route";
+import { apiPath, makeHash } from "rlkit/route";
+import { makeRunView } from "rlkit/runview";
 import { growRows, makeRow, makeTable } from "rlkit/table";
 import { textLine } from "rlkit/text";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step", ["First", "num"], ["Last", "num"], ["Change", "num"], ["First solved", "num"]];
+const SORTS = [["", "name"], ["change", "most improved"], ["-change", "most worsened"], ["solved", "first solved"], ["episodes", "most episodes"], ["last", "lowest now"]];
 const STATUSES = ["completed", "truncated", "failed"];
 
 /** Show the tasks. */
@@ -26,23 +27,18 @@ export async function showTasks([, id], query) {
     const chosen = tasks.filter((task) => (!state.env || task.env === state.env) && `${task.env} ${task.id}`.toLowerCase().includes(words) && (!state.unsolved || task.solvedStep === null));
     const solved = chosen.filter((task) => task.solvedStep !== null).length;
     replace(summary, `${plural(chosen.length, "task")}, ${solved} solved at least once`);
-    stop = growRows(table.body, sortTasks(chosen, state.sort), (task) => drawTask(id, task));
-    if (!chosen.length) table.body.append(h("tr", null, h("td", { colSpan: HEADS.length }, emptyNote("No task matches."))));
+    stop = growRows(table.body, sortTasks(chosen, state.sort), (task) => drawTask(id, task), "No task matches.");
   };
   requery(query);
-  const sorts = [["", "name"], ["change", "most improved"], ["-change", "most worsened"], ["solved", "first solved"], ["episodes", "most episodes"], ["last", "lowest now"]];
-  const node = h("div", { class: "page" }, runTabs(run, "tasks"), h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary)),
-    h("div", { class: "toolbar" }, field("Search", h("input", { type: "search", value: query.q ?? "", oninput: debounce((event) => setQuery({ q: event.target.value }), 100) })),
-      data.env.length > 1 && field("Environment", selectBox([["", "all"], ...data.env.map((env) => [env, env])], query.env ?? "", (env) => setQuery({ env }))),
-      field("Sort", selectBox(sorts, query.sort ?? "", (sort) => setQuery({ sort }))),
-      h("label", { class: "field check" }, h("input", { type: "checkbox", checked: Boolean(query.unsolved), onchange: (event) => setQuery({ unsolved: event.target.checked }) }), h("span", null, "Never solved"))),
-    table.node);
-  return { title: `Tasks, ${run.name}`, node, crumbs: runCrumbs(run, ["Tasks", makeHash(["run", id, "tasks"])]), up: makeHash(["run", id]), requery, close: () => stop() };
+  const envs = [["", "all"], ...data.env.map((env) => [env, env])];
+  const controls = [textControl("Search", "q", query), data.env.length > 1 && choiceControl("Environment", "env", envs, query), choiceControl("Sort", "sort", SORTS, query), checkControl("Never solved", "unsolved", query)];
+  const content = [h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary), h("div", { class: "toolbar" }, controls)), table.node];
+  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], content, { requery, close: () => stop() });
 }
 
 /** Return the tasks of columnar records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], solvedStep, …}. */
 export function summariseTasks(data) {
-  const tasks = data.task.map(([env, id]) => ({ env: data.env[env], id, episodes: 0, bySteps: new Map(), solvedStep: null, solvers: [] }));
+  const tasks = data.task.map(([env, id]) => ({ env: data.env[env], id, episodes: 0, bySteps: new Map(), solvedStep: null }));
   const columns = data.episodes;
   columns.step.forEach((step, row) => {
     const task = tasks[columns.task[row]];
@@ -59,11 +55,8 @@ export function summariseTasks(data) {
 
 function finishTask(task) {
   const steps = [...task.bySteps.values()].sort((a, b) => a.step - b.step || b.isEvaluation - a.isEvaluation);
-  for (const entry of steps) {
-    const rewards = entry.members.map(({ reward }) => reward).filter((reward) => reward !== null);
-    entry.mean = rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
-  }
-  const means = steps.map(({ mean }) => mean).filter((mean) => mean !== null);
+  for (const entry of steps) entry.mean = meanOf(entry.members.map(({ reward }) => reward));
+  const means = steps.map(({ mean }) => mean).filter(isKnown);
   return { ...task, steps, means, first: means[0] ?? null, last: means.at(-1) ?? null };
 }
 

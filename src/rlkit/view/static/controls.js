@@ -1,0 +1,34 @@
+/** Controls of a form that change a key of the query in the address. */
+
+import { debounce, h } from "rlkit/dom";
+import { setQuery } from "rlkit/route";
+
+const TYPING_MS = 100;
+
+/** Return a control with its label. */
+export function field(label, control) {
+  return h("label", { class: "field" }, h("span", null, label), control);
+}
+
+/** Return a field for text, or of another `type` such as number or range. */
+export function textControl(label, key, query, props = {}) {
+  const oninput = debounce((event) => setQuery({ [key]: event.target.value }), TYPING_MS);
+  return field(label, h("input", { type: "search", ...props, value: query[key] ?? props.value ?? "", oninput }));
+}
+
+/** Return a checkbox. */
+export function checkControl(label, key, query) {
+  const onchange = (event) => setQuery({ [key]: event.target.checked });
+  return h("label", { class: "field check" }, h("input", { type: "checkbox", checked: Boolean(query[key]), onchange }), h("span", null, label));
+}
+
+/** Return a choice between options [value, label]; the empty value is the default. */
+export function choiceControl(label, key, options, query) {
+  return field(label, selectBox(options, query[key] ?? "", (value) => setQuery({ [key]: value })));
+}
+
+/** Return a select element. */
+export function selectBox(options, value, onchange) {
+  const change = (event) => onchange(event.target.value);
+  return h("select", { onchange: change }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));
+}
