@@ -36,20 +36,27 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
     if path.exists():
         raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
     pages = ((name, _pack(respond(library, name))) for name in _list_pages(library, note))
-    if path.suffix == ".html":
-        inline, size = dict[str, str](), 0
-        for name, data in pages:
-            inline[name], size = data, size + len(data)
-            if size > _FILE_BYTES:
-                raise UsageError(
-                    f"--html: the runs need more than {_FILE_BYTES >> 20} MiB: give a folder, or fewer runs"
-                )
-        files.write_text(path, _make_page({"base": None, "inline": inline}))
-        return path
+    try:
+        return _write_file(path, pages) if path.suffix == ".html" else _write_folder(path, pages)
+    except OSError as error:
+        raise UsageError(f"--html: cannot write to {path}: {error.strerror}") from error
+
+
+def _write_file(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
+    inline, size = dict[str, str](), 0
     for name, data in pages:
-        files.write_text(
-            path / "data" / f"{_file_name(name)}.js", f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n"
-        )
+        inline[name], size = data, size + len(data)
+        if size > _FILE_BYTES:
+            limit = f"{_FILE_BYTES >> 20} MiB"
+            raise UsageError(f"--html: the runs need more than {limit}: give a folder, or fewer runs")
+    files.write_text(path, _make_page({"base": None, "inline": inline}))
+    return path
+
+
+def _write_folder(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
+    for name, data in pages:
+        script = f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n"
+        files.write_text(path / "data" / f"{_file_name(name)}.js", script)
     files.write_text(path / "index.html", _make_page({"base": "data/", "inline": {}}))
     return path / "index.html"
 

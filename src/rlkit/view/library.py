@@ -55,7 +55,7 @@ class Library:
             path = Path(run).expanduser().absolute()
             if path.exists() and (is_run_directory(path) or find_reader(path) or any(_list_runs(path))):
                 places.append(path)
-            elif path.exists() and not (runs_dir() / run).exists():
+            elif path.exists() and not is_run_directory(runs_dir() / run):
                 raise UsageError(f"{path} holds no run of rlkit, and no record that rlkit can show")
             else:
                 places.append(find_run(run))
