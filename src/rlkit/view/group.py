@@ -51,10 +51,11 @@ def make_member(row: Row, update: RecordedUpdate | None) -> Row:
     """Return an episode as a member of its group; its advantage is the mean over its trained tokens."""
     rows = [] if update is None else [s.advantages for s in update.sequences if s.member == row["member"]]
     values = np.concatenate([np.empty(0, np.float32), *rows])
-    error = row["error"]
+    error, is_compared = row["error"], update is not None and row["reward"] is not None and not row["masked"]
     return {
         **{name: row[name] for name in _MEMBER_FIELDS},
-        "advantage": float(values.mean()) if len(values) else None,
+        # A sequence whose advantages are all 0 is not trained.
+        "advantage": float(values.mean()) if len(values) else 0.0 if is_compared else None,
         "error": error.splitlines()[0] if error else None,
     }
 

@@ -1,0 +1,278 @@
+"""The data of the pages is what a run recorded."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlkit.errors import UsageError
+from rlkit.store import table
+from rlkit.store.history import read_groups, read_metrics, table_path
+from rlkit.token_records.pieces import PieceWriter, pieces_path
+from rlkit.token_records.updates import read_update, update_path
+from rlkit.types import Group, Image, Message, Prompt
+from rlkit.view.api import respond
+from rlkit.view.library import Library
+from tests.builders import episode, piece, turn
+from tests.trackers.folders import write_run
+from tests.view.mixed_run import record_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with one run, `mixed`."""
+    folder = tmp_path_factory.mktemp("runs")
+    record_run(folder / "mixed")
+    return folder
+
+
+def get(folder: Path, path: str, /, **query: str) -> Any:
+    return json.loads(respond(Library([folder]), path, query))
+
+
+def test_a_step_shows_its_groups_as_they_were_recorded(folder: Path) -> None:
+    for number in (1, 2, 3):
+        recorded = read_groups(table_path(folder / "mixed", number))
+        updates = read_update(update_path(folder / "mixed", number))
+        groups = get(folder, f"run/mixed/step/{number}")["groups"]
+        assert [group["task"] for group in groups] == [record.group.task for record in recorded]
+        for shown, record in zip(groups, recorded, strict=True):
+            update, members = updates[record.group.draw], shown["members"]
+            assert (shown["estimator"], shown["baseline"]) == (update.estimator, update.baseline)
+            assert shown["taught"] == bool(update.sequences)
+            assert [member["reward"] for member in members] == [e.reward for e in record.group.episodes]
+            assert [member["tokens"] for member in members] == [e.sampled_tokens for e in record.group.episodes]
+            assert len(shown["failed_attempts"]) == len(record.attempts) - len(record.group.episodes)
+            for member in members:
+                rows = [s.advantages for s in update.sequences if s.member == member["member"]]
+                if rows:
+                    assert member["advantage"] == pytest.approx(float(np.concatenate(rows).mean()))
+
+
+def test_a_group_that_taught_nothing_says_why(folder: Path) -> None:
+    groups = [group for number in (1, 2, 3) for group in get(folder, f"run/mixed/step/{number}")["groups"]]
+    reasons = {group["task"]: group["reason"] for group in groups}
+    for group in groups:
+        number, rewards = int(group["task"].removeprefix("task-")), {m["reward"] for m in group["members"]}
+        if number % 5 == 2:
+            assert reasons[group["task"]] == "all masked"
+        elif number % 5 != 3:
+            assert (group["reason"] == "equal rewards") == (len(rewards) == 1)
+    assert None in reasons.values()
+
+
+def test_each_token_has_its_numbers_at_its_place(folder: Path) -> None:
+    checked = 0
+    for record in read_groups(table_path(folder / "mixed", 1)):
+        groups = get(folder, "run/mixed/step/1")["groups"]
+        position = next(group["position"] for group in groups if group["draw"] == record.group.draw)
+        update = read_update(update_path(folder / "mixed", 1))[record.group.draw]
+        for played in record.group.episodes:
+            shown = get(folder, f"run/mixed/step/1/episode/{position}/{played.member}/{played.attempt}")
+            expected: dict[tuple[int, int], tuple[int, float, float]] = {}
+            for sequence in update.sequences:
+                if sequence.member != played.member:
+                    continue
+                tokens = list[tuple[int, int]]()  # turn and place in its completion, for each token of the sequence
+                path = [sequence.turn]
+                while (parent := played.turns[path[0]].parent) is not None:
+                    path.insert(0, parent)
+                for index in path:
+                    tokens += [(-1, -1)] * len(played.turns[index].prompt)
+                    tokens += [(index, place) for place in range(len(played.turns[index].completion))]
+                targets = np.flatnonzero(sequence.mask)
+                for target, advantage, logprob in zip(targets, sequence.advantages, sequence.logprobs, strict=True):
+                    expected[tokens[target + 1]] = (sequence.position, float(advantage), float(logprob))
+            for index, (each, recorded) in enumerate(zip(shown["turns"], played.turns, strict=True)):
+                assert each["completion"] == recorded.completion.tolist()
+                assert each["prompt"] == recorded.prompt.tokens.tolist()
+                flags = np.zeros(len(recorded.completion), np.bool_)
+                for start, end in each["sampled"]:
+                    flags[start:end] = True
+                assert flags.tolist() == recorded.sampled_mask.tolist()
+                assert each["logprobs"] == pytest.approx(recorded.logprobs.tolist(), abs=1e-5)
+                for place in range(len(recorded.completion)):
+                    if (index, place) in expected:
+                        datum, advantage, logprob = expected.pop((index, place))
+                        assert each["datum"] == datum
+                        assert each["advantages"][place] == pytest.approx(advantage, abs=1e-5)
+                        assert each["trainer_logprobs"][place] == pytest.approx(logprob, abs=1e-5)
+                        checked += 1
+                    else:
+                        assert each["advantages"][place] is None
+            assert not expected
+    assert checked > 100
+
+
+def test_the_messages_of_a_branch_are_those_after_its_parent(folder: Path) -> None:
+    shown = get(folder, "run/mixed/step/1/episode/0/0/0")
+    roles = [[message["role"] for message in each["messages"]] for each in shown["turns"]]
+    assert roles[0] == ["system", "user", "assistant"]
+    assert roles[1] == roles[2] == ["user", "assistant"]
+    assert [each["parent"] for each in shown["turns"]] == [None, 0, 0, None]
+    assert shown["turns"][3]["messages"][2]["tool_calls"][0]["name"] == "look"
+    assert shown["turns"][3]["messages"][-1]["content"].startswith("Well, ")
+
+
+def test_a_group_shows_the_shared_prompt_once(folder: Path) -> None:
+    group = get(folder, "run/mixed/step/1/group/0")
+    assert [message["role"] for message in group["prompt"]] == ["system", "user"]
+    assert {reply["messages"][0]["role"] for reply in group["replies"]} == {"assistant"}
+    assert len(group["replies"]) == len(group["members"]) + len(group["failed_attempts"])
+
+
+def test_a_failure_shows_its_error(folder: Path) -> None:
+    errors = {
+        member["error"]
+        for number in (1, 2, 3)
+        for group in get(folder, f"run/mixed/step/{number}")["groups"]
+        for member in [*group["members"], *group["failed_attempts"]]
+        if member["status"] == "failed"
+    }
+    assert all("the grader of task-" in error for error in errors)
+
+
+def test_metrics_and_header_are_those_of_the_files(folder: Path) -> None:
+    lines = read_metrics(folder / "mixed" / "metrics.jsonl")
+    metrics = get(folder, "run/mixed/metrics")
+    assert metrics["step"] == [step for step, _ in lines]
+    name = "env/words/reward/mean"
+    assert metrics["metrics"][name] == [values.get(name) for _, values in lines]
+    header = get(folder, "run/mixed")
+    assert header["reward"] == [lines[0][1][name], lines[-1][1][name]]
+    assert (header["status"], header["live"], header["step"], header["steps"]) == ("completed", False, 3, 3)
+    assert ["batch.groups", "5", "python"] in header["config"]
+    assert header["steps_recorded"] == [1, 2, 3]
+
+
+def test_tasks_list_each_episode_once(folder: Path) -> None:
+    tasks = get(folder, "run/mixed/tasks")
+    columns = tasks["episodes"]
+    groups = [group for number in (1, 2, 3) for group in get(folder, f"run/mixed/step/{number}")["groups"]]
+    assert len(columns["step"]) == sum(len(group["members"]) for group in groups)
+    names = [tasks["task"][place][1] for place in columns["task"]]
+    assert sorted(set(names)) == sorted({group["task"] for group in groups})
+
+
+def test_a_search_finds_text_in_replies_only(folder: Path) -> None:
+    assert get(folder, "run/mixed/step/1/search", q="be brief")["matches"] == []
+    assert get(folder, "run/mixed/step/1/search", q="")["matches"] == []
+    found = get(folder, "run/mixed/step/1/search", q="WELL, ")["matches"]
+    groups = get(folder, "run/mixed/step/1")["groups"]
+    assert len(found) == sum(m["turns"] == 4 for g in groups for m in [*g["members"], *g["failed_attempts"]])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "runs/x",
+        "run",
+        "run/none",
+        "run/mixed/step/99",
+        "run/mixed/step/-1",
+        "run/mixed/step/1/group/99",
+        "run/mixed/step/1/episode/0/99/0",
+        "run/mixed/step/1/episode/0/0",
+        "run/mixed/step/one",
+        "run/..%2f..%2fetc",
+        "run/mixed/step/" + "9" * 400,
+        "run/mixed/evaluation/1",
+        "run/mixed/nothing",
+    ],
+)
+def test_a_page_that_does_not_exist_is_an_error_of_one_line(folder: Path, path: str) -> None:
+    with pytest.raises(UsageError) as error:
+        respond(Library([folder]), path, {})
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_damaged_table_is_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    path = table_path(tmp_path / "mixed", 2)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match=r"step=000002/episodes\.parquet is damaged"):
+        respond(Library([tmp_path]), "run/mixed/step/2")
+    assert get(tmp_path, "run/mixed/step/1")["groups"]
+
+
+def test_a_run_without_updates_pieces_and_messages_is_shown_with_what_it_has(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "old", steps=1)
+    path = table_path(run, 1)
+    columns = pq.read_table(path)
+    turns = columns.column("turns").combine_chunks()
+    values = turns.flatten()
+    names = [field.name for field in values.type if field.name != "messages"]
+    fields = [values.field(name) for name in names]
+    fields += [pa.array(["what is 2+2? "] * len(values)), pa.array(["four"] * len(values))]
+    old = pa.StructArray.from_arrays(fields, names=[*names, "prompt_text", "completion_text"])
+    lists = pa.ListArray.from_arrays(turns.offsets, old)
+    pq.write_table(columns.set_column(columns.schema.get_field_index("turns"), "turns", lists), path)
+    pieces_path(run).unlink()
+    shown = get(tmp_path, "run/old/step/1/episode/0/0/0")
+    assert [message["content"] for message in shown["turns"][0]["messages"]] == ["what is 2+2? ", "four"]
+    assert (shown["turns"][0]["advantages"], shown["pieces"], shown["estimator"]) == (None, {}, None)
+    assert get(tmp_path, "run/old/step/1/search", q="FOUR")["matches"]
+
+
+def test_an_image_is_shown_in_its_message(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "pictures", steps=1)
+    prompt = Prompt(np.array([5, -1, -1], np.int32), (Image(1, 2, b"\x89PNG", "png"),))
+    messages: tuple[Message, ...] = (
+        {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image", "image": "#0"}]},
+        {"role": "assistant", "content": "yes"},
+    )
+    played = episode(1.0, turns=[replace(turn([1], [2]), prompt=prompt, messages=messages)])
+    table.write(table_path(run, 1), [table.RecordedGroup(Group("e", "t", 0, (played,)), True, [played])])
+    PieceWriter(pieces_path(run), piece).add([prompt.tokens, played.turns[0].completion])
+    shown = get(tmp_path, "run/pictures/step/1/episode/0/0/0")["turns"][0]
+    assert shown["images"] == ["data:image/png;base64,iVBORw=="]
+    assert shown["messages"][0]["content"][1]["image"] == shown["images"][0]
+
+
+def test_a_run_is_live_while_its_lock_is_held_and_the_page_takes_no_lock(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "live", steps=1, status="running")
+    assert get(tmp_path, "runs")["runs"][0]["status"] == "dead"
+    with (run / "lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shown = get(tmp_path, "runs")["runs"][0]
+        assert (shown["status"], shown["live"]) == ("running", True)
+    assert get(tmp_path, "runs")["runs"][0]["status"] == "dead"
+
+
+def test_the_files_of_a_trial_are_read_inside_its_folder_only(tmp_path: Path) -> None:
+    trial = tmp_path / "trial"
+    (trial / "agent").mkdir(parents=True)
+    (trial / "result.json").write_text("{}")
+    (trial / "agent" / "pane.txt").write_text("$ ls\n")
+    (tmp_path / "secret.txt").write_text("secret")
+    (trial / "link.txt").symlink_to(tmp_path / "secret.txt")
+    run = write_run(tmp_path / "runs" / "trials", steps=1)
+    played = replace(episode(1.0), info={"trial": str(trial)})
+    table.write(table_path(run, 1), [table.RecordedGroup(Group("e", "t", 0, (played,)), True, [played])])
+    place = "run/trials/step/1/episode/0/0/0"
+    files = [file["path"] for file in get(tmp_path / "runs", place)["files"]]
+    assert files == ["agent/pane.txt", "result.json"]
+    assert get(tmp_path / "runs", f"{place}/file", path="agent/pane.txt") == {"text": "$ ls\n", "truncated": False}
+    for path in ("../secret.txt", "link.txt", "/etc/passwd", "", "agent", "none"):
+        with pytest.raises(UsageError, match="has no file"):
+            get(tmp_path / "runs", f"{place}/file", path=path)
+
+
+def test_an_unreadable_run_is_listed_with_its_reason(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    rows = {row["id"]: row for row in get(tmp_path, "runs")["runs"]}
+    assert rows["broken"]["status"] == "unreadable"
+    assert "run.json is damaged" in rows["broken"]["reason"]
+    assert rows["mixed"]["status"] == "completed"
