@@ -10,7 +10,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import mimetypes
 import re
 import secrets
 import socket
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 STATIC = Path(__file__).parent / "static"
-_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @cache
@@ -61,8 +59,10 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.middleware.gzip import GZipMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
     async def give_data(request: Request) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -80,32 +80,18 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
             return Response(status_code=304, headers={"ETag": tag})
         return Response(data, media_type="application/json", headers={"ETag": tag})
 
-    def give_static(request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
-        if name not in {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()}:
-            return Response("no such file", 404)
-        kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
-        return Response((STATIC / name).read_bytes(), media_type=kind or "text/plain")
-
     routes = [
         Route("/api/{path:path}", give_data, methods=["GET"]),
-        Route("/", give_static, methods=["GET"]),
-        Route("/{name:path}", give_static, methods=["GET"]),
+        Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
     return Starlette(routes=routes, middleware=[
-        Middleware(BaseHTTPMiddleware, dispatch=partial(_check_request, content_security_policy(frame_ancestors))),
+        Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),  # no page of another site
+        Middleware(BaseHTTPMiddleware, dispatch=partial(_add_headers, content_security_policy(frame_ancestors))),
         Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
     ])  # fmt: skip
 
 
-async def _check_request(
-    policy: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
-) -> Response:
-    """Answer requests for names of this machine only, so that no page of another site can read a run."""
-    from starlette.responses import Response
-
-    if re.sub(r":\d+$", "", request.headers.get("host", "")) not in _HOSTS:
-        return Response("this server answers on loopback only", 403)
+async def _add_headers(policy: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     response = await call_next(request)
     response.headers.update({
         "Content-Security-Policy": policy,
