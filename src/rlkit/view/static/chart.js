@@ -1,16 +1,16 @@
 /** Draw a chart of numbers over steps with uPlot, in the colours of the theme. */
 
 import { h, replace, themeColour } from "rlkit/dom";
-import { formatNumber } from "rlkit/format";
+import { formatNumber, isKnown } from "rlkit/format";
 
 const { uPlot } = globalThis;
 const SYNC = "steps";
 const FONT = "11px system-ui, sans-serif";
 
 /**
- * Draw a chart.
- * chart: title, x (steps), series: [{label, values, colour, low?, high?, raw?, isArea?, isFaint?}], guides: [number],
- * markers: [{step, last, text}], isLog, onStep(step), height. Return {node, close}.
+ * Draw a chart and return {node, close}. In the series, `raw` are values before smoothing, `parts` values before stacking.
+ * chart: title, x (steps), series: [{label, values, colour, low?, high?, raw?, parts?, isArea?}], guides: [number],
+ * markers: [{step, last}], isLog, onStep(step), height.
  */
 export function drawChart(chart) {
   const legend = h("div", { class: "legend" });
@@ -20,7 +20,7 @@ export function drawChart(chart) {
   const make = () => {
     plot?.destroy();
     const { data, series, bands } = makeSeries(chart);
-    const showLegend = (index) => replace(legend, chart.series.filter((one) => !one.isFaint).map((one) => legendEntry(one, index, chart.x)));
+    const showLegend = (index) => replace(legend, chart.series.map((curve) => legendEntry(curve, index, chart.x)));
     plot = new uPlot({ ...chartOptions(chart, plotHost, showLegend), series, bands }, data, plotHost);
     showLegend(null);
   };
@@ -37,19 +37,18 @@ export function drawChart(chart) {
 }
 
 function describeChart({ title, x, series }) {
-  const lines = series.filter((one) => !one.isFaint).map(({ label, values }) => {
-    const known = values.map((value, index) => [x[index], value]).filter(([, value]) => value !== null && value !== undefined);
-    if (!known.length) return `${label}: no values`;
-    const [first, last] = [known[0], known.at(-1)];
+  const lines = series.map(({ label, values }) => {
+    const points = values.map((value, index) => [x[index], value]).filter(([, value]) => isKnown(value));
+    if (!points.length) return `${label}: no values`;
+    const [first, last] = [points[0], points.at(-1)];
     return `${label}: ${formatNumber(first[1])} at step ${first[0]}, ${formatNumber(last[1])} at step ${last[0]}`;
   });
   return `${title}. ${lines.join(". ")}`;
 }
 
-function legendEntry({ label, raw, shown, values, colour }, index, x) {
-  const numbers = shown ?? raw ?? values;
-  let at = index ?? numbers.length - 1;
-  if (index === null) while (at > 0 && (numbers[at] === null || numbers[at] === undefined)) at--;
+function legendEntry({ label, raw, parts, values, colour }, index, x) {
+  const numbers = parts ?? raw ?? values;
+  const at = index ?? numbers.findLastIndex(isKnown);
   const swatch = h("i", { class: "swatch", style: { background: `var(--${colour})` } });
   return h("span", { class: "key" }, swatch, label && h("bdi", null, label), h("b", null, formatNumber(numbers[at])),
     index !== null && h("span", { class: "muted" }, `@${x[index]}`));
@@ -60,32 +59,30 @@ function makeSeries({ x, series }) {
   const options = [{}];
   const bands = [];
   const add = (values, option) => (data.push(values), options.push(option), data.length - 1);
-  for (const { values, colour, low, high, raw, isArea, isFaint } of series) {
+  for (const { values, colour, low, high, raw, isArea } of series) {
     const stroke = themeColour(colour);
-    const hasPoints = values.filter((value) => value !== null && value !== undefined).length < 30;
+    const hasPoints = values.filter(isKnown).length < 30;
     if (low && high) {
       const [top, bottom] = [add(high, { stroke: "transparent", points: { show: false } }), add(low, { stroke: "transparent", points: { show: false } })];
       bands.push({ series: [top, bottom], fill: fade(stroke, 0.16) });
     }
     if (raw) add(raw, { stroke: fade(stroke, 0.3), width: 1, points: { show: false } });
     const points = { show: hasPoints && !isArea, size: 5, fill: stroke, stroke };
-    add(values, { stroke: isFaint ? fade(stroke, 0.4) : stroke, width: isFaint ? 1 : 1.75, fill: isArea ? themeColour(`${colour}-area`) : undefined, points, spanGaps: true });
+    add(values, { stroke, width: 1.75, fill: isArea ? themeColour(`${colour}-area`) : undefined, points, spanGaps: true });
   }
   return { data, series: options, bands };
 }
 
 function fade(colour, opacity) {
-  const numbers = colour.match(/[\d.]+/g).slice(0, 3).join(", ");
-  return `rgba(${numbers}, ${opacity})`;
+  return `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${opacity})`;
 }
 
-function chartOptions({ x, isLog, onStep, height = 150, guides = [], markers = [] }, host, showLegend) {
-  const [text, line] = [themeColour("muted"), themeColour("grid")];
-  const axis = { stroke: text, font: FONT, grid: { stroke: line, width: 1 }, ticks: { show: false } };
+function chartOptions({ x, series, isLog, onStep, height = 150, guides = [], markers = [] }, host, showLegend) {
+  const axis = { stroke: themeColour("muted"), font: FONT, grid: { stroke: themeColour("grid"), width: 1 }, ticks: { show: false } };
   return {
     width: host.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
     cursor: { sync: { key: SYNC, setSeries: false }, y: false, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : paddedRange } },
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : series.some(({ isArea }) => isArea) ? (_, low, high) => [0, high * 1.04 || 1] : paddedRange } },
     axes: [
       { ...axis, size: 26, space: 60, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 100000] },
       { ...axis, size: 46, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : formatNumber(tick))) },
@@ -120,20 +117,10 @@ function drawMarkers(plot, markers, guides) {
     ctx.fillRect(left, bbox.top, Math.max(right - left, ratio), bbox.height);
     ctx.fillStyle = colour;
     ctx.fillRect(left, bbox.top, ratio, bbox.height);
-    ctx.beginPath();
-    ctx.moveTo(left - 5 * ratio, bbox.top - 7 * ratio);
-    ctx.lineTo(left + 5 * ratio, bbox.top - 7 * ratio);
-    ctx.lineTo(left, bbox.top);
-    ctx.fill();
+    ctx.fill(new Path2D(`M${left - 5 * ratio},${bbox.top - 7 * ratio}h${10 * ratio}L${left},${bbox.top}z`));
   }
   ctx.strokeStyle = fade(colour, 0.8);
   ctx.setLineDash([4 * ratio, 4 * ratio]);
-  for (const guide of guides) {
-    const y = plot.valToPos(guide, "y", true);
-    ctx.beginPath();
-    ctx.moveTo(bbox.left, y);
-    ctx.lineTo(bbox.left + bbox.width, y);
-    ctx.stroke();
-  }
+  for (const guide of guides) ctx.stroke(new Path2D(`M${bbox.left},${plot.valToPos(guide, "y", true)}h${bbox.width}`));
   ctx.restore();
 }

@@ -1,9 +1,6 @@
 /** Draw messages of a conversation: roles, thinking, tool calls and results, images, forced text. */
 
-import { h } from "rlkit/dom";
-import { fold } from "rlkit/parts";
-import { markInvisible, textBlock, textLine } from "rlkit/text";
-
+import { fold, h, markInvisible, textBlock, textLine } from "rlkit/ui";
 /** Draw a message. forced: pieces of text that were put into the reply and not sampled; limit: characters shown at first. */
 export function drawMessage(message, { forced = [], limit } = {}) {
   const { role, name, thinking, tool_calls: calls = [], tool_call_id: callId } = message;

@@ -1,10 +1,8 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 
 import { drawChart } from "rlkit/chart";
-import { checkControl, choiceControl, field, textControl } from "rlkit/controls";
-import { h, replace } from "rlkit/dom";
 import { makeMetricPanel, makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { makeHash, navigate, setQuery } from "rlkit/route";
+import { checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl } from "rlkit/ui";
 
 const MATCHES = 40;
 
@@ -26,12 +24,15 @@ export function drawCurves(sources, query) {
   return {
     node: h("div", null, controls, grid),
     requery(changed) {
-      const keys = ["env", "smooth", "log", "m"];
-      const isNew = keys.some((key) => changed[key] !== state.query[key]);
+      const isNew = ["env", "smooth", "log", "m"].some((key) => changed[key] !== state.query[key]);
       state.query = changed;
       if (isNew) draw();
     },
-    refresh: (changed) => ((state.sources = changed), draw()),
+    refresh: (changed) => {
+      if (Object.keys(allMetrics(changed)).length !== Object.keys(allMetrics(state.sources)).length) drawControls(controls, { ...state, sources: changed });
+      state.sources = changed;
+      draw();
+    },
     close: () => state.charts.forEach((chart) => chart.close()),
   };
 }
@@ -53,9 +54,8 @@ function chosenMetrics(query) {
 
 function drawControls(node, { sources, query }) {
   const metrics = allMetrics(sources);
-  const envs = metricEnvs(metrics);
-  replace(node, metricSearch(Object.keys(metrics).sort(), query),
-    envs.length > 2 && choiceControl("Environment", "env", envs.map((name) => [name, name]), { env: query.env ?? envs[0] }),
+  const envs = metricEnvs(metrics).map((name) => [name, name]);
+  replace(node, metricSearch(Object.keys(metrics).sort(), query), envs.length > 2 && choiceControl("Environment", "env", envs, { env: envs[0][0], ...query }),
     textControl("Smoothing", "smooth", query, { type: "range", min: 0, max: 0.98, step: 0.02, value: 0 }), checkControl("Log scale", "log", query));
 }
 
@@ -88,7 +88,7 @@ function metricSearch(names, query) {
 function drawPanel(panel, { sources, query }) {
   const isSingle = sources.length === 1;
   const weight = Number(query.smooth ?? 0);
-  const x = mergeSteps(sources);
+  const x = [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
   const series = isSingle ? singleSeries(panel, sources[0].metrics, weight) : overlaidSeries(panel, sources, x, weight);
   const { run } = sources[0];
   const findings = isSingle ? (run.findings ?? []).filter(({ name }) => panel.findings === null || panel.findings.includes(name)) : [];
@@ -99,18 +99,13 @@ function drawPanel(panel, { sources, query }) {
 }
 
 function openStep(run, panel, step) {
-  if (panel.id === "evaluation") return run.evaluations.includes(step) && navigate(makeHash(["run", run.id, "evaluation", String(step)]));
-  return run.steps_recorded.includes(step) && navigate(makeHash(["run", run.id, "step", String(step)]));
+  const [kind, steps] = panel.id === "evaluation" ? ["evaluation", run.evaluations] : ["step", run.steps_recorded];
+  if (steps.includes(step)) navigate(makeHash(["run", run.id, kind, String(step)]));
 }
 
 function visibleGuides({ guides = [] }, series) {
   const largest = Math.max(...series.flatMap(({ values }) => values.filter(Number.isFinite)));
   return guides.filter((guide) => guide < 3 * largest);
-}
-
-function mergeSteps(sources) {
-  if (sources.length === 1) return sources[0].metrics.step;
-  return [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
 }
 
 function singleSeries(panel, { metrics }, weight) {
@@ -124,11 +119,9 @@ function singleSeries(panel, { metrics }, weight) {
 
 function stackSeries(series) {
   const total = [];
-  const stacked = series.map((one) => {
-    const values = one.values.map((value, step) => (value === null ? null : (total[step] = (total[step] ?? 0) + value)));
-    return { ...one, values, shown: one.values, isArea: true };
-  });
-  return stacked.reverse(); // the tallest area is drawn first, the others in front of it
+  const add = (value, step) => (value === null ? null : (total[step] = (total[step] ?? 0) + value));
+  // The tallest area is drawn first, the others in front of it.
+  return series.map((curve) => ({ ...curve, values: curve.values.map(add), parts: curve.values, isArea: true })).reverse();
 }
 
 function overlaidSeries(panel, sources, x, weight) {

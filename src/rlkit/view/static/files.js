@@ -1,10 +1,7 @@
 /** Files of an episode: the terminal session, the output of the verifier, artefacts. Each loads when it is opened. */
 
 import { isExport, load } from "rlkit/api";
-import { h, replace } from "rlkit/dom";
-import { formatCount } from "rlkit/format";
-import { emptyNote, section } from "rlkit/parts";
-import { textBlock, textLine } from "rlkit/text";
+import { emptyNote, formatCount, h, replace, section, textBlock, textLine } from "rlkit/ui";
 
 const GROUPS = [
   ["Terminal", /\.cast$|terminal|\.pane$|session|transcript|asciinema/i],

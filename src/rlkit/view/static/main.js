@@ -1,6 +1,6 @@
 /** Show the page that the address names, keep it live, and frame it with navigation. */
 
-import { isExport, load } from "rlkit/api";
+import { ApiError, isExport, load } from "rlkit/api";
 import { h, replace } from "rlkit/dom";
 import { listenToKeys, showHelp } from "rlkit/keys";
 import { showCompare } from "rlkit/pages/compare";
@@ -14,6 +14,7 @@ import { showStep } from "rlkit/pages/step";
 import { showTask } from "rlkit/pages/task";
 import { showTasks } from "rlkit/pages/tasks";
 import { makeHash, parseHash } from "rlkit/route";
+import { textBlock } from "rlkit/text";
 
 const POLL_MS = 2000;
 const THEMES = ["auto", "light", "dark"];
@@ -73,15 +74,13 @@ async function showPage() {
 async function openView(path, parts, query) {
   const page = PAGES.find(([pattern]) => pattern.test(path));
   try {
-    if (!page) throw new Error(`There is no page ${path}.`);
+    if (!page) throw new ApiError(404, `There is no page ${path}.`);
     return await page[1](parts, query);
   } catch (error) {
-    const node = h("div", { class: "failure", role: "alert" }, h("h1", null, "Not found"), h("p", null, error.message),
-      h("p", null, h("a", { href: "#/" }, "All runs")));
     if (!error.status) console.error(error);
-    else if (error.status !== 404) node.firstChild.textContent = "The data did not load";
-    const up = parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/";
-    return { title: "Not found", node, crumbs: [["Runs", "#/"]], up };
+    const title = error.status === 404 ? "Not found" : "The page failed";
+    const node = h("div", { class: "failure", role: "alert" }, h("h1", null, title), textBlock(error.message, "plain"), h("a", { href: "#/" }, "All runs"));
+    return { title, node, crumbs: [["Runs", "#/"]], up: parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/" };
   }
 }
 
@@ -122,27 +121,23 @@ async function pollForever() {
 
 function applyTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  themeButton.textContent = { auto: "Auto", light: "Light", dark: "Dark" }[theme];
+  themeButton.textContent = { light: "Light", dark: "Dark" }[theme] ?? "Auto";
   themeButton.setAttribute("aria-label", `Colours: ${theme}`);
 }
 
 function switchTheme() {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-  try {
-    localStorage.setItem("rlkit-theme", theme);
-  } catch {
-    // Pages from the disk may have no storage; the choice then lasts until the page is closed.
-  }
+  useStorage((storage) => storage.setItem("rlkit-theme", theme));
   applyTheme(theme);
   dispatchEvent(new Event("themechange"));
 }
 
-function storedTheme() {
+/** Call a function with the storage of the browser. A page in a frame without origin has none; the theme is then not kept. */
+function useStorage(action) {
   try {
-    const theme = localStorage.getItem("rlkit-theme");
-    return THEMES.includes(theme) ? theme : "auto";
+    return action(localStorage);
   } catch {
-    return "auto";
+    return null;
   }
 }
 
@@ -153,7 +148,7 @@ function start() {
   const brand = h("a", { class: "brand", href: "#/", "aria-label": "rlkit, all runs" }, "rlkit");
   const header = h("header", { class: "top" }, brand, crumbs, h("span", { class: "space" }), connection, neighbours, themeButton, helpButton);
   replace(document.getElementById("app"), header, main, announcement);
-  applyTheme(storedTheme());
+  applyTheme(useStorage((storage) => storage.getItem("rlkit-theme")) ?? "auto");
   listenToKeys(() => view, switchTheme);
   document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
   addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);

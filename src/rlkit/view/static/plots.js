@@ -1,8 +1,6 @@
 /** Small drawings in SVG: sparklines, intervals, constructions of a search, and its archive of states. */
 
-import { h, svg } from "rlkit/dom";
-import { formatNumber } from "rlkit/format";
-
+import { formatNumber, h, svg } from "rlkit/ui";
 /** Return a line of values; gaps are skipped. */
 export function sparkline(values, low, high) {
   const [width, height] = [96, 20];

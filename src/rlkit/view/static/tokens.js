@@ -1,9 +1,7 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 
 import { drawImage } from "rlkit/chat";
-import { h, replace } from "rlkit/dom";
-import { formatNumber, formatSigned, isKnown } from "rlkit/format";
-import { markInvisible } from "rlkit/text";
+import { formatNumber, formatSigned, h, isKnown, markInvisible, replace } from "rlkit/ui";
 
 const CHUNK_TOKENS = 300;
 const MAX_CHUNK_TOKENS = 1200;

@@ -1,8 +1,6 @@
 /** The turns of an episode as a tree of segments: turns that continue each other, and branches. */
 
-import { h } from "rlkit/dom";
-import { formatCount, isKnown, plural } from "rlkit/format";
-
+import { formatCount, h, isKnown, plural } from "rlkit/ui";
 /** Return segments: {turns: [index], children: [segment]}. A turn without a parent starts a segment. */
 export function makeSegments(turns) {
   const children = turns.map(() => []);

@@ -2,14 +2,9 @@
 
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
-import { h } from "rlkit/dom";
-import { formatCount, formatUsd } from "rlkit/format";
 import { startToNow } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import { emptyNote, section, statusBadge } from "rlkit/parts";
-import { apiPath, makeHash } from "rlkit/route";
-import { makeRow, makeTable } from "rlkit/table";
-import { textLine } from "rlkit/text";
+import { apiPath, emptyNote, formatCount, formatUsd, h, makeHash, makeRow, makeTable, section, statusBadge, textLine } from "rlkit/ui";
 
 /** Show a comparison of runs. */
 export async function showCompare([, list], query) {

@@ -3,14 +3,11 @@
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
-import { h, replace } from "rlkit/dom";
-import { formatNumber, isKnown, plural } from "rlkit/format";
-import { emptyNote, factList, fold, section } from "rlkit/parts";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, makeHash } from "rlkit/route";
-import { makeRunView } from "rlkit/runview";
-import { makeTable } from "rlkit/table";
-import { textBlock, textLine } from "rlkit/text";
+import {
+  apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, plural, replace, section, textBlock,
+  textLine,
+} from "rlkit/ui";
 
 const MAX_STATES = 3000;
 

@@ -2,17 +2,14 @@
 
 import { load } from "rlkit/api";
 import { drawImage, drawMessages } from "rlkit/chat";
-import { choiceControl } from "rlkit/controls";
-import { h, replace } from "rlkit/dom";
 import { drawFiles } from "rlkit/files";
-import { formatCount, formatDuration, formatReward, isKnown } from "rlkit/format";
 import { drawFrame } from "rlkit/frame";
-import { emptyNote, errorBlock, factList, metricFacts, statusBadge } from "rlkit/parts";
-import { apiPath, makeHash, setQuery } from "rlkit/route";
-import { makeRunView, stepPlace, tabLinks } from "rlkit/runview";
-import { textLine } from "rlkit/text";
 import { COLOURINGS, drawTokens, forcedTexts, turnTokens } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
+import {
+  apiPath, choiceControl, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, makeHash, makeRunView,
+  metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks, textLine,
+} from "rlkit/ui";
 
 /** Show an episode. */
 export async function showEpisode([, id, kind, step, , ...place], query) {

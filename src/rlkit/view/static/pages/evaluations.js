@@ -2,15 +2,11 @@
 
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
-import { choiceControl, textControl } from "rlkit/controls";
-import { h, replace } from "rlkit/dom";
-import { formatReward, isKnown, plural } from "rlkit/format";
-import { emptyNote, rewardClass, section } from "rlkit/parts";
 import { intervalBar } from "rlkit/plots";
-import { apiPath, makeHash, setQuery } from "rlkit/route";
-import { makeRunView } from "rlkit/runview";
-import { growRows, makeRow, makeTable } from "rlkit/table";
-import { textLine } from "rlkit/text";
+import {
+  apiPath, choiceControl, emptyNote, formatReward, growRows, h, isKnown, makeHash, makeRow, makeRunView, makeTable, plural, replace,
+  rewardClass, section, setQuery, textControl, textLine,
+} from "rlkit/ui";
 
 const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
 

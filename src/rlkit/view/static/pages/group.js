@@ -2,14 +2,12 @@
 
 import { load } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
-import { field, selectBox } from "rlkit/controls";
 import { diffTexts } from "rlkit/diff";
-import { h, replace } from "rlkit/dom";
-import { formatCount, formatDuration, formatReward, formatSigned, isKnown, plural } from "rlkit/format";
-import { emptyNote, errorBlock, factList, fold, metricFacts, rewardClass, rewardRange, section, statusBadge } from "rlkit/parts";
-import { apiPath, makeHash, setQuery } from "rlkit/route";
-import { makeRunView, stepPlace } from "rlkit/runview";
-import { markInvisible, textLine } from "rlkit/text";
+import {
+  apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned, h, isKnown, makeHash,
+  makeRunView, markInvisible, metricFacts, plural, replace, rewardClass, rewardRange, section, selectBox, setQuery, statusBadge, stepPlace,
+  textLine,
+} from "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
 const OPEN_PROMPT_CHARS = 4000;

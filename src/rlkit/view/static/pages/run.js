@@ -2,13 +2,10 @@
 
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
-import { h, replace } from "rlkit/dom";
-import { formatAge, formatCount, formatDuration, formatReward, formatUsd } from "rlkit/format";
-import { emptyNote, factList, fold, section, statusBadge } from "rlkit/parts";
-import { apiPath, makeHash, navigate } from "rlkit/route";
-import { makeRunView } from "rlkit/runview";
-import { makeRow, makeTable } from "rlkit/table";
-import { textBlock, textLine } from "rlkit/text";
+import {
+  apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h, makeHash, makeRow, makeRunView,
+  makeTable, replace, section, statusBadge, textBlock, textLine,
+} from "rlkit/ui";
 
 /** Show a run. */
 export async function showRun([, id], query) {
@@ -91,16 +88,5 @@ function drawConfig(run) {
   const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
   const filter = h("input", { type: "checkbox", onchange: (event) => table.node.classList.toggle("only-set", event.target.checked) });
   const others = h("label", { class: "field check" }, filter, h("span", null, "Only values that differ from the default"));
-  return section("Configuration", { aside: others }, table.node, h("p", null, compareLink(run)));
-}
-
-function compareLink(run) {
-  const input = h("select", { "aria-label": "Compare with another run", onchange: (event) => event.target.value && navigate(makeHash(["compare", `${run.id},${event.target.value}`])) }, h("option", { value: "" }, "Compare with…"));
-  const fill = async () => {
-    if (input.options.length > 1) return;
-    const { runs } = await load("runs");
-    for (const other of runs) if (other.id !== run.id) input.append(h("option", { value: other.id }, other.name));
-  };
-  input.addEventListener("focus", fill);
-  return input;
+  return section("Configuration", { aside: others }, table.node, h("p", null, h("a", { href: makeHash([], { select: run.id }) }, "Compare with other runs")));
 }

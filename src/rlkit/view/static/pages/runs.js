@@ -1,15 +1,12 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 
 import { load } from "rlkit/api";
-import { choiceControl, textControl } from "rlkit/controls";
-import { h, replace } from "rlkit/dom";
-import { formatAge, formatCount, formatNumber, formatReward, formatUsd, plural } from "rlkit/format";
-import { statusBadge } from "rlkit/parts";
-import { makeHash, setQuery } from "rlkit/route";
-import { growRows, makeRow, makeTable } from "rlkit/table";
-import { textLine } from "rlkit/text";
+import {
+  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, makeHash, makeRow, makeTable, plural, replace,
+  setQuery, statusBadge, textControl, textLine,
+} from "rlkit/ui";
 
-const HEADS = ["", "Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num"], ["Cost", "num"], ["Updated", "num"]];
+const HEADS = ["", "Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num extra"], ["Cost", "num extra"], ["Updated", "num"]];
 const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "cost"]];
 
 /** Show all runs of the folder. */
@@ -70,9 +67,9 @@ function drawRun(run, isSelected, select) {
     [check, "tick"],
     h("div", null, h("a", { class: "row-link", href: makeHash(["run", run.id]) }, textLine(run.name, 80)), tags,
       h("div", { class: "sub" }, textLine([run.model, run.envs.join(", ")].filter(Boolean).join(" · "), 120))),
-    h("div", null, statusBadge(run.status), run.reason && h("div", { class: "sub reason" }, textLine(run.reason, 120))),
+    h("div", { class: "status-cell" }, statusBadge(run.status), run.reason && h("div", { class: "sub reason" }, textLine(run.reason, 120))),
     [drawProgress(run), "num"], [startToNow(run.reward), "num"], [startToNow(run.evaluation && [run.evaluation.start, run.evaluation.now]), "num"],
-    [formatCount(run.tokens), "num"], [formatUsd(run.usd), "num"], [formatAge(run.updated), "num muted"],
+    [formatCount(run.tokens), "num extra"], [formatUsd(run.usd), "num extra"], [formatAge(run.updated), "num muted"],
   ]);
 }
 

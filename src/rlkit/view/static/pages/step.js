@@ -1,14 +1,10 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 
 import { isExport, load } from "rlkit/api";
-import { checkControl, choiceControl, field, selectBox, textControl } from "rlkit/controls";
-import { h, replace } from "rlkit/dom";
-import { formatCount, formatReward, isKnown, meanOf, plural } from "rlkit/format";
-import { rewardChip, rewardRange } from "rlkit/parts";
-import { apiPath, makeHash, navigate } from "rlkit/route";
-import { makeRunView, stepPlace } from "rlkit/runview";
-import { growRows, makeRow, makeTable } from "rlkit/table";
-import { textLine } from "rlkit/text";
+import {
+  apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, makeHash, makeRow, makeRunView, makeTable,
+  meanOf, navigate, plural, replace, rewardChip, rewardRange, selectBox, stepPlace, textControl, textLine,
+} from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];

@@ -2,16 +2,12 @@
 
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
-import { choiceControl } from "rlkit/controls";
-import { h } from "rlkit/dom";
-import { formatReward, formatSigned, isKnown, meanOf, plural } from "rlkit/format";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import { emptyNote, factList, rewardChip, rewardRange } from "rlkit/parts";
-import { apiPath, makeHash } from "rlkit/route";
-import { makeRunView } from "rlkit/runview";
-import { makeRow, makeTable } from "rlkit/table";
-import { textLine } from "rlkit/text";
+import {
+  apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, makeHash, makeRow, makeRunView, makeTable, meanOf,
+  plural, rewardChip, rewardRange, textLine,
+} from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
 export async function showTask([, id, , env, taskId], query) {

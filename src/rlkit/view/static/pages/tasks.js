@@ -1,14 +1,11 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 
 import { load } from "rlkit/api";
-import { checkControl, choiceControl, textControl } from "rlkit/controls";
-import { h, replace } from "rlkit/dom";
-import { formatReward, formatSigned, isKnown, meanOf, plural } from "rlkit/format";
 import { sparkline } from "rlkit/plots";
-import { apiPath, makeHash } from "rlkit/route";
-import { makeRunView } from "rlkit/runview";
-import { growRows, makeRow, makeTable } from "rlkit/table";
-import { textLine } from "rlkit/text";
+import {
+  apiPath, checkControl, choiceControl, formatReward, formatSigned, growRows, h, isKnown, makeHash, makeRow, makeRunView, makeTable,
+  meanOf, plural, replace, textControl, textLine,
+} from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step", ["First", "num"], ["Last", "num"], ["Change", "num"], ["First solved", "num"]];
 const SORTS = [["", "name"], ["change", "most improved"], ["-change", "most worsened"], ["solved", "first solved"], ["episodes", "most episodes"], ["last", "lowest now"]];
