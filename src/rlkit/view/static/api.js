@@ -1,5 +1,4 @@
 /** Load data: from the server with a token, or from the records of a static export. */
-
 const CACHE_ENTRIES = 12;
 
 const token = new URLSearchParams(location.search).get("token");
@@ -32,13 +31,8 @@ async function loadServed(path) {
 }
 
 async function errorMessage(response) {
-  if (response.status === 401 || response.status === 403) return "The token in the address is missing or wrong. Open the link that `rlkit view` printed.";
-  const text = await response.text();
-  try {
-    return JSON.parse(text).error ?? text;
-  } catch {
-    return text || `The server answered ${response.status}.`;
-  }
+  const { error } = await response.json().catch(() => ({}));
+  return error ?? `The server answered ${response.status}.`;
 }
 
 function remember(path, entry) {

@@ -1,5 +1,4 @@
 /** Draw a chart of numbers over steps with uPlot, in the colours of the theme. */
-
 import { h, replace, themeColour } from "rlkit/dom";
 import { formatNumber, isKnown } from "rlkit/format";
 

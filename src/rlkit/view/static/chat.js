@@ -1,5 +1,4 @@
 /** Draw messages of a conversation: roles, thinking, tool calls and results, images, forced text. */
-
 import { fold, h, markInvisible, textBlock, textLine } from "rlkit/ui";
 /** Draw a message. forced: pieces of text that were put into the reply and not sampled; limit: characters shown at first. */
 export function drawMessage(message, { forced = [], limit } = {}) {

@@ -1,5 +1,4 @@
 /** Controls of a form that change a key of the query in the address. */
-
 import { debounce, h } from "rlkit/dom";
 import { setQuery } from "rlkit/route";
 

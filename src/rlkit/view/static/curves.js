@@ -1,5 +1,4 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
-
 import { drawChart } from "rlkit/chart";
 import { makeMetricPanel, makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
 import { checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl } from "rlkit/ui";

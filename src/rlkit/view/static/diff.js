@@ -1,5 +1,4 @@
 /** Differences between two texts: a longest common subsequence of their words, or of their lines if they are long. */
-
 const MAX_CELLS = 25_000_000;
 
 /** Return two lists of [text, isDifferent] that spell the texts, or null if the texts are too long to compare. */

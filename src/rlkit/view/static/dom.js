@@ -1,5 +1,4 @@
 /** Build DOM nodes. Text always becomes a text node, so no text of a model is ever read as markup. */
-
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -18,8 +17,7 @@ export function svg(tag, props, ...children) {
 
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) setProp(node, name, value);
-  append(node, children);
-  return node;
+  return append(node, children);
 }
 
 function setProp(node, name, value) {
@@ -32,8 +30,7 @@ function setProp(node, name, value) {
   else node.setAttribute(name, value === true ? "" : value);
 }
 
-/** Append children to a node; see `h`. */
-export function append(node, children) {
+function append(node, children) {
   for (const child of [children].flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     node.append(child instanceof Node ? child : document.createTextNode(String(child)));

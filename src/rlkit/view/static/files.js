@@ -1,5 +1,4 @@
 /** Files of an episode: the terminal session, the output of the verifier, artefacts. Each loads when it is opened. */
-
 import { isExport, load } from "rlkit/api";
 import { emptyNote, formatCount, h, replace, section, textBlock, textLine } from "rlkit/ui";
 

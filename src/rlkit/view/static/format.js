@@ -1,5 +1,4 @@
 /** Format numbers, times and names for people. An unknown value is a dash. */
-
 const DASH = "–";
 
 /** Tell whether a value is known. */

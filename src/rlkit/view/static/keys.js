@@ -1,5 +1,4 @@
 /** Keyboard: move through rows, go up or to neighbours, search, and a dialog that lists the keys. */
-
 import { h } from "rlkit/dom";
 import { navigate } from "rlkit/route";
 

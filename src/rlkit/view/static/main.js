@@ -1,5 +1,4 @@
 /** Show the page that the address names, keep it live, and frame it with navigation. */
-
 import { ApiError, isExport, load } from "rlkit/api";
 import { h, replace } from "rlkit/dom";
 import { listenToKeys, showHelp } from "rlkit/keys";
@@ -42,11 +41,8 @@ const connection = h("span", { class: "connection", role: "status" });
 const announcement = h("div", { class: "hidden", "aria-live": "polite" });
 const scrolls = new Map(); // hash → vertical position, for the way back
 
-let view = null;
-let viewPath = null;
-let watched = null;
-let navigation = 0;
-let followsLink = false;
+let [view, viewPath, watched] = [null, null, null];
+let [navigation, followsLink] = [0, false];
 
 async function showPage() {
   const { parts, query } = parseHash(location.hash);
@@ -59,12 +55,12 @@ async function showPage() {
   if (turn !== navigation) return nextView.close?.();
   view?.close?.();
   const isFirst = viewPath === null;
-  view = nextView;
-  viewPath = path;
+  [view, viewPath] = [nextView, path];
   watched = view.watch ? await load(view.watch).catch(() => null) : null;
   replace(main, view.node);
   main.removeAttribute("aria-busy");
   drawFrame(view);
+  if (!view.watch) setConnection("");
   view.opened?.();
   if (!isFirst) main.focus({ preventScroll: true });
   scrollTo(0, followsLink ? 0 : (scrolls.get(path) ?? 0));
@@ -98,18 +94,17 @@ async function poll() {
   const current = view;
   try {
     const data = await load(current.watch);
-    setConnection(data.live ? "live" : "", data.live ? "live" : "");
+    setConnection(data.live ? "live" : "");
     if (current !== view || data === watched) return;
-    const isUpdate = watched !== null;
     watched = data;
-    if (isUpdate) await current.refresh?.(data);
-    if (isUpdate && data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
+    await current.refresh?.(data);
+    if (data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
   } catch (error) {
     setConnection("lost", error.status ? `error ${error.status}` : "no connection");
   }
 }
 
-function setConnection(kind, text) {
+function setConnection(kind, text = kind) {
   if (connection.textContent !== text) connection.textContent = text;
   connection.className = `connection ${kind}`;
 }

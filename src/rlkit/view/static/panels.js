@@ -1,5 +1,4 @@
 /** The standard curves of a run, from the names of its metrics. */
-
 const RUN_COLOURS = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
 /** Return the colour of the run at an index of a comparison. */

@@ -1,12 +1,9 @@
 /** Small parts that several pages share: badges, chips, facts, sections, navigation of a run. */
-
 import { h } from "rlkit/dom";
 import { formatCount, formatReward, formatSigned, isKnown } from "rlkit/format";
 import { textBlock, textLine } from "rlkit/text";
 
-const STATUS_TONE = {
-  running: "live", completed: "good", interrupted: "warn", budget: "warn", failed: "bad", dead: "bad", truncated: "warn",
-};
+const STATUS_TONE = { running: "live", completed: "good", interrupted: "warn", budget: "warn", failed: "bad", dead: "bad", truncated: "warn" };
 
 /** Return a badge with the status of a run or an episode. */
 export function statusBadge(status) {
@@ -52,11 +49,9 @@ export function metricFacts(metrics) {
   return entries.length > 0 && factList(entries.map(([name, value]) => [textLine(name, 60), show(value)]));
 }
 
-/** Return a section with a heading. */
-export function section(title, props, ...children) {
-  const { id = title.toLowerCase().replace(/\W+/g, "-"), aside = null, ...others } = props ?? {};
-  return h("section", { ...others, "aria-labelledby": `h-${id}` },
-    h("div", { class: "section-head" }, h("h2", { id: `h-${id}` }, title), aside), ...children);
+/** Return a section with a heading, and `aside` beside it. */
+export function section(title, aside, ...children) {
+  return h("section", { "aria-label": title }, h("div", { class: "section-head" }, h("h2", null, title), aside), ...children);
 }
 
 /** Return a folded part of the page. */
@@ -66,8 +61,7 @@ export function fold(summary, content, { open = false, kind = "" } = {}) {
 
 /** Return the full text of an error, with its traceback folded open. */
 export function errorBlock(error) {
-  if (!error) return null;
-  return h("div", { class: "error-block" }, h("strong", null, "Error"), textBlock(error, "code"));
+  return error && h("div", { class: "error-block" }, h("strong", null, "Error"), textBlock(error, "code"));
 }
 
 /** Return a quiet sentence in the place of content that does not exist. */

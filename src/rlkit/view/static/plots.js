@@ -1,5 +1,4 @@
 /** Small drawings in SVG: sparklines, intervals, constructions of a search, and its archive of states. */
-
 import { formatNumber, h, svg } from "rlkit/ui";
 /** Return a line of values; gaps are skipped. */
 export function sparkline(values, low, high) {

@@ -1,5 +1,4 @@
 /** The state of the page is the hash of its address: `#/path/of/names?key=value`. Each state has a link. */
-
 /** Return {parts, query} of a hash; parts are decoded. */
 export function parseHash(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);

@@ -1,5 +1,4 @@
 /** The frame that all pages of a run share: tabs, breadcrumbs, title, the way up. */
-
 import { h } from "rlkit/dom";
 import { makeHash } from "rlkit/route";
 

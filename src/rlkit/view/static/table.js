@@ -1,5 +1,4 @@
 /** Long lists: rows are drawn when they come near the screen. */
-
 import { h } from "rlkit/dom";
 
 const ROWS_AT_ONCE = 100;

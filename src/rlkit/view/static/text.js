@@ -1,10 +1,8 @@
 /** Show text of models. No character is invisible, none changes the direction of its surroundings. */
-
 import { h } from "rlkit/dom";
 
 const LIMIT_CHARS = 50_000;
 const LINE_LIMIT_CHARS = 4_000;
-const CHUNK_CHARS = 20_000;
 
 // Controls, soft hyphen, bidi marks and overrides, zero-width and tag characters, lone surrogates.
 const INVISIBLE =
@@ -20,16 +18,17 @@ export function textBlock(text, kind = "prose", limit = LIMIT_CHARS) {
   const whole = String(text ?? "");
   const block = h("div", { class: `text ${kind}`, dir: "auto" });
   const end = cutPosition(whole, limit);
-  block.append(markInvisible(whole.slice(0, end)));
-  if (end < whole.length) block.append(showAllButton(block, whole));
+  const showAll = () => block.replaceChildren(markInvisible(whole));
+  const button = h("button", { class: "more", type: "button", onclick: showAll }, `Show all ${whole.length.toLocaleString("en")} characters`);
+  block.append(markInvisible(cutText(whole, end)), ...(end < whole.length ? [button] : []));
   return block;
 }
 
 /** Return a short inline element with the first `limit` characters of a text. */
 export function textLine(text, limit = 200) {
   const whole = String(text ?? "");
-  const short = whole.length > limit ? `${whole.slice(0, limit)}…` : whole;
-  return h("bdi", { title: whole.length > limit ? markInvisible(whole.slice(0, 2000)) : null }, markInvisible(short.replace(/\s+/g, " ")));
+  const short = whole.length > limit ? `${cutText(whole, limit)}…` : whole;
+  return h("bdi", { title: whole.length > limit ? markInvisible(cutText(whole, 2000)) : null }, markInvisible(short.replace(/\s+/g, " ")));
 }
 
 function cutPosition(text, limit) {
@@ -43,13 +42,7 @@ function cutPosition(text, limit) {
   return Math.min(text.length, limit);
 }
 
-function showAllButton(block, whole) {
-  const showAll = () => {
-    block.replaceChildren();
-    for (let start = 0; start < whole.length; start += CHUNK_CHARS) {
-      block.append(h("span", null, markInvisible(whole.slice(start, start + CHUNK_CHARS))));
-    }
-  };
-  const label = `Show all ${whole.length.toLocaleString("en")} characters`;
-  return h("button", { class: "more", type: "button", onclick: showAll }, label);
+/** Return the start of a text, which never ends within a character. */
+function cutText(text, end) {
+  return text.slice(0, end).replace(/[\ud800-\udbff]$/, "");
 }

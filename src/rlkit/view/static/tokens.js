@@ -1,5 +1,4 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
-
 import { drawImage } from "rlkit/chat";
 import { formatNumber, formatSigned, h, isKnown, markInvisible, replace } from "rlkit/ui";
 
@@ -48,10 +47,8 @@ function addPieces(tokens, episode) {
     const piece = token.id === -1 ? `‹image${token.count > 1 ? ` × ${token.count}` : ""}›` : episode.pieces[token.id];
     token.isSpecial = special.has(token.id) || token.id === -1;
     token.piece = piece ?? `‹${token.id}›`;
-    if (!Array.isArray(piece)) {
-      pending = [];
-      continue;
-    }
+    if (!Array.isArray(piece)) pending = [];
+    if (!Array.isArray(piece)) continue;
     // Bytes of one character: the last token shows the character, the others a mark.
     token.piece = piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("");
     pending.push(...piece);
@@ -88,8 +85,7 @@ export function drawTokens(episode, turns, colouring, control) {
   const details = h("div", { class: "token-details", role: "status" });
   const legend = h("div", { class: "token-legend" });
   const select = makeSelector(episode, all, spans, details);
-  const sections = turns.map(({ index, tokens, head }) => h("section", { class: "turn", id: `turn-${index}` }, head,
-    (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans)));
+  const drawTurn = ({ index, tokens, head }) => h("section", { class: "turn", id: `turn-${index}` }, head, (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans));
   const point = ({ target }) => target.index !== undefined && select(target.index);
   const move = (event) => {
     const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -98,7 +94,7 @@ export function drawTokens(episode, turns, colouring, control) {
     select(select.current + distance, true);
   };
   const label = "Tokens. The left and right arrow keys move.";
-  const text = h("div", { class: "tokens", tabIndex: 0, role: "group", "aria-label": label, onmouseover: point, onclick: point, onkeydown: move }, sections);
+  const text = h("div", { class: "tokens", tabIndex: 0, role: "group", "aria-label": label, onmouseover: point, onclick: point, onkeydown: move }, turns.map(drawTurn));
   const colour = (key) => {
     const classOf = makeColouring(key, episode, all);
     all.forEach((token, index) => (spans[index].className = token.isSpecial ? `${classOf(token)} special` : classOf(token)));
@@ -111,10 +107,9 @@ export function drawTokens(episode, turns, colouring, control) {
 
 function drawChunks(tokens, spans) {
   const chunks = [];
-  let chunk = null;
-  let size = 0;
+  let [chunk, size] = [null, 0];
   for (const token of tokens) {
-    if (!chunk) chunks.push((chunk = h("div", { class: "chunk" })));
+    chunk ??= chunks[chunks.push(h("div", { class: "chunk" })) - 1];
     const span = document.createElement("span");
     span.index = spans.push(span) - 1;
     span.textContent = visiblePiece(token);
@@ -151,7 +146,7 @@ function tokenFacts(episode, token) {
   const { version, datum } = episode.turns[token.turn];
   const fact = (term, value) => isKnown(value) && h("span", null, h("span", { class: "muted" }, term), " ", h("b", null, value));
   return [
-    h("code", { class: "piece" }, markInvisible(JSON.stringify(piece).slice(0, 80))), fact("character", character), fact("id", id === -1 ? "image" : id), fact("", place),
+    h("code", { class: "piece" }, markInvisible(JSON.stringify(piece).slice(0, 80))), character && fact("character", markInvisible(character)), fact("id", id === -1 ? "image" : id), fact("", place),
     isKnown(logprob) && [fact("log p", formatNumber(logprob, 4)), fact("p", formatNumber(Math.exp(logprob), 4))],
     isKnown(trainer) && [fact("trainer", formatNumber(trainer, 4)), fact("gap", formatSigned(logprob - trainer, 4))],
     fact("advantage", isKnown(advantage) ? formatSigned(advantage, 3) : null), fact("turn", `${token.turn + 1}${position >= 0 ? `, token ${position}` : ""}`), fact("version", version), fact("datum", datum),
@@ -187,8 +182,8 @@ function legendEntries(key, episode, tokens) {
   const scale = (kinds, low, high) => h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, kinds.map((kind) => h("i", { class: `swatch ${kind}` }))), high);
   const diverging = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
   const largest = largestAdvantage(tokens).toFixed(2);
-  const source = { advantage: "advantage", logprob: "logprob", gap: "trainer", mask: "advantage" }[key];
-  const missing = source && !tokens.some((token) => isKnown(token[source])) && h("span", { class: "warn" }, key === "mask" ? "no token is trained on" : "not recorded for this episode");
+  const source = { gap: "trainer", mask: "advantage" }[key] ?? key;
+  const missing = key !== "version" && !tokens.some((token) => isKnown(token[source])) && h("span", { class: "warn" }, key === "mask" ? "no token is trained on" : "not recorded for this episode");
   const own = {
     advantage: () => scale(diverging, `−${largest}`, `+${largest}`),
     logprob: () => scale(["s0", "s1", "s2", "s3", "s4", "s5"], "likely, above −0.1", "unlikely, below −4 nats"),

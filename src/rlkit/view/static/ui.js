@@ -1,5 +1,4 @@
 /** Everything that pages are built of, under one name. */
-
 export * from "rlkit/controls";
 export * from "rlkit/dom";
 export * from "rlkit/format";

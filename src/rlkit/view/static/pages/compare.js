@@ -1,5 +1,4 @@
 /** Several runs: curves overlaid, results side by side, and the difference of their configurations. */
-
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { startToNow } from "rlkit/pages/runs";

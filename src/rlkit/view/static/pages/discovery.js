@@ -1,5 +1,4 @@
 /** A search for constructions: its records with drawings, and the states of its archive. */
-
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";

@@ -1,5 +1,4 @@
 /** An episode: its conversation, its exact tokens, its files, and the renderer of its environment. */
-
 import { load } from "rlkit/api";
 import { drawImage, drawMessages } from "rlkit/chat";
 import { drawFiles } from "rlkit/files";

@@ -1,5 +1,4 @@
 /** Evaluations of a run: scores with their intervals, by label and by task. */
-
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { intervalBar } from "rlkit/plots";
@@ -53,7 +52,7 @@ function drawEnv(run, env, evaluations, query) {
   const tasks = drawTasks(run, env, present, query);
   const score = h("p", { class: "lead" }, `Step ${shown.step}: `, h("b", null, formatReward(shown.mean)), isKnown(shown.low) && ` (${formatReward(shown.low)} to ${formatReward(shown.high)})`,
     ` over ${plural(shown.episodes, "episode")} · `, h("a", { href: makeHash(["run", run.id, "evaluation", String(shown.step)]) }, "all groups"));
-  return { node: section(env, { aside: score }, chart.node, drawLabels(shown), tasks.node), filter: tasks.filter, close: () => (chart.close(), tasks.close()) };
+  return { node: section(env, score, chart.node, drawLabels(shown), tasks.node), filter: tasks.filter, close: () => (chart.close(), tasks.close()) };
 }
 
 function drawLabels({ labels }) {

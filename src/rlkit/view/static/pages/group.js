@@ -1,5 +1,4 @@
 /** A group: the shared prompt once, the replies side by side in the order of their advantages. */
-
 import { load } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
@@ -27,7 +26,7 @@ export async function showGroup([, id, kind, step, , position], query) {
   };
   draw(query);
   const prompt = fold(`${plural(group.prompt.length, "message")}, shared by all replies`, drawMessages(group.prompt), { open: messagesText(group.prompt).length < OPEN_PROMPT_CHARS });
-  const content = [drawHead(run, kind, group), group.prompt.length > 0 && section("Prompt", null, prompt), section("Replies", { aside: picker }, replies.length ? columns : emptyNote("No reply is recorded."))];
+  const content = [drawHead(run, kind, group), group.prompt.length > 0 && section("Prompt", null, prompt), section("Replies", picker, replies.length ? columns : emptyNote("No reply is recorded."))];
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && context.at("group", other.position));
   return makeRunView(run, "group", [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]]], content, { previous, next, requery: draw });

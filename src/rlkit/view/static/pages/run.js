@@ -1,5 +1,4 @@
 /** A run: where it started and is now, findings, curves, configuration. */
-
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import {
@@ -11,9 +10,7 @@ import {
 export async function showRun([, id], query) {
   const metricsPath = `${apiPath("run", id)}/metrics`;
   let [run, metrics] = await Promise.all([load(apiPath("run", id)), load(metricsPath)]);
-  const head = h("div");
-  const findings = h("div");
-  const details = h("div");
+  const [head, findings, details] = [h("div"), h("div"), h("div")];
   const curves = drawCurves([{ run, metrics }], query);
   const draw = () => {
     replace(head, drawHead(run));
@@ -41,17 +38,13 @@ function drawHead(run) {
     h("div", { class: "run-head" },
       h("div", null, h("h1", null, textLine(run.name, 120), " ", statusBadge(run.status)), h("p", { class: "lead" }, textLine(subject)),
         run.reason && h("div", { class: run.status === "failed" || run.status === "dead" ? "error-block" : "lead" }, textBlock(run.reason, "plain"))),
-      h("div", { class: "headlines" }, headline("Reward", run.reward), run.evaluation && headline(`Evaluation ${shortMetric(run.evaluation.metric)}`, [run.evaluation.start, run.evaluation.now]))),
+      h("div", { class: "headlines" }, headline("Reward", run.reward), run.evaluation && headline(`Evaluation ${run.evaluation.metric.split("/").at(-1).replaceAll("_", " ")}`, [run.evaluation.start, run.evaluation.now]))),
     factList([
       ["Step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)], ["Best step", run.best_step], ["Tokens", formatCount(run.tokens)], ["Cost", formatUsd(run.usd)],
       ["Started", formatAge(run.started)], ["Duration", run.started && run.updated ? formatDuration(run.updated - run.started) : null],
       ["Tags", run.tags.join(", ")], ["Versions", Object.entries(run.versions ?? {}).map(([name, version]) => `${name} ${version}`).join(", ")], ["Folder", run.path],
     ]),
   ];
-}
-
-function shortMetric(metric) {
-  return (metric ?? "").split("/").slice(-1)[0].replaceAll("_", " ");
 }
 
 function headline(label, pair) {
@@ -88,5 +81,5 @@ function drawConfig(run) {
   const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
   const filter = h("input", { type: "checkbox", onchange: (event) => table.node.classList.toggle("only-set", event.target.checked) });
   const others = h("label", { class: "field check" }, filter, h("span", null, "Only values that differ from the default"));
-  return section("Configuration", { aside: others }, table.node, h("p", null, h("a", { href: makeHash([], { select: run.id }) }, "Compare with other runs")));
+  return section("Configuration", others, table.node, h("p", null, h("a", { href: makeHash([], { select: run.id }) }, "Compare with other runs")));
 }

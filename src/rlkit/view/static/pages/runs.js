@@ -1,12 +1,11 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
-
 import { load } from "rlkit/api";
 import {
   choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, makeHash, makeRow, makeTable, plural, replace,
   setQuery, statusBadge, textControl, textLine,
 } from "rlkit/ui";
 
-const HEADS = ["", "Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num extra"], ["Cost", "num extra"], ["Updated", "num"]];
+const HEADS = ["", "Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num extra"], ["Cost", "num extra"], ["Updated", "num extra"]];
 const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "cost"]];
 
 /** Show all runs of the folder. */
@@ -69,7 +68,7 @@ function drawRun(run, isSelected, select) {
       h("div", { class: "sub" }, textLine([run.model, run.envs.join(", ")].filter(Boolean).join(" · "), 120))),
     h("div", { class: "status-cell" }, statusBadge(run.status), run.reason && h("div", { class: "sub reason" }, textLine(run.reason, 120))),
     [drawProgress(run), "num"], [startToNow(run.reward), "num"], [startToNow(run.evaluation && [run.evaluation.start, run.evaluation.now]), "num"],
-    [formatCount(run.tokens), "num extra"], [formatUsd(run.usd), "num extra"], [formatAge(run.updated), "num muted"],
+    [formatCount(run.tokens), "num extra"], [formatUsd(run.usd), "num extra"], [formatAge(run.updated), "num muted extra"],
   ]);
 }
 

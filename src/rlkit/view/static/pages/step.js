@@ -1,5 +1,4 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
-
 import { isExport, load } from "rlkit/api";
 import {
   apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, makeHash, makeRow, makeRunView, makeTable,

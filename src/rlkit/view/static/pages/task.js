@@ -1,5 +1,4 @@
 /** One task across the steps of a run, and of a second run beside it. */
-
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";

@@ -1,5 +1,4 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
-
 import { load } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
 import {
