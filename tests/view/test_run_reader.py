@@ -276,3 +276,12 @@ def test_an_unreadable_run_is_listed_with_its_reason(folder: Path, tmp_path: Pat
     assert rows["broken"]["status"] == "unreadable"
     assert "run.json is damaged" in rows["broken"]["reason"]
     assert rows["mixed"]["status"] == "completed"
+
+
+def test_a_number_that_json_does_not_support_is_null(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "odd", steps=1)
+    played = replace(episode(1.0), metrics={"loss": float("nan")}, info={"best": float("inf")})
+    table.write(table_path(run, 1), [table.RecordedGroup(Group("e", "t", 0, (played,)), True, [played])])
+    shown = get(tmp_path, "run/odd/step/1/episode/0/0/0")
+    assert (shown["metrics"], shown["info"]) == ({"loss": None}, {"best": None})
+    assert b"NaN" not in respond(Library([tmp_path]), "run/odd/step/1")

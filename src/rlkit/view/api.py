@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from rlkit.errors import UsageError
-from rlkit.view.library import Library, Reader
+from rlkit.view.library import Library
+from rlkit.view.records import RecordReader
 from rlkit.view.run_reader import RunReader
 from rlkit.view.tables import Kind, Row
 
@@ -26,7 +27,11 @@ def respond(library: Library, path: str, query: Mapping[str, str] | None = None)
     """
     parts = [unquote(part) for part in path.split("/")]
     row = library.summaries() if parts == ["runs"] else _read_run(library, parts, query or {})
-    return json.dumps(row, separators=(",", ":")).encode()
+    try:
+        return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:  # a number that JSON does not support is null
+        finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
+        return json.dumps(finite, separators=(",", ":")).encode()
 
 
 def _read_run(library: Library, parts: Sequence[str], query: Mapping[str, str]) -> Row:
@@ -50,7 +55,7 @@ def _read_run(library: Library, parts: Sequence[str], query: Mapping[str, str]) 
             raise UsageError(f"{parts[1]} has no page {'/'.join(parts[2:])!r}")
 
 
-def _read_step(reader: Reader, kind: Kind, number: int, rest: Sequence[str], query: Mapping[str, str]) -> Row:
+def _read_step(reader: RecordReader, kind: Kind, number: int, rest: Sequence[str], query: Mapping[str, str]) -> Row:
     match rest:
         case []:
             return reader.step(number, kind=kind)

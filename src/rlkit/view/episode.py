@@ -8,70 +8,44 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.errors import UsageError
 from rlkit.token_records.pieces import decode_pieces, pieces_path, read_pieces
 from rlkit.token_records.updates import RecordedUpdate, read_update, update_path
-from rlkit.view.group import make_group
-from rlkit.view.tables import Kind, Row, find_table, read_episodes, read_members
+from rlkit.view.records.reader import Place
+from rlkit.view.tables import Kind, Row, find_table, read_episodes
 from rlkit.view.trial_files import list_files
 
 _DIGITS = 5
 """Decimals of log-probabilities and advantages on the page."""
 
 
-def read_group(directory: Path, kind: Kind, number: int, position: int) -> Row:
-    """Return a group with the messages that its episodes share, and the other messages of each."""
-    group, episodes, _ = _find_group(directory, kind, number, position)
+def read_replies(
+    directory: Path, kind: Kind, number: int, places: Sequence[Place]
+) -> list[tuple[list[Row], Row, str | None]]:
+    """Return messages, info and error of the episodes of a group."""
+    rows = _read_rows(directory, kind, number, places[0][0]) if places else {}
     pieces = read_pieces(pieces_path(directory))
-    texts = [_list_messages(row["turns"], pieces) for row in episodes]
-    rows = zip(*filter(None, texts), strict=False)  # an episode that failed early may have no message
-    shared = [row[0] for row in takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)]
-    replies = [
-        {
-            "member": row["member"],
-            "attempt": row["attempt"],
-            "messages": messages[len(shared) :],
-            "info": json.loads(row["info"]),
-            "error": row["error"],
-        }
-        for row, messages in zip(episodes, texts, strict=True)
-    ]
-    return {**group, "prompt": shared, "replies": replies}
+    episodes = [rows[place] for place in places]
+    return [(_list_messages(row["turns"], pieces), json.loads(row["info"]), row["error"]) for row in episodes]
 
 
-def read_episode(directory: Path, kind: Kind, number: int, place: tuple[int, int, int]) -> Row:
-    """Return an episode with its turns, the text of its tokens, and its neighbours in the step.
-
-    Args:
-        place: position of the group, member and attempt.
-    """
-    position, member, attempt = place
-    group, episodes, update = _find_group(directory, kind, number, position)
-    row = next((row for row in episodes if (row["member"], row["attempt"]) == (member, attempt)), None)
-    if row is None:
-        raise UsageError(f"group {position} of {kind} {number} has no member {member}, attempt {attempt}")
+def read_details(directory: Path, kind: Kind, number: int, place: Place) -> Row:
+    """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
+    row = _read_rows(directory, kind, number, place[0])[place]
+    updates = read_update(update_path(directory, number)) if kind == "step" and row["final"] else {}
     pieces = read_pieces(pieces_path(directory))
-    turns = _list_turns(row["turns"], update if row["final"] else None, member, pieces)
+    turns = _list_turns(row["turns"], updates.get(row["draw"]), place[1], pieces)
     used = {token for turn in turns for token in (*turn["prompt"], *turn["completion"])}
     shown = {token: pieces[token] for token in used if token in pieces}
-    rows = read_members(find_table(directory, kind, number))
-    places = sorted([each["position"], each["member"], each["attempt"]] for each in rows)
-    index = places.index([*place])
-    previous, following = ([None, *places, None][index + offset] for offset in (0, 2))
     info = json.loads(row["info"])
-    names = ("draw", "env", "task", "taught", "reason", "estimator", "baseline")
     return {
-        **{name: group[name] for name in names},
-        **{name: row[name] for name in ("member", "attempt", "status", "reward", "error", "seconds", "masked")},
-        **{"step": number, "kind": kind, "position": position, "metrics": json.loads(row["metrics"]), "info": info},
-        "neighbours": {"previous": previous, "next": following},
+        "error": row["error"],
+        "info": info,
         "turns": turns,
         "pieces": {str(token): _show_bytes(piece.data) for token, piece in shown.items()},
         "special": [token for token, piece in shown.items() if piece.is_special],
@@ -80,16 +54,9 @@ def read_episode(directory: Path, kind: Kind, number: int, place: tuple[int, int
     }
 
 
-def _find_group(
-    directory: Path, kind: Kind, number: int, position: int
-) -> tuple[Row, list[Row], RecordedUpdate | None]:
-    path = find_table(directory, kind, number)
-    attempts = [row for row in read_members(path) if row["position"] == position]
-    if not attempts:
-        raise UsageError(f"{kind} {number} has no group {position}")
-    updates = read_update(update_path(directory, number)) if kind == "step" else None
-    episodes = sorted(read_episodes(path, position), key=lambda row: (row["member"], row["attempt"]))
-    return make_group(attempts, updates), episodes, (updates or {}).get(attempts[0]["draw"])
+def _read_rows(directory: Path, kind: Kind, number: int, position: int) -> dict[Place, Row]:
+    rows = read_episodes(find_table(directory, kind, number), position)
+    return {(position, row["member"], row["attempt"]): row for row in rows}
 
 
 def _list_messages(turns: Sequence[Row], pieces: Mapping[int, Any]) -> list[Row]:

@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.run_config import find_run, is_run_directory
 from rlkit.errors import RlkitError, UsageError
-from rlkit.view.records import find_reader
+from rlkit.view.records import RecordReader, find_reader
 from rlkit.view.run_reader import RunReader
-from rlkit.view.tables import Kind, Row
-
-
-class Reader(Protocol):
-    """Reader of one run; its results are JSON."""
-
-    def summary(self) -> Row: ...  # noqa: D102
-    def run(self) -> Row: ...  # noqa: D102
-    def metrics(self) -> Row: ...  # noqa: D102
-    def step(self, number: int, *, kind: Kind) -> Row: ...  # noqa: D102
-    def group(self, number: int, position: int, *, kind: Kind) -> Row: ...  # noqa: D102
-    def episode(self, number: int, position: int, member: int, attempt: int, *, kind: Kind) -> Row: ...  # noqa: D102
-    def tasks(self) -> Row: ...  # noqa: D102
+from rlkit.view.tables import Row
 
 
 @dataclass
@@ -72,7 +59,7 @@ class Library:
                 paths[name] = path
         return paths
 
-    def read(self, run: str) -> Reader:
+    def read(self, run: str) -> RecordReader:
         """Return the reader of a run; raise `UsageError` if there is none of this id."""
         path = self.paths().get(run)
         if path is None:
@@ -99,7 +86,7 @@ class Library:
         return {**row, "id": name}
 
 
-def _make_reader(path: Path) -> Reader:
+def _make_reader(path: Path) -> RecordReader:
     if is_run_directory(path):
         return RunReader(path)
     reader = find_reader(path)

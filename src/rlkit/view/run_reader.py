@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, cast, override
 
 from rlkit._util.files import json_lines
 from rlkit._util.paths import ARTEFACTS
@@ -22,45 +22,44 @@ from rlkit.metrics.diagnostics import find_problems
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
 from rlkit.view.discovery import list_searches
-from rlkit.view.episode import read_episode, read_group
+from rlkit.view.episode import read_details, read_replies
 from rlkit.view.evaluations import list_evaluations
 from rlkit.view.group import list_groups, search_replies
 from rlkit.view.locks import is_locked
+from rlkit.view.records.reader import Place, RecordReader, Step
 from rlkit.view.tables import Kind, Row, find_table, list_tables, read_columns
 from rlkit.view.trial_files import read_file
 
 _END_BYTES = 1 << 17
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
-_STATUSES = ("completed", "truncated", "failed")
 
 
-class RunReader:
+class RunReader(RecordReader):
     """Reader of a run's folder; each call reads the files as they are now."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    kind = "rlkit"
 
+    @override
     def summary(self) -> Row:
-        """Return the run's row in the list of runs."""
-        about = json_lines.read_object(self.directory / "run.json")
-        config = _read_text(self.directory / "config.yaml")
-        metrics = self.directory / "metrics.jsonl"
+        about = json_lines.read_object(self.path / "run.json")
+        config = _read_text(self.path / "config.yaml")
+        metrics = self.path / "metrics.jsonl"
         (first, last), evaluations = _read_ends(metrics, '"env/'), _read_ends(metrics, '"eval/')
-        usage = _read_optional(self.directory / "usage.json")
-        is_live = about.get("status") == "running" and is_locked(self.directory / "lock")
+        usage = _read_optional(self.path / "usage.json")
+        is_live = about.get("status") == "running" and is_locked(self.path / "lock")
         status = "dead" if about.get("status") == "running" and not is_live else about.get("status")
         identity = cast("Mapping[str, Any]", about.get("identity") or {})
         steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
         tags = re.search(r"^ +tags:((?: *\[.*\])|(?:\n +- [^\n]*)+)", config, re.MULTILINE)
         return {
-            "name": self.directory.name,
-            "kind": "rlkit",
-            "path": str(self.directory),
+            "name": self.path.name,
+            "kind": self.kind,
+            "path": str(self.path),
             "status": status,
             "live": is_live,
             "reason": about.get("error") or about.get("reason"),
             "started": about.get("started"),
-            "updated": max(_modified(self.directory / name) for name in ("metrics.jsonl", "run.json", "usage.json")),
+            "updated": max(_modified(self.path / name) for name in ("metrics.jsonl", "run.json", "usage.json")),
             "step": last.get("step", 0),
             "steps": int(steps[1]) if steps else None,
             "model": identity.get("model"),
@@ -72,16 +71,16 @@ class RunReader:
             "usd": last.get("usage/usd"),
         }
 
+    @override
     def run(self) -> Row:
-        """Return the header of the run's page."""
-        about = json_lines.read_object(self.directory / "run.json")
-        lines = read_metrics(self.directory / "metrics.jsonl")
+        about = json_lines.read_object(self.path / "run.json")
+        lines = read_metrics(self.path / "metrics.jsonl")
         findings: list[Mapping[str, Any]] = [asdict(finding) for finding in find_problems(lines)]
         findings += cast("list[Mapping[str, Any]]", about.get("findings") or [])
-        parts = {"discovery": list(self._searches()), ARTEFACTS: (self.directory / ARTEFACTS).is_dir()}
+        parts = {"discovery": list(self._searches()), ARTEFACTS: (self.path / ARTEFACTS).is_dir()}
         return {
             **self.summary(),
-            "config": _read_config(self.directory / "config.yaml"),
+            "config": _read_config(self.path / "config.yaml"),
             "findings": [
                 {
                     "step": row["first"],
@@ -91,79 +90,65 @@ class RunReader:
                 for row in findings
             ],
             "checkpoints": [
-                {"step": saved.step, "path": saved.state, "expires": saved.expires}
-                for saved in checkpoints(self.directory)
+                {"step": saved.step, "path": saved.state, "expires": saved.expires} for saved in checkpoints(self.path)
             ],
             "best_step": None,
             "versions": about.get("versions", {}),
-            "steps_recorded": list_tables(self.directory, "step"),
-            "evaluations": list_tables(self.directory, "evaluation"),
+            "steps_recorded": list_tables(self.path, "step"),
+            "evaluations": list_tables(self.path, "evaluation"),
             "parts": [name for name, is_there in parts.items() if is_there],
         }
 
+    @override
     def metrics(self) -> Row:
-        """Return the finite metrics of all steps by name; None for a step without one."""
-        lines = dict(read_metrics(self.directory / "metrics.jsonl"))
+        lines = dict(read_metrics(self.path / "metrics.jsonl"))
         names = sorted({name for metrics in lines.values() for name in metrics})
         return {
             "step": list(lines),
             "metrics": {name: [metrics.get(name) for metrics in lines.values()] for name in names},
         }
 
-    def step(self, number: int, *, kind: Kind = "step") -> Row:
-        """Return the groups of a step or an evaluation."""
-        return {"step": number, "groups": list_groups(self.directory, kind, number)}
+    @override
+    def list_steps(self) -> Sequence[Step]:
+        return [(kind, number) for kind in ("step", "evaluation") for number in list_tables(self.path, kind)]
+
+    @override
+    def read_groups(self, step: Step) -> Sequence[Row]:
+        return list_groups(self.path, *step)
+
+    @override
+    def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
+        columns = read_columns(find_table(self.path, *step))
+        names = ("final", "env", "task", "status", "position", "member", "attempt", "reward")
+        return (row for is_final, *row in zip(*(columns[name] for name in names), strict=True) if is_final)
+
+    @override
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[tuple[list[Row], Row, str | None]]:
+        return read_replies(self.path, *step, places)
+
+    @override
+    def read_details(self, step: Step, place: Place) -> Row:
+        return read_details(self.path, *step, place)
 
     def search(self, number: int, text: str, *, kind: Kind = "step") -> Row:
         """Return the episodes with a text in one of their replies."""
-        return {"matches": search_replies(self.directory, kind, number, text)}
-
-    def group(self, number: int, position: int, *, kind: Kind = "step") -> Row:
-        """Return a group with the messages of its episodes."""
-        return read_group(self.directory, kind, number, position)
-
-    def episode(self, number: int, position: int, member: int, attempt: int, *, kind: Kind = "step") -> Row:
-        """Return an episode with its turns and tokens."""
-        return read_episode(self.directory, kind, number, (position, member, attempt))
+        return {"matches": search_replies(self.path, kind, number, text)}
 
     def file(self, number: int, position: int, member: int, attempt: int, path: str, *, kind: Kind = "step") -> Row:
         """Return the beginning of a file of an episode's trial."""
         return read_file(self.episode(number, position, member, attempt, kind=kind)["info"], path)
 
-    def tasks(self) -> Row:
-        """Return the episodes of all tasks as columns, without earlier attempts."""
-        envs, tasks = dict[str, int](), dict[tuple[int, str], int]()
-        columns: dict[str, list[Any]] = {
-            name: [] for name in ("step", "position", "member", "attempt", "task", "reward", "status", "evaluation")
-        }
-        for kind in ("step", "evaluation"):
-            for number in list_tables(self.directory, kind):
-                table = read_columns(find_table(self.directory, kind, number))
-                for env, task, status, is_final, *values in zip(
-                    *(table[name] for name in ("env", "task", "status", "final")),
-                    *(table[name] for name in ("position", "member", "attempt", "reward")),
-                    strict=True,
-                ):
-                    if is_final:
-                        key = envs.setdefault(env, len(envs)), task
-                        row = [number, *values, tasks.setdefault(key, len(tasks)), _STATUSES.index(status)]
-                        names = ("step", "position", "member", "attempt", "reward", "task", "status")
-                        for name, value in zip(names, row, strict=True):
-                            columns[name].append(value)
-                        columns["evaluation"].append(int(kind == "evaluation"))
-        return {"env": list(envs), "task": [list(key) for key in tasks], "episodes": columns}
-
     def evaluations(self) -> Row:
         """Return the scores of each evaluation with their intervals."""
-        lines = dict(read_metrics(self.directory / "metrics.jsonl"))
-        return {"evaluations": list_evaluations(self.directory, lines)}
+        lines = dict(read_metrics(self.path / "metrics.jsonl"))
+        return {"evaluations": list_evaluations(self.path, lines)}
 
     def discovery(self) -> Row:
         """Return the records and states of each search."""
-        return {"searches": list_searches(self.directory, self._searches())}
+        return {"searches": list_searches(self.path, self._searches())}
 
     def _searches(self) -> Sequence[str]:
-        folder = self.directory / ARTEFACTS
+        folder = self.path / ARTEFACTS
         return sorted({path.parent.name for path in folder.glob("*/*.record.json")})
 
 

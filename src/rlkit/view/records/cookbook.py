@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, override
 
 from rlkit.view.records import reader
-from rlkit.view.records.reader import RecordReader, Row, Step, pick, pick_list, pick_object, pick_rows
+from rlkit.view.records.reader import LogReader, Row, Step, pick, pick_list, pick_object, pick_rows
 
 _SUFFIX = "_rollout_summaries.jsonl"
 _REWARD, _EVALUATION = "env/all/reward/mean", "eval/test/reward/mean"
 _LIMITS = ("max_tokens_reached", "context_overflow", "stop/max_", "stop/rollout_timeout")
 
 
-class CookbookReader(RecordReader):
+class CookbookReader(LogReader):
     """Reader of a log folder. An iteration's training rollouts are a step, and its other rollouts an evaluation."""
 
     kind = "cookbook"

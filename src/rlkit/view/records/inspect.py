@@ -20,7 +20,7 @@ from zstandard import ZstdDecompressor, ZstdError
 
 from rlkit.errors import UsageError
 from rlkit.view.records import reader
-from rlkit.view.records.reader import RecordReader, Row, Step, pick, pick_list, pick_object, pick_rows
+from rlkit.view.records.reader import LogReader, Row, Step, pick, pick_list, pick_object, pick_rows
 
 ENTRY_MAX_BYTES = 1 << 28
 _ZSTANDARD = 93  # compression method that zipfile does not support before Python 3.14
@@ -29,7 +29,7 @@ _STATUSES = {"success": "completed", "cancelled": "interrupted", "error": "faile
 _FAULTS = (OSError, EOFError, KeyError, ValueError, OverflowError, RuntimeError, BadZipFile, zlib.error, ZstdError)
 
 
-class InspectReader(RecordReader):
+class InspectReader(LogReader):
     """Reader of a log. Epochs of a sample are the members of a group."""
 
     kind = "inspect"

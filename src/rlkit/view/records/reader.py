@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, override
 
 from pydantic_core import from_json
 
@@ -25,6 +25,11 @@ type Row = dict[str, Any]
 
 type Kind = Literal["evaluation", "step"]
 type Step = tuple[Kind, int]
+
+type Place = tuple[int, int, int]
+"""Position of a group in its step, member and attempt."""
+
+_STATUSES = ("completed", "truncated", "failed")
 
 LIVE_S = 600.0
 """Time after the last write until an unfinished record counts as interrupted."""
@@ -158,16 +163,24 @@ def make_group(position: int, *, env: str, task: str, members: Sequence[Row], **
 
 
 class RecordReader(ABC):
-    """Base class of readers. A reader keeps what it has read: make a new one when the files have changed."""
+    """Base class of readers: the data of the pages of one run."""
 
     kind = ""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self.path, self._clock = path, clock
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @abstractmethod
     def run(self) -> Row:
         """Return the header of the run's page."""
+
+    @abstractmethod
+    def summary(self) -> Row:
+        """Return the run's row in the list of runs."""
+
+    @abstractmethod
+    def metrics(self) -> Row:
+        """Return the metrics of all steps by name."""
 
     @abstractmethod
     def list_steps(self) -> Sequence[Step]:
@@ -176,6 +189,92 @@ class RecordReader(ABC):
     @abstractmethod
     def read_groups(self, step: Step) -> Sequence[Row]:
         """Return the groups of a step."""
+
+    @abstractmethod
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[tuple[list[Row], Row, str | None]]:
+        """Return messages, info and error of the episodes of a group."""
+
+    @abstractmethod
+    def read_details(self, step: Step, place: Place) -> Row:
+        """Return the fields of an episode that its group lacks."""
+
+    def step(self, number: int, *, kind: Kind | None = None) -> Row:
+        """Return the groups of a step; without `kind`, of the evaluation if there is no such step."""
+        return {"step": number, "groups": self.read_groups(self._find_step(number, kind))}
+
+    def group(self, number: int, position: int, *, kind: Kind | None = None) -> Row:
+        """Return a group with the messages that its episodes share, and the other messages of each."""
+        step, group, _ = self._find_group(number, position, kind)
+        places = [(position, row["member"], row["attempt"]) for row in (*group["members"], *group["failed_attempts"])]
+        episodes = self.read_replies(step, places)
+        texts = [messages for messages, *_ in episodes]
+        rows = zip(*filter(None, texts), strict=False)  # an episode that failed early may have no message
+        shared = [row[0] for row in takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)]
+        replies = [
+            {"member": member, "attempt": attempt, "messages": text[len(shared) :], "info": info, "error": error}
+            for (_, member, attempt), (text, info, error) in zip(places, episodes, strict=True)
+        ]
+        return {**group, "prompt": [*group.get("prompt", ()), *shared], "replies": replies}
+
+    def episode(self, number: int, position: int, member: int, attempt: int, *, kind: Kind | None = None) -> Row:
+        """Return an episode with its turns, and its neighbours in the step."""
+        step, group, places = self._find_group(number, position, kind)
+        if (place := (position, member, attempt)) not in places:
+            raise UsageError(f"{self.path} has no member {member}, attempt {attempt}, in group {position}")
+        around = [None, *map(list, places), None]
+        previous, following = (around[places.index(place) + offset] for offset in (0, 2))
+        rows: list[Row] = [*group["members"], *group["failed_attempts"]]
+        row = next(row for row in rows if (row["member"], row["attempt"]) == (member, attempt))
+        return {
+            **{name: value for name, value in group.items() if name not in ("members", "failed_attempts")},
+            **{**row, "step": number, "kind": step[0], "neighbours": {"previous": previous, "next": following}},
+            **{"pieces": {}, "special": [], "files": [], "view": None},
+            **self.read_details(step, place),
+        }
+
+    def tasks(self) -> Row:
+        """Return the episodes of all tasks as columns, without earlier attempts."""
+        envs, tasks, rows = dict[str, int](), dict[tuple[int, str], int](), list[Sequence[Any]]()
+        for step in self.list_steps():
+            for env, task, status, *values in self.list_episodes(step):
+                key = envs.setdefault(env, len(envs)), task
+                is_evaluation = int(step[0] == "evaluation")
+                rows.append(
+                    (tasks.setdefault(key, len(tasks)), _STATUSES.index(status), step[1], is_evaluation, *values)
+                )
+        names = ("task", "status", "step", "evaluation", "position", "member", "attempt", "reward")
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+        return {"env": list(envs), "task": list(tasks), "episodes": columns}
+
+    def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
+        """Yield environment, task, status, position, member, attempt and reward of each episode of a step."""
+        for group in self.read_groups(step):
+            for row in group["members"]:
+                place = (group["position"], row["member"], row["attempt"])
+                yield (group["env"], group["task"], row["status"], *place, row["reward"])
+
+    def _find_step(self, number: int, kind: Kind | None) -> Step:
+        steps = [step for step in self.list_steps() if step[1] == number and kind in (None, step[0])]
+        if not steps:
+            raise UsageError(f"{self.path} has no {kind or 'step'} {number}")
+        return steps[-1]
+
+    def _find_group(self, number: int, position: int, kind: Kind | None) -> tuple[Step, Row, list[Place]]:
+        """Return a group, its step, and the places of all episodes of the step."""
+        step = self._find_step(number, kind)
+        groups = {group["position"]: group for group in self.read_groups(step)}
+        if position not in groups:
+            raise UsageError(f"{self.path} has no group {position} in {step[0]} {number}")
+        rows = [(each, row) for each in groups.values() for row in (*each["members"], *each["failed_attempts"])]
+        return step, groups[position], sorted((each["position"], row["member"], row["attempt"]) for each, row in rows)
+
+
+class LogReader(RecordReader):
+    """Base class of readers of other tools; a reader keeps what it has read, so changed files need a new one."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(path)
+        self._clock = clock
 
     @abstractmethod
     def read_episode(self, step: Step, position: int, member: int) -> tuple[Sequence[Row], Row, str | None]:
@@ -191,15 +290,15 @@ class RecordReader(ABC):
         row |= {"config": [], "findings": [], "checkpoints": [], "versions": {}, "parts": [], "best_step": None}
         names = {"step": "steps_recorded", "evaluation": "evaluations"}
         row |= {name: [number for each, number in self.list_steps() if each == kind] for kind, name in names.items()}
-        return _to_json({**row, **fields})
+        return {**row, **fields}
 
+    @override
     def summary(self) -> Row:
-        """Return the run's row in the list of runs."""
         names = ("config", "findings", "checkpoints", "versions", "parts", "best_step", "steps_recorded", "evaluations")
         return {name: value for name, value in self.run().items() if name not in names}
 
+    @override
     def metrics(self) -> Row:
-        """Return the mean reward of each environment and evaluation."""
         columns = dict[str, list[float | None]]()
         for index, step in enumerate(self.list_steps()):
             groups = self.read_groups(step)
@@ -207,72 +306,20 @@ class RecordReader(ABC):
                 name = f"{'env' if step[0] == 'step' else 'eval'}/{env}/reward/mean"
                 column = columns.setdefault(name, [None] * len(self.list_steps()))
                 column[index] = average_reward(group for group in groups if group["env"] == env)
-        return _to_json({"step": [number for _, number in self.list_steps()], "metrics": columns})
+        return {"step": [number for _, number in self.list_steps()], "metrics": columns}
 
-    def step(self, number: int, *, kind: Kind | None = None) -> Row:
-        """Return the groups of a step; without `kind`, of the evaluation if there is no such step."""
-        return _to_json({"step": number, "groups": self.read_groups(self._find_step(number, kind))})
+    @override
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[tuple[list[Row], Row, str | None]]:
+        records = [self.read_episode(step, position, member) for position, member, _ in places]
+        return [([m for turn in turns for m in turn["messages"]], info, error) for turns, info, error in records]
 
-    def group(self, number: int, position: int, *, kind: Kind | None = None) -> Row:
-        """Return a group with the messages of its episodes."""
-        step, group, _ = self._find_group(number, position, kind)
-        records = [self.read_episode(step, position, member) for member in range(len(group["members"]))]
-        texts = [[message for turn in turns for message in turn["messages"]] for turns, *_ in records]
-        rows = zip(*filter(None, texts), strict=False)  # an episode that failed early may have no message
-        shared = [row[0] for row in takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)]
-        replies = [
-            {"member": index, "attempt": 0, "messages": text[len(shared) :], "info": info, "error": error}
-            for index, (text, (_, info, error)) in enumerate(zip(texts, records, strict=True))
-        ]
-        return _to_json({**group, "prompt": [*group.get("prompt", ()), *shared], "replies": replies})
-
-    def episode(self, number: int, position: int, member: int, attempt: int, *, kind: Kind | None = None) -> Row:
-        """Return an episode with its turns."""
-        step, group, places = self._find_group(number, position, kind)
-        if (place := [position, member, attempt]) not in places:
-            raise UsageError(f"{self.path} has no member {member}, attempt {attempt}, in group {position}")
-        turns, info, error = self.read_episode(step, position, member)
-        previous, following = ([None, *places, None][places.index(place) + offset] for offset in (0, 2))
-        row: Row = {**group, **group["members"][member], "step": number, "kind": step[0], "info": info, "error": error}
-        row |= {"neighbours": {"previous": previous, "next": following}, "turns": turns, "pieces": {}, "special": []}
-        return _to_json({**row, "files": [], "view": None})
-
-    def tasks(self) -> Row:
-        """Return the episodes of all tasks as columns."""
-        envs, tasks, rows = dict[str, int](), dict[tuple[int, str], int](), list[Row]()
-        for kind, number in self.list_steps():
-            for group in self.read_groups((kind, number)):
-                env = envs.setdefault(group["env"], len(envs))
-                place = {"step": number, "position": group["position"], "evaluation": int(kind == "evaluation")}
-                place["task"] = tasks.setdefault((env, group["task"]), len(tasks))
-                rows += [{**member, **place} for member in group["members"]]
-        names = ("step", "position", "member", "attempt", "task", "reward", "evaluation")
-        columns = {name: [row[name] for row in rows] for name in names}
-        columns["status"] = [("completed", "truncated", "failed").index(row["status"]) for row in rows]
-        return _to_json({"env": list(envs), "task": list(tasks), "episodes": columns})
-
-    def _find_step(self, number: int, kind: Kind | None) -> Step:
-        steps = [step for step in self.list_steps() if step[1] == number and kind in (None, step[0])]
-        if not steps:
-            raise UsageError(f"{self.path} has no {kind or 'step'} {number}")
-        return steps[-1]
-
-    def _find_group(self, number: int, position: int, kind: Kind | None) -> tuple[Step, Row, list[list[int]]]:
-        """Return a group, its step, and the places of all episodes of the step."""
-        step = self._find_step(number, kind)
-        groups = self.read_groups(step)
-        if not 0 <= position < len(groups):
-            raise UsageError(f"{self.path} has no group {position} in {step[0]} {number}")
-        places = [[each["position"], member["member"], 0] for each in groups for member in each["members"]]
-        return step, groups[position], places
+    @override
+    def read_details(self, step: Step, place: Place) -> Row:
+        turns, info, error = self.read_episode(step, *place[:2])
+        return {"turns": turns, "info": info, "error": error}
 
 
 def average_reward(groups: Iterable[Row]) -> float | None:
     """Return the mean reward of all members that have one."""
     rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
     return fmean(rewards) if rewards else None
-
-
-def _to_json(row: Row) -> Row:
-    """Return a copy as JSON; a number that JSON does not support is None."""
-    return json.loads(json.dumps(row), parse_constant=lambda _: None)

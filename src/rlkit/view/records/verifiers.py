@@ -13,12 +13,12 @@ from typing import override
 
 from rlkit.errors import UsageError
 from rlkit.view.records import reader
-from rlkit.view.records.reader import RecordReader, Row, Step, pick, pick_numbers, pick_object, pick_rows
+from rlkit.view.records.reader import LogReader, Row, Step, pick, pick_numbers, pick_object, pick_rows
 
 _TASK_NAMES = ("task.data.id", "task.data.name", "task.data.idx", "task.key", "example_id")
 
 
-class VerifiersReader(RecordReader):
+class VerifiersReader(LogReader):
     """Reader of a results folder."""
 
     kind = "verifiers"
