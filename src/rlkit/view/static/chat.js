@@ -1,7 +1,7 @@
 /** Draw messages of a conversation: roles, thinking, tool calls and results, images, forced text. */
 import { fold, h, markInvisible, textBlock, textLine } from "rlkit/ui";
 /** Draw a message. forced: pieces of text that were put into the reply and not sampled; limit: characters shown at first. */
-export function drawMessage(message, { forced = [], limit } = {}) {
+function drawMessage(message, { forced = [], limit } = {}) {
   const { role, name, thinking, tool_calls: calls = [], tool_call_id: callId } = message;
   const label = h("header", null, h("span", { class: "role" }, textLine(role, 40)), name && h("span", { class: "tag" }, textLine(name, 60)), callId && h("span", { class: "muted mono" }, textLine(callId, 40)));
   const known = `role-${["system", "user", "assistant", "tool"].includes(role) ? role : "other"}`;

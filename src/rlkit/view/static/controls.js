@@ -3,10 +3,12 @@ import { debounce, h } from "rlkit/dom";
 import { setQuery } from "rlkit/route";
 
 const TYPING_MS = 100;
+let fields = 0;
 
 /** Return a control with its label. */
 export function field(label, control) {
-  return h("label", { class: "field" }, h("span", null, label), control);
+  control.id = `field-${++fields}`;
+  return h("div", { class: "field" }, h("label", { htmlFor: control.id }, label), control);
 }
 
 /** Return a field for text, or of another `type` such as number or range. */

@@ -39,7 +39,7 @@ function drawFile(path, file, open) {
 }
 
 /** Return the text of a terminal session without control sequences; asciinema recordings become their output. */
-export function terminalText(name, text) {
+function terminalText(name, text) {
   return collapseReturns((name.endsWith(".cast") ? castOutput(text) : text).replace(ESCAPES, ""));
 }
 

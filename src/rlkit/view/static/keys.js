@@ -18,14 +18,14 @@ const KEYS = [
 export function listenToKeys(currentView, switchTheme) {
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || isEditing(event.target)) return;
-    const view = currentView() ?? {};
+    const { previous, next, up } = currentView() ?? {};
     const actions = {
       j: () => moveRow(1),
       k: () => moveRow(-1),
       x: () => document.activeElement?.closest("[data-row]")?.querySelector("input[type=checkbox]")?.click(),
-      "[": () => view.previous && navigate(view.previous),
-      "]": () => view.next && navigate(view.next),
-      u: () => view.up && navigate(view.up),
+      "[": () => previous && navigate(previous),
+      "]": () => next && navigate(next),
+      u: () => up && navigate(up),
       "/": () => document.querySelector("main input[type=search]")?.focus(),
       t: switchTheme,
       "?": showHelp,
@@ -42,9 +42,10 @@ function isEditing(target) {
 }
 
 function moveRow(distance) {
-  const rows = [...document.querySelectorAll("main [data-row]")];
+  const columns = [...document.querySelectorAll("main .column[data-row]")];
+  const rows = columns.length ? columns : [...document.querySelectorAll("main [data-row]")];
   if (!rows.length) return;
-  const current = rows.indexOf(document.activeElement?.closest("[data-row]"));
+  const current = rows.findIndex((row) => row.contains(document.activeElement));
   const index = current < 0 ? (distance > 0 ? 0 : rows.length - 1) : current + distance;
   const row = rows[Math.max(0, Math.min(rows.length - 1, index))];
   const target = row.matches("[tabindex]") ? row : (row.querySelector("a") ?? row);

@@ -61,9 +61,9 @@ async function showPage() {
   main.removeAttribute("aria-busy");
   drawFrame(view);
   if (!view.watch) setConnection("");
-  view.opened?.();
   if (!isFirst) main.focus({ preventScroll: true });
   scrollTo(0, followsLink ? 0 : (scrolls.get(path) ?? 0));
+  view.opened?.();
   followsLink = false;
 }
 

@@ -32,7 +32,7 @@ export function rewardChip(member, range, href = null) {
     isKnown(tokens) && `${formatCount(tokens)} tokens`, status === "truncated" && "truncated", cut && "a turn ended at the token limit", masked && "masked",
   ].filter(Boolean).join(", ");
   const kind = `chip ${isFailed ? "failed" : rewardClass(reward, range)}${status === "truncated" || cut ? " cut" : ""}${masked ? " masked" : ""}`;
-  return h(href ? "a" : "span", { class: kind, href, title: label, "aria-label": href ? label : null }, isFailed ? "fail" : formatReward(reward));
+  return h(href ? "a" : "span", { class: kind, href, title: label, "aria-label": href ? label : null }, isFailed ? "failed" : formatReward(reward));
 }
 
 /** Return a definition list of [term, value] pairs; unknown values are left out. */
@@ -51,7 +51,7 @@ export function metricFacts(metrics) {
 
 /** Return a section with a heading, and `aside` beside it. */
 export function section(title, aside, ...children) {
-  return h("section", { "aria-label": title }, h("div", { class: "section-head" }, h("h2", null, title), aside), ...children);
+  return h("section", null, h("div", { class: "section-head" }, h("h2", null, title), aside), ...children);
 }
 
 /** Return a folded part of the page. */

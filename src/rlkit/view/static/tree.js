@@ -1,7 +1,7 @@
 /** The turns of an episode as a tree of segments: turns that continue each other, and branches. */
 import { formatCount, h, isKnown, plural } from "rlkit/ui";
 /** Return segments: {turns: [index], children: [segment]}. A turn without a parent starts a segment. */
-export function makeSegments(turns) {
+function makeSegments(turns) {
   const children = turns.map(() => []);
   const roots = [];
   turns.forEach(({ parent }, index) => (isKnown(parent) ? children[parent] : roots).push(index));

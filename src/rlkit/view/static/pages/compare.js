@@ -15,9 +15,8 @@ export async function showCompare([, list], query) {
   const sources = await loadAll();
   const curves = drawCurves(sources, query);
   const node = h("div", { class: "page" }, h("h1", null, "Compare runs"), drawSummary(sources), curves.node, drawDifference(sources.map(({ run }) => run)));
-  const refresh = async () => curves.refresh(await loadAll());
   const crumbs = [["Runs", "#/"], [`Compare ${ids.length}`, makeHash(["compare", list])]];
-  return { title: "Compare runs", node, crumbs, up: makeHash([], { select: list }), watch: apiPath("run", ids[0]), refresh, requery: curves.requery, close: curves.close };
+  return { title: "Compare runs", node, crumbs, up: makeHash([], { select: list }), watch: apiPath("run", ids[0]), refresh: async () => curves.refresh(await loadAll()), requery: curves.requery, close: curves.close };
 }
 
 function drawSummary(sources) {

@@ -55,13 +55,13 @@ function drawEnv(run, env, evaluations, query) {
   return { node: section(env, score, chart.node, drawLabels(shown), tasks.node), filter: tasks.filter, close: () => (chart.close(), tasks.close()) };
 }
 
-function drawLabels({ labels }) {
+function drawLabels({ env, labels }) {
   if (!labels?.length) return null;
   const bounds = labels.flatMap(({ mean, low, high }) => [mean, low ?? mean, high ?? mean]);
   const [start, end] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
   const rows = labels.map((label) => h("tr", null, h("th", { scope: "row" }, textLine(label.label, 80)), h("td", { class: "wide-cell" }, intervalBar(label, start, end)),
     h("td", { class: "num" }, formatReward(label.mean)), h("td", { class: "num muted" }, isKnown(label.low) && `${formatReward(label.low)} to ${formatReward(label.high)}`), h("td", { class: "num" }, label.n)));
-  return makeTable("Scores by label", ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]], rows).node;
+  return makeTable(`Scores of ${env} by label`, ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]], rows).node;
 }
 
 function drawTasks(run, env, present, query) {

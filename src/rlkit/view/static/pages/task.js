@@ -62,5 +62,5 @@ function drawSide({ run, task }, index, isPair) {
   return h("section", { "aria-label": `Episodes of ${run.name}` },
     isPair && h("h2", null, h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } }), " ", h("a", { href: makeHash(["run", run.id]) }, textLine(run.name)), " ", h("span", { class: "muted" }, textLine(run.model ?? ""))),
     h("p", { class: "lead" }, plural(task.episodes, "episode"), firstSolved ? ` · first solved at ${firstSolved.isEvaluation ? "the evaluation of step" : "step"} ${firstSolved.step}, by ${solvers.length === 1 ? "member" : "members"} ${solvers.join(", ")}` : " · never solved"),
-    makeTable("Episodes by step", ["When", "Rewards", ["Mean", "num"], ""], rows).node);
+    makeTable(`Episodes of ${run.name} by step`, ["When", "Rewards", ["Mean", "num"], ""], rows).node);
 }
