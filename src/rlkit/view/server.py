@@ -122,6 +122,7 @@ class ViewServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(("127.0.0.1", port))
+            self._socket.listen()  # now, so that a browser that is faster than the server waits
         except OSError as error:
             self._socket.close()
             raise UsageError(f"--port: port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
