@@ -30,11 +30,15 @@ def make_lists(values: pa.Array, lengths: Sequence[int]) -> pa.ListArray:
 
 def split_lists(lists: pa.ListArray) -> list[Any]:
     """Return the rows of a column of numbers as arrays."""
-    values = lists.flatten().to_numpy(zero_copy_only=False)
-    ends = np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))
-    return np.split(values, ends[:-1]) if len(lists) else []
+    return np.split(as_numpy(lists.flatten()), row_ends(lists)[1:-1]) if len(lists) else []
 
 
 def row_ends(lists: pa.ListArray) -> list[int]:
     """Return 0 and the end of each row among all values."""
-    return [0, *np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False)).tolist()]
+    return [0, *np.cumsum(as_numpy(lists.value_lengths())).tolist()]
+
+
+def as_numpy(column: pa.Array) -> Any:
+    """Return a column without nulls as an array. Its `to_numpy` would import pandas: 0.2 s and 40 MB."""
+    is_bool = pa.types.is_boolean(column.type)
+    return np.from_dlpack(column.cast(pa.uint8())).view(np.bool_) if is_bool else np.from_dlpack(column)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.token_records.pieces import decode_pieces, pieces_path, read_pieces
-from rlkit.token_records.updates import RecordedUpdate, read_update, update_path
+from rlkit.token_records.pieces import decode_pieces, pieces_path
+from rlkit.token_records.updates import RecordedUpdate, update_path
 from rlkit.view.records.reader import Place
-from rlkit.view.tables import Kind, Row, find_table, read_episodes
+from rlkit.view.tables import Kind, Row, find_table, read_episodes, read_texts, read_updates
 from rlkit.view.trial_files import list_files
 
 _DIGITS = 5
@@ -29,7 +29,7 @@ def read_replies(
 ) -> list[tuple[list[Row], Row, str | None]]:
     """Return messages, info and error of the episodes of a group."""
     rows = _read_rows(directory, kind, number, places[0][0]) if places else {}
-    pieces = read_pieces(pieces_path(directory))
+    pieces = read_texts(pieces_path(directory))
     episodes = [rows[place] for place in places]
     return [(_list_messages(row["turns"], pieces), json.loads(row["info"]), row["error"]) for row in episodes]
 
@@ -37,8 +37,8 @@ def read_replies(
 def read_details(directory: Path, kind: Kind, number: int, place: Place) -> Row:
     """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
     row = _read_rows(directory, kind, number, place[0])[place]
-    updates = read_update(update_path(directory, number)) if kind == "step" and row["final"] else {}
-    pieces = read_pieces(pieces_path(directory))
+    updates = read_updates(update_path(directory, number)) if kind == "step" and row["final"] else {}
+    pieces = read_texts(pieces_path(directory))
     turns = _list_turns(row["turns"], updates.get(row["draw"]), place[1], pieces)
     used = {token for turn in turns for token in (*turn["prompt"], *turn["completion"])}
     shown = {token: pieces[token] for token in used if token in pieces}
@@ -111,7 +111,7 @@ def _list_turns(
             **{name: turn[name] for name in ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")},
             "messages": _turn_messages(index, turn, pieces),
             "sampled": _ranges(np.array(turn["sampled"], np.bool_)),
-            "logprobs": [round(value, _DIGITS) for value in turn["logprobs"]],
+            "logprobs": _numbers(np.array(turn["logprobs"], np.float64)),
             "trainer_logprobs": _numbers(logprobs[index]) if update is not None else None,
             "advantages": _numbers(advantages[index]) if update is not None else None,
             "datum": places[index],
@@ -137,7 +137,7 @@ def _ranges(flags: NDArray[np.bool_]) -> list[list[int]]:
 
 def _numbers(values: NDArray[np.float64]) -> list[float | None]:
     """Return rounded numbers, None where there is none or an infinite one."""
-    return [value if np.isfinite(value) else None for value in np.round(values, _DIGITS).tolist()]
+    return np.where(np.isfinite(values), np.round(values, _DIGITS), np.array(None)).tolist()
 
 
 def _show_bytes(data: bytes) -> str | list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from rlkit.view.tables import Row, find_table, list_tables, read_columns
+from rlkit.view.tables import Row, find_table, list_tables, read_scores
 
 _SCORE = re.compile(r"eval/(?P<env>[^/]+)/(?:(?P<label>.+/.+)/)?(?P<score>[^/]+)/low")
 
@@ -50,12 +50,9 @@ def _score_env(env: str, metrics: Mapping[str, float], tasks: list[list[object]]
 
 def _score_tasks(path: Path) -> dict[str, list[list[object]]]:
     """Return the id, mean reward and number of episodes of each task by environment."""
-    columns, rewards = read_columns(path), dict[tuple[str, str], list[float | None]]()
-    for env, task, reward, is_final in zip(
-        *(columns[name] for name in ("env", "task", "reward", "final")), strict=True
-    ):
-        if is_final:
-            rewards.setdefault((env, task), []).append(reward)
+    rewards = dict[tuple[str, str], list[float | None]]()
+    for env, task, *_, reward in read_scores(path):
+        rewards.setdefault((env, task), []).append(reward)
     tasks = dict[str, list[list[object]]]()
     for (env, task), values in rewards.items():
         graded = [value for value in values if value is not None]

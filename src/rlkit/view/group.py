@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.token_records.pieces import decode_pieces, pieces_path, read_pieces
-from rlkit.token_records.updates import RecordedUpdate, read_update, update_path
-from rlkit.view.tables import Kind, Row, find_table, read_columns, read_episodes, read_members
+from rlkit.token_records.pieces import decode_pieces, pieces_path
+from rlkit.token_records.updates import RecordedUpdate, update_path
+from rlkit.view.tables import Kind, Row, find_table, read_episodes, read_members, read_texts, read_updates
 
-_MEMBER_FIELDS = (
-    *("member", "attempt", "status", "reward", "tokens", "turns", "seconds", "cut", "masked", "versions", "metrics"),
-)
+_NAMES = ("member", "attempt", "status", "reward", "tokens", "turns", "seconds", "cut", "masked", "versions", "metrics")
 _SNIPPET_CHARS = 80
 
 
 def list_groups(directory: Path, kind: Kind, number: int) -> list[Row]:
     """Return the groups of a step or evaluation, in its order."""
     rows = sorted(read_members(find_table(directory, kind, number)), key=lambda row: row["position"])
-    updates = read_update(update_path(directory, number)) if kind == "step" else None
+    updates = read_updates(update_path(directory, number)) if kind == "step" else None
     return [make_group(list(attempts), updates) for _, attempts in groupby(rows, key=lambda row: row["position"])]
 
 
@@ -53,7 +51,7 @@ def make_member(row: Row, update: RecordedUpdate | None) -> Row:
     values = np.concatenate([np.empty(0, np.float32), *rows])
     error, is_compared = row["error"], update is not None and row["reward"] is not None and not row["masked"]
     return {
-        **{name: row[name] for name in _MEMBER_FIELDS},
+        **{name: row[name] for name in _NAMES},
         # A sequence whose advantages are all 0 is not trained.
         "advantage": float(values.mean()) if len(values) else 0.0 if is_compared else None,
         "error": error.splitlines()[0] if error else None,
@@ -76,8 +74,8 @@ def _find_reason(final: Sequence[Row], *, is_trained: bool, update: RecordedUpda
 
 def search_replies(directory: Path, kind: Kind, number: int, text: str) -> list[list[Any]]:
     """Return position, member, attempt and an excerpt of each episode with a text in a reply, whatever its case."""
-    path, pieces, matches = find_table(directory, kind, number), read_pieces(pieces_path(directory)), list[list[Any]]()
-    for position in sorted(set(read_columns(path)["position"])) if text else ():
+    path, pieces, matches = find_table(directory, kind, number), read_texts(pieces_path(directory)), list[list[Any]]()
+    for position in sorted({row["position"] for row in read_members(path)}) if text else ():
         for row in read_episodes(path, position):
             for turn in row["turns"]:
                 reply = decode_pieces(pieces, turn["completion"]) if pieces else turn.get("completion_text") or ""

@@ -61,8 +61,7 @@ class Library:
 
     def read(self, run: str) -> RecordReader:
         """Return the reader of a run; raise `UsageError` if there is none of this id."""
-        path = self.paths().get(run)
-        if path is None:
+        if (path := self.paths().get(run)) is None:
             raise UsageError(f"there is no run {run!r}")
         return _make_reader(path)
 
@@ -87,9 +86,7 @@ class Library:
 
 
 def _make_reader(path: Path) -> RecordReader:
-    if is_run_directory(path):
-        return RunReader(path)
-    reader = find_reader(path)
+    reader = RunReader(path) if is_run_directory(path) else find_reader(path)
     if reader is None:
         raise UsageError(f"{path} holds no run")
     return reader

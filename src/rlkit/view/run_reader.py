@@ -27,7 +27,7 @@ from rlkit.view.evaluations import list_evaluations
 from rlkit.view.group import list_groups, search_replies
 from rlkit.view.locks import is_locked
 from rlkit.view.records.reader import Place, RecordReader, Step
-from rlkit.view.tables import Kind, Row, find_table, list_tables, read_columns
+from rlkit.view.tables import Kind, Row, cache_file, find_table, list_tables, read_scores
 from rlkit.view.trial_files import read_file
 
 _END_BYTES = 1 << 17
@@ -74,8 +74,7 @@ class RunReader(RecordReader):
     @override
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
-        lines = read_metrics(self.path / "metrics.jsonl")
-        findings: list[Mapping[str, Any]] = [asdict(finding) for finding in find_problems(lines)]
+        findings: list[Mapping[str, Any]] = [*_find_problems(self.path / "metrics.jsonl")]
         findings += cast("list[Mapping[str, Any]]", about.get("findings") or [])
         parts = {"discovery": list(self._searches()), ARTEFACTS: (self.path / ARTEFACTS).is_dir()}
         return {
@@ -103,10 +102,8 @@ class RunReader(RecordReader):
     def metrics(self) -> Row:
         lines = dict(read_metrics(self.path / "metrics.jsonl"))
         names = sorted({name for metrics in lines.values() for name in metrics})
-        return {
-            "step": list(lines),
-            "metrics": {name: [metrics.get(name) for metrics in lines.values()] for name in names},
-        }
+        columns = {name: [metrics.get(name) for metrics in lines.values()] for name in names}
+        return {"step": list(lines), "metrics": columns}
 
     @override
     def list_steps(self) -> Sequence[Step]:
@@ -118,9 +115,7 @@ class RunReader(RecordReader):
 
     @override
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
-        columns = read_columns(find_table(self.path, *step))
-        names = ("final", "env", "task", "status", "position", "member", "attempt", "reward")
-        return (row for is_final, *row in zip(*(columns[name] for name in names), strict=True) if is_final)
+        return read_scores(find_table(self.path, *step))
 
     @override
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[tuple[list[Row], Row, str | None]]:
@@ -150,6 +145,9 @@ class RunReader(RecordReader):
     def _searches(self) -> Sequence[str]:
         folder = self.path / ARTEFACTS
         return sorted({path.parent.name for path in folder.glob("*/*.record.json")})
+
+
+_find_problems = cache_file(lambda path: [asdict(finding) for finding in find_problems(read_metrics(path))])
 
 
 def _read_text(path: Path) -> str:

@@ -1,5 +1,5 @@
 # pyarrow has no types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false, reportUnknownLambdaType=false
 """Rows of a run's tables of episodes, without what a page does not show.
 
 Invariant: reading is enough to read; no file of a run is opened for writing or locked.
@@ -8,7 +8,7 @@ Invariant: reading is enough to read; no file of a run is opened for writing or 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,16 +20,24 @@ import pyarrow.parquet as pq
 
 from rlkit.errors import UsageError
 from rlkit.store.history import evaluation_path, table_path
-from rlkit.token_records.list_columns import row_ends
+from rlkit.token_records.list_columns import as_numpy, row_ends
+from rlkit.token_records.pieces import read_pieces
+from rlkit.token_records.updates import read_update
 
 type Row = dict[str, Any]
 """JSON object."""
 
 type Kind = Literal["step", "evaluation"]
 
-_LIGHT = ["position", "env", "task", "member", "attempt", "final", "status", "reward"]
-_MEMBER = [*_LIGHT, "counts", "draw", "error", "masked", "seconds", "metrics"]
+_SCORE = ["final", "env", "task", "status", "position", "member", "attempt", "reward"]
+_MEMBER = [*_SCORE, "counts", "draw", "error", "masked", "seconds", "metrics"]
 _TURN = ["stop", "version", "sampled.list.element"]
+
+
+def cache_file[T](read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Return a function that keeps what `read` returned, which nobody may change, until the file changes."""
+    read_version = lru_cache(maxsize=2)(lambda path, *_: read(path))
+    return lambda path: read_version(path, *((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else ()))
 
 
 def find_table(directory: Path, kind: Kind, number: int) -> Path:
@@ -43,19 +51,15 @@ def list_tables(directory: Path, kind: Kind) -> list[int]:
     return sorted(int(path.name[5:]) for path in folders if (path / "episodes.parquet").exists())
 
 
-def read_columns(path: Path) -> Mapping[str, list[Any]]:
-    """Return the columns that identify and score each episode."""
-    table = _read(path, _LIGHT)
-    return {name: table.column(name).to_pylist() for name in _LIGHT}
+def read_scores(path: Path) -> list[Sequence[Any]]:
+    """Return environment, task, status, position, member, attempt and reward of each episode, last attempts only."""
+    table = _read(path, _SCORE)
+    return [row for is_final, *row in zip(*(table[name].to_pylist() for name in _SCORE), strict=True) if is_final]
 
 
+@cache_file
 def read_members(path: Path) -> list[Row]:
     """Return each attempt of a table, with counts of its turns and sampled tokens; see `_count_turns`."""
-    return _read_members(path, path.stat().st_mtime_ns if path.exists() else 0)
-
-
-@lru_cache(maxsize=32)
-def _read_members(path: Path, _: int) -> list[Row]:
     table = _read(path, [*_MEMBER, *(f"turns.list.element.{name}" for name in _TURN)])
     rows = cast("list[Row]", table.drop_columns("turns").to_pylist())
     for row, counts in zip(rows, _count_turns(table.column("turns").combine_chunks()), strict=True):
@@ -66,8 +70,11 @@ def _read_members(path: Path, _: int) -> list[Row]:
 def read_episodes(path: Path, position: int) -> list[Row]:
     """Return the attempts of a group with all that is recorded, turns as `pyarrow` structs."""
     table = _read(path, None)
-    places = np.flatnonzero(table.column("position").to_numpy() == position)
-    return cast("list[Row]", table.take(pa.array(places)).to_pylist())
+    places = table.column("position").to_pylist()  # in order
+    return cast("list[Row]", table.slice(places.index(position), places.count(position)).to_pylist())
+
+
+read_texts, read_updates = cache_file(read_pieces), cache_file(read_update)
 
 
 def _read(path: Path, columns: list[str] | None) -> pa.Table:
@@ -82,16 +89,15 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
 def _count_turns(turns: pa.ListArray) -> list[Row]:
     """Return `turns`, `tokens` (sampled), `cut` (a turn ended at its limit) and `versions` of each episode."""
     fields = dict(zip((field.name for field in turns.flatten().type), turns.flatten().flatten(), strict=True))
-    totals = np.concatenate([[0], np.cumsum(fields["sampled"].flatten().to_numpy(zero_copy_only=False))])
-    tokens = totals[row_ends(fields["sampled"])] if len(fields["sampled"]) else np.zeros(1)
-    ends, stops, versions = row_ends(turns) if len(turns) else [0], fields["stop"].to_pylist(), fields["version"]
-    numbers = versions.to_numpy(zero_copy_only=False)
+    totals = np.concatenate([[0], np.cumsum(as_numpy(fields["sampled"].flatten()))])
+    tokens = totals[row_ends(fields["sampled"])]
+    ends, stops, versions = row_ends(turns), fields["stop"].to_pylist(), as_numpy(fields["version"])
     return [
         {
             "turns": end - start,
             "tokens": int(tokens[end] - tokens[start]),
             "cut": "length" in stops[start:end],
-            "versions": [int(numbers[start:end].min()), int(numbers[start:end].max())] if end > start else None,
+            "versions": [int(versions[start:end].min()), int(versions[start:end].max())] if end > start else None,
         }
         for start, end in pairwise(ends)
     ]
