@@ -21,11 +21,11 @@ export async function load(path) {
 }
 
 async function loadServed(path) {
-  const known = cache.get(path);
+  const cached = cache.get(path);
   const headers = { Authorization: `Bearer ${token}` };
-  if (known?.etag) headers["If-None-Match"] = known.etag;
+  if (cached?.etag) headers["If-None-Match"] = cached.etag;
   const response = await fetch(`api/${path}`, { headers, cache: "no-store" });
-  if (response.status === 304 && known) return remember(path, known);
+  if (response.status === 304 && cached) return remember(path, cached);
   if (!response.ok) throw new ApiError(response.status, await errorMessage(response));
   return remember(path, { etag: response.headers.get("ETag"), data: await response.json() });
 }
@@ -42,37 +42,35 @@ function remember(path, entry) {
   return entry.data;
 }
 
-const waiting = new Map(); // path → resolve function of a record that a script loads
-globalThis.rlkitStore = (path, text) => waiting.get(path)?.(text);
+const pendingRecords = new Map(); // path → resolve function of a record that a script loads
+globalThis.rlkitStore = (path, text) => pendingRecords.get(path)?.(text);
 
 async function loadExported(path) {
-  const known = cache.get(path);
-  if (known) return known.data;
+  const cached = cache.get(path);
+  if (cached) return cached.data;
   const { inline, base } = globalThis.rlkitData;
   const text = inline?.[path] ?? (await loadScript(path, base));
   return remember(path, { data: await decodeRecord(text) });
 }
 
 function loadScript(path, base) {
-  const missing = () => new ApiError(404, "This record is not in the export.");
-  if (base === null || base === undefined) return Promise.reject(missing());
+  const makeMissingError = () => new ApiError(404, "This record is not in the export.");
+  if (base === null || base === undefined) return Promise.reject(makeMissingError());
   return new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    waiting.set(path, resolve);
+    pendingRecords.set(path, resolve);
     script.src = `${base}${recordName(path)}.js`;
     script.onload = () => script.remove();
-    script.onerror = () => reject(missing());
+    script.onerror = () => reject(makeMissingError());
     document.head.append(script);
-  }).finally(() => waiting.delete(path));
+  }).finally(() => pendingRecords.delete(path));
 }
 
 function recordName(path) {
-  const escape = (char) => [...new TextEncoder().encode(char)].map((byte) => `.${byte.toString(16).padStart(2, "0")}`).join("");
-  return path.replace(/[^A-Za-z0-9_-]/gu, escape);
+  return path.replace(/[^A-Za-z0-9_-]/gu, (char) => [...new TextEncoder().encode(char)].map((byte) => `.${byte.toString(16).padStart(2, "0")}`).join(""));
 }
 
 async function decodeRecord(text) {
   const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }

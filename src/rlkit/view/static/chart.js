@@ -54,9 +54,7 @@ function legendEntry({ label, raw, parts, values, colour }, index, x) {
 }
 
 function makeSeries({ x, series }) {
-  const data = [x];
-  const options = [{}];
-  const bands = [];
+  const [data, options, bands] = [[x], [{}], []];
   const add = (values, option) => (data.push(values), options.push(option), data.length - 1);
   for (const { values, colour, low, high, raw, isArea } of series) {
     const stroke = themeColour(colour);
@@ -103,19 +101,17 @@ function paddedRange(_plot, low, high) {
 
 function drawMarkers(plot, markers, guides) {
   const { ctx, bbox } = plot;
-  const ratio = devicePixelRatio;
+  const [ratio, colour] = [devicePixelRatio, themeColour("warn")];
   ctx.save();
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top - 8 * ratio, bbox.width, bbox.height + 8 * ratio);
   ctx.clip();
-  const colour = themeColour("warn");
   for (const { step, last } of markers) {
-    const left = plot.valToPos(step, "x", true);
-    const right = plot.valToPos(last ?? step, "x", true);
-    ctx.fillStyle = fade(colour, 0.1);
-    ctx.fillRect(left, bbox.top, Math.max(right - left, ratio), bbox.height);
-    ctx.fillStyle = colour;
+    const [left, right] = [step, last ?? step].map((value) => plot.valToPos(value, "x", true));
+    ctx.fillStyle = fade(colour, 0.35);
+    ctx.fillRect(left, bbox.top - 2 * ratio, right - left, 2 * ratio);
     ctx.fillRect(left, bbox.top, ratio, bbox.height);
+    ctx.fillStyle = colour;
     ctx.fill(new Path2D(`M${left - 5 * ratio},${bbox.top - 7 * ratio}h${10 * ratio}L${left},${bbox.top}z`));
   }
   ctx.strokeStyle = fade(colour, 0.8);

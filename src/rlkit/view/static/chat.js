@@ -4,8 +4,8 @@ import { fold, h, markInvisible, textBlock, textLine } from "rlkit/ui";
 function drawMessage(message, { forced = [], limit } = {}) {
   const { role, name, thinking, tool_calls: calls = [], tool_call_id: callId } = message;
   const label = h("header", null, h("span", { class: "role" }, textLine(role, 40)), name && h("span", { class: "tag" }, textLine(name, 60)), callId && h("span", { class: "muted mono" }, textLine(callId, 40)));
-  const known = `role-${["system", "user", "assistant", "tool"].includes(role) ? role : "other"}`;
-  return h("article", { class: `message ${known}`, dataset: { row: "" }, tabIndex: -1 }, label,
+  const roleClass = `role-${["system", "user", "assistant", "tool"].includes(role) ? role : "other"}`;
+  return h("article", { class: `message ${roleClass}`, dataset: { row: "" }, tabIndex: -1 }, label,
     thinking && fold(`Thinking · ${thinking.length.toLocaleString("en")} characters`, drawText(thinking, forced, limit), { kind: "thinking" }),
     drawContent(message.content, forced, limit), calls.map((call) => drawCall(call, limit)));
 }

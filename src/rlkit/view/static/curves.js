@@ -1,6 +1,6 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 import { drawChart } from "rlkit/chart";
-import { makeMetricPanel, makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
+import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
 import { checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl } from "rlkit/ui";
 
 const MATCHES = 40;
@@ -43,8 +43,8 @@ function allMetrics(sources) {
 function choosePanels({ sources, query }) {
   const metrics = allMetrics(sources);
   const env = query.env ?? metricEnvs(metrics)[0] ?? "all";
-  const chosen = chosenMetrics(query).filter((name) => name in metrics).map(makeMetricPanel);
-  return [...chosen, ...makePanels(env, sources[0].run.evaluation?.metric, (name) => name in metrics)];
+  const chosen = chosenMetrics(query).filter((name) => name in metrics).map((name) => ({ id: name, title: name, series: [{ label: "", name }], findings: [] }));
+  return [...chosen, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
 
 function chosenMetrics(query) {

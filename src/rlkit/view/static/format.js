@@ -64,6 +64,6 @@ export function plural(count, noun) {
 
 /** Return the mean of the known values, or null. */
 export function meanOf(values) {
-  const known = values.filter(isKnown);
-  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+  const numbers = values.filter(isKnown);
+  return numbers.length ? numbers.reduce((sum, value) => sum + value, 0) / numbers.length : null;
 }

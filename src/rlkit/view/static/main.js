@@ -41,7 +41,7 @@ const connection = h("span", { class: "connection", role: "status" });
 const announcement = h("div", { class: "hidden", "aria-live": "polite" });
 const scrolls = new Map(); // hash → vertical position, for the way back
 
-let [view, viewPath, watched] = [null, null, null];
+let [view, viewPath, watchedData] = [null, null, null];
 let [navigation, followsLink] = [0, false];
 
 async function showPage() {
@@ -56,7 +56,7 @@ async function showPage() {
   view?.close?.();
   const isFirst = viewPath === null;
   [view, viewPath] = [nextView, path];
-  watched = view.watch ? await load(view.watch).catch(() => null) : null;
+  watchedData = view.watch ? await load(view.watch).catch(() => null) : null;
   replace(main, view.node);
   main.removeAttribute("aria-busy");
   drawFrame(view);
@@ -95,8 +95,8 @@ async function poll() {
   try {
     const data = await load(current.watch);
     setConnection(data.live ? "live" : "");
-    if (current !== view || data === watched) return;
-    watched = data;
+    if (current !== view || data === watchedData) return;
+    watchedData = data;
     await current.refresh?.(data);
     if (data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
   } catch (error) {

@@ -8,34 +8,23 @@ export function runColour(index) {
 
 /** Return the names of the environments that metrics are about, `all` first. */
 export function metricEnvs(metrics) {
-  const names = new Set();
-  for (const name of Object.keys(metrics)) {
-    const match = /^(?:env|eval)\/([^/]+)\//.exec(name);
-    if (match) names.add(match[1]);
-  }
-  const others = [...names].filter((name) => name !== "all");
-  return names.has("all") ? ["all", ...others] : others;
+  const names = new Set(Object.keys(metrics).flatMap((name) => /^(?:env|eval)\/([^/]+)\//.exec(name)?.[1] ?? []));
+  return [...names].sort((a, b) => (b === "all") - (a === "all"));
 }
 
 /** Return the panels that at least one of the runs has metrics for. */
-export function makePanels(env, evaluationMetric, hasMetric) {
-  const panels = listPanels(env, evaluationMetric, hasMetric);
-  for (const panel of panels) panel.series = panel.series.filter(({ name }) => hasMetric(name));
+export function makePanels(env, evaluationMetric, metrics) {
+  const panels = listPanels(env, findScore(env, evaluationMetric, metrics));
+  for (const panel of panels) panel.series = panel.series.filter(({ name }) => name in metrics);
   return panels.filter((panel) => panel.series.length);
 }
 
-/** Return a panel with a single metric. */
-export function makeMetricPanel(name) {
-  return { id: name, title: name, series: [{ label: "", name }], findings: [] };
-}
-
-function listPanels(env, evaluationMetric, hasMetric) {
+function listPanels(env, score) {
   const at = (name) => `env/${env}/${name}`;
   const spread = (label, name) => ({ label, name: at(`${name}/mean`), low: at(`${name}/p10`), high: at(`${name}/p90`) });
-  const score = evaluationScore(env, evaluationMetric, hasMetric);
   const lines = (...pairs) => pairs.map(([label, name]) => ({ label, name }));
   return [
-    { id: "reward", title: "Reward", series: [spread("mean, p10–p90", "reward"), { name: "train/reward", label: "mean" }], findings: null },
+    { id: "reward", title: "Reward", series: [spread("mean, p10–p90", "reward")], findings: null },
     { id: "evaluation", title: "Evaluation", series: [{ label: score.split("/").slice(2).join("/"), name: score, low: `${score}/low`, high: `${score}/high` }], findings: ["evaluation_diverges"] },
     { id: "kl", title: "KL sampler–trainer", series: lines(["v1", "optim/kl_sample_train_v1"], ["v2", "optim/kl_sample_train_v2"]), guides: [0.01], findings: ["sampler_trainer_kl", "no_kl"] },
     { id: "entropy", title: "Entropy, nats a token", series: lines(["", "optim/entropy"]), findings: ["entropy_collapse"] },
@@ -48,10 +37,11 @@ function listPanels(env, evaluationMetric, hasMetric) {
   ];
 }
 
-function evaluationScore(env, evaluationMetric, hasMetric) {
-  const prefix = `eval/${env}/`;
-  if (evaluationMetric?.startsWith(prefix)) return evaluationMetric;
-  return [`${prefix}pass_at_1`, `${prefix}reward/mean`].find(hasMetric) ?? `${prefix}pass_at_1`;
+/** Return the name of the score to draw: that of the run's header, or else one that exists. */
+function findScore(env, evaluationMetric, metrics) {
+  const score = evaluationMetric?.split("/").at(-1);
+  const names = [score, `${score}/mean`, "pass_at_1", "reward/mean"].map((name) => `eval/${env}/${name}`);
+  return names.find((name) => name in metrics) ?? Object.keys(metrics).find((name) => /^eval\/[^/]+\/reward\/mean$/.test(name)) ?? names[0];
 }
 
 /** Return values smoothed by an exponential moving average without bias; gaps stay gaps. */

@@ -37,8 +37,8 @@ export function rewardChip(member, range, href = null) {
 
 /** Return a definition list of [term, value] pairs; unknown values are left out. */
 export function factList(pairs) {
-  const present = pairs.filter(([, value]) => isKnown(value) && value !== "");
-  return h("dl", { class: "facts" }, present.map(([term, value]) =>
+  const facts = pairs.filter(([, value]) => isKnown(value) && value !== "");
+  return h("dl", { class: "facts" }, facts.map(([term, value]) =>
     h("div", null, h("dt", null, term), h("dd", null, typeof value === "string" ? textLine(value) : value))));
 }
 

@@ -1,5 +1,6 @@
 /** Small drawings in SVG: sparklines, intervals, constructions of a search, and its archive of states. */
-import { formatNumber, h, svg } from "rlkit/ui";
+import { formatNumber, h, isKnown, svg } from "rlkit/ui";
+
 /** Return a line of values; gaps are skipped. */
 export function sparkline(values, low, high) {
   const [width, height] = [96, 20];
@@ -13,10 +14,10 @@ export function sparkline(values, low, high) {
 /** Return an interval [low, high] with its mean on a scale from `start` to `end`. */
 export function intervalBar({ mean, low, high }, start, end) {
   const place = (value) => `${(100 * (value - start)) / (end - start || 1)}%`;
-  const label = low === null || low === undefined ? formatNumber(mean) : `${formatNumber(mean)}, 95 % interval ${formatNumber(low)} to ${formatNumber(high)}`;
+  const label = `${formatNumber(mean)}${isKnown(low) ? `, 95 % interval ${formatNumber(low)} to ${formatNumber(high)}` : ""}`;
   return h("div", { class: "interval", role: "img", "aria-label": label, title: label },
-    low !== null && low !== undefined && h("i", { class: "range", style: { left: place(low), width: `${(100 * (high - low)) / (end - start || 1)}%` } }),
-    mean !== null && mean !== undefined && h("i", { class: "mean", style: { left: place(mean) } }));
+    isKnown(low) && h("i", { class: "range", style: { left: place(low), width: `${(100 * (high - low)) / (end - start || 1)}%` } }),
+    isKnown(mean) && h("i", { class: "mean", style: { left: place(mean) } }));
 }
 
 /** Return a drawing of a construction: heights as steps, rows of two as points, rows of three as circles. */

@@ -16,8 +16,8 @@ function decodePart(text) {
 
 /** Return the hash for names and a query; empty values of the query are left out. */
 export function makeHash(parts, query = {}) {
-  const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
-  const text = new URLSearchParams(kept.map(([key, value]) => [key, value === true ? "1" : String(value)])).toString();
+  const entries = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  const text = new URLSearchParams(entries.map(([key, value]) => [key, value === true ? "1" : String(value)])).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
 

@@ -21,7 +21,8 @@ function drawTabs(run, current) {
   const lastStep = run.steps_recorded?.at(-1);
   const tabs = [["run", "Overview"]];
   if (lastStep !== undefined) tabs.push(["step", "Steps", "step", String(lastStep)], ["tasks", "Tasks", "tasks"]);
-  if (run.evaluations?.length) tabs.push(["evaluation", "Evaluations", "evaluations"]);
+  const evaluations = run.kind === "rlkit" ? ["evaluations"] : ["evaluation", String(run.evaluations?.at(-1))]; // others have no intervals
+  if (run.evaluations?.length) tabs.push(["evaluation", "Evaluations", ...evaluations]);
   if (run.parts?.includes("discovery")) tabs.push(["discovery", "Discovery", "discovery"]);
   return tabLinks("Pages of the run", tabs.map(([key, label, ...path]) => [key, label, makeHash(["run", run.id, ...path])]), current);
 }

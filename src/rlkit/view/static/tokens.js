@@ -42,20 +42,20 @@ function alignValues(values, isSampled) {
 
 function addPieces(tokens, episode) {
   const special = new Set(episode.special);
-  let pending = [];
+  let openBytes = [];
   for (const token of tokens) {
     const piece = token.id === -1 ? `‹image${token.count > 1 ? ` × ${token.count}` : ""}›` : episode.pieces[token.id];
     token.isSpecial = special.has(token.id) || token.id === -1;
     token.piece = piece ?? `‹${token.id}›`;
-    if (!Array.isArray(piece)) pending = [];
+    if (!Array.isArray(piece)) openBytes = [];
     if (!Array.isArray(piece)) continue;
     // Bytes of one character: the last token shows the character, the others a mark.
     token.piece = piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("");
-    pending.push(...piece);
-    const character = decodeBytes(pending);
+    openBytes.push(...piece);
+    const character = decodeBytes(openBytes);
     if (character === null) continue;
     token.character = character;
-    pending = [];
+    openBytes = [];
   }
 }
 
@@ -157,16 +157,16 @@ function tokenFacts(episode, token) {
 function makeColouring(key, episode, tokens) {
   const largest = largestAdvantage(tokens);
   const bucketOf = (value, bounds) => bounds.reduce((bucket, bound) => bucket + (Math.abs(value) >= bound), 0);
-  const signed = (value, bucket) => (bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`);
+  const signedClass = (value, bucket) => (bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`);
   const versions = versionList(episode);
-  const ways = {
-    advantage: ({ advantage }) => (isKnown(advantage) ? signed(advantage, Math.ceil(Math.abs(advantage / largest) * 4 - 1e-6)) : "zero"),
+  const classes = {
+    advantage: ({ advantage }) => (isKnown(advantage) ? signedClass(advantage, Math.ceil(Math.abs(advantage / largest) * 4 - 1e-6)) : "zero"),
     logprob: ({ logprob }) => (isKnown(logprob) ? `s${bucketOf(logprob, SURPRISE_NATS)}` : "zero"),
-    gap: ({ logprob, trainer }) => (isKnown(logprob) && isKnown(trainer) ? signed(logprob - trainer, bucketOf(logprob - trainer, GAP_NATS)) : "zero"),
+    gap: ({ logprob, trainer }) => (isKnown(logprob) && isKnown(trainer) ? signedClass(logprob - trainer, bucketOf(logprob - trainer, GAP_NATS)) : "zero"),
     mask: ({ advantage }) => (isKnown(advantage) ? "p2" : "n2"),
     version: ({ turn }) => `v${versions.indexOf(episode.turns[turn].version) % 6}`,
   };
-  return (token) => (token.place === "sampled" ? ways[key](token) : token.place);
+  return (token) => (token.place === "sampled" ? classes[key](token) : token.place);
 }
 
 function largestAdvantage(tokens) {
@@ -183,13 +183,13 @@ function legendEntries(key, episode, tokens) {
   const diverging = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
   const largest = largestAdvantage(tokens).toFixed(2);
   const source = { gap: "trainer", mask: "advantage" }[key] ?? key;
-  const missing = key !== "version" && !tokens.some((token) => isKnown(token[source])) && h("span", { class: "warn" }, key === "mask" ? "no token is trained on" : "not recorded for this episode");
-  const own = {
+  const note = key !== "version" && !tokens.some((token) => isKnown(token[source])) && h("span", { class: "warn" }, key === "mask" ? "no token is trained on" : "not recorded for this episode");
+  const scales = {
     advantage: () => scale(diverging, `−${largest}`, `+${largest}`),
     logprob: () => scale(["s0", "s1", "s2", "s3", "s4", "s5"], "likely, above −0.1", "unlikely, below −4 nats"),
     gap: () => scale(diverging, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats"),
     mask: () => [entry("p2", "trained on"), entry("n2", "sampled, not trained on")],
     version: () => versionList(episode).slice(0, 12).map((version, index) => entry(`v${index % 6}`, `version ${version}`)),
   };
-  return [missing || own[key](), entry("prompt", "prompt"), tokens.some(({ place }) => place === "forced") && entry("forced", "forced")];
+  return [note || scales[key](), entry("prompt", "prompt"), tokens.some(({ place }) => place === "forced") && entry("forced", "forced")];
 }

@@ -27,14 +27,14 @@ export async function showDiscovery([, id]) {
 }
 
 function drawSearch(run, search, charts) {
-  const { records, states, symbol, sign, known } = search;
+  const { records, states, symbol, sign, known: knownValue } = search;
   const best = records.reduce((top, record) => (!top || sign * record.value > sign * top.value ? record : top), null);
-  const dated = records.filter(({ step }) => isKnown(step));
-  if (dated.length > 1) charts.push(drawChart({ title: `${symbol}, record by step`, x: dated.map(({ step }) => step), series: [{ label: "", colour: "c0", values: dated.map(({ value }) => value) }], height: 180 }));
-  const chart = dated.length > 1 ? charts.at(-1).node : null;
+  const datedRecords = records.filter(({ step }) => isKnown(step));
+  if (datedRecords.length > 1) charts.push(drawChart({ title: `${symbol}, record by step`, x: datedRecords.map(({ step }) => step), series: [{ label: "", colour: "c0", values: datedRecords.map(({ value }) => value) }], height: 180 }));
+  const chart = datedRecords.length > 1 ? charts.at(-1).node : null;
   return section(`${search.env}: ${search.problem}`, null,
     best && h("div", { class: "headlines" }, h("div", { class: "headline" }, h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`), h("div", { class: "big" }, formatNumber(best.value, 7)))),
-    factList([["Known", known], ["Records", String(records.length)], ["States", String(states.length)]]), chart,
+    factList([["Known", knownValue], ["Records", String(records.length)], ["States", String(states.length)]]), chart,
     h("h3", null, plural(records.length, "record")), records.length > 0 ? h("div", { class: "records" }, records.toReversed().map((record) => drawRecord(run, search, record, record === best))) : emptyNote("No construction is valid yet."),
     states.length > 0 && drawStates(search));
 }
@@ -54,14 +54,14 @@ function drawRecord(run, { symbol, env }, record, isBest) {
 }
 
 function drawStates({ states, sign, symbol }) {
-  const shown = chooseStates(states, sign);
-  const facts = h("p", { class: "lead", role: "status" }, shown.length < states.length ? `The newest ${shown.length} of ${states.length} states.` : "Point at a state to see its value; the line of the best is emphasised.");
-  const tell = (state) => replace(facts, `State ${state.id}: ${symbol} = ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, `, state.parent ? `from ${state.parent}` : "a seed");
+  const chosenStates = chooseStates(states, sign);
+  const facts = h("p", { class: "lead", role: "status" }, chosenStates.length < states.length ? `The newest ${chosenStates.length} of ${states.length} states.` : "Point at a state to see its value; the line of the best is emphasised.");
+  const showState = (state) => replace(facts, `State ${state.id}: ${symbol} = ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, `, state.parent ? `from ${state.parent}` : "a seed");
   const index = new Map(states.map(({ id }, position) => [id, position]));
   const best = bestLineage(states, sign, index);
   const lineage = states.filter(({ id }) => best.has(id));
   const rows = lineage.map((state) => h("tr", null, h("th", { scope: "row", class: "mono" }, textLine(state.id, 60)), h("td", { class: "num" }, formatNumber(state.value, 7)), h("td", { class: "num" }, state.expansions), h("td", { class: "mono" }, textLine(state.parent ?? "seed", 60))));
-  return h("div", null, h("h3", null, "States"), facts, h("div", { class: "states-frame" }, statesPicture(shown, sign, tell)),
+  return h("div", null, h("h3", null, "States"), facts, h("div", { class: "states-frame" }, statesPicture(chosenStates, sign, showState)),
     fold(`Line of the best: ${plural(lineage.length, "state")}`, makeTable("Line of the best state", ["State", [symbol, "num"], ["Expansions", "num"], "Parent"], rows).node));
 }
 

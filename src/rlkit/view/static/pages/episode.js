@@ -22,8 +22,8 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
   const [position, member, attempt] = place;
   const title = `Member ${member}${attempt === "0" ? "" : `, attempt ${Number(attempt) + 1}`}`;
   const places = [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]], [title, [kind, step, "episode", ...place]]];
-  const keep = { view: query.view, colour: query.colour };
-  const [previous, next] = [at(episode.neighbours.previous, keep), at(episode.neighbours.next, keep)];
+  const viewQuery = { view: query.view, colour: query.colour };
+  const [previous, next] = [at(episode.neighbours.previous, viewQuery), at(episode.neighbours.next, viewQuery)];
   return makeRunView(run, kind, places, [drawHead(run, episode, title), tabs, body], { previous, next, requery: draw, opened: () => scrollToTurn(query.turn), close: () => context.close() });
 }
 
@@ -35,7 +35,7 @@ function drawHead(run, episode, title) {
     h("div", null, h("h1", null, textLine(episode.task, 120), " ", statusBadge(episode.status)),
       h("p", { class: "lead" }, `${title} · `, textLine(episode.env), " · ", h("a", { href: task }, "this task across steps"))),
     h("div", { class: "headline" }, h("div", { class: "label" }, "Reward"), h("div", { class: "big" }, formatReward(episode.reward))),
-    factList([["Sampled tokens", formatCount(sampled)], ["Duration", isKnown(episode.seconds) ? formatDuration(episode.seconds) : null], ["Group taught", episode.kind === "step" ? taught : null],
+    factList([["Sampled tokens", sampled ? formatCount(sampled) : null], ["Duration", isKnown(episode.seconds) ? formatDuration(episode.seconds) : null], ["Group taught", episode.kind === "step" ? taught : null],
       ["Estimator", episode.estimator], ["Baseline", isKnown(episode.baseline) ? formatReward(episode.baseline) : null], ["Draw", episode.draw], ["Masked", episode.masked ? "yes" : null]]),
     metricFacts({ ...episode.metrics, ...episode.info, view: undefined }), errorBlock(episode.error));
 }
@@ -66,7 +66,7 @@ function colouringOf(query) {
 function turnHead(episode, index) {
   const { parent, completion, version, datum, stop, reward, seconds } = episode.turns[index];
   const facts = [
-    isKnown(parent) && parent !== index - 1 && `continues turn ${parent + 1}`, !isKnown(parent) && index > 0 && "new segment", `${formatCount(completion.length)} tokens`, isKnown(version) && `weights version ${version}`,
+    isKnown(parent) && parent !== index - 1 && `continues turn ${parent + 1}`, !isKnown(parent) && index > 0 && "new segment", completion.length > 0 && `${formatCount(completion.length)} tokens`, isKnown(version) && `weights version ${version}`,
     isKnown(datum) && `datum ${datum}`, stop && `stop: ${stop}`, isKnown(reward) && `reward ${formatReward(reward)}`, isKnown(seconds) && formatDuration(seconds),
   ];
   return h("header", { class: "turn-head" }, h("h3", null, `Turn ${index + 1}`), h("span", { class: "muted" }, facts.filter(Boolean).join(" · ")));

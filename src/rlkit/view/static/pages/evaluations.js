@@ -22,8 +22,8 @@ export async function showEvaluations([, id], query) {
     parts = envs.map((env) => drawEnv(run, env, evaluations, state));
     replace(body, parts.length ? parts.map((part) => part.node) : emptyNote("No evaluation is recorded."));
     const steps = evaluations.map(({ step }) => [String(step), `step ${step}`]);
-    const shown = { at: steps.at(-1)?.[0], ...state };
-    replace(controls, choiceControl("Evaluation", "at", steps, shown), textControl("Task", "q", state), choiceControl("Sort tasks", "order", ORDERS, state));
+    const choice = { at: steps.at(-1)?.[0], ...state };
+    replace(controls, choiceControl("Evaluation", "at", steps, choice), textControl("Task", "q", state), choiceControl("Sort tasks", "order", ORDERS, state));
   };
   const requery = (changed) => {
     const isNew = changed.at !== state.at;
@@ -43,16 +43,16 @@ export async function showEvaluations([, id], query) {
 }
 
 function drawEnv(run, env, evaluations, query) {
-  const present = evaluations.flatMap(({ step, envs }) => envs.filter((row) => row.env === env).map((row) => ({ step, ...row })));
-  const shown = present.find(({ step }) => String(step) === query.at) ?? present.at(-1);
-  const column = (key) => present.map((row) => row[key]);
+  const rows = evaluations.flatMap(({ step, envs }) => envs.filter((row) => row.env === env).map((row) => ({ step, ...row })));
+  const evaluation = rows.find(({ step }) => String(step) === query.at) ?? rows.at(-1);
+  const column = (key) => rows.map((row) => row[key]);
   const hasInterval = column("low").some(isKnown);
   const series = [{ label: hasInterval ? "mean, 95 % interval" : "mean", colour: "c0", values: column("mean"), low: hasInterval ? column("low") : null, high: hasInterval ? column("high") : null }];
-  const chart = drawChart({ title: shown.metric, x: column("step"), height: 200, onStep: (step) => setQuery({ at: step }), series });
-  const tasks = drawTasks(run, env, present, query);
-  const score = h("p", { class: "lead" }, `Step ${shown.step}: `, h("b", null, formatReward(shown.mean)), isKnown(shown.low) && ` (${formatReward(shown.low)} to ${formatReward(shown.high)})`,
-    ` over ${plural(shown.episodes, "episode")} · `, h("a", { href: makeHash(["run", run.id, "evaluation", String(shown.step)]) }, "all groups"));
-  return { node: section(env, score, chart.node, drawLabels(shown), tasks.node), filter: tasks.filter, close: () => (chart.close(), tasks.close()) };
+  const chart = drawChart({ title: evaluation.metric, x: column("step"), height: 200, onStep: (step) => setQuery({ at: step }), series });
+  const tasks = drawTasks(run, env, rows, query);
+  const score = h("p", { class: "lead" }, `Step ${evaluation.step}: `, h("b", null, formatReward(evaluation.mean)), isKnown(evaluation.low) && ` (${formatReward(evaluation.low)} to ${formatReward(evaluation.high)})`,
+    ` over ${plural(evaluation.episodes, "episode")} · `, h("a", { href: makeHash(["run", run.id, "evaluation", String(evaluation.step)]) }, "all groups"));
+  return { node: section(env, score, chart.node, drawLabels(evaluation), tasks.node), filter: tasks.filter, close: () => (chart.close(), tasks.close()) };
 }
 
 function drawLabels({ env, labels }) {
@@ -64,12 +64,12 @@ function drawLabels({ env, labels }) {
   return makeTable(`Scores of ${env} by label`, ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]], rows).node;
 }
 
-function drawTasks(run, env, present, query) {
-  const scores = new Map(present.flatMap(({ tasks }) => tasks.map(([id]) => [id, present.map(() => null)])));
-  present.forEach(({ tasks }, column) => tasks.forEach(([id, mean]) => (scores.get(id)[column] = mean)));
+function drawTasks(run, env, rows, query) {
+  const scores = new Map(rows.flatMap(({ tasks }) => tasks.map(([id]) => [id, rows.map(() => null)])));
+  rows.forEach(({ tasks }, column) => tasks.forEach(([id, mean]) => (scores.get(id)[column] = mean)));
   const all = [...scores].map(([id, means]) => ({ id, means, change: (means.findLast(isKnown) ?? 0) - (means.find(isKnown) ?? 0) }));
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
-  const table = makeTable(`Tasks of ${env}`, ["Task", ...present.map(({ step }) => [String(step), "cell"])]);
+  const table = makeTable(`Tasks of ${env}`, ["Task", ...rows.map(({ step }) => [String(step), "cell"])]);
   table.node.classList.add("matrix");
   const drawTask = ({ id, means }) => makeRow([h("a", { class: "row-link", href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),
     ...means.map((mean) => [h("span", { class: `chip ${rewardClass(mean, range)}` }, isKnown(mean) && formatReward(mean)), "cell"])]);

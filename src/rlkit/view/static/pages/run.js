@@ -79,7 +79,8 @@ function drawConfig(run) {
   const rows = run.config.map(([key, value, origin]) => h("tr", { class: origin === "default" ? "default" : null },
     h("th", { scope: "row", class: "mono" }, textLine(key, 120)), h("td", { class: "mono" }, textBlock(value, "plain")), h("td", { class: "muted" }, textLine(origin ?? ""))));
   const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
-  const filter = h("input", { type: "checkbox", onchange: (event) => table.node.classList.toggle("only-set", event.target.checked) });
-  const others = h("label", { class: "field check" }, filter, h("span", null, "Only values that differ from the default"));
+  table.node.classList.add("only-set");
+  const filter = h("input", { type: "checkbox", onchange: () => table.node.classList.toggle("only-set") });
+  const others = h("label", { class: "field check" }, filter, h("span", null, "Show defaults"));
   return section("Configuration", others, table.node, h("p", null, h("a", { href: makeHash([], { select: run.id }) }, "Compare with other runs")));
 }

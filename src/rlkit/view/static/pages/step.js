@@ -29,9 +29,14 @@ export async function showStep([, id, kind, step], query) {
   const at = (number) => (isKnown(number) ? makeHash(["run", id, kind, String(number)]) : null);
   const picker = field("Go to", selectBox(steps.map((number) => [String(number), `${kind} ${number}`]), step, (number) => navigate(at(number))));
   const place = stepPlace(kind, step);
-  const content = [h("div", { class: "page-head" }, h("div", null, h("h1", null, place[0]), summary), picker), drawFilters(groups, query), table.node];
+  const content = [h("div", { class: "page-head" }, h("div", null, h("h1", null, place[0]), summary), picker), drawFilters(groups, query), table.node, drawLegend()];
   const [previous, next] = [at(steps.findLast((number) => number < Number(step))), at(steps.find((number) => number > Number(step)))];
   return makeRunView(run, kind, [place], content, { previous, next, requery, close: () => state.stop() });
+}
+
+function drawLegend() {
+  const entries = [["r4", "high"], ["r0", "low"], ["cut", "cut at a limit"], ["masked", "not trained on"], ["failed", "failed"]];
+  return h("p", { class: "chips" }, entries.map(([kind, label]) => h("span", { class: `chip ${kind}` }, label)));
 }
 
 async function searchReplies(state, path) {
@@ -87,8 +92,8 @@ function drawGroups(state, body, summary) {
   const episodes = groups.reduce((sum, group) => sum + group.members.length, 0);
   const mixed = groups.filter(isMixed).length;
   const taught = groups.filter((group) => group.taught).length;
-  const shown = groups.length === state.groups.length ? "" : ` of ${state.groups.length}`;
-  replace(summary, `${plural(groups.length, "group")}${shown}, ${plural(episodes, "episode")} · ${mixed} mixed${state.kind === "step" ? `, ${taught} taught` : ""}`);
+  const total = groups.length === state.groups.length ? "" : ` of ${state.groups.length}`;
+  replace(summary, `${plural(groups.length, "group")}${total}, ${plural(episodes, "episode")} · ${mixed} mixed${state.kind === "step" ? `, ${taught} taught` : ""}`);
   state.stop = growRows(body, groups, (group) => drawGroup(state, group), "No group matches.");
 }
 

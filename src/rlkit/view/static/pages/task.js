@@ -14,8 +14,8 @@ export async function showTask([, id, , env, taskId], query) {
   const [{ runs }, ...sides] = await Promise.all([load("runs"), ...ids.map((runId) => loadSide(runId, env, taskId))]);
   const [{ run, task, tasks }] = sides;
   const others = runs.filter((other) => other.id !== id && other.envs.includes(env)).map((other) => [other.id, other.name]);
-  const known = sides.filter((side) => side.task);
-  const chart = known.length > 0 && drawRewards(known);
+  const playedSides = sides.filter((side) => side.task);
+  const chart = playedSides.length > 0 && drawRewards(playedSides);
   const content = [
     h("div", { class: "page-head" }, h("div", null, h("h1", null, textLine(taskId, 160)), h("p", { class: "lead" }, textLine(env))), others.length > 0 && choiceControl("Compare with", "against", [["", "no other run"], ...others], query)),
     !task && emptyNote("This run has not played the task."), sides.length > 1 && drawVerdict(sides), chart && chart.node,
