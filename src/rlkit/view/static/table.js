@@ -1,7 +1,7 @@
 /** Long lists: rows are drawn when they come near the screen. */
 import { h } from "rlkit/dom";
 
-const ROWS_AT_ONCE = 100;
+const ROWS_AT_ONCE = 50;
 
 /**
  * Fill the body of a table with rows. The first ones are drawn now, others when the end comes into view.
