@@ -32,7 +32,7 @@ function drawSearch(run, search, charts) {
   const datedRecords = records.filter(({ step }) => isKnown(step));
   if (datedRecords.length > 1) charts.push(drawChart({ title: `${symbol}, record by step`, x: datedRecords.map(({ step }) => step), series: [{ label: "", colour: "c0", values: datedRecords.map(({ value }) => value) }], height: 180 }));
   const chart = datedRecords.length > 1 ? charts.at(-1).node : null;
-  return section(`${search.env}: ${search.problem}`, null,
+  return section(search.env === search.problem ? search.env : `${search.env}: ${search.problem}`, null,
     best && h("div", { class: "headlines" }, h("div", { class: "headline" }, h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`), h("div", { class: "big" }, formatNumber(best.value, 7)))),
     factList([["Known", knownValue], ["Records", String(records.length)], ["States", String(states.length)]]), chart,
     h("h3", null, plural(records.length, "record")), records.length > 0 ? h("div", { class: "records" }, records.toReversed().map((record) => drawRecord(run, search, record, record === best))) : emptyNote("No construction is valid yet."),
@@ -49,7 +49,7 @@ function drawRecord(run, { symbol, env }, record, isBest) {
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
     h("header", null, h("h4", null, `${symbol} = ${formatNumber(record.value, 7)}`), isBest && h("span", { class: "badge good" }, "best"), record.polished && h("span", { class: "badge" }, "polished")),
     picture, h("p", { class: "sub" }, origin.filter(Boolean).map((part, index) => [index > 0 && " · ", part])),
-    record.claim && h("div", { class: "sub" }, textBlock(record.claim, "plain", 400)),
+    record.claim && h("div", { class: "sub" }, textBlock(`The program claims ${record.claim}`, "plain", 400)),
     record.program && fold("Program", textBlock(record.program, "code")), record.values?.length > 0 && fold(plural(record.values.length, "value"), textBlock(JSON.stringify(record.values), "code", 4000)));
 }
 
