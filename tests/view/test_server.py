@@ -71,6 +71,13 @@ def test_static_files_are_those_of_the_package_only(client: httpx.Client) -> Non
         assert client.get(path).status_code == 404
 
 
+def test_the_frame_of_an_environments_picture_has_no_origin_and_no_network(client: httpx.Client) -> None:
+    policy = client.get("/frame.html").headers["content-security-policy"]
+    assert policy.startswith("sandbox allow-scripts; default-src 'none'; ")
+    assert "allow-same-origin" not in policy
+    assert policy.endswith("frame-ancestors 'self'")
+
+
 def test_an_unchanged_page_is_not_sent_again(client: httpx.Client) -> None:
     first = client.get("/api/runs")
     again = client.get("/api/runs", headers={"If-None-Match": first.headers["etag"]})

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parent / "static"
 
+_FRAME = "/frame.html"
+_FRAME_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; frame-ancestors 'self'"
+)
+"""Policy of the frame that shows an environment's own picture: its code has no origin and no network."""
+
 
 @cache
 def content_security_policy(frame_ancestors: str) -> str:
@@ -41,7 +48,7 @@ def content_security_policy(frame_ancestors: str) -> str:
         "style-src 'self'",
         "img-src 'self' data: blob:",
         "connect-src 'self'",
-        "frame-src 'self' blob: data:",
+        "frame-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         f"frame-ancestors {frame_ancestors}",
@@ -86,13 +93,18 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
     ]
     return Starlette(routes=routes, middleware=[
         Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),  # no page of another site
-        Middleware(BaseHTTPMiddleware, dispatch=partial(_add_headers, content_security_policy(frame_ancestors))),
+        Middleware(BaseHTTPMiddleware, dispatch=partial(_add_headers, frame_ancestors)),
         Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
     ])  # fmt: skip
 
 
-async def _add_headers(policy: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+async def _add_headers(
+    frame_ancestors: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
     response = await call_next(request)
+    policy = content_security_policy(frame_ancestors)
+    if request.url.path == _FRAME:
+        policy = _FRAME_POLICY if "none" in frame_ancestors else f"{_FRAME_POLICY} {frame_ancestors}"
     response.headers.update({
         "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",
