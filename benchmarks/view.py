@@ -22,6 +22,7 @@ peer, which gets the episodes of two steps by `rlkit export` in its own format, 
     polling       processor time of the server while the run's page is open, as a share of one processor
     training      time of the steps of a real small training with its page open, which polls it every two seconds,
                   compared with the same training without, in turns
+    its server    share of the time of all processors that the server takes from that training
 
 A time is the best of a few rounds, because a shared machine has slow minutes; their median stands beside it. All times
 end after the browser has painted.
@@ -40,9 +41,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from subprocess import PIPE, STDOUT
 from urllib.parse import quote
 from urllib.request import urlopen
 
@@ -102,16 +104,15 @@ class Server:
     def _processes(self) -> list[int]:
         processes = [self._process.pid]
         for process in processes:
-            processes += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
+            for file in Path(f"/proc/{process}/task").glob("*/children"):
+                processes += map(int, file.read_text().split())
         return processes
 
 
 @contextmanager
 def serve(command: Sequence[str], *, link: str | None = None) -> Iterator[Server]:
     """Start a server; its link is the first line that it prints, unless it is known."""
-    process = subprocess.Popen(
-        command, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, text=True, start_new_session=True, stdout=PIPE, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         yield Server(process, link or process.stdout.readline().strip())
@@ -273,28 +274,47 @@ def export_logs(made: MadeRuns, folder: Path) -> tuple[Path, str]:
     return logs, next(path.name for path in logs.iterdir() if f"{made.long_step:06d}" in path.name)
 
 
-def train(directory: Path) -> float:
-    """Train the example for a few steps, and return the seconds of its steps."""
-    environment = {**os.environ, "RLKIT_RUNS_DIR": str(directory)}
-    command = [sys.executable, "-m", "rlkit", "train", str(EXAMPLE), f"steps={TRAINING_STEPS}", "name=training"]
-    subprocess.run([*command, "eval.every=0"], env=environment, check=True, capture_output=True)
-    lines = (directory / "training" / "metrics.jsonl").read_text().splitlines()
-    return sum(json.loads(line).get("time/step_s", 0.0) for line in lines)
+def train(browser: Browser, *, is_watched: bool) -> tuple[float, float]:
+    """Train the example for a few steps, with its page open or without.
+
+    Returns:
+        Seconds of its steps, and the server's share of the time of all processors.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "training"
+        command = [sys.executable, "-m", "rlkit", "train", str(EXAMPLE), f"steps={TRAINING_STEPS}", "eval.every=0"]
+        environment = {**os.environ, "RLKIT_RUNS_DIR": folder}
+        with (
+            ExitStack() as stack,
+            subprocess.Popen([*command, f"name={run.name}"], env=environment, stdout=PIPE, stderr=STDOUT) as process,
+        ):
+            while process.poll() is None and not (run / "run.json").exists():
+                time.sleep(0.1)
+            server, share = stack.enter_context(serve_runs(run)) if is_watched else None, 0.0
+            if server is not None:
+                Visitor(browser, server.link).load(f"/run/{run.name}", "document.querySelector('.run-head')")
+                began_s, cpu_s = time.perf_counter(), server.cpu_s
+                output, _ = process.communicate()
+                share = (server.cpu_s - cpu_s) / (time.perf_counter() - began_s) / len(os.sched_getaffinity(0))
+            else:
+                output, _ = process.communicate()
+        if process.returncode:
+            sys.exit(output.decode())
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        return sum(json.loads(line).get("time/step_s", 0.0) for line in lines), share
 
 
-def measure_training(browser: Browser, *, rounds: int) -> tuple[list[float], list[float]]:
-    """Return seconds of trainings with the page open, and without."""
-    watched, alone = list[float](), list[float]()
+def compare_training(browser: Browser, *, rounds: int) -> None:
+    """Print how much a training is slowed by its page."""
+    seconds, shares = {True: list[float](), False: list[float]()}, list[float]()
     for number in range(rounds):
         for is_watched in (number % 2 == 0, number % 2 == 1):
-            with tempfile.TemporaryDirectory() as folder, serve_runs(Path(folder)) as server:
-                visitor = Visitor(browser, server.link)
-                if is_watched:
-                    visitor.load("/run/training", "document.querySelector('h1')")
-                (watched if is_watched else alone).append(train(Path(folder)))
-                if visitor.page is not None:
-                    visitor.page.context.close()
-    return watched, alone
+            seconds_of_steps, share = train(browser, is_watched=is_watched)
+            seconds[is_watched].append(seconds_of_steps)
+            shares += [share] if is_watched else []
+    watched, alone = min(seconds[True]), min(seconds[False])
+    print_row("training", watched / alone, f"({watched:.1f} s, alone {alone:.1f} s)", 1.02, unit="×")
+    print_row("its server", 100 * max(shares), "", 2.0, unit="%")
 
 
 def measure_polling(visitor: Visitor, server: Server) -> float:
@@ -332,10 +352,7 @@ def main() -> None:
         measure_own(browser, made, rounds=options.rounds)
         compare_peer(browser, made, rounds=options.rounds)
         if options.training_rounds:
-            watched, alone = measure_training(browser, rounds=options.training_rounds)
-            ratio = median(watched) / median(alone)
-            detail = f"({median(watched):.1f} s, alone {median(alone):.1f} s)"
-            print_row("training", ratio, detail, 1.02, unit="×")
+            compare_training(browser, rounds=options.training_rounds)
 
 
 def measure_own(browser: Browser, made: MadeRuns, *, rounds: int) -> None:
