@@ -106,7 +106,7 @@ class Server:
         for process in processes:
             for file in Path(f"/proc/{process}/task").glob("*/children"):
                 processes += map(int, file.read_text().split())
-        return processes
+        return [process for process in processes if Path(f"/proc/{process}/comm").read_text() != "uv\n"]
 
 
 @contextmanager
