@@ -43,7 +43,9 @@ def _score_env(env: str, metrics: Mapping[str, float], tasks: list[list[object]]
         "episodes": metrics.get(f"eval/{env}/episodes"),
         "tasks": tasks,
         "labels": [
-            {**score, "n": metrics.get(f"eval/{env}/{score['label']}/tasks")} for score in scores if score["label"]
+            {**score, "n": metrics.get(f"eval/{env}/{score['label']}/tasks")}
+            for score in scores
+            if score["label"] and score["metric"] == main["metric"]
         ],
     }
 

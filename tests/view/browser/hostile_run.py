@@ -89,11 +89,10 @@ def write_hostile_run(directory: Path, *, texts: Sequence[str] = TEXTS) -> Path:
     for draw, members in enumerate(batched(enumerate(texts), MEMBERS)):
         episodes = tuple(make_episode(text, number, member) for member, (number, text) in enumerate(members))
         env, task = members[0][1][:SHORT], members[-1][1][:SHORT]
-        groups.append(RecordedGroup(Group(env, escape(task), draw, episodes), True, episodes))
+        groups.append(RecordedGroup(Group(escape(env), escape(task), draw, episodes), True, episodes))
     for draw, name in enumerate(NAMES, len(groups)):
         episodes = (make_episode(name, 0, 0), make_episode(name, 1, 1))
         groups.append(RecordedGroup(Group(name, name, draw, episodes), True, episodes))
-    groups = [RecordedGroup(Group(escape(g.group.env), g.group.task, g.group.draw, g.group.episodes), True, g.attempts) for g in groups]  # fmt: skip
     resolved = load_config([], settings={"model": f"{texts[0]} model", "envs": {"env": {"env": texts[0]}}, "steps": 2})
     with RunStore(directory, resolved=resolved) as store:
         pieces = PieceWriter(pieces_path(directory), lambda token: make_piece(texts, token))

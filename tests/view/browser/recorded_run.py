@@ -266,7 +266,7 @@ def record(directory: Path, *, steps: int, learning_rate: float, is_gated: bool 
         "model": "simulated",
         "steps": steps,
         "envs": {"sums": {"weight": 2.0}, "shop": {}},
-        "eval": {"every": 4, "envs": {"held_out": {"env": "tests.view.browser.recorded_run:make_evaluation", "attempts": 3}}},
+        "eval": {"every": 4, "envs": {"held_out": {"env": f"{__spec__.name}:make_evaluation", "attempts": 3}}},
         "batch": {"groups": 6, "group_size": 4},
         "sampling": {"max_tokens": MAX_TOKENS},
         "rollouts": {"max_retries": 1},

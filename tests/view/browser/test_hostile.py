@@ -28,10 +28,11 @@ HIDDEN = r"""() => {
   return [...new Set(found)].slice(0, 5);
 }"""  # noqa: E501  one regular expression
 
-MARKUP = """() => [...document.querySelectorAll("#app script, #app iframe, #app object, #app embed, #app link, #app style,"
-  + "#app base, #app meta, #app video, #app audio, #app form[action], #app [onerror], #app [onload], #app [style*=fixed],"
-  + "#app a[href^='javascript' i], #app a[href^='data:'], #app a[href^='http'], #app img:not([src^='data:image/'])")]
-  .map((node) => node.outerHTML.slice(0, 200))"""
+FOREIGN_NODES = """() => [...document.querySelectorAll([
+  "script", "iframe", "object", "embed", "link", "style", "base", "meta", "video", "audio", "form[action]", "[onerror]",
+  "[onload]", "[style*=fixed]", "a[href^='javascript' i]", "a[href^='data:']", "a[href^='http']",
+  "img:not([src^='data:image/'])",
+].map((selector) => `#app ${selector}`).join(","))].map((node) => node.outerHTML.slice(0, 200))"""
 
 FRAME = """() => {
   const [top, main] = [document.querySelector("header.top"), document.querySelector("#main")].map((node) => node.getBoundingClientRect());
@@ -44,7 +45,7 @@ def inspect(visit: Visit) -> None:
     visit.check()
     assert visit.overflow_px() <= 0, visit.hash
     assert visit.page.evaluate(FRAME), visit.hash
-    assert visit.page.evaluate(MARKUP) == [], visit.hash
+    assert visit.page.evaluate(FOREIGN_NODES) == [], visit.hash
     assert visit.page.evaluate(HIDDEN) == [], visit.hash
     assert visit.page.evaluate("() => document.title").endswith("rlkit")
 

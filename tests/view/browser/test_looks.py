@@ -18,6 +18,13 @@ PAGES = (
     "runs", "run", "compare", "step", "group", "difference", "episode", "tokens", "files", "renderer", "tasks", "task",
     "evaluations", "evaluation", "discovery",
 )  # fmt: skip
+SHORTEN = """(names) => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    for (const [name, short] of names) if (node.data.includes(name)) node.data = node.data.replaceAll(name, short);
+}"""
+"""Replace folders of this machine by those of a reader."""
+
 PICTURE_BYTES = 1_200_000
 """Most that the pictures of the documentation may have together."""
 
@@ -45,7 +52,7 @@ def find_hash(runs: Path, page: str) -> str:
         "group": group,
         "difference": f"{group}?diff={pair[0]}%2C{pair[1]}",
         "episode": episode_hash(shop_step, shop),
-        "tokens": f"#/run/shop/step/{mixed_step}/episode/{mixed[0]}/{final.member.iloc[0]}/{final.attempt.iloc[0]}?view=tokens",
+        "tokens": episode_hash(step, sums, "?view=tokens&colour=logprob"),
         "files": episode_hash(shop_step, shop, "?view=files"),
         "renderer": episode_hash(step, sums, "?view=env"),
         "tasks": "#/run/shop/tasks",
@@ -108,7 +115,8 @@ def test_no_page_is_wider_than_the_window(
     names = visit.page.evaluate(
         "() => [...document.querySelectorAll('#main input, #main select, #main button, header a, header button')]"
         ".filter((one) => { const box = one.getBoundingClientRect();"
-        " return box.width && !one.closest('.table-frame, .columns, .hidden') && (box.left < 0 || box.right > innerWidth); })"
+        " const isFramed = one.closest('.table-frame, .columns, .hidden');"
+        " return box.width && !isFramed && (box.left < 0 || box.right > innerWidth); })"
         ".map((one) => one.outerHTML)"
     )
     assert names == []
@@ -148,6 +156,7 @@ def test_each_page_has_its_picture(
     visit = visit_link(link, scheme="dark" if page == "tokens" else "light")
     visit.open(find_hash(runs, page))
     settle(visit)
+    visit.page.evaluate(SHORTEN, [[str(runs), "~/rlkit-runs"], [str(ROOT), "~/rlkit"]])
     path = tmp_path / f"{page}.png"
     visit.page.screenshot(path=str(path))
     image = pytest.importorskip("PIL.Image").open(path)

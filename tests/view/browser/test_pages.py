@@ -176,7 +176,10 @@ def test_rendered_tokens_are_the_recorded_ones_with_their_numbers(visit: Visit, 
     spans = visit.page.locator(".tokens .chunk span")
     assert spans.count() == sum(len(turn["prompt"]) + len(turn["completion"]) for turn in turns)
     first = len(turns[0]["prompt"])
-    text = "".join(visit.page.evaluate(f"() => [...document.querySelectorAll('.tokens .chunk span')].slice(0, {first}).map((span) => span.textContent)"))  # fmt: skip
+    script = (
+        "(count) => [...document.querySelectorAll('.tokens .chunk span')].slice(0, count).map((one) => one.innerText)"
+    )
+    text = "".join(visit.page.evaluate(script, first))
     expected = "".join(episode["pieces"][str(token)] for token in turns[0]["prompt"])
     assert text.replace("↵", "") == expected
     assert "<|im_start|>" in text
@@ -256,8 +259,9 @@ def test_evaluations_show_scores_with_intervals_labels_and_tasks(visit: Visit, r
     last = [line for line in read_lines(runs / "shop") if "eval/held_out/reward/mean" in line][-1]
     low, high = (last[f"eval/held_out/avg_at_3/{name}"] for name in ("low", "high"))
     assert f"{last['eval/held_out/avg_at_3']:.2f} ({low:.2f} to {high:.2f})" in text
-    for label in ("small", "large"):
-        assert label in text
+    for label in ("size/small", "size/large"):
+        assert text.count(label) == 1
+        assert f"{last[f'eval/held_out/{label}/avg_at_3']:.2f}" in text
     for number in range(6):
         assert f"{10 * number + 7} + 25" in text
     visit.page.get_by_role("link", name="all groups").click()
