@@ -15,11 +15,13 @@ def is_locked(path: Path) -> bool:
     """
     try:
         status = path.stat()
-        device, place = status.st_dev, f":{status.st_ino}"
+        device, place, holder = status.st_dev, f":{status.st_ino}", path.read_text().strip()
         if _LOCKS.exists():
-            held = {line.split()[5 + (line.split()[1] == "->")] for line in _LOCKS.read_text().splitlines()}
-            return f"{os.major(device):02x}:{os.minor(device):02x}{place}" in held
-        os.kill(int(path.read_text()), 0)
+            locks = [line.replace("-> ", "").split()[4:6] for line in _LOCKS.read_text().splitlines()]
+            file = f"{os.major(device):02x}:{os.minor(device):02x}{place}"
+            # Some file systems, such as btrfs, show another device here than in the status of a file.
+            return any(name == file or (name.endswith(place) and process == holder) for process, name in locks)
+        os.kill(int(holder), 0)
     except PermissionError:  # a process of another user
         return True
     except (OSError, ValueError):
