@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from rlkit.token_records.pieces import decode_pieces, pieces_path
 from rlkit.token_records.updates import RecordedUpdate, update_path
-from rlkit.view.tables import Kind, Row, find_table, read_episodes, read_members, read_texts, read_updates
+from rlkit.view.tables import Kind, Row, find_table, read_members, read_replies, read_texts, read_updates
 
 _NAMES = ("member", "attempt", "status", "reward", "tokens", "turns", "seconds", "cut", "masked", "versions", "metrics")
 _SNIPPET_CHARS = 80
@@ -74,15 +75,13 @@ def _find_reason(final: Sequence[Row], *, is_trained: bool, update: RecordedUpda
 
 def search_replies(directory: Path, kind: Kind, number: int, text: str) -> list[list[Any]]:
     """Return position, member, attempt and an excerpt of each episode with a text in a reply, whatever its case."""
-    path, pieces, matches = find_table(directory, kind, number), read_texts(pieces_path(directory)), list[list[Any]]()
-    for position in sorted({row["position"] for row in read_members(path)}) if text else ():
-        for row in read_episodes(path, position):
-            for turn in row["turns"]:
-                reply = decode_pieces(pieces, turn["completion"]) if pieces else turn.get("completion_text") or ""
-                place = reply.casefold().find(text.casefold())
-                if place >= 0:
-                    start = max(place - _SNIPPET_CHARS, 0)
-                    excerpt = reply[start : place + len(text) + _SNIPPET_CHARS]
-                    matches.append([position, row["member"], row["attempt"], excerpt])
-                    break
-    return matches
+    pieces, matches = read_texts(pieces_path(directory)), list[list[Any]]()
+    pattern = re.compile(re.escape(text), re.IGNORECASE)
+    for row in read_replies(find_table(directory, kind, number)) if text else ():
+        for turn in row["turns"]:
+            reply = turn.get("completion_text") or decode_pieces(pieces, turn["completion"])
+            if match := pattern.search(reply):
+                excerpt = reply[max(match.start() - _SNIPPET_CHARS, 0) : match.end() + _SNIPPET_CHARS]
+                matches.append([row["position"], row["member"], row["attempt"], excerpt])
+                break
+    return sorted(matches)

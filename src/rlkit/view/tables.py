@@ -8,7 +8,7 @@ Invariant: reading is enough to read; no file of a run is opened for writing or 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,8 @@ type Kind = Literal["step", "evaluation"]
 _SCORE = ["final", "env", "task", "status", "position", "member", "attempt", "reward"]
 _MEMBER = [*_SCORE, "counts", "draw", "error", "masked", "seconds", "metrics"]
 _TURN = ["stop", "version", "sampled.list.element"]
+_REPLY = ["completion", "completion_text"]  # earlier releases have texts
+_BATCH_ROWS = 16  # as Python objects, tokens need ten times the memory
 
 
 def cache_file[T](read: Callable[[Path], T]) -> Callable[[Path], T]:
@@ -75,6 +77,13 @@ def read_episodes(path: Path, position: int) -> list[Row]:
 
 
 read_texts, read_updates = cache_file(read_pieces), cache_file(read_update)
+
+
+def read_replies(path: Path) -> Iterator[Row]:
+    """Yield position, member, attempt and turns of each episode, turns with their completion only."""
+    table = _read(path, ["position", "member", "attempt", *(f"turns.list.element.{name}" for name in _REPLY)])
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        yield from cast("list[Row]", batch.to_pylist())
 
 
 def _read(path: Path, columns: list[str] | None) -> pa.Table:
