@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from rlkit.store import table
 from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.token_records.updates import read_update, update_path
-from rlkit.types import Group, Image, Message, Prompt
+from rlkit.types import Episode, Group, Image, Message, Prompt
+from rlkit.view import locks
 from rlkit.view.api import respond
 from rlkit.view.library import Library
 from tests.builders import episode, piece, turn
@@ -249,6 +251,29 @@ def test_a_run_is_live_while_its_lock_is_held_and_the_page_takes_no_lock(tmp_pat
     assert get(tmp_path, "runs")["runs"][0]["status"] == "dead"
 
 
+def test_a_lock_is_found_where_the_list_names_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, number = write_run(tmp_path / "live", steps=1, status="running"), 4321
+    (run / "lock").write_text(f"{number}\n")
+    file = (run / "lock").stat().st_ino
+    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "locks")
+    for process, name, status in (
+        (number, f"00:99:{file}", "running"),
+        (1, f"00:99:{file}", "dead"),
+        (number, "00:99:1", "dead"),
+    ):
+        (tmp_path / "locks").write_text(
+            f"1: FLOCK  ADVISORY  WRITE {process} {name} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 7 00:01:2 0 EOF\n"
+        )
+        assert get(tmp_path, "runs")["runs"][0]["status"] == status
+
+
+def test_a_mean_of_zero_over_environments_is_a_mean(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    names = {"env/all/reward/mean": 0.0, "env/a/reward/mean": -0.5, "env/b/reward/mean": 0.3}
+    (run / "metrics.jsonl").write_text(f"{json.dumps({'step': 1, **names})}\n")
+    assert get(tmp_path, "runs")["runs"][0]["reward"] == [0.0, 0.0]
+
+
 def test_the_files_of_a_trial_are_read_inside_its_folder_only(tmp_path: Path) -> None:
     trial = tmp_path / "trial"
     (trial / "agent").mkdir(parents=True)
@@ -276,6 +301,90 @@ def test_an_unreadable_run_is_listed_with_its_reason(folder: Path, tmp_path: Pat
     assert rows["broken"]["status"] == "unreadable"
     assert "run.json is damaged" in rows["broken"]["reason"]
     assert rows["mixed"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.json", '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
+        ("run.json", '{"status": ["x"], "started": "today", "identity": {"envs": 7, "model": []}, "error": {}}'),
+        ("run.json", '{"identity": 5, "findings": [1]}'),
+        ("usage.json", '{"sampled_tokens": "many", "trained_tokens": 1e999}'),
+        ("metrics.jsonl", '{"step": 1, "env/words/reward/mean": "x"}\n'),
+        ("config.yaml", "steps: &steps [*steps]"),
+        (
+            "config.yaml",
+            "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)),
+        ),
+    ],
+)
+def test_values_of_unexpected_types_hide_no_other_run(folder: Path, tmp_path: Path, name: str, text: str) -> None:
+    shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    shutil.copytree(folder / "mixed", tmp_path / "odd")
+    (tmp_path / "odd" / name).write_text(text)
+    rows = {row["id"]: row for row in get(tmp_path, "runs")["runs"]}
+    assert rows["mixed"]["status"] == "completed"
+    assert isinstance(rows["odd"]["envs"], list)
+    assert isinstance(rows["odd"]["reason"], str | None)
+    with suppress(UsageError):
+        get(tmp_path, "run/odd")
+
+
+def test_a_turn_that_continues_itself_is_damage(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    group, member = next(
+        (group, member)
+        for group in get(folder, "run/mixed/step/1")["groups"]
+        for member in group["members"]
+        if member["turns"] > 1 and member["advantage"]
+    )
+    path = table_path(tmp_path / "mixed", 1)
+    damaged = [
+        replace(row, group=replace(row.group, episodes=episodes), attempts=episodes)
+        for row in table.read_table(path)
+        for episodes in [tuple(_continue_first_turn(each) for each in row.group.episodes)]
+    ]
+    table.write(path, damaged)
+    with pytest.raises(UsageError, match="mixed is damaged: ValueError: turn 0 continues turn 0"):
+        get(tmp_path, f"run/mixed/step/1/episode/{group['position']}/{member['member']}/{member['attempt']}")
+
+
+def _continue_first_turn(played: Episode) -> Episode:
+    return replace(played, turns=tuple(replace(turn, parent=0) for turn in played.turns))
+
+
+def test_a_search_shows_published_results_beside_its_records(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "search", steps=1)
+    options = {"n_points": None, "max_points": 1000, "exact_n": False}  # as the environment records its defaults
+    record = {"problem": "erdos", "options": options, "symbol": "C5", "value": 0.4, "values": [0.5]}
+    (run / "artefacts" / "erdos").mkdir(parents=True)
+    (run / "artefacts" / "erdos" / "1.record.json").write_text(json.dumps(record))
+    (search,) = get(tmp_path, "run/search/discovery")["searches"]
+    assert "the best published" in search["known"]
+
+
+def test_a_search_of_an_old_run_that_goes_on_finds_its_texts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "old", steps=1)
+    path = table_path(run, 1)
+    rows = pq.read_table(path).to_pylist()
+    for place, row in enumerate(rows):
+        row["turns"] = [{**turn, "completion_text": f"answer {place}"} for turn in row["turns"]]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    PieceWriter(pieces_path(run), piece).add([np.array([9999], np.int32)])
+    matches = get(tmp_path, "run/old/step/1/search", q="ANSWER")["matches"]
+    assert {match[3] for match in matches} == {f"answer {place}" for place, row in enumerate(rows) if row["turns"]}
+    assert [match[:3] for match in matches] == sorted(match[:3] for match in matches)
+
+
+def test_evaluations_far_from_the_newest_step_are_in_the_header(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    lines = [{"step": step, "env/words/reward/mean": 0.5, "text": "x" * 1000} for step in range(1, 1000)]
+    lines[200]["eval/words/reward/mean"], lines[500]["eval/words/reward/mean"] = 0.25, 0.75
+    (run / "evaluations").mkdir(exist_ok=True)
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (row,) = get(tmp_path, "runs")["runs"]
+    assert row["evaluation"] == {"metric": "reward", "start": 0.25, "now": 0.75}
+    assert row["step"] == 999
 
 
 def test_a_number_that_json_does_not_support_is_null(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from rlkit.errors import UsageError
-from rlkit.view.library import Library
+from rlkit.view.library import Library, report_damage
 from rlkit.view.records import RecordReader
 from rlkit.view.run_reader import RunReader
 from rlkit.view.tables import Kind, Row
@@ -26,7 +26,7 @@ def respond(library: Library, path: str, query: Mapping[str, str] | None = None)
         UsageError: there is nothing at the path, or a file is damaged.
     """
     parts = [unquote(part) for part in path.split("/")]
-    row = library.summaries() if parts == ["runs"] else _read_run(library, parts, query or {})
+    row = library.summaries() if parts == ["runs"] else _read_page(library, parts, query or {})
     try:
         return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
     except ValueError:  # a number that JSON does not support is null
@@ -34,13 +34,19 @@ def respond(library: Library, path: str, query: Mapping[str, str] | None = None)
         return json.dumps(finite, separators=(",", ":")).encode()
 
 
-def _read_run(library: Library, parts: Sequence[str], query: Mapping[str, str]) -> Row:
+def _read_page(library: Library, parts: Sequence[str], query: Mapping[str, str]) -> Row:
     if parts[0] != "run" or len(parts) < 2:
         raise UsageError(f"there is no page {'/'.join(parts)!r}")
     reader = library.read(parts[1])
-    match parts[2:]:
+    with report_damage(reader.path):
+        return _read_run(reader, parts[1:], query)
+
+
+def _read_run(reader: RecordReader, parts: Sequence[str], query: Mapping[str, str]) -> Row:
+    run, *places = parts
+    match places:
         case []:
-            return {**reader.run(), "id": parts[1]}
+            return {**reader.run(), "id": run}
         case ["metrics"]:
             return reader.metrics()
         case ["tasks"]:
@@ -52,7 +58,7 @@ def _read_run(library: Library, parts: Sequence[str], query: Mapping[str, str]) 
         case ["step" | "evaluation" as kind, number, *rest]:
             return _read_step(reader, kind, _number(number), rest, query)
         case _:
-            raise UsageError(f"{parts[1]} has no page {'/'.join(parts[2:])!r}")
+            raise UsageError(f"{run} has no page {'/'.join(places)!r}")
 
 
 def _read_step(reader: RecordReader, kind: Kind, number: int, rest: Sequence[str], query: Mapping[str, str]) -> Row:

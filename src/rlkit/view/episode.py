@@ -125,6 +125,8 @@ def _list_path(turns: Sequence[Row], last: int) -> list[int]:
     """Return the turns from the first of a segment to `last`."""
     path = [last]
     while (parent := turns[path[-1]]["parent"]) is not None:
+        if parent not in range(path[-1]):
+            raise ValueError(f"turn {path[-1]} continues turn {parent}")
         path.append(parent)
     return path[::-1]
 

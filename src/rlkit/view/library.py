@@ -5,7 +5,8 @@ Invariant: an id names the same run as long as the runs of earlier places stay w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,12 +78,24 @@ class Library:
         known_version, row = self._summaries.get(path, (None, {}))
         if known_version != version or row["live"]:
             try:
-                row = _make_reader(path).summary()
+                with report_damage(path):
+                    row = _make_reader(path).summary()
             except (RlkitError, OSError) as error:
                 row = {"name": path.name, "kind": "rlkit", "path": str(path), "status": "unreadable"}
                 row |= {"live": False, "reason": str(error), "envs": list[str](), "tags": list[str]()}
             self._summaries[path] = version, row
         return {**row, "id": name}
+
+
+@contextmanager
+def report_damage(path: Path) -> Generator[None]:
+    """Raise `UsageError` if a value of an unexpected type stops a reader, because anyone may have written a record."""
+    try:
+        yield
+    except (RlkitError, OSError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _make_reader(path: Path) -> RecordReader:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast, override
@@ -26,11 +27,12 @@ from rlkit.view.episode import read_details, read_replies
 from rlkit.view.evaluations import list_evaluations
 from rlkit.view.group import list_groups, search_replies
 from rlkit.view.locks import is_locked
-from rlkit.view.records.reader import Place, RecordReader, Step
+from rlkit.view.records.reader import Place, RecordReader, Step, pick, pick_list
 from rlkit.view.tables import Kind, Row, cache_file, find_table, list_tables, read_scores
 from rlkit.view.trial_files import read_file
 
 _END_BYTES = 1 << 17
+_SETTINGS_MAX = 10_000  # aliases of YAML can repeat a few lines a billion times
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
 
 
@@ -44,11 +46,12 @@ class RunReader(RecordReader):
         about = json_lines.read_object(self.path / "run.json")
         config = _read_text(self.path / "config.yaml")
         metrics = self.path / "metrics.jsonl"
-        (first, last), evaluations = _read_ends(metrics, '"env/'), _read_ends(metrics, '"eval/')
+        has_evaluation = (self.path / "evaluations").is_dir()
+        (first, last), evaluations = _read_ends(metrics, '"env/'), _read_ends(metrics, '"eval/', is_rare=has_evaluation)
         usage = _read_optional(self.path / "usage.json")
-        is_live = about.get("status") == "running" and is_locked(self.path / "lock")
-        status = "dead" if about.get("status") == "running" and not is_live else about.get("status")
-        identity = cast("Mapping[str, Any]", about.get("identity") or {})
+        recorded_status = pick(about, "status", str)
+        is_live = recorded_status == "running" and is_locked(self.path / "lock")
+        status = "dead" if recorded_status == "running" and not is_live else recorded_status
         steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
         tags = re.search(r"^ +tags:((?: *\[.*\])|(?:\n +- [^\n]*)+)", config, re.MULTILINE)
         return {
@@ -57,17 +60,17 @@ class RunReader(RecordReader):
             "path": str(self.path),
             "status": status,
             "live": is_live,
-            "reason": about.get("error") or about.get("reason"),
-            "started": about.get("started"),
+            "reason": pick(about, "error", str) or pick(about, "reason", str),
+            "started": pick(about, "started", float),
             "updated": max(_modified(self.path / name) for name in ("metrics.jsonl", "run.json", "usage.json")),
             "step": last.get("step", 0),
             "steps": int(steps[1]) if steps else None,
-            "model": identity.get("model"),
-            "envs": identity.get("envs", []),
+            "model": pick(about, "identity.model", str),
+            "envs": [str(env) for env in pick_list(about, "identity.envs")],
             "tags": re.findall(r"[\w.:/-]+", re.sub(r"#.*|(?m:^ +- )", " ", tags[1])) if tags else [],
             "reward": _pair(_reward(first, "env"), _reward(last, "env")),
             "evaluation": _evaluation(*evaluations),
-            "tokens": sum(int(usage.get(name, 0)) for name in _TOKENS),
+            "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
             "usd": last.get("usage/usd"),
         }
 
@@ -165,14 +168,21 @@ def _modified(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
-def _read_ends(path: Path, prefix: str) -> tuple[Row, Row]:
-    """Return the first and the last line of a file of metrics with a name of a prefix, near its beginning and end."""
+def _read_ends(path: Path, prefix: str, *, is_rare: bool = False) -> tuple[Row, Row]:
+    """Return the first and the last line of a file of metrics with a name of a prefix.
+
+    Args:
+        is_rare: whether such lines may be far from the beginning and the end, so that the whole file may be read.
+    """
     if not path.exists():
         return {}, {}
     with path.open("rb") as file:
         head = file.read(_END_BYTES)
         file.seek(max(file.seek(0, 2) - _END_BYTES, 0))
         tail = file.read()
+        if is_rare and not (prefix.encode() in head and prefix.encode() in tail):
+            file.seek(0)
+            head = tail = file.read()
     lines = head.rpartition(b"\n")[0].split(b"\n"), tail.rpartition(b"\n")[0].split(b"\n")[::-1]
     first, last = (
         next((line for line in part if line[:1] == b"{" and prefix.encode() in line), b"{}") for part in lines
@@ -187,7 +197,8 @@ def _reward(metrics: Row, prefix: str) -> float | None:
     """Return the mean reward over the environments."""
     names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
     values = [metrics[name] for name in names if name.count("/") == 3 and metrics[name] is not None]
-    return metrics.get(f"{prefix}/all/reward/mean") or (fmean(values) if values else None)
+    total: float | None = metrics.get(f"{prefix}/all/reward/mean")
+    return fmean(values) if total is None and values else total
 
 
 def mean_rewards(directory: Path) -> list[float]:
@@ -211,7 +222,7 @@ def _read_config(path: Path) -> list[list[str]]:
 
     text = _read_text(path)
     try:
-        values = list(leaves(yaml.safe_load(text) or {}))
+        values = list(islice(leaves(yaml.safe_load(text) or {}), _SETTINGS_MAX))
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is damaged: {error}") from error
     marks = [line.rpartition("  # ")[2] for line in text.splitlines() if "  # " in line]
