@@ -20,6 +20,7 @@ from rlkit.view.html_export import export_html
 from rlkit.view.library import Library
 from rlkit.view.notebook import draw_bars
 from rlkit.view.server import STATIC, ViewServer
+from tests.trackers.folders import write_run
 from tests.view.mixed_run import record_run
 
 
@@ -115,6 +116,23 @@ def test_an_export_holds_what_the_server_gives(folder: Path, tmp_path: Path, nam
         assert gzip.decompress(base64.b64decode(data)) == respond(library, path)
     with pytest.raises(UsageError, match="exists already"):
         export_html(library, tmp_path / name)
+
+
+def test_pages_of_an_export_have_the_names_that_the_script_asks_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "sweep (2)!~*'", steps=1)
+    export_html(Library([tmp_path / "runs"]), tmp_path / "out")
+    # `encodeURIComponent` leaves these characters as they are.
+    names = {path.name for path in (tmp_path / "out" / "data").iterdir()}
+    assert "run.2fsweep.2520.282.29.21.7e.2a.27.js" in names
+
+
+def test_an_export_loads_nothing_from_elsewhere(folder: Path, tmp_path: Path) -> None:
+    page = export_html(Library([folder]), tmp_path / "all.html").read_text()
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', page)
+    assert policy is not None
+    assert page.index(policy[0]) < page.index("<script")
+    assert "default-src 'none'" in policy[1]
+    assert not re.search(r"https?:|connect-src|frame-src", policy[1])
 
 
 def test_the_package_stays_small() -> None:

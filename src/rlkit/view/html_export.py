@@ -1,6 +1,7 @@
 """Static pages of runs: a file or a folder that opens from the disk, without a server.
 
-Invariant: an export holds the same data as the server gives for each page, except searches in replies.
+Invariant: an export holds the same data as the server gives for each page, except searches in replies and files of
+trials, and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ from rlkit.view.api import respond
 from rlkit.view.library import Library
 from rlkit.view.server import STATIC
 from rlkit.view.tables import Row
+
+_UNESCAPED = "!~*'()"
+"""Characters that `encodeURIComponent` of JavaScript leaves as they are, besides letters, digits, `-`, `_` and `.`."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' data: file:; style-src 'unsafe-inline'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'"
+)
+"""Policy of the page, which loads nothing but its data, and whose frames cannot leave for another address."""
 
 _FILE_BYTES = 64 << 20
 """Limit of the data in a single file, which a browser reads as a whole."""
@@ -65,7 +75,7 @@ def _list_pages(library: Library, note: Callable[[str], None]) -> Iterator[str]:
     """Yield the path of each page's data."""
     yield "runs"
     for run in library.paths():
-        name = f"run/{quote(run, safe='')}"
+        name = f"run/{quote(run, safe=_UNESCAPED)}"
         about: Row = json.loads(respond(library, name))
         yield from (name, f"{name}/metrics", f"{name}/tasks")
         if about["kind"] == "rlkit":
@@ -112,6 +122,7 @@ def _make_page(data: Row) -> str:
         attribute = ' type="module"' if "module" in match[0] else ""
         return f"<{kind}{attribute}>{(STATIC / match['place']).read_text()}</{kind}>"
 
+    page = page.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>', 1)
     page = re.sub(r'<script type="importmap">(.*?)</script>', inline_modules, page, flags=re.DOTALL)
     page = re.sub(r'<link rel="stylesheet" href="(?P<place>[^"]+)">', inline_file, page)
     return re.sub(r'<script(?: type="module")? src="(?P<place>[^"]+)"></script>', inline_file, page)
