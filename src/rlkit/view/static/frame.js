@@ -29,7 +29,7 @@ export function drawFrame(view, episode) {
 function composePage({ html, script, episode, scheme }) {
   const policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
   const data = JSON.stringify({ episode, script: script ?? "" }).replaceAll("<", "\\u003c");
-  const report = 'new ResizeObserver(() => parent.postMessage({ height: document.body.offsetHeight + 24 }, "*")).observe(document.body)';
+  const report = 'new ResizeObserver(() => parent.postMessage({ height: document.documentElement.offsetHeight }, "*")).observe(document.body)';
   const run = script ? 'document.body.append(Object.assign(document.createElement("script"), { textContent: data.script }));' : "";
   return `<!doctype html><meta http-equiv="Content-Security-Policy" content="${policy}"><style>:root { color-scheme: ${scheme}; } body { margin: 12px; font: 14px/1.5 system-ui, sans-serif; }</style>
     <body>${html ?? ""}<script>{ const data = ${data}; window.episode = data.episode; ${run} ${report}; }</` + "script>";

@@ -26,6 +26,16 @@ export function apiPath(...parts) {
   return parts.map(encodeURIComponent).join("/");
 }
 
+/** Return ids as one text; an id may have commas itself. */
+export function joinIds(ids) {
+  return [...ids].map(encodeURIComponent).join(",");
+}
+
+/** Return the ids of a text that `joinIds` made. */
+export function splitIds(text) {
+  return text.split(",").filter(Boolean).map(decodePart);
+}
+
 /** Change keys of the query without a new entry in the browser's history. */
 export function setQuery(changes) {
   const { parts, query } = parseHash(location.hash);

@@ -3,11 +3,11 @@ import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { startToNow } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import { apiPath, emptyNote, formatCount, formatUsd, h, makeHash, makeRow, makeTable, section, statusBadge, textLine } from "rlkit/ui";
+import { apiPath, emptyNote, formatCount, formatUsd, h, makeHash, makeRow, makeTable, section, splitIds, statusBadge, textLine } from "rlkit/ui";
 
 /** Show a comparison of runs. */
 export async function showCompare([, list], query) {
-  const ids = list.split(",").filter(Boolean);
+  const ids = splitIds(list);
   const loadAll = () => Promise.all(ids.map(async (id) => {
     const [run, metrics] = await Promise.all([load(apiPath("run", id)), load(`${apiPath("run", id)}/metrics`)]);
     return { run, metrics };

@@ -2,7 +2,7 @@
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import {
-  apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h, makeHash, makeRow, makeRunView,
+  apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h, joinIds, makeHash, makeRow, makeRunView,
   makeTable, replace, section, statusBadge, textBlock, textLine,
 } from "rlkit/ui";
 
@@ -82,5 +82,5 @@ function drawConfig(run) {
   table.node.classList.add("only-set");
   const filter = h("input", { type: "checkbox", onchange: () => table.node.classList.toggle("only-set") });
   const others = h("label", { class: "field check" }, filter, h("span", null, "Show defaults"));
-  return section("Configuration", others, table.node, h("p", null, h("a", { href: makeHash([], { select: run.id }) }, "Compare with other runs")));
+  return section("Configuration", others, table.node, h("p", null, h("a", { href: makeHash([], { select: joinIds([run.id]) }) }, "Compare with other runs")));
 }

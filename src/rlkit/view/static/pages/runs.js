@@ -1,8 +1,8 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import {
-  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, makeHash, makeRow, makeTable, plural, replace,
-  setQuery, statusBadge, textControl, textLine,
+  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, joinIds, makeHash, makeRow, makeTable, plural, replace,
+  setQuery, splitIds, statusBadge, textControl, textLine,
 } from "rlkit/ui";
 
 const HEADS = ["", "Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num extra"], ["Cost", "num extra"], ["Updated", "num extra"]];
@@ -10,14 +10,14 @@ const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "
 
 /** Show all runs of the folder. */
 export async function showRuns(_parts, query) {
-  const state = { ...(await load("runs")), query, selected: new Set((query.select ?? "").split(",").filter(Boolean)), stop: () => {} };
+  const state = { ...(await load("runs")), query, selected: new Set(splitIds(query.select ?? "")), stop: () => {} };
   const table = makeTable("Runs", HEADS);
   const summary = h("p", { class: "lead", role: "status" });
   const selection = h("div", { class: "selection" });
   const select = (run, isSelected) => {
     if (isSelected) state.selected.add(run.id);
     else state.selected.delete(run.id);
-    setQuery({ select: [...state.selected].join(",") });
+    setQuery({ select: joinIds(state.selected) });
     drawSelection(selection, state.selected);
   };
   const draw = () => {
@@ -55,7 +55,7 @@ function sortRuns(runs, sort) {
 }
 
 function drawSelection(node, selected) {
-  const href = makeHash(["compare", [...selected].join(",")]);
+  const href = makeHash(["compare", joinIds(selected)]);
   replace(node, selected.size > 0 && h("span", { class: "muted" }, `${selected.size} selected`), selected.size > 1 && h("a", { class: "button primary", href }, "Compare"));
 }
 
