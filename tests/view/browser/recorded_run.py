@@ -5,18 +5,16 @@
 It has two environments, an evaluation, tool calls, forced tokens, a fork, failures with retries, truncated and masked
 episodes, folders of trials and renderers of the environments. The model gets better with each sample.
 
-With `--wait`, the run begins each step after the first only when its standard input has another line.
+With `--wait`, the run goes on after each step only when its standard input has a line.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import re
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,8 +34,9 @@ from rlkit.config.loading.load import load_config
 from rlkit.testing import Latency, SimulatedTinker, tiny_model
 from rlkit.testing.futures import SimulatedFuture
 from rlkit.testing.simulated_service import SimulatedSamplingClient
+from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.training.trainer import RLTrainer
-from rlkit.types import Outcome, Tool, ToolCall
+from rlkit.types import Checkpoint, Outcome, Tool, ToolCall
 
 MAX_TOKENS = 120
 AT_ONCE = Latency(first_s=0.001, token_s=0, gradient_s=0.001, step_s=0.001, save_s=0.001, load_s=0.001)
@@ -59,28 +58,10 @@ document.body.append("Basket of " + episode.task, list);
 """
 
 
-class Gate:
-    """A gate that opens for another version of the weights with each line of the standard input."""
-
-    def __init__(self) -> None:
-        self._lines = 0
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for _ in sys.stdin:
-            self._lines += 1
-
-    async def pass_version(self, version: int) -> None:
-        """Wait until a rollout of this version may go on."""
-        while version > self._lines:
-            await asyncio.sleep(0.01)
-
-
 class Sums(rlkit.Env):
     """Add two numbers. The beginning of the answer is forced."""
 
-    def __init__(self, left: int, right: int, *, gate: Gate | None = None) -> None:
-        self.gate = gate
+    def __init__(self, left: int, right: int) -> None:
         self.task_id = f"{left} + {right}"
         self.total = left + right
 
@@ -90,9 +71,8 @@ class Sums(rlkit.Env):
             {"role": "user", "content": f"What is {self.task_id}?"},
         ]
         reply = await policy.chat(question)
-        if self.gate is not None:
-            await self.gate.pass_version(reply.turn.version)
-        answer = await policy.chat([*question, reply.message, {"role": "user", "content": "So?"}], forced="The sum is ")
+        request: rlkit.Message = {"role": "user", "content": "So? The sum is what?"}
+        answer = await policy.chat([*question, reply.message, request], forced="The sum is ")
         numbers = re.findall(r"-?\d+", answer.text)
         is_right = numbers[-1:] == [str(self.total)]
         view = {"html": f"<h1>{self.task_id}</h1><p>right: <b>{is_right}</b></p>"}
@@ -247,6 +227,26 @@ def make_sequence(sampled: types.SampledSequence, tokens: Any, limit: int | None
     )
 
 
+class Gate(Tracker):
+    """Say each step, and go on when the standard input has a line."""
+
+    def on_start(self, run: RunInfo) -> None:
+        pass
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        print(f"step {step}", flush=True)
+        sys.stdin.readline()
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        pass
+
+    def on_note(self, message: str) -> None:
+        pass
+
+    def on_finish(self, result: RunResult | None) -> None:
+        pass
+
+
 def make_evaluation() -> Sequence[rlkit.Env]:
     """Return the tasks of the evaluation."""
     return [Sums(10 * number + 7, 25) for number in range(6)]
@@ -259,14 +259,13 @@ def record(directory: Path, *, steps: int, learning_rate: float, is_gated: bool 
     model = tiny_model(directory.parent / ".model")
     chat = TemplateChat(AutoTokenizer.from_pretrained(model))
     draw = random.Random(3)
-    gate = Gate() if is_gated else None
-    sums = [Sums(draw.randint(10, 59), draw.randint(10, 59), gate=gate) for _ in range(60)]
+    sums = [Sums(draw.randint(10, 59), draw.randint(10, 59)) for _ in range(60)]
     shop = [Shop(kind, directory.parent / ".trials" / directory.name) for kind in PRICES] * 20
     settings: Mapping[str, Any] = {
         "model": "simulated",
         "steps": steps,
         "envs": {"sums": {"weight": 2.0}, "shop": {}},
-        "eval": {"every": 4, "envs": {"held_out": {"env": f"{__spec__.name}:make_evaluation", "attempts": 3}}},
+        "eval": {"every": 4, "envs": {"held_out": {"env": "tests.view.browser.recorded_run:make_evaluation", "attempts": 3}}},
         "batch": {"groups": 6, "group_size": 4},
         "sampling": {"max_tokens": MAX_TOKENS},
         "rollouts": {"max_retries": 1},
@@ -278,6 +277,7 @@ def record(directory: Path, *, steps: int, learning_rate: float, is_gated: bool 
         trainer = RLTrainer(
             load_config([], settings=settings),
             envs={"sums": sums, "shop": shop},
+            trackers=[Gate()] if is_gated else [],
             directory=directory,
             service=SimulatedTinker(latency=AT_ONCE),
             chat=chat,

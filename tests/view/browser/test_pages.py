@@ -165,6 +165,8 @@ def test_forced_text_is_marked(visit: Visit, runs: Path) -> None:
     step, row = find_episode(runs, "sums", status="completed")
     visit.open(episode_hash(step, row))
     assert visit.texts("mark.forced")[0] == "The sum is"
+    assert visit.page.locator(".role-assistant mark.forced").count() == 1
+    assert visit.page.locator(".role-user mark.forced").count() == 0
     visit.check()
 
 

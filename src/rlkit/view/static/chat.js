@@ -10,9 +10,9 @@ function drawMessage(message, { forced = [], limit } = {}) {
     drawContent(message.content, forced, limit), calls.map((call) => drawCall(call, limit)));
 }
 
-/** Draw messages one below the other. */
+/** Draw messages one below the other. Only a reply, which ends a turn, has forced text. */
 export function drawMessages(messages, options) {
-  return h("div", { class: "messages" }, messages.map((message) => drawMessage(message, options)));
+  return h("div", { class: "messages" }, messages.map((message) => drawMessage(message, message.turn === undefined ? { ...options, forced: [] } : options)));
 }
 
 /** Return the whole text of messages, for comparisons. */
