@@ -1,7 +1,7 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import {
-  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, joinIds, makeHash, makeRow, makeTable, plural, replace,
+  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, joinIds, makeHash, makeRow, makeTable, markInvisible, plural, replace,
   setQuery, splitIds, statusBadge, textControl, textLine,
 } from "rlkit/ui";
 
@@ -60,7 +60,7 @@ function drawSelection(node, selected) {
 }
 
 function drawRun(run, isSelected, select) {
-  const check = h("input", { type: "checkbox", checked: isSelected, "aria-label": `Select ${run.name}`, onchange: (event) => select(run, event.target.checked) });
+  const check = h("input", { type: "checkbox", checked: isSelected, "aria-label": `Select ${markInvisible(run.name)}`, onchange: (event) => select(run, event.target.checked) });
   const tags = [run.kind !== "rlkit" && run.kind, ...run.tags].filter(Boolean).map((tag) => h("span", { class: "tag" }, textLine(tag, 30)));
   return makeRow([
     [check, "tick"],
