@@ -333,7 +333,7 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
     async def main() -> None:
         async with policy.endpoint() as endpoint:
             body = {"messages": [{"role": "user", "content": "begin"}], "stream": stream}
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=None) as client:
                 url, headers = f"{endpoint.url}/chat/completions", {"Authorization": f"Bearer {endpoint.key}"}
                 asking = asyncio.create_task(client.post(url, json=body, headers=headers))
                 await waiting.wait()

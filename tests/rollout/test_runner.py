@@ -34,7 +34,7 @@ class Odd(rlkit.Env):
 
 async def play(*rollouts: Rollout) -> list[Played]:
     """Side by side."""
-    played = [play_env(Odd(rollout), ScriptedPolicy([]), timeout_s=5.0) for rollout in rollouts]
+    played = [play_env(Odd(rollout), ScriptedPolicy([]), timeout_s=60.0) for rollout in rollouts]
     return await asyncio.gather(*played)
 
 

@@ -1,6 +1,6 @@
 """A browser, recorded runs and a server that shows them.
 
-`.ci/run` runs these tests; elsewhere they are skipped unless Playwright and Debian's Chromium are there:
+These tests are skipped unless Playwright and Debian's Chromium are there:
 
     uv run --with playwright==1.65.2 --with axe-playwright-python==0.1.8 pytest tests/view/browser
 """
