@@ -38,7 +38,6 @@ from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Checkpoint, Outcome, Tool, ToolCall
 
-MODULE = "tests.view.browser.recorded_run"  # the name when this file is run as a program, too
 MAX_TOKENS = 120
 AT_ONCE = Latency(first_s=0.001, token_s=0, gradient_s=0.001, step_s=0.001, save_s=0.001, load_s=0.001)
 PRICES = {"tea": {"green": 4, "black": 3, "mint": 5}, "coffee": {"mocha": 9, "java": 7}, "jam": {"plum": 2, "fig": 6}}
@@ -262,11 +261,12 @@ def record(directory: Path, *, steps: int, learning_rate: float, is_gated: bool 
     draw = random.Random(3)
     sums = [Sums(draw.randint(10, 59), draw.randint(10, 59)) for _ in range(60)]
     shop = [Shop(kind, directory.parent / ".trials" / directory.name) for kind in PRICES] * 20
+    held_out = {"env": "tests.view.browser.recorded_run:make_evaluation", "attempts": 3}
     settings: Mapping[str, Any] = {
         "model": "simulated",
         "steps": steps,
         "envs": {"sums": {"weight": 2.0}, "shop": {}},
-        "eval": {"every": 4, "envs": {"held_out": {"env": f"{MODULE}:make_evaluation", "attempts": 3}}},
+        "eval": {"every": 4, "envs": {"held_out": held_out}},
         "batch": {"groups": 6, "group_size": 4},
         "sampling": {"max_tokens": MAX_TOKENS},
         "rollouts": {"max_retries": 1},

@@ -227,7 +227,7 @@ def test_an_environment_draws_its_own_view_in_a_frame(visit: Visit, runs: Path) 
 
 
 def test_tasks_show_when_each_was_first_solved(visit: Visit, runs: Path) -> None:
-    visit.open("#/run/shop/tasks")
+    visit.open("#/run/shop/tasks?env=shop")
     frames = [read_step(runs / "shop", step).assign(step=step) for step in range(1, 13)]
     table = pd.concat(frames)
     table = table[table.final & (table.env == "shop")]

@@ -109,7 +109,7 @@ class Visit:
         """Return the cells of the first table."""
         script = (
             "() => [...document.querySelectorAll('#main table')][0].tBodies[0].rows.length === 0 ? [] : "
-            "[...document.querySelector('#main table').tBodies[0].rows]"
+            "[...document.querySelector('#main table').tBodies[0].rows].filter((row) => row.cells.length)"
             ".map((row) => [...row.cells].map((cell) => cell.innerText.replace(/\\s+/g, ' ').trim()))"
         )
         return self.page.evaluate(script)
