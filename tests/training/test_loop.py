@@ -240,8 +240,9 @@ def test_stopped_run_finishes_its_step_and_saves(byte_model_dir: Path) -> None:
     stop = rlkit.StopSignal()
     listener = Listener(stop=stop)
     result = asyncio.run(make_trainer(byte_model_dir, listener, stop=stop, steps=50).train())
-    assert (result.status, result.steps) == ("interrupted", 2)
-    assert result.checkpoint and result.checkpoint.step == 2
+    # The listener asks after step 2; on a busy machine the next step may be requested by then, and is finished.
+    assert (result.status, result.steps in (2, 3)) == ("interrupted", True)
+    assert result.checkpoint and result.checkpoint.step == result.steps
     assert json.loads((result.directory / "run.json").read_text())["status"] == "interrupted"
 
 
