@@ -15,11 +15,11 @@ def new_messages(conversation: Sequence[Message], turn: Turn, turns: Sequence[Tu
         conversation: all messages up to the reply.
         turns: turns of the episode before this turn.
     """
-    parent, known = turn.parent, 0
+    parent, parent_messages = turn.parent, 0
     while parent is not None:
-        known += len(turns[parent].messages)
+        parent_messages += len(turns[parent].messages)
         parent = turns[parent].parent
-    messages = tuple(conversation[known:])
+    messages = tuple(conversation[parent_messages:])
     return _number_images(messages) if turn.prompt.images else messages
 
 

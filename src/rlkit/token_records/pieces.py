@@ -81,8 +81,10 @@ def read_pieces(path: Path) -> dict[int, TokenPiece]:
 
 def decode_pieces(pieces: Mapping[int, TokenPiece], tokens: Iterable[int], *, with_special: bool = True) -> str:
     """Return the text of tokens; an unknown token is its number, such as `<7>`."""
-    known = (pieces.get(token) or TokenPiece(f"<{token}>".encode(), False) for token in tokens)
-    return b"".join(piece.data for piece in known if with_special or not piece.is_special).decode(errors="replace")
+    shown_pieces = (pieces.get(token) or TokenPiece(f"<{token}>".encode(), False) for token in tokens)
+    return b"".join(piece.data for piece in shown_pieces if with_special or not piece.is_special).decode(
+        errors="replace"
+    )
 
 
 def _as_json(data: bytes) -> Json:

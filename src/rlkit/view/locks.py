@@ -1,4 +1,4 @@
-"""Which run is written to now, without touching its lock."""
+"""Detection of a lock that another process holds, without touching it."""
 
 from __future__ import annotations
 

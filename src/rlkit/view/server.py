@@ -72,8 +72,8 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
     from starlette.staticfiles import StaticFiles
 
     async def give_data(request: Request) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        sent_token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(sent_token.encode(), token.encode()):
             return JSONResponse({"error": "open the link that `rlkit view` printed: its token is missing"}, 401)
         path = request.scope["raw_path"].decode("ascii", "replace").partition("/api/")[2].partition("?")[0]
         try:
