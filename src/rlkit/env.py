@@ -33,6 +33,7 @@ class Env(Protocol):
     Optional attributes, of which the last three are for `rlkit check`:
         task_id (str): name of the task in records.
         content (str): text of the task; training skips tasks with the content of an evaluated task.
+        render (method): returns the HTML of an `Episode` that `rlkit view` shows, or None.
         gold (str): a reply that deserves the full reward.
         max_reward (float): the full reward, if it is not 1.
         stochastic (bool): chance is part of the task.

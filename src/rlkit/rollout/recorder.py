@@ -226,11 +226,7 @@ class RecordingPolicy(Policy):
         return _Segment(index, turns[-1], tokens, segment.messages[:count], segment.tools, replies=replies)
 
     async def _complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        request: SampleRequest | ChatRequest,
-        earlier: _Segment | None = None,
+        self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest, earlier: _Segment | None = None
     ) -> _Segment:
         """Sample a completion, record it as a turn, and return the segment that it ends."""
         model_input, pieces = prompt, list[_Piece]()

@@ -27,6 +27,7 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.settings import EnvSettings
 from rlkit.rollout.task_guard import EnvironmentExit, guard_tasks, stop
 from rlkit.rollout.validation import as_outcome, as_scores
+from rlkit.token_records.pictures import add_picture
 from rlkit.types import Episode, Outcome, Sampling
 
 type GroupScores = tuple[list[float] | None, str | None]
@@ -115,7 +116,8 @@ class LocalRunner(RolloutRunner):
             return Episode(member, attempt, policy.turns, "failed", None, {}, {}, seconds, error)
         status = "truncated" if outcome.truncated else "completed"
         scored = (outcome.reward, outcome.metrics, outcome.info)
-        return Episode(member, attempt, policy.turns, status, *scored, seconds, masked=outcome.masked)
+        episode = Episode(member, attempt, policy.turns, status, *scored, seconds, masked=outcome.masked)
+        return add_picture(task.env, episode)
 
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float

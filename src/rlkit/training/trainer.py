@@ -43,6 +43,7 @@ from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, tas
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, describe_service
+from rlkit.token_records.pictures import copy_view_scripts
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
@@ -236,6 +237,7 @@ class RLTrainer(Trainer):
         )
         with files.report_write_errors(store.directory):
             await in_thread(self._manifest.write, store.directory)
+            await in_thread(copy_view_scripts, {**self._eval_tasks, **self._tasks}, store.directory / ARTEFACTS)
         for path in dict.fromkeys(history.damaged):
             self._trackers.on_note(f"{path} is damaged; lost rollouts are repeated, if necessary with other tasks")
         interrupted = interrupted_groups(history, self._config, retry_failed=store.metadata.retry_failed)

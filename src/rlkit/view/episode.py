@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit._util.paths import ARTEFACTS
+from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, pieces_path
 from rlkit.token_records.updates import RecordedUpdate, update_path
 from rlkit.view.records.reader import Place
@@ -50,7 +52,7 @@ def read_details(directory: Path, kind: Kind, number: int, place: Place) -> Row:
         "pieces": {str(token): _show_bytes(piece.data) for token, piece in shown.items()},
         "special": [token for token, piece in shown.items() if piece.is_special],
         "files": list_files(info),
-        "view": _find_view(info),
+        "view": _find_view(info, directory / ARTEFACTS / row["env"] / VIEW_SCRIPT),
     }
 
 
@@ -149,9 +151,10 @@ def _show_bytes(data: bytes) -> str | list[int]:
         return list(data)
 
 
-def _find_view(info: Mapping[str, Any]) -> Row | None:
-    """Return what an environment renders itself: HTML in `info["view"]["html"]`, or a script that draws the episode."""
+def _find_view(info: Mapping[str, Any], script: Path) -> Row | None:
+    """Return what an environment draws itself: HTML of the episode, or a script of the run that draws episodes."""
     view = info.get("view")
     if isinstance(view, dict) and isinstance(view.get("html") or view.get("script"), str):
         return {name: view[name] for name in ("html", "script") if isinstance(view.get(name), str)}
-    return None
+    is_own = script.is_file() and script.resolve().is_relative_to(script.parents[2].resolve())
+    return {"script": script.read_text(errors="replace")} if is_own else None
