@@ -1,6 +1,7 @@
 /** Draw a chart of numbers over steps with uPlot, in the colours of the theme. */
 import { h, replace, themeColour } from "rlkit/dom";
 import { formatNumber, isKnown } from "rlkit/format";
+import { markInvisible, textLine } from "rlkit/text";
 
 const { uPlot } = globalThis;
 const SYNC = "steps";
@@ -14,7 +15,7 @@ const FONT = "11px system-ui, sans-serif";
 export function drawChart(chart) {
   const legend = h("div", { class: "legend" });
   const plotHost = h("div", { class: "plot", role: "img", "aria-label": describeChart(chart) });
-  const node = h("figure", { class: "chart" }, h("figcaption", null, h("span", { class: "chart-title" }, chart.title), legend), plotHost);
+  const node = h("figure", { class: "chart" }, h("figcaption", null, h("span", { class: "chart-title" }, textLine(chart.title)), legend), plotHost);
   let plot = null;
   const make = () => {
     plot?.destroy();
@@ -42,14 +43,14 @@ function describeChart({ title, x, series }) {
     const [first, last] = [points[0], points.at(-1)];
     return `${label}: ${formatNumber(first[1])} at step ${first[0]}, ${formatNumber(last[1])} at step ${last[0]}`;
   });
-  return `${title}. ${lines.join(". ")}`;
+  return markInvisible(`${title}. ${lines.join(". ")}`);
 }
 
 function legendEntry({ label, raw, parts, values, colour }, index, x) {
   const numbers = parts ?? raw ?? values;
   const at = index ?? numbers.findLastIndex(isKnown);
   const swatch = h("i", { class: "swatch", style: { background: `var(--${colour})` } });
-  return h("span", { class: "key" }, swatch, label && h("bdi", null, label), h("b", null, formatNumber(numbers[at])),
+  return h("span", { class: "key" }, swatch, label && textLine(label, 60), h("b", null, formatNumber(numbers[at])),
     index !== null && h("span", { class: "muted" }, `@${x[index]}`));
 }
 

@@ -1,6 +1,7 @@
 /** Controls of a form that change a key of the query in the address. */
 import { debounce, h } from "rlkit/dom";
 import { setQuery } from "rlkit/route";
+import { markInvisible } from "rlkit/text";
 
 const TYPING_MS = 100;
 let fields = 0;
@@ -31,5 +32,5 @@ export function choiceControl(label, key, options, query) {
 /** Return a select element. */
 export function selectBox(options, value, onchange) {
   const change = (event) => onchange(event.target.value);
-  return h("select", { onchange: change }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));
+  return h("select", { onchange: change }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, markInvisible(text))));
 }

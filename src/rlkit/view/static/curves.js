@@ -1,7 +1,7 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl } from "rlkit/ui";
+import { checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl, textLine } from "rlkit/ui";
 
 const MATCHES = 40;
 
@@ -59,7 +59,7 @@ function drawControls(node, { sources, query }) {
 }
 
 function metricSearch(names, query) {
-  const list = h("div", { class: "matches", hidden: true });
+  const list = h("div", { class: "matches", hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
   const chosen = new Set(chosenMetrics(query));
   const input = h("input", { type: "search", placeholder: `${names.length} metrics`, "aria-describedby": "metric-help" });
   const toggle = (name, isChosen) => {
@@ -72,7 +72,7 @@ function metricSearch(names, query) {
     const matches = names.filter((name) => words.every((word) => name.toLowerCase().includes(word)));
     list.hidden = !words.length;
     replace(list, matches.slice(0, MATCHES).map((name) => h("label", null,
-      h("input", { type: "checkbox", checked: chosen.has(name), onchange: (event) => toggle(name, event.target.checked) }), h("bdi", null, name))),
+      h("input", { type: "checkbox", checked: chosen.has(name), onchange: (event) => toggle(name, event.target.checked) }), textLine(name))),
     !matches.length && h("p", { class: "empty" }, "No metric has this name."),
     matches.length > MATCHES && h("p", { class: "empty" }, `${matches.length - MATCHES} more`));
   };

@@ -13,7 +13,7 @@ import { showStep } from "rlkit/pages/step";
 import { showTask } from "rlkit/pages/task";
 import { showTasks } from "rlkit/pages/tasks";
 import { makeHash, parseHash } from "rlkit/route";
-import { textBlock } from "rlkit/text";
+import { markInvisible, textBlock, textLine } from "rlkit/text";
 
 const POLL_MS = 2000;
 const THEMES = ["auto", "light", "dark"];
@@ -81,10 +81,10 @@ async function openView(path, parts, query) {
 }
 
 function drawFrame({ title, crumbs: links = [], previous, next }) {
-  document.title = title ? `${title} · rlkit` : "rlkit view";
-  announcement.textContent = title ?? "";
+  announcement.textContent = markInvisible(title);
+  document.title = `${announcement.textContent} · rlkit`;
   replace(crumbs, h("ol", null, links.map(([label, href], index) =>
-    h("li", null, h("a", { href, "aria-current": index === links.length - 1 ? "page" : null }, h("bdi", null, label))))));
+    h("li", null, h("a", { href, "aria-current": index === links.length - 1 ? "page" : null }, textLine(label, 80))))));
   const arrow = (href, text, label) => href && h("a", { class: "button", href, title: label, "aria-label": label }, text);
   replace(neighbours, arrow(previous, "‹", "Previous ( [ )"), arrow(next, "›", "Next ( ] )"));
 }
