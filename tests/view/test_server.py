@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
 
+from rlkit._util import files
 from rlkit.errors import UsageError
+from rlkit.store.history import table_path
 from rlkit.trackers import RunResult
 from rlkit.view.api import respond
 from rlkit.view.html_export import export_html
 from rlkit.view.library import Library
 from rlkit.view.notebook import draw_bars
 from rlkit.view.server import STATIC, ViewServer
-from tests.trackers.folders import write_run
+from tests.trackers.folders import write_run, write_step
 from tests.view.mixed_run import record_run
 
 
@@ -104,18 +109,85 @@ def test_an_export_holds_what_the_server_gives(folder: Path, tmp_path: Path, nam
     page = export_html(library, tmp_path / name).read_text()
     assert "src=" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     if name == "all":
-        scripts = [path.read_text() for path in (tmp_path / "all" / "data").iterdir()]
-        pages = dict(json.loads(f"[{script.removeprefix('rlkitStore(').rstrip()[:-1]}]") for script in scripts)
+        pages = read_folder(tmp_path / "all")
     else:
         store = re.search(r"window\.rlkitData = (.*?)</script>", page)
         assert store is not None
-        pages = json.loads(store[1])["inline"]
+        inline = json.loads(store[1])["inline"].items()
+        pages = {path: gzip.decompress(base64.b64decode(data)) for path, data in inline}
     assert "runs" in pages
     assert any("/episode/" in path for path in pages)
     for path, data in pages.items():
-        assert gzip.decompress(base64.b64decode(data)) == respond(library, path)
+        assert data == respond(library, path)
     with pytest.raises(UsageError, match="exists already"):
         export_html(library, tmp_path / name)
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Return the data of an export by the path of the API."""
+    scripts = [path.read_text() for path in (folder / "data").rglob("*.js")]
+    pages = dict(json.loads(f"[{script.removeprefix('rlkitStore(').rstrip()[:-1]}]") for script in scripts)
+    return {path: gzip.decompress(base64.b64decode(data)) for path, data in pages.items()}
+
+
+def write_trial(folder: Path) -> Path:
+    """A folder of a trial with long, empty, hidden and unreadable files."""
+    (folder / "agent" / ("deep" * 30)).mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    (folder / "agent" / "a b&c=%2F+é?.txt").write_text("text")
+    (folder / "agent" / ("deep" * 30) / ("name" * 50)).write_text("deep")
+    (folder / "long.txt").write_bytes(b"x" * 1_500_000)
+    (folder / "link.txt").symlink_to("/etc/hostname")
+    (folder / os.fsdecode(b"odd\xff.txt")).write_text("odd")
+    return folder
+
+
+def test_an_export_holds_the_files_of_trials(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "trials", steps=0)
+    write_step(run, 1, info={"trial": str(write_trial(tmp_path / "trial"))})
+    library = Library([run])
+    pages = read_folder(export_html(library, tmp_path / "out").parent)
+    files = {path: data for path, data in pages.items() if "/file?" in path}
+    assert len(files) == 3 * 4  # of three episodes
+    for path, data in files.items():
+        page, _, query = path.partition("?")
+        assert data == respond(library, page, dict(parse_qsl(query)))
+        assert json.loads(data)["truncated"] == path.endswith("long.txt")
+    assert "run/trials/step/1/episode/0/0/0/file?path=agent%2Fa%20b%26c%3D%252F%2B%C3%A9%3F.txt" in files
+    page = export_html(library, tmp_path / "all.html").read_text()
+    assert all(path in page for path in files)
+
+
+def test_a_damaged_run_is_named_and_the_others_are_exported(tmp_path: Path) -> None:
+    for name in ("bad", "good"):
+        write_run(tmp_path / "runs" / name)
+    table_path(tmp_path / "runs" / "bad", 2).write_bytes(b"PAR1")
+    notes = list[str]()
+    pages = read_folder(export_html(Library([tmp_path / "runs"]), tmp_path / "out", note=notes.append).parent)
+    assert [note for note in notes if "is damaged" in note and note.startswith("bad ") and "step=000002" in note]
+    assert "run/good/step/3/episode/1/0/0" in pages
+    assert not any(path.startswith("run/bad/step") for path in pages)
+    with pytest.raises(UsageError, match=r"--html: .*step=000002.* is damaged"):
+        export_html(Library([tmp_path / "runs" / "bad"]), tmp_path / "bad")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+
+
+@pytest.mark.parametrize("name", ["all", "all.html"])
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs" / "run")
+    written, write_bytes = list[Path](), files.write_bytes
+
+    def fill_disk(path: Path, data: bytes) -> None:
+        written.append(path)
+        if path.suffix == ".html":  # the page is written last
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_bytes(path, data)
+
+    monkeypatch.setattr(files, "write_bytes", fill_disk)
+    with pytest.raises(UsageError, match=f"cannot write to .*{name}: No space left"):
+        export_html(Library([tmp_path / "runs"]), tmp_path / name)
+    assert written
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_pages_of_an_export_have_the_names_that_the_script_asks_for(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Static pages of runs: a file or a folder that opens from the disk, without a server.
 
-Invariant: an export holds the same data as the server gives for each page, except searches in replies and files of
-trials, and loads nothing from elsewhere.
+Invariant: an export holds the same data as the server gives for each page and for each file of a trial, except searches
+in replies, and loads nothing from elsewhere. An export that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from rlkit._util import files
-from rlkit.errors import UsageError
+from rlkit.errors import RlkitError, UsageError
 from rlkit.view.api import respond
 from rlkit.view.library import Library
 from rlkit.view.server import STATIC
 from rlkit.view.tables import Row
+from rlkit.view.trial_files import read_file
 
 _UNESCAPED = "!~*'()"
 """Characters that `encodeURIComponent` of JavaScript leaves as they are, besides letters, digits, `-`, `_` and `.`."""
@@ -41,11 +44,11 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
         path: a file that ends in `.html`, or a folder.
 
     Raises:
-        UsageError: the path exists already, or a single file would be too large.
+        UsageError: the path exists already, a single file would be too large, or the only run is damaged.
     """
     if path.exists():
         raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
-    pages = ((name, _pack(respond(library, name))) for name in _list_pages(library, note))
+    pages = ((name, base64.b64encode(gzip.compress(data, mtime=0)).decode()) for name, data in _read(library, note))
     try:
         return _write_file(path, pages) if path.suffix == ".html" else _write_folder(path, pages)
     except OSError as error:
@@ -64,45 +67,70 @@ def _write_file(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
 
 
 def _write_folder(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
-    for name, data in pages:
-        script = f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n"
-        files.write_text(path / "data" / f"{_file_name(name)}.js", script)
-    files.write_text(path / "index.html", _make_page({"base": "data/", "inline": {}}))
+    files.make_folder(path.parent)
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
+        folder = Path(temporary) / path.name
+        for name, data in pages:
+            script = f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n"
+            files.write_text(folder / "data" / f"{_file_name(name)}.js", script)
+        files.write_text(folder / "index.html", _make_page({"base": "data/", "inline": {}}))
+        folder.rename(path)
     return path / "index.html"
 
 
-def _list_pages(library: Library, note: Callable[[str], None]) -> Iterator[str]:
-    """Yield the path of each page's data."""
-    yield "runs"
-    for run in library.paths():
-        name = f"run/{quote(run, safe=_UNESCAPED)}"
-        about: Row = json.loads(respond(library, name))
-        yield from (name, f"{name}/metrics", f"{name}/tasks")
-        if about["kind"] == "rlkit":
-            yield from (f"{name}/evaluations", f"{name}/discovery")
-        steps = [("step", number) for number in about["steps_recorded"]]
-        steps += [("evaluation", number) for number in about["evaluations"]]
-        for place, (kind, number) in enumerate(steps, 1):
-            note(f"exporting {run}, {kind} {number} ({place} of {len(steps)})")
-            step = f"{name}/{kind}/{number}"
-            yield step
-            for group in json.loads(respond(library, step))["groups"]:
-                yield f"{step}/group/{group['position']}"
-                for member in (*group["members"], *group["failed_attempts"]):
-                    yield f"{step}/episode/{group['position']}/{member['member']}/{member['attempt']}"
+def _read(library: Library, note: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and data of each page; of a damaged run among others, only what is read before the damage."""
+    yield "runs", respond(library, "runs")
+    runs = library.paths()
+    for run in runs:
+        try:
+            yield from _read_run(library, run, note)
+        except (RlkitError, OSError) as error:
+            if len(runs) == 1:
+                raise UsageError(f"--html: {error}") from error
+            note(f"{run} is damaged, so most of its pages are left out: {error}")
 
 
-def _pack(data: bytes) -> str:
-    return base64.b64encode(gzip.compress(data, mtime=0)).decode()
+def _read_run(library: Library, run: str, note: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
+    name = f"run/{_quote(run)}"
+    yield name, (page := respond(library, name))
+    about: Row = json.loads(page)
+    parts = ("metrics", "tasks", "evaluations", "discovery") if about["kind"] == "rlkit" else ("metrics", "tasks")
+    yield from ((path, respond(library, path)) for path in (f"{name}/{part}" for part in parts))
+    steps = [f"step/{number}" for number in about["steps_recorded"]]
+    steps += [f"evaluation/{number}" for number in about["evaluations"]]
+    for place, step in enumerate(steps, 1):
+        note(f"exporting {run}, {step.replace('/', ' ')} ({place} of {len(steps)})")
+        yield f"{name}/{step}", (page := respond(library, f"{name}/{step}"))
+        for group in json.loads(page)["groups"]:
+            yield (path := f"{name}/{step}/group/{group['position']}"), respond(library, path)
+            for member in (*group["members"], *group["failed_attempts"]):
+                path = f"{name}/{step}/episode/{group['position']}/{member['member']}/{member['attempt']}"
+                yield path, (page := respond(library, path))
+                yield from _read_files(path, json.loads(page))
+
+
+def _read_files(path: str, episode: Row) -> Iterator[tuple[str, bytes]]:
+    for file in episode["files"]:
+        with suppress(RlkitError, OSError):  # such as a file of another user, which the server does not give either
+            content = json.dumps(read_file(episode["info"], file["path"]), separators=(",", ":"))
+            yield f"{path}/file?path={_quote(file['path'])}", content.encode()
+
+
+def _quote(text: str) -> str:
+    return quote(text, safe=_UNESCAPED)
 
 
 def _file_name(path: str) -> str:
-    """Return the path as the name of a file; other characters become the hexadecimal numbers of their bytes."""
+    """Return a path of the API as the name of a file, within folders if it is long.
+
+    Other characters than letters, digits, `-` and `_` become the hexadecimal numbers of their bytes.
+    """
 
     def escape(match: re.Match[str]) -> str:
         return "".join(f".{byte:02x}" for byte in match[0].encode())
 
-    return re.sub(r"[^A-Za-z0-9_-]", escape, path)
+    return re.sub(r".{200}(?=.)", r"\g<0>/", re.sub(r"[^A-Za-z0-9_-]", escape, path))
 
 
 def _make_page(data: Row) -> str:

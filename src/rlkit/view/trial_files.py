@@ -23,8 +23,9 @@ def list_files(info: Mapping[str, Any]) -> list[Row]:
         return []
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     return [
-        {"name": path.name, "path": str(path.relative_to(folder)), "bytes": path.stat().st_size}
+        {"name": path.name, "path": name, "bytes": path.stat().st_size}
         for path in paths[:_FILES_MAX]
+        if (name := str(path.relative_to(folder))).encode(errors="ignore").decode() == name  # others fit in no link
     ]
 
 

@@ -66,8 +66,11 @@ function loadScript(path, base) {
   }).finally(() => pendingRecords.delete(path));
 }
 
+/** Return the name of the file of a record, as `_file_name` of the export makes it. */
 function recordName(path) {
-  return path.replace(/[^A-Za-z0-9_-]/gu, (char) => [...new TextEncoder().encode(char)].map((byte) => `.${byte.toString(16).padStart(2, "0")}`).join(""));
+  const escapeByte = (byte) => `.${byte.toString(16).padStart(2, "0")}`;
+  const escape = (char) => [...new TextEncoder().encode(char)].map(escapeByte).join("");
+  return path.replace(/[^A-Za-z0-9_-]/gu, escape).replace(/.{200}(?=.)/g, "$&/");
 }
 
 async function decodeRecord(text) {

@@ -1,5 +1,5 @@
 /** Files of an episode: the terminal session, the output of the verifier, artefacts. Each loads when it is opened. */
-import { isExport, load } from "rlkit/api";
+import { load } from "rlkit/api";
 import { emptyNote, formatCount, h, replace, section, textBlock, textLine } from "rlkit/ui";
 
 const GROUPS = [
@@ -30,7 +30,7 @@ function drawFile(path, file, open) {
       const { text, truncated } = await load(`${path}/file?path=${encodeURIComponent(file.path)}`);
       replace(body, textBlock(terminalText(file.name, text), "code terminal"), truncated && emptyNote(`The file is longer; only its beginning is shown (${formatCount(file.bytes)}B in all).`));
     } catch (error) {
-      replace(body, emptyNote(isExport ? "The file is not in the export." : error.message));
+      replace(body, emptyNote(error.message));
     }
   };
   const details = h("details", { class: "fold file", open, ontoggle: () => details.open && show() }, h("summary", null, h("span", { class: "mono" }, textLine(file.name, 120)), " ", h("span", { class: "muted" }, `${formatCount(file.bytes)}B`)), body);
