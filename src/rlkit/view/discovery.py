@@ -1,9 +1,13 @@
-"""Searches of a run: its records with their pictures, and the tree of its states."""
+"""Searches of a run: its records with their pictures, and the tree of its states.
+
+Invariant: a record has the step whose table has the group of its task, or None before the step is complete.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +19,7 @@ from rlkit.envs.discovery import PROBLEMS, make_problem
 from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
 from rlkit.errors import RlkitError
 from rlkit.store.history import list_state_steps, state_path
-from rlkit.view.tables import Row
+from rlkit.view.tables import Row, find_table, list_tables, read_scores
 
 _SUFFIX = ".record.json"
 _VALUES_MAX = 4096
@@ -25,26 +29,37 @@ def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
     """Return the records of each search, best first, and the states that its archive holds."""
     steps = list_state_steps(directory)
     state = json_lines.read_object(state_path(directory, steps[-1])) if steps else {}
-    archives = list(_find_archives(state))
-    searches = list[Row]()
-    for env in envs:
-        paths = sorted((directory / ARTEFACTS / env).glob(f"*{_SUFFIX}"), reverse=True)
-        records = [_read_record(path) for path in paths]
-        problem = records[0]["problem"]
-        nodes: list[Row] = next(
-            (archive["nodes"] for archive in archives if archive["problem"] == problem), list[Row]()
-        )
-        values = [record["value"] for record in records]
-        searches.append({
-            "env": env,
-            "problem": problem,
-            "symbol": records[0]["symbol"],
-            "sign": 1 if values[0] >= values[-1] else -1,
-            "known": _describe_known(records[0]),
-            "records": records,
-            "states": [_show_state(node) for node in nodes],
-        })  # fmt: skip
-    return searches
+    sources: Mapping[str, Row] = state.get("sources", {})
+    step_by_task = _find_steps(directory)
+    return [_read_search(directory / ARTEFACTS / env, sources.get(env, {}), step_by_task) for env in envs]
+
+
+def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str], int]) -> Row:
+    paths = sorted(folder.glob(f"*{_SUFFIX}"), reverse=True)
+    records = [_read_record(path) for path in paths]
+    records = [{**record, "step": step_by_task.get((folder.name, record["task"]))} for record in records]
+    states = [_show_state(node) for node in source.get("archive", {}).get("nodes", [])]
+    best = records[0]
+    return {
+        "env": folder.name,
+        "problem": best["problem"],
+        "symbol": best["symbol"],
+        "sign": 1 if best["value"] >= max(row["value"] for row in (*records, *states)) else -1,
+        "known": _describe_known(best),
+        "records": records,
+        "states": states,
+    }
+
+
+def _find_steps(directory: Path) -> Mapping[tuple[str, str], int]:
+    """Return the step of each environment and task: the one that has its group, since a search never repeats a task."""
+    tables = {step: find_table(directory, "step", step) for step in list_tables(directory, "step")}
+    return {key: step for step, path in tables.items() for key in _list_tasks(path, path.stat().st_mtime_ns)}
+
+
+@lru_cache(maxsize=10_000)
+def _list_tasks(path: Path, _version: int) -> frozenset[tuple[str, str]]:
+    return frozenset((env, task) for env, task, *_ in read_scores(path))
 
 
 def _describe_known(record: Row) -> str:
@@ -63,19 +78,6 @@ def _describe_known(record: Row) -> str:
         return ""
 
 
-def _find_archives(value: object) -> Iterator[Mapping[str, Any]]:
-    """Yield each archive in the state of the task sources."""
-    if isinstance(value, dict):
-        fields = cast("Mapping[str, Any]", value)
-        if "nodes" in fields and "problem" in fields:
-            yield fields
-        else:
-            yield from _find_archives(list(fields.values()))
-    elif isinstance(value, list):
-        for child in cast("list[object]", value):
-            yield from _find_archives(child)
-
-
 def _read_record(path: Path) -> Row:
     content = json_lines.read_object(path)
     picture = path.with_name(path.name.removesuffix(_SUFFIX) + ".png")
@@ -84,7 +86,6 @@ def _read_record(path: Path) -> Row:
     names = ("problem", "options", "symbol", "value", "task", "parent", "program", "polished")
     return {
         **{name: content.get(name) for name in names},
-        "step": None,
         "claim": certificate.get("claim"),
         "values": content.get("values", [])[:_VALUES_MAX],
         "picture": None if data is None else f"data:image/png;base64,{data}",

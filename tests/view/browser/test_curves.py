@@ -1,9 +1,14 @@
-"""Curves of a run and of several: metrics are found by their names."""
+"""Curves of a run, of several, and of the records of a search."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from tests.view.browser.conftest import can_search
 from tests.view.browser.test_hostile import HIDDEN
 from tests.view.browser.visit import Visit
 
@@ -30,4 +35,18 @@ def test_names_of_metrics_have_no_invisible_characters(visit_link: Callable[...,
     marks.first.click()
     visit.page.locator(".chart-title", has_text="‹U+202E›").wait_for()
     assert visit.page.evaluate(HIDDEN) == []
+    visit.check()
+
+
+@pytest.mark.skipif(not can_search(), reason="programs of a search would not be kept apart")
+def test_the_records_of_a_search_are_drawn_by_step(visit: Visit, runs: Path) -> None:
+    visit.open("#/run/erdos/discovery")
+    paths = sorted((runs / "erdos" / "artefacts" / "erdos").glob("*.record.json"))
+    best = json.loads(paths[-1].read_text())["value"]
+    label = visit.page.locator(".plot").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("C5, record by step.")
+    assert label.endswith(f"{float(f'{best:.7g}')} at step 2")
+    visit.page.locator(".record a", has_text="step").first.click()
+    visit.wait_for_hash("/step/")
     visit.check()

@@ -1,31 +1,35 @@
 /** Draw a chart of numbers over steps with uPlot, in the colours of the theme. */
-import { h, replace, themeColour } from "rlkit/dom";
+import { h, replace, svg, themeColour } from "rlkit/dom";
 import { formatNumber, isKnown } from "rlkit/format";
 import { markInvisible, textLine } from "rlkit/text";
 
 const { uPlot } = globalThis;
 const SYNC = "steps";
 const FONT = "11px system-ui, sans-serif";
+const STEP_INTERVALS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 100000];
 
 /**
- * Draw a chart and return {node, close}. In the series, `raw` are values before smoothing, `parts` values before stacking.
- * chart: title, x (steps), series: [{label, values, colour, low?, high?, raw?, parts?, isArea?}], guides: [number],
- * markers: [{step, last}], isLog, onStep(step), height.
+ * Draw a chart and return {node, close}.
+ * chart: title, x (steps), series, guides: [number], markers: [{step, last}], isLog, onStep(step), height, digits.
+ * series: [{label, values, colour, low?, high?, raw?, parts?, isArea?, isStepped?, kind?, dash?}]; `raw` are values
+ * before smoothing, `parts` before stacking. Series of one label share an entry of the legend; `kind` tells them apart.
  */
 export function drawChart(chart) {
   const legend = h("div", { class: "legend" });
-  const plotHost = h("div", { class: "plot", role: "img", "aria-label": describeChart(chart) });
-  const node = h("figure", { class: "chart" }, h("figcaption", null, h("span", { class: "chart-title" }, textLine(chart.title)), legend), plotHost);
+  const host = h("div", { class: "plot", role: "img", "aria-label": describeChart(chart) });
+  const title = h("span", { class: "chart-title" }, textLine(chart.title));
+  const node = h("figure", { class: "chart" }, h("figcaption", null, title, legend), host);
   let plot = null;
   const make = () => {
     plot?.destroy();
     const { data, series, bands } = makeSeries(chart);
-    const showLegend = (index) => replace(legend, chart.series.map((curve) => legendEntry(curve, index, chart.x)));
-    plot = new uPlot({ ...chartOptions(chart, plotHost, showLegend), series, bands }, data, plotHost);
+    const showLegend = (index) => replace(legend, drawLegend(chart, index));
+    plot = new uPlot({ ...chartOptions(chart, host, showLegend), series, bands }, data, host);
     showLegend(null);
   };
-  const observer = new ResizeObserver(() => plot ? plot.setSize({ width: plotHost.clientWidth, height: chart.height ?? 150 }) : make());
-  observer.observe(plotHost);
+  const resize = () => (plot ? plot.setSize({ width: host.clientWidth, height: plot.height }) : make());
+  const observer = new ResizeObserver(resize);
+  observer.observe(host);
   const redraw = () => plot && make();
   addEventListener("themechange", redraw);
   const close = () => {
@@ -36,37 +40,51 @@ export function drawChart(chart) {
   return { node, close };
 }
 
-function describeChart({ title, x, series }) {
-  const lines = series.map(({ label, values }) => {
+function describeChart({ title, x, series, digits }) {
+  const lines = series.map(({ label, kind, values }) => {
+    const name = [label, kind].filter(Boolean).join(" ");
     const points = values.map((value, index) => [x[index], value]).filter(([, value]) => isKnown(value));
-    if (!points.length) return `${label}: no values`;
-    const [first, last] = [points[0], points.at(-1)];
-    return `${label}: ${formatNumber(first[1])} at step ${first[0]}, ${formatNumber(last[1])} at step ${last[0]}`;
+    if (!points.length) return `${name}: no values`;
+    const ends = [points[0], points.at(-1)].map(([step, value]) => `${formatNumber(value, digits)} at step ${step}`);
+    return `${name}: ${ends.join(", ")}`;
   });
   return markInvisible(`${title}. ${lines.join(". ")}`);
 }
 
-function legendEntry({ label, raw, parts, values, colour }, index, x) {
-  const numbers = parts ?? raw ?? values;
-  const at = index ?? numbers.findLastIndex(isKnown);
-  const swatch = h("i", { class: "swatch", style: { background: `var(--${colour})` } });
-  return h("span", { class: "key" }, swatch, label && textLine(label, 60), h("b", null, formatNumber(numbers[at])),
-    index !== null && h("span", { class: "muted" }, `@${x[index]}`));
+/** Return the values at an index, or the last ones, and the steps' line styles if there are several kinds of series. */
+function drawLegend({ series, x, digits }, index) {
+  const entries = [...Map.groupBy(series, ({ label }) => label)].map(([label, curves]) => {
+    const values = curves.map(({ raw, parts, values: drawn }) => {
+      const numbers = parts ?? raw ?? drawn;
+      return formatNumber(numbers[index ?? numbers.findLastIndex(isKnown)], digits);
+    });
+    const swatch = h("i", { class: "swatch", style: { background: `var(--${curves[0].colour})` } });
+    return h("span", { class: "key" }, swatch, label && textLine(label, 60), h("b", null, values.join(" · ")));
+  });
+  const kinds = new Map(series.filter(({ kind }) => kind).map(({ kind, dash }) => [kind, dash]));
+  const styles = [...kinds].map(([kind, dash]) => {
+    const line = svg("path", { d: "M0 5h22", stroke: "currentColor", "stroke-dasharray": dash.join(" ") });
+    const sample = svg("svg", { width: 22, height: 10, "aria-hidden": "true" }, line);
+    return h("span", { class: "key" }, sample, textLine(kind, 60));
+  });
+  return [entries, kinds.size > 1 && styles, index !== null && h("span", { class: "key" }, `@${x[index]}`)];
 }
 
 function makeSeries({ x, series }) {
   const [data, options, bands] = [[x], [{}], []];
   const add = (values, option) => (data.push(values), options.push(option), data.length - 1);
-  for (const { values, colour, low, high, raw, isArea } of series) {
+  const noPoints = { show: false };
+  for (const { values, colour, dash, low, high, raw, isArea, isStepped } of series) {
     const stroke = themeColour(colour);
-    const hasPoints = values.filter(isKnown).length < 30;
     if (low && high) {
-      const [top, bottom] = [add(high, { stroke: "transparent", points: { show: false } }), add(low, { stroke: "transparent", points: { show: false } })];
-      bands.push({ series: [top, bottom], fill: fade(stroke, 0.16) });
+      const edges = [high, low].map((edge) => add(edge, { stroke: "transparent", points: noPoints }));
+      bands.push({ series: edges, fill: fade(stroke, 0.16) });
     }
-    if (raw) add(raw, { stroke: fade(stroke, 0.3), width: 1, points: { show: false } });
-    const points = { show: hasPoints && !isArea, size: 5, fill: stroke, stroke };
-    add(values, { stroke, width: 1.75, fill: isArea ? themeColour(`${colour}-area`) : undefined, points, spanGaps: true });
+    if (raw) add(raw, { stroke: fade(stroke, 0.3), width: 1, points: noPoints });
+    const fill = isArea ? themeColour(`${colour}-area`) : undefined;
+    const paths = isStepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
+    const points = { show: !isArea && values.filter(isKnown).length < 30, size: 5, fill: stroke, stroke };
+    add(values, { stroke, width: 1.75, dash, fill, paths, points, spanGaps: true });
   }
   return { data, series: options, bands };
 }
@@ -75,20 +93,26 @@ function fade(colour, opacity) {
   return `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${opacity})`;
 }
 
-function chartOptions({ x, series, isLog, onStep, height = 150, guides = [], markers = [] }, host, showLegend) {
-  const axis = { stroke: themeColour("muted"), font: FONT, grid: { stroke: themeColour("grid"), width: 1 }, ticks: { show: false } };
+function chartOptions(chart, host, showLegend) {
+  const { x, series, isLog, onStep, height = 150, guides = [], markers = [], digits = 3 } = chart;
+  const grid = { stroke: themeColour("grid"), width: 1 };
+  const axis = { stroke: themeColour("muted"), font: FONT, grid, ticks: { show: false } };
+  const showTicks = (_plot, ticks) => ticks.map((tick) => (tick === null ? null : formatNumber(tick, digits)));
+  const areaRange = (_plot, _low, high) => [0, high * 1.04 || 1];
+  const range = isLog ? undefined : series.some(({ isArea }) => isArea) ? areaRange : paddedRange;
+  const openStep = ({ cursor }) => cursor.idx !== null && onStep(x[cursor.idx]);
   return {
     width: host.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
     cursor: { sync: { key: SYNC, setSeries: false }, y: false, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : series.some(({ isArea }) => isArea) ? (_, low, high) => [0, high * 1.04 || 1] : paddedRange } },
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
     axes: [
-      { ...axis, size: 26, space: 60, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 100000] },
-      { ...axis, size: 46, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : formatNumber(tick))) },
+      { ...axis, size: 26, space: 60, grid: { show: false }, incrs: STEP_INTERVALS },
+      { ...axis, size: digits > 3 ? 72 : 46, space: 34, values: showTicks },
     ],
     hooks: {
       setCursor: [(plot) => showLegend(plot.cursor.idx ?? null)],
       drawClear: [(plot) => drawMarkers(plot, markers, guides)],
-      ready: [(plot) => onStep && plot.over.addEventListener("click", () => plot.cursor.idx !== null && onStep(x[plot.cursor.idx]))],
+      ready: [(plot) => onStep && plot.over.addEventListener("click", () => openStep(plot))],
     },
   };
 }
@@ -117,6 +141,8 @@ function drawMarkers(plot, markers, guides) {
   }
   ctx.strokeStyle = fade(colour, 0.8);
   ctx.setLineDash([4 * ratio, 4 * ratio]);
-  for (const guide of guides) ctx.stroke(new Path2D(`M${bbox.left},${plot.valToPos(guide, "y", true)}h${bbox.width}`));
+  for (const guide of guides) {
+    ctx.stroke(new Path2D(`M${bbox.left},${plot.valToPos(guide, "y", true)}h${bbox.width}`));
+  }
   ctx.restore();
 }

@@ -4,69 +4,111 @@ import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
 import {
-  apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, plural, replace, section, textBlock,
-  textLine,
+  apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, markInvisible, plural,
+  replace, section, textBlock, textLine,
 } from "rlkit/ui";
 
 const MAX_STATES = 3000;
+const DIGITS = 7;
 
 /** Show the searches of a run. */
 export async function showDiscovery([, id]) {
-  const path = `${apiPath("run", id)}/discovery`;
+  const path = apiPath("run", id, "discovery");
   const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
   const body = h("div", { class: "stack" });
   let charts = [];
   const close = () => charts.forEach((chart) => chart.close());
   const draw = ({ searches }) => {
     close();
-    charts = [];
-    replace(body, searches.length ? searches.map((search) => drawSearch(run, search, charts)) : emptyNote("No search is recorded."));
+    charts = searches.map((search) => drawProgress(search, run.step)).filter(Boolean);
+    const sections = searches.map((search) =>
+      drawSearch(run, search, charts.find((chart) => chart.env === search.env)?.node));
+    replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
   draw(data);
-  return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], [h("h1", null, "Discovery"), body], { watch: path, refresh: draw, close });
+  const content = [h("h1", null, "Discovery"), body];
+  return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], content, { watch: path, refresh: draw, close });
 }
 
-function drawSearch(run, search, charts) {
-  const { records, states, symbol, sign, known: knownValue } = search;
-  const best = records.reduce((top, record) => (!top || sign * record.value > sign * top.value ? record : top), null);
-  const datedRecords = records.filter(({ step }) => isKnown(step));
-  if (datedRecords.length > 1) charts.push(drawChart({ title: `${symbol}, record by step`, x: datedRecords.map(({ step }) => step), series: [{ label: "", colour: "c0", values: datedRecords.map(({ value }) => value) }], height: 180 }));
-  const chart = datedRecords.length > 1 ? charts.at(-1).node : null;
-  return section(search.env === search.problem ? search.env : `${search.env}: ${search.problem}`, null,
-    best && h("div", { class: "headlines" }, h("div", { class: "headline" }, h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`), h("div", { class: "big" }, formatNumber(best.value, 7)))),
-    factList([["Known", knownValue], ["Records", String(records.length)], ["States", String(states.length)]]), chart,
-    h("h3", null, plural(records.length, "record")), records.length > 0 ? h("div", { class: "records" }, records.toReversed().map((record) => drawRecord(run, search, record, record === best))) : emptyNote("No construction is valid yet."),
-    states.length > 0 && drawStates(search));
+/** Return the chart of the best value after each step, or null if no record has a step. */
+function drawProgress({ env, records, sign, symbol }, lastStep) {
+  const datedRecords = records.filter(({ step }) => isKnown(step)).toSorted((a, b) => a.step - b.step);
+  const bests = new Map();
+  let best = -Infinity;
+  for (const { step, value } of datedRecords) {
+    best = Math.max(best, sign * value);
+    bests.set(step, sign * best);
+  }
+  if (!bests.size) return null;
+  if (lastStep > datedRecords.at(-1).step) bests.set(lastStep, sign * best);
+  const series = [{ label: "", colour: "c0", values: [...bests.values()], isStepped: true }];
+  const title = `${symbol}, record by step`;
+  return { env, ...drawChart({ title, x: [...bests.keys()], series, height: 180, digits: DIGITS }) };
 }
 
-function drawRecord(run, { symbol, env }, record, isBest) {
-  const label = `Construction with ${symbol} ${formatNumber(record.value, 7)}`;
-  const picture = record.picture ? h("div", { class: "construction" }, drawImage(record.picture)) : valuesPicture(record.values, label);
+function drawSearch(run, search, chart) {
+  const { env, problem, records, states, sign, known: knownResults } = search;
+  const symbol = markInvisible(search.symbol);
+  const best = records.reduce((top, record) => (sign * record.value > sign * top.value ? record : top));
+  const headline = h("div", { class: "headline" },
+    h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),
+    h("div", { class: "big" }, formatNumber(best.value, DIGITS)));
+  return section(textLine(env === problem ? env : `${env}: ${problem}`), null,
+    h("div", { class: "headlines" }, headline),
+    factList([
+      ["Known", knownResults && textBlock(knownResults, "plain")],
+      ["Records", String(records.length)], ["States", String(states.length)],
+    ]),
+    chart,
+    h("h3", null, plural(records.length, "record")),
+    h("div", { class: "records" },
+      records.toReversed().map((record) => drawRecord(run, env, symbol, record, record === best))),
+    states.length > 0 && drawStates(states, sign, symbol));
+}
+
+function drawRecord(run, env, symbol, record, isBest) {
+  const { step, task, parent, claim, program, values } = record;
+  const title = `${symbol} = ${formatNumber(record.value, DIGITS)}`;
+  const picture = record.picture
+    ? h("div", { class: "construction" }, drawImage(record.picture))
+    : valuesPicture(values, `Construction with ${title}`);
   const origin = [
-    isKnown(record.step) && h("a", { href: makeHash(["run", run.id, "step", String(record.step)]) }, `step ${record.step}`),
-    record.task && h("a", { href: makeHash(["run", run.id, "task", env, record.task]) }, textLine(record.task, 40)), record.parent && h("span", null, "from ", textLine(record.parent, 40)),
-  ];
+    isKnown(step) && h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, `step ${step}`),
+    task && h("a", { href: makeHash(["run", run.id, "task", env, task]) }, textLine(task, 40)),
+    parent && h("span", null, "from ", textLine(parent, 40)),
+  ].filter(Boolean);
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
-    h("header", null, h("h4", null, `${symbol} = ${formatNumber(record.value, 7)}`), isBest && h("span", { class: "badge good" }, "best"), record.polished && h("span", { class: "badge" }, "polished")),
-    picture, h("p", { class: "sub" }, origin.filter(Boolean).map((part, index) => [index > 0 && " · ", part])),
-    record.claim && h("div", { class: "sub" }, textBlock(`The program claims ${record.claim}`, "plain", 400)),
-    record.program && fold("Program", textBlock(record.program, "code")), record.values?.length > 0 && fold(plural(record.values.length, "value"), textBlock(JSON.stringify(record.values), "code", 4000)));
+    h("header", null,
+      h("h4", null, title),
+      isBest && h("span", { class: "badge good" }, "best"),
+      record.polished && h("span", { class: "badge" }, "polished")),
+    picture,
+    h("p", { class: "sub" }, origin.map((part, index) => [index > 0 && " · ", part])),
+    claim && h("div", { class: "sub" }, textBlock(`The program claims ${claim}`, "plain", 400)),
+    program && fold("Program", textBlock(program, "code")),
+    values?.length > 0 && fold(plural(values.length, "value"), textBlock(JSON.stringify(values), "code", 4000)));
 }
 
-function drawStates({ states, sign, symbol }) {
-  const chosenStates = chooseStates(states, sign);
-  const facts = h("p", { class: "lead", role: "status" }, chosenStates.length < states.length ? `The newest ${chosenStates.length} of ${states.length} states.` : "Point at a state to see its value; the line of the best is emphasised.");
-  const showState = (state) => replace(facts, `State ${state.id}: ${symbol} = ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, `, state.parent ? `from ${state.parent}` : "a seed");
-  const index = new Map(states.map(({ id }, position) => [id, position]));
-  const best = bestLineage(states, sign, index);
-  const lineage = states.filter(({ id }) => best.has(id));
-  const rows = lineage.map((state) => h("tr", null, h("th", { scope: "row", class: "mono" }, textLine(state.id, 60)), h("td", { class: "num" }, formatNumber(state.value, 7)), h("td", { class: "num" }, state.expansions), h("td", { class: "mono" }, textLine(state.parent ?? "seed", 60))));
-  return h("div", null, h("h3", null, "States"), facts, h("div", { class: "states-frame" }, statesPicture(chosenStates, sign, showState)),
-    fold(`Line of the best: ${plural(lineage.length, "state")}`, makeTable("Line of the best state", ["State", [symbol, "num"], ["Expansions", "num"], "Parent"], rows).node));
-}
-
-function chooseStates(states, sign) {
-  if (states.length <= MAX_STATES) return states;
-  const lineage = bestLineage(states, sign, new Map(states.map(({ id }, position) => [id, position])));
-  return states.filter((state, position) => position >= states.length - MAX_STATES || lineage.has(state.id));
+function drawStates(states, sign, symbol) {
+  const lineage = bestLineage(states, sign);
+  const oldest = states.length - MAX_STATES;
+  const shownStates = states.filter(({ id }, position) => position >= oldest || lineage.has(id));
+  const facts = h("p", { class: "lead", role: "status" }, oldest > 0
+    ? `The newest ${MAX_STATES} of ${states.length} states.`
+    : "Point at a state to see its value; the line of the best is emphasised.");
+  const showState = ({ id, value, expansions, parent }) => {
+    const origin = `${plural(expansions, "expansion")}, ${parent ? `from ${parent}` : "a seed"}`;
+    replace(facts, textLine(`State ${id}: ${symbol} = ${formatNumber(value, DIGITS)}, ${origin}`, 400));
+  };
+  const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) => h("tr", null,
+    h("th", { scope: "row", class: "mono" }, textLine(id, 60)),
+    h("td", { class: "num" }, formatNumber(value, DIGITS)),
+    h("td", { class: "num" }, expansions),
+    h("td", { class: "mono" }, textLine(parent ?? "seed", 60))));
+  const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
+  return h("div", null,
+    h("h3", null, "States"),
+    facts,
+    h("div", { class: "states-frame" }, statesPicture(shownStates, lineage, showState)),
+    fold(`Line of the best: ${plural(rows.length, "state")}`, makeTable("Line of the best state", heads, rows).node));
 }
