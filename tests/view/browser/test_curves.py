@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,20 @@ def test_names_of_metrics_have_no_invisible_characters(visit_link: Callable[...,
     marks.first.click()
     visit.page.locator(".chart-title", has_text="‹U+202E›").wait_for()
     assert visit.page.evaluate(HIDDEN) == []
+    visit.check()
+
+
+def test_all_series_of_a_panel_are_drawn_for_each_run(visit: Visit) -> None:
+    visit.open("#/compare/shop,faster")
+    charts = dict(zip(visit.texts(".chart-title"), visit.texts(".chart .legend"), strict=True))
+    assert re.fullmatch(r"shop [\d.]+ · [\d.]+ faster [\d.]+ · [\d.]+ v1 v2", charts["KL sampler–trainer"])
+    assert charts["Groups"].endswith(" mixed all good all bad")
+    assert re.fullmatch(r"shop [\d.]+ faster [\d.]+", charts["Reward"])
+    labels = visit.page.locator(".plot").evaluate_all("nodes => nodes.map((node) => node.ariaLabel)")
+    (groups,) = [label for label in labels if label.startswith("Groups.")]
+    for run, last in (("shop", 12), ("faster", 4)):
+        for kind in ("mixed", "all good", "all bad"):
+            assert re.search(rf"{run} {kind}: [\d.]+ at step 1, [\d.]+ at step {last}\b", groups)
     visit.check()
 
 

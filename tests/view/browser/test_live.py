@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.limits import HANG_S, wait_until
+from tests.trackers.folders import write_run
 from tests.view.browser.conftest import serve, start_run
 from tests.view.browser.visit import Visit
 
@@ -100,6 +101,20 @@ def test_a_place_on_the_page_is_kept_when_it_is_updated(live_run: LiveRun, visit
         assert visit.page.evaluate("scrollY") == 300
         assert visit.page.get_by_label("Metric", exact=True).input_value() == "optim"
         assert visit.page.evaluate("() => document.activeElement.type") == "search"
+        visit.check()
+
+
+def test_a_comparison_follows_each_of_its_runs(live_run: LiveRun, visit_link: Callable[..., Visit]) -> None:
+    write_run(live_run.directory.parent / "done")
+    live_run.wait_for_step(1)
+    with serve(live_run.directory.parent) as link:
+        visit = visit_link(link)
+        visit.open("#/compare/done,live")
+        rewards = visit.page.locator(".plot").first
+        assert [row[:2] for row in visit.rows()] == [["done", "completed"], ["live simulated", "running"]]
+        live_run.finish()
+        visit.wait_until(lambda: visit.rows()[1][:3] == ["live simulated", "completed", "4"])
+        visit.wait_until(lambda: "at step 4" in (rewards.get_attribute("aria-label") or "").partition("live")[2])
         visit.check()
 
 

@@ -1,38 +1,46 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl, textLine } from "rlkit/ui";
+import {
+  checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl, textLine,
+} from "rlkit/ui";
 
 const MATCHES = 40;
+const STACK_COLOURS = ["c0", "c2", "c1"];
+const DASHES = [[], [7, 4], [2, 3]]; // of the series of a panel, if the colours tell runs apart
 
 /**
  * Return {node, requery, refresh, close} of the curves.
  * sources: [{run, metrics}] with `metrics` as the API returns them; several are overlaid.
  */
 export function drawCurves(sources, query) {
-  const state = { sources, query, charts: [] };
   const grid = h("div", { class: "chart-grid" });
   const controls = h("div", { class: "toolbar" });
+  let charts = [];
+  const close = () => charts.forEach((chart) => chart.close());
   const draw = () => {
-    state.charts.forEach((chart) => chart.close());
-    state.charts = choosePanels(state).map((panel) => drawPanel(panel, state));
-    replace(grid, state.charts.map((chart) => chart.node));
+    close();
+    charts = choosePanels(sources, query).map((panel) => drawPanel(panel, sources, query));
+    replace(grid, charts.map((chart) => chart.node));
   };
-  drawControls(controls, state);
+  const drawControls = () => replace(controls, listControls(allMetrics(sources), query));
+  drawControls();
   draw();
   return {
     node: h("div", null, controls, grid),
     requery(changed) {
-      const isNew = ["env", "smooth", "log", "m"].some((key) => changed[key] !== state.query[key]);
-      state.query = changed;
+      const isNew = ["env", "smooth", "log", "m"].some((key) => changed[key] !== query[key]);
+      query = changed;
       if (isNew) draw();
     },
-    refresh: (changed) => {
-      if (Object.keys(allMetrics(changed)).length !== Object.keys(allMetrics(state.sources)).length) drawControls(controls, { ...state, sources: changed });
-      state.sources = changed;
+    refresh(changed) {
+      const countNames = () => Object.keys(allMetrics(sources)).length;
+      const count = countNames();
+      sources = changed;
+      if (countNames() !== count) drawControls();
       draw();
     },
-    close: () => state.charts.forEach((chart) => chart.close()),
+    close,
   };
 }
 
@@ -40,61 +48,70 @@ function allMetrics(sources) {
   return Object.assign({}, ...sources.map(({ metrics }) => metrics.metrics));
 }
 
-function choosePanels({ sources, query }) {
+function choosePanels(sources, query) {
   const metrics = allMetrics(sources);
   const env = query.env ?? metricEnvs(metrics)[0] ?? "all";
-  const chosen = chosenMetrics(query).filter((name) => name in metrics).map((name) => ({ id: name, title: name, series: [{ label: "", name }], findings: [] }));
-  return [...chosen, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
+  const names = chosenMetrics(query).filter((name) => name in metrics);
+  const panels = names.map((name) => ({ id: name, title: name, series: [{ label: "", name }], findings: [] }));
+  return [...panels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
 
 function chosenMetrics(query) {
   return (query.m ?? "").split(",").filter(Boolean);
 }
 
-function drawControls(node, { sources, query }) {
-  const metrics = allMetrics(sources);
+function listControls(metrics, query) {
   const envs = metricEnvs(metrics).map((name) => [name, name]);
-  replace(node, metricSearch(Object.keys(metrics).sort(), query), envs.length > 2 && choiceControl("Environment", "env", envs, { env: envs[0][0], ...query }),
-    textControl("Smoothing", "smooth", query, { type: "range", min: 0, max: 0.98, step: 0.02, value: 0 }), checkControl("Log scale", "log", query));
+  return [
+    metricSearch(Object.keys(metrics).sort(), query),
+    envs.length > 2 && choiceControl("Environment", "env", envs, { env: envs[0][0], ...query }),
+    textControl("Smoothing", "smooth", query, { type: "range", min: 0, max: 0.98, step: 0.02, value: 0 }),
+    checkControl("Log scale", "log", query),
+  ];
 }
 
 function metricSearch(names, query) {
   const list = h("div", { class: "matches", hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
   const chosen = new Set(chosenMetrics(query));
-  const input = h("input", { type: "search", placeholder: `${names.length} metrics`, "aria-describedby": "metric-help" });
-  const toggle = (name, isChosen) => {
-    if (isChosen) chosen.add(name);
-    else chosen.delete(name);
-    setQuery({ m: [...chosen].join(",") });
+  const placeholder = `${names.length} metrics`;
+  const input = h("input", { type: "search", placeholder, "aria-describedby": "metric-help" });
+  const drawMatch = (name) => {
+    const onchange = ({ target }) => {
+      chosen[target.checked ? "add" : "delete"](name);
+      setQuery({ m: [...chosen].join(",") });
+    };
+    return h("label", null, h("input", { type: "checkbox", checked: chosen.has(name), onchange }), textLine(name));
   };
   const show = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     const matches = names.filter((name) => words.every((word) => name.toLowerCase().includes(word)));
+    const left = matches.length - MATCHES;
+    const note = matches.length ? left > 0 && `${left} more` : "No metric has this name.";
     list.hidden = !words.length;
-    replace(list, matches.slice(0, MATCHES).map((name) => h("label", null,
-      h("input", { type: "checkbox", checked: chosen.has(name), onchange: (event) => toggle(name, event.target.checked) }), textLine(name))),
-    !matches.length && h("p", { class: "empty" }, "No metric has this name."),
-    matches.length > MATCHES && h("p", { class: "empty" }, `${matches.length - MATCHES} more`));
+    replace(list, matches.slice(0, MATCHES).map(drawMatch), note && h("p", { class: "empty" }, note));
   };
   input.addEventListener("input", show);
-  const hide = (event) => event.key === "Escape" && (list.hidden = true);
-  const leave = (event) => !box.contains(event.relatedTarget) && (list.hidden = true);
-  const box = h("div", { class: "metric-search", onkeydown: hide, onfocusout: leave }, field("Metric", input), list,
-    h("span", { id: "metric-help", class: "hidden" }, "Chosen metrics are drawn first."));
+  const onkeydown = (event) => event.key === "Escape" && (list.hidden = true);
+  const onfocusout = (event) => !box.contains(event.relatedTarget) && (list.hidden = true);
+  const help = h("span", { id: "metric-help", class: "hidden" }, "Chosen metrics are drawn first.");
+  const box = h("div", { class: "metric-search", onkeydown, onfocusout }, field("Metric", input), list, help);
   return box;
 }
 
-function drawPanel(panel, { sources, query }) {
-  const isSingle = sources.length === 1;
+function drawPanel(panel, sources, query) {
   const weight = Number(query.smooth ?? 0);
-  const x = [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
-  const series = isSingle ? singleSeries(panel, sources[0].metrics, weight) : overlaidSeries(panel, sources, x, weight);
-  const { run } = sources[0];
-  const findings = isSingle ? (run.findings ?? []).filter(({ name }) => panel.findings === null || panel.findings.includes(name)) : [];
-  return drawChart({
-    title: panel.title, x, series, isLog: Boolean(query.log), guides: isSingle && !query.log ? visibleGuides(panel, series) : [], markers: findings,
-    onStep: isSingle ? (step) => openStep(run, panel, step) : null,
-  });
+  const isLog = Boolean(query.log);
+  if (sources.length > 1) {
+    const x = [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
+    return drawChart({ title: panel.title, x, series: overlaySeries(panel, sources, x, weight), isLog });
+  }
+  const [{ run, metrics }] = sources;
+  const series = singleSeries(panel, metrics.metrics, weight);
+  const largest = Math.max(...series.flatMap(({ values }) => values.filter(Number.isFinite)));
+  const guides = isLog ? [] : (panel.guides ?? []).filter((guide) => guide < 3 * largest);
+  const markers = (run.findings ?? []).filter(({ name }) => panel.findings?.includes(name) ?? true);
+  const onStep = (step) => openStep(run, panel, step);
+  return drawChart({ title: panel.title, x: metrics.step, series, isLog, guides, markers, onStep });
 }
 
 function openStep(run, panel, step) {
@@ -102,34 +119,31 @@ function openStep(run, panel, step) {
   if (steps.includes(step)) navigate(makeHash(["run", run.id, kind, String(step)]));
 }
 
-function visibleGuides({ guides = [] }, series) {
-  const largest = Math.max(...series.flatMap(({ values }) => values.filter(Number.isFinite)));
-  return guides.filter((guide) => guide < 3 * largest);
-}
-
-function singleSeries(panel, { metrics }, weight) {
-  const smooth = (name) => name in metrics && (weight ? smoothValues(metrics[name], weight) : metrics[name]);
-  const series = panel.series.map(({ label, name, low, high }, index) => ({
-    label, colour: panel.isStacked ? ["c0", "c2", "c1"][index] : runColour(index), values: smooth(name), raw: weight && !panel.isStacked ? metrics[name] : null,
-    low: (low && smooth(low)) || null, high: (high && smooth(high)) || null,
-  }));
-  return panel.isStacked ? stackSeries(series) : series;
+function singleSeries({ series, isStacked }, metrics, weight) {
+  const column = (name) => (weight && metrics[name] ? smoothValues(metrics[name], weight) : metrics[name]);
+  const curves = series.map(({ label, name, low, high }, index) => {
+    const colour = isStacked ? STACK_COLOURS[index] : runColour(index);
+    const raw = weight && !isStacked ? metrics[name] : null;
+    return { label, colour, values: column(name), raw, low: column(low), high: column(high) };
+  });
+  return isStacked ? stackSeries(curves) : curves;
 }
 
 function stackSeries(series) {
   const total = [];
   const add = (value, step) => (value === null ? null : (total[step] = (total[step] ?? 0) + value));
   // The tallest area is drawn first, the others in front of it.
-  return series.map((curve) => ({ ...curve, values: curve.values.map(add), parts: curve.values, isArea: true })).reverse();
+  const stack = ({ values, ...curve }) => ({ ...curve, values: values.map(add), parts: values, isArea: true });
+  return series.map(stack).reverse();
 }
 
-function overlaidSeries(panel, sources, x, weight) {
-  const { name } = panel.series[0];
-  return sources.flatMap(({ run, metrics }, index) => {
-    const values = metrics.metrics[name];
-    if (!values) return [];
-    const byStep = new Map(metrics.step.map((step, position) => [step, values[position]]));
-    const aligned = x.map((step) => byStep.get(step) ?? null);
-    return [{ label: run.name, colour: runColour(index), values: weight ? smoothValues(aligned, weight) : aligned, raw: weight ? aligned : null }];
+function overlaySeries(panel, sources, x, weight) {
+  return sources.flatMap(({ run, metrics: { step: steps, metrics } }, place) => {
+    const rows = new Map(steps.map((step, row) => [step, row]));
+    return panel.series.map(({ label, name }, index) => {
+      const raw = x.map((step) => metrics[name]?.[rows.get(step)] ?? null);
+      const curve = { label: run.id, kind: label, colour: runColour(place), dash: DASHES[index] };
+      return weight ? { ...curve, values: smoothValues(raw, weight), raw } : { ...curve, values: raw };
+    });
   });
 }
