@@ -103,6 +103,29 @@ def test_a_port_in_use_is_an_error_of_one_line(client: httpx.Client, folder: Pat
         ViewServer(Library([folder]), port=client.base_url.port or 0)
 
 
+def test_an_empty_folder_is_a_list_that_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "named"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    library = Library.find(["empty"])
+    assert library.summaries()["runs"] == []
+    (tmp_path / "empty" / "begun").mkdir()  # has no run.json yet
+    assert Library.find(["empty"]).summaries()["runs"] == []
+    write_run(tmp_path / "empty" / "run")
+    assert [run["id"] for run in library.summaries()["runs"]] == ["run"]
+    write_run(tmp_path / "named" / "empty2")
+    (tmp_path / "empty2").mkdir()
+    assert list(Library.find(["empty2"]).paths()) == ["empty2"]  # a run of this name comes before an empty folder
+
+
+def test_a_folder_of_other_files_and_a_missing_run_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no run")
+    with pytest.raises(UsageError, match="holds no run of rlkit"):
+        Library.find([str(tmp_path)])
+    with pytest.raises(UsageError, match="there is no run"):
+        Library.find([str(tmp_path / "none")])
+
+
 @pytest.mark.parametrize("name", ["all.html", "all"])
 def test_an_export_holds_what_the_server_gives(folder: Path, tmp_path: Path, name: str) -> None:
     library = Library([folder])

@@ -41,12 +41,14 @@ class Library:
         places = list[Path]()
         for run in runs:
             path = Path(run).expanduser().absolute()
-            if path.exists() and (is_run_directory(path) or find_reader(path) or any(_list_runs(path))):
+            if _is_shown(path) or any(_list_runs(path)):
                 places.append(path)
-            elif path.exists() and not is_run_directory(runs_dir() / run):
-                raise UsageError(f"{path} holds no run of rlkit, and no record that rlkit can show")
-            else:
+            elif is_run_directory(runs_dir() / run) or not path.exists():
                 places.append(find_run(run))
+            elif path.is_dir() and all(child.is_dir() for child in path.iterdir() if child.name[0] != "."):
+                places.append(path)  # a run may appear in it
+            else:
+                raise UsageError(f"{path} holds no run of rlkit, and no record that rlkit can show")
         return cls(places)
 
     def paths(self) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.limits import HANG_S, wait_until
-from tests.trackers.folders import write_run
+from tests.trackers.folders import write_run, write_step
 from tests.view.browser.conftest import serve, start_run
 from tests.view.browser.visit import Visit
 
@@ -127,6 +127,23 @@ def test_a_run_whose_process_died_is_not_live(live_run: LiveRun, visit_link: Cal
         live_run.kill()
         visit.wait_until(lambda: visit.rows()[0][2] == "dead")
         visit.check()
+
+
+def test_a_page_that_was_opened_before_its_run_shows_it_when_it_appears(
+    visit_link: Callable[..., Visit], tmp_path: Path
+) -> None:
+    with serve(tmp_path) as link:
+        runs, step = visit_link(link), visit_link(link)
+        runs.open()
+        assert "No runs in this folder yet." in runs.text()
+        step.open("#/run/late/step/2")
+        assert step.texts("h1") == ["Not found"]
+        run = write_run(tmp_path / "late", steps=1)
+        runs.wait_until(lambda: [row[2:3] for row in runs.rows()] == [["completed"]])
+        runs.check()
+        write_step(run, 2)
+        step.wait_until(lambda: step.texts("h1") == ["Step 2"])
+        assert all("404" in problem for problem in step.problems)
 
 
 def test_a_page_says_that_the_server_is_gone(visit_link: Callable[..., Visit], runs: Path) -> None:

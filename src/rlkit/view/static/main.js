@@ -12,7 +12,7 @@ import { showRuns } from "rlkit/pages/runs";
 import { showStep } from "rlkit/pages/step";
 import { showTask } from "rlkit/pages/task";
 import { showTasks } from "rlkit/pages/tasks";
-import { makeHash, parseHash } from "rlkit/route";
+import { apiPath, makeHash, parseHash } from "rlkit/route";
 import { markInvisible, textBlock, textLine } from "rlkit/text";
 
 const POLL_MS = 2000;
@@ -46,7 +46,7 @@ let [navigation, followsLink] = [0, false];
 
 async function showPage() {
   const { parts, query } = parseHash(location.hash);
-  const path = parts.map(encodeURIComponent).join("/");
+  const path = apiPath(...parts);
   if (view?.requery && path === viewPath) return view.requery(query);
   const turn = ++navigation;
   if (viewPath !== null) scrolls.set(viewPath, scrollY);
@@ -74,19 +74,30 @@ async function openView(path, parts, query) {
     return await page[1](parts, query);
   } catch (error) {
     if (!error.status) console.error(error);
-    const title = error.status === 404 ? "Not found" : "The page failed";
-    const node = h("div", { class: "failure", role: "alert" }, h("h1", null, title), textBlock(error.message, "plain"), h("a", { href: "#/" }, "All runs"));
-    return { title, node, crumbs: [["Runs", "#/"]], up: parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/" };
+    return makeFailure(error, parts);
   }
 }
 
-function drawFrame({ title, crumbs: links = [], previous, next }) {
+/** Return a view of an error. The page is opened again when its run appears or changes. */
+function makeFailure({ status, message }, parts) {
+  const title = status === 404 ? "Not found" : "The page failed";
+  const texts = [h("h1", null, title), textBlock(message, "plain"), h("a", { href: "#/" }, "All runs")];
+  const node = h("div", { class: "failure", role: "alert" }, texts);
+  const up = parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/";
+  const watch = parts[0] === "run" && parts[1] ? apiPath("run", parts[1]) : "runs";
+  return { title, node, crumbs: [["Runs", "#/"]], up, watch, refresh: showPage };
+}
+
+function drawFrame({ title, crumbs: links, previous, next }) {
   announcement.textContent = markInvisible(title);
   document.title = `${announcement.textContent} · rlkit`;
-  replace(crumbs, h("ol", null, links.map(([label, href], index) =>
-    h("li", null, h("a", { href, "aria-current": index === links.length - 1 ? "page" : null }, textLine(label, 80))))));
-  const arrow = (href, text, label) => href && h("a", { class: "button", href, title: label, "aria-label": label }, text);
-  replace(neighbours, arrow(previous, "‹", "Previous ( [ )"), arrow(next, "›", "Next ( ] )"));
+  const items = links.map(([label, href], index) => {
+    const current = index === links.length - 1 ? "page" : null;
+    return h("li", null, h("a", { href, "aria-current": current }, textLine(label, 80)));
+  });
+  replace(crumbs, h("ol", null, items));
+  const arrow = (href, title, text) => href && h("a", { class: "button", href, title, "aria-label": title }, text);
+  replace(neighbours, arrow(previous, "Previous ( [ )", "‹"), arrow(next, "Next ( ] )", "›"));
 }
 
 async function poll() {
@@ -124,10 +135,14 @@ function switchTheme() {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
   useStorage((storage) => storage.setItem("rlkit-theme", theme));
   applyTheme(theme);
+  announceTheme();
+}
+
+function announceTheme() {
   dispatchEvent(new Event("themechange"));
 }
 
-/** Call a function with the storage of the browser. A page in a frame without origin has none; the theme is then not kept. */
+/** Call a function with the storage of the browser; a page in a frame without origin has none and keeps no theme. */
 function useStorage(action) {
   try {
     return action(localStorage);
@@ -136,19 +151,21 @@ function useStorage(action) {
   }
 }
 
-const themeButton = h("button", { class: "button quiet", type: "button", title: "Change colours (t)", onclick: switchTheme });
-const helpButton = h("button", { class: "button quiet", type: "button", title: "Keys (?)", "aria-label": "Keys", onclick: showHelp }, "?");
+const button = { class: "button quiet", type: "button" };
+const themeButton = h("button", { ...button, title: "Change colours (t)", onclick: switchTheme });
+const helpButton = h("button", { ...button, title: "Keys (?)", "aria-label": "Keys", onclick: showHelp }, "?");
 
 function start() {
   const brand = h("a", { class: "brand", href: "#/", "aria-label": "rlkit, all runs" }, "rlkit");
-  const header = h("header", { class: "top" }, brand, crumbs, h("span", { class: "space" }), connection, neighbours, themeButton, helpButton);
+  const space = h("span", { class: "space" });
+  const header = h("header", { class: "top" }, brand, crumbs, space, connection, neighbours, themeButton, helpButton);
   replace(document.getElementById("app"), header, main, announcement);
   applyTheme(useStorage((storage) => storage.getItem("rlkit-theme")) ?? "auto");
   listenToKeys(() => view, switchTheme);
   document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
   addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);
   addEventListener("hashchange", showPage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announceTheme);
   if (!isExport) {
     pollForever();
     document.addEventListener("visibilitychange", poll);
