@@ -68,9 +68,8 @@ def _describe_known(record: Row) -> str:
     Code is loaded for no name but those of built-in problems, because the record may come from somebody else.
     """
     options: Mapping[str, Any] = record["options"] or {}
-    if record["problem"] not in PROBLEMS or not all(
-        isinstance(value, int | float | None) for value in options.values()
-    ):
+    has_numbers_only = all(isinstance(value, int | float | None) for value in options.values())
+    if record["problem"] not in PROBLEMS or not has_numbers_only:
         return ""
     try:
         return describe_known_results(make_problem(record["problem"], dict(options)))

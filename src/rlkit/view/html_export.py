@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from string import ascii_letters, digits
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
@@ -48,7 +49,7 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
     """
     if path.exists():
         raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
-    pages = ((name, base64.b64encode(gzip.compress(data, mtime=0)).decode()) for name, data in _read(library, note))
+    pages = ((name, _encode(gzip.compress(data, mtime=0))) for name, data in _read(library, note))
     try:
         return _write_file(path, pages) if path.suffix == ".html" else _write_folder(path, pages)
     except OSError as error:
@@ -126,35 +127,31 @@ def _file_name(path: str) -> str:
 
     Other characters than letters, digits, `-` and `_` become the hexadecimal numbers of their bytes.
     """
-
-    def escape(match: re.Match[str]) -> str:
-        return "".join(f".{byte:02x}" for byte in match[0].encode())
-
-    return re.sub(r".{200}(?=.)", r"\g<0>/", re.sub(r"[^A-Za-z0-9_-]", escape, path))
+    plain = f"{ascii_letters}{digits}-_".encode()
+    name = "".join(chr(byte) if byte in plain else f".{byte:02x}" for byte in path.encode())
+    return re.sub(r".{200}(?=.)", r"\g<0>/", name)
 
 
 def _make_page(data: Row) -> str:
     """Return index.html with its styles, scripts and data inside, since modules do not load from a disk."""
+    # No text of a model can end the script: the data is base64, and `<` is escaped in the names of pages.
+    store = json.dumps(data).replace("<", "\\u003c")
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<script>window.rlkitData = {store}</script>'
+    )
     page = (STATIC / "index.html").read_text()
-
-    def inline_modules(match: re.Match[str]) -> str:
-        modules: dict[str, str] = json.loads(match[1])["imports"]
-        urls = {name: _data_url(STATIC / place) for name, place in modules.items()}
-        # No text of a model can end the script: the data is base64, and `<` is escaped in the names of pages.
-        store = json.dumps(data).replace("<", "\\u003c")
-        imports = json.dumps({"imports": urls})
-        return f'<script>window.rlkitData = {store}</script>\n<script type="importmap">{imports}</script>'
-
-    def inline_file(match: re.Match[str]) -> str:
-        kind = "style" if match[0].startswith("<link") else "script"
-        attribute = ' type="module"' if "module" in match[0] else ""
-        return f"<{kind}{attribute}>{(STATIC / match['place']).read_text()}</{kind}>"
-
-    page = page.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>', 1)
-    page = re.sub(r'<script type="importmap">(.*?)</script>', inline_modules, page, flags=re.DOTALL)
-    page = re.sub(r'<link rel="stylesheet" href="(?P<place>[^"]+)">', inline_file, page)
-    return re.sub(r'<script(?: type="module")? src="(?P<place>[^"]+)"></script>', inline_file, page)
+    page = re.sub(
+        r'"\./([^"]+)"', lambda match: f'"data:text/javascript;base64,{_encode(_load(match[1]).encode())}"', page
+    )
+    page = re.sub(r'<link rel="stylesheet" href="([^"]+)">', lambda match: f"<style>{_load(match[1])}</style>", page)
+    script = re.compile(r'<script( type="module")? src="([^"]+)"></script>')
+    page = script.sub(lambda match: f"<script{match[1] or ''}>{_load(match[2])}</script>", page)
+    return page.replace("<title>", f"{head}\n<title>", 1)
 
 
-def _data_url(path: Path) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _load(place: str) -> str:
+    return (STATIC / place).read_text()
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -36,17 +36,16 @@ def is_locked(path: Path, *, clock: Callable[[], float] = time.time) -> bool:
 
 
 def _is_listed(status: os.stat_result, holder: str) -> bool:
-    place = f":{status.st_ino}"
-    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}{place}"
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     locks = [line.replace("-> ", "").split()[4:6] for line in _LOCKS.read_text().splitlines()]
     # Some file systems, such as btrfs, show another device here than in the status of a file.
-    return any(name == file or (name.endswith(place) and process == holder) for process, name in locks)
+    return any(name == file or (name.endswith(f":{status.st_ino}") and pid == holder) for pid, name in locks)
 
 
 def _is_shared(status: os.stat_result) -> bool:
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     mounts = [line.partition(" - ") for line in _MOUNTS.read_text().splitlines()]
-    return any(left.split()[2] == device and right.startswith(_SHARED) for left, _, right in mounts)
+    return any(place.split()[2] == device and kind.startswith(_SHARED) for place, _, kind in mounts)
 
 
 def _last_write(run: Path) -> float:

@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parent / "static"
 
-_FRAME = "/frame.html"
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 _FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; frame-ancestors 'self'"
@@ -42,17 +47,10 @@ def content_security_policy(frame_ancestors: str) -> str:
     """Return the policy of the page: its own scripts, the hashes of scripts in its HTML, and nothing from elsewhere."""
     inline = re.findall(r"<script[^>]*>(.+?)</script>", (STATIC / "index.html").read_text(), re.DOTALL)
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in inline]
-    return "; ".join([
-        "default-src 'none'",
-        f"script-src 'self' {' '.join(hashes)}",
-        "style-src 'self'",
-        "img-src 'self' data: blob:",
-        "connect-src 'self'",
-        "frame-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        f"frame-ancestors {frame_ancestors}",
-    ])  # fmt: skip
+    return (
+        f"default-src 'none'; script-src 'self' {' '.join(hashes)}; style-src 'self'; img-src 'self' data: blob:; "
+        f"connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {frame_ancestors}"
+    )
 
 
 def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -> Starlette:
@@ -78,41 +76,27 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
         path = request.scope["raw_path"].decode("ascii", "replace").partition("/api/")[2].partition("?")[0]
         try:
             data = await asyncio.to_thread(respond, library, path, dict(request.query_params))
-        except UsageError as error:
-            return JSONResponse({"error": str(error)}, 404)
         except (RlkitError, OSError) as error:
-            return JSONResponse({"error": str(error)}, 500)
+            return JSONResponse({"error": str(error)}, 404 if isinstance(error, UsageError) else 500)
         tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"ETag": tag})
-        return Response(data, media_type="application/json", headers={"ETag": tag})
+        is_known = request.headers.get("if-none-match") == tag
+        content, status = (b"", 304) if is_known else (data, 200)
+        return Response(content, status, {"ETag": tag}, "application/json")
 
-    routes = [
-        Route("/api/{path:path}", give_data, methods=["GET"]),
-        Mount("/", StaticFiles(directory=STATIC, html=True)),
-    ]
-    return Starlette(routes=routes, middleware=[
+    async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        is_frame = request.url.path == "/frame.html"
+        others = "" if "none" in frame_ancestors else f" {frame_ancestors}"
+        policy = _FRAME_POLICY + others if is_frame else content_security_policy(frame_ancestors)
+        response.headers.update({"Content-Security-Policy": policy, **_HEADERS})
+        return response
+
+    data, static = Route("/api/{path:path}", give_data, methods=["GET"]), StaticFiles(directory=STATIC, html=True)
+    return Starlette(routes=[data, Mount("/", static)], middleware=[
         Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),  # no page of another site
-        Middleware(BaseHTTPMiddleware, dispatch=partial(_add_headers, frame_ancestors)),
+        Middleware(BaseHTTPMiddleware, dispatch=add_headers),
         Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
     ])  # fmt: skip
-
-
-async def _add_headers(
-    frame_ancestors: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]
-) -> Response:
-    response = await call_next(request)
-    policy = content_security_policy(frame_ancestors)
-    if request.url.path == _FRAME:
-        policy = _FRAME_POLICY if "none" in frame_ancestors else f"{_FRAME_POLICY} {frame_ancestors}"
-    response.headers.update({
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Cache-Control": "no-cache",
-    })  # fmt: skip
-    return response
 
 
 class ViewServer:

@@ -54,14 +54,14 @@ async function loadExported(path) {
 }
 
 function loadScript(path, base) {
-  const makeMissingError = () => new ApiError(404, "This record is not in the export.");
-  if (base === null || base === undefined) return Promise.reject(makeMissingError());
   return new Promise((resolve, reject) => {
+    const fail = () => reject(new ApiError(404, "This record is not in the export."));
+    if (!base) return fail();
     const script = document.createElement("script");
     pendingRecords.set(path, resolve);
     script.src = `${base}${recordName(path)}.js`;
     script.onload = () => script.remove();
-    script.onerror = () => reject(makeMissingError());
+    script.onerror = fail;
     document.head.append(script);
   }).finally(() => pendingRecords.delete(path));
 }

@@ -19,18 +19,17 @@ export function drawChart(chart) {
   const host = h("div", { class: "plot", role: "img", "aria-label": describeChart(chart) });
   const title = h("span", { class: "chart-title" }, textLine(chart.title));
   const node = h("figure", { class: "chart" }, h("figcaption", null, title, legend), host);
+  const showLegend = (index) => replace(legend, drawLegend(chart, index));
   let plot = null;
-  const make = () => {
+  const redraw = () => {
     plot?.destroy();
-    const { data, series, bands } = makeSeries(chart);
-    const showLegend = (index) => replace(legend, drawLegend(chart, index));
-    plot = new uPlot({ ...chartOptions(chart, host, showLegend), series, bands }, data, host);
+    const { data, ...lines } = makeSeries(chart);
+    plot = new uPlot({ ...chartOptions(chart, host, showLegend), ...lines }, data, host);
     showLegend(null);
   };
-  const resize = () => (plot ? plot.setSize({ width: host.clientWidth, height: plot.height }) : make());
-  const observer = new ResizeObserver(resize);
+  const fit = () => (plot ? plot.setSize({ width: host.clientWidth, height: plot.height }) : redraw());
+  const observer = new ResizeObserver(fit);
   observer.observe(host);
-  const redraw = () => plot && make();
   addEventListener("themechange", redraw);
   const close = () => {
     observer.disconnect();
@@ -42,11 +41,9 @@ export function drawChart(chart) {
 
 function describeChart({ title, x, series, digits }) {
   const lines = series.map(({ label, kind, values }) => {
-    const name = [label, kind].filter(Boolean).join(" ");
-    const points = values.map((value, index) => [x[index], value]).filter(([, value]) => isKnown(value));
-    if (!points.length) return `${name}: no values`;
-    const ends = [points[0], points.at(-1)].map(([step, value]) => `${formatNumber(value, digits)} at step ${step}`);
-    return `${name}: ${ends.join(", ")}`;
+    const ends = [values.findIndex(isKnown), values.findLastIndex(isKnown)];
+    const texts = ends.map((index) => `${formatNumber(values[index], digits)} at step ${x[index]}`);
+    return `${label}${kind ? ` ${kind}` : ""}: ${ends[0] < 0 ? "no values" : texts.join(", ")}`;
   });
   return markInvisible(`${title}. ${lines.join(". ")}`);
 }
@@ -71,9 +68,8 @@ function drawLegend({ series, x, digits }, index) {
 }
 
 function makeSeries({ x, series }) {
-  const [data, options, bands] = [[x], [{}], []];
+  const [data, options, bands, noPoints] = [[x], [{}], [], { show: false }];
   const add = (values, option) => (data.push(values), options.push(option), data.length - 1);
-  const noPoints = { show: false };
   for (const { values, colour, dash, low, high, raw, isArea, isStepped } of series) {
     const stroke = themeColour(colour);
     if (low && high) {
@@ -141,8 +137,7 @@ function drawMarkers(plot, markers, guides) {
   }
   ctx.strokeStyle = fade(colour, 0.8);
   ctx.setLineDash([4 * ratio, 4 * ratio]);
-  for (const guide of guides) {
-    ctx.stroke(new Path2D(`M${bbox.left},${plot.valToPos(guide, "y", true)}h${bbox.width}`));
-  }
+  const drawGuide = (y) => ctx.stroke(new Path2D(`M${bbox.left},${y}h${bbox.width}`));
+  guides.forEach((guide) => drawGuide(plot.valToPos(guide, "y", true)));
   ctx.restore();
 }

@@ -21,7 +21,8 @@ export function textControl(label, key, query, props = {}) {
 /** Return a checkbox. */
 export function checkControl(label, key, query) {
   const onchange = (event) => setQuery({ [key]: event.target.checked });
-  return h("label", { class: "field check" }, h("input", { type: "checkbox", checked: Boolean(query[key]), onchange }), h("span", null, label));
+  const box = h("input", { type: "checkbox", checked: Boolean(query[key]), onchange });
+  return h("label", { class: "field check" }, box, h("span", null, label));
 }
 
 /** Return a choice between options [value, label]; the empty value is the default. */
@@ -31,6 +32,6 @@ export function choiceControl(label, key, options, query) {
 
 /** Return a select element. */
 export function selectBox(options, value, onchange) {
-  const change = (event) => onchange(event.target.value);
-  return h("select", { onchange: change }, options.map(([key, text]) => h("option", { value: key, selected: key === value }, markInvisible(text))));
+  const drawOption = ([key, text]) => h("option", { value: key, selected: key === value }, markInvisible(text));
+  return h("select", { onchange: (event) => onchange(event.target.value) }, options.map(drawOption));
 }

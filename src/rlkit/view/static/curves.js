@@ -34,10 +34,9 @@ export function drawCurves(sources, query) {
       if (isNew) draw();
     },
     refresh(changed) {
-      const countNames = () => Object.keys(allMetrics(sources)).length;
-      const count = countNames();
+      const [before, after] = [sources, changed].map((each) => Object.keys(allMetrics(each)).length);
       sources = changed;
-      if (countNames() !== count) drawControls();
+      if (after !== before) drawControls();
       draw();
     },
     close,
@@ -52,7 +51,7 @@ function choosePanels(sources, query) {
   const metrics = allMetrics(sources);
   const env = query.env ?? metricEnvs(metrics)[0] ?? "all";
   const names = chosenMetrics(query).filter((name) => name in metrics);
-  const panels = names.map((name) => ({ id: name, title: name, series: [{ label: "", name }], findings: [] }));
+  const panels = names.map((name) => ({ title: name, series: [{ label: "", name }], findings: [] }));
   return [...panels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
 
@@ -77,7 +76,8 @@ function metricSearch(names, query) {
   const input = h("input", { type: "search", placeholder, "aria-describedby": "metric-help" });
   const drawMatch = (name) => {
     const onchange = ({ target }) => {
-      chosen[target.checked ? "add" : "delete"](name);
+      if (target.checked) chosen.add(name);
+      else chosen.delete(name);
       setQuery({ m: [...chosen].join(",") });
     };
     return h("label", null, h("input", { type: "checkbox", checked: chosen.has(name), onchange }), textLine(name));
@@ -115,7 +115,7 @@ function drawPanel(panel, sources, query) {
 }
 
 function openStep(run, panel, step) {
-  const [kind, steps] = panel.id === "evaluation" ? ["evaluation", run.evaluations] : ["step", run.steps_recorded];
+  const [kind, steps] = panel.isEvaluation ? ["evaluation", run.evaluations] : ["step", run.steps_recorded];
   if (steps.includes(step)) navigate(makeHash(["run", run.id, kind, String(step)]));
 }
 

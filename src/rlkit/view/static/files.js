@@ -9,51 +9,49 @@ const GROUPS = [
 ];
 
 // Escape sequences of terminals: CSI, OSC with its end, and two-character ones.
-const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*\u001b\\|[ -/]*[0-~])/g;
+const ESCAPES =
+  /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*\u001b\\|[ -/]*[0-~])/g;
 
 /** Draw the files of an episode; `path` is its path in the API. */
 export function drawFiles(path, files) {
-  const groups = new Map(GROUPS.map(([name]) => [name, []]));
-  for (const file of files) groups.get(GROUPS.find(([, pattern]) => pattern.test(file.name))[0]).push(file);
-  return h("div", null, [...groups].filter(([, members]) => members.length).map(([name, members]) =>
-    section(name, null, members.map((file, index) => drawFile(path, file, index === 0 && name !== "Artefacts")))));
+  const groups = Map.groupBy(files, ({ name }) => GROUPS.find(([, pattern]) => pattern.test(name))[0]);
+  return h("div", null, GROUPS.map(([name]) => groups.has(name) && section(name, null,
+    groups.get(name).map((file, index) => drawFile(path, file, index === 0 && name !== "Artefacts")))));
 }
 
 function drawFile(path, file, open) {
-  const body = h("div", null);
+  const body = h("div", null, h("p", { class: "muted" }, "Loading…"));
+  const size = `${formatCount(file.bytes)}B`;
   let isLoaded = false;
   const show = async () => {
-    if (isLoaded) return;
+    if (!details.open || isLoaded) return;
     isLoaded = true;
-    replace(body, h("p", { class: "muted" }, "Loading…"));
     try {
       const { text, truncated } = await load(`${path}/file?path=${encodeURIComponent(file.path)}`);
-      replace(body, textBlock(terminalText(file.name, text), "code terminal"), truncated && emptyNote(`The file is longer; only its beginning is shown (${formatCount(file.bytes)}B in all).`));
+      const note = truncated && emptyNote(`The file is longer; only its beginning is shown (${size} in all).`);
+      replace(body, textBlock(terminalText(file.name, text), "code terminal"), note);
     } catch (error) {
       replace(body, emptyNote(error.message));
     }
   };
-  const details = h("details", { class: "fold file", open, ontoggle: () => details.open && show() }, h("summary", null, h("span", { class: "mono" }, textLine(file.name, 120)), " ", h("span", { class: "muted" }, `${formatCount(file.bytes)}B`)), body);
-  if (open) show();
+  const name = h("span", { class: "mono" }, textLine(file.name, 120));
+  const details = h("details", { class: "fold file", open, ontoggle: show },
+    h("summary", null, name, " ", h("span", { class: "muted" }, size)), body);
   return details;
 }
 
 /** Return the text of a terminal session without control sequences; asciinema recordings become their output. */
 function terminalText(name, text) {
-  return collapseReturns((name.endsWith(".cast") ? castOutput(text) : text).replace(ESCAPES, ""));
+  const output = name.endsWith(".cast") ? text.split("\n").map(castOutput).join("") : text;
+  const lines = output.replace(ESCAPES, "").replace(/\r+\n/g, "\n").split("\n");
+  return lines.map((line) => line.slice(line.lastIndexOf("\r") + 1)).join("\n");
 }
 
-function castOutput(text) {
-  return text.split("\n").map((line) => {
-    try {
-      const event = JSON.parse(line);
-      return Array.isArray(event) && event[1] === "o" ? event[2] : "";
-    } catch {
-      return "";
-    }
-  }).join("");
-}
-
-function collapseReturns(text) {
-  return text.replace(/\r+\n/g, "\n").split("\n").map((line) => line.slice(line.lastIndexOf("\r") + 1)).join("\n");
+function castOutput(line) {
+  try {
+    const [, kind, text] = JSON.parse(line);
+    return kind === "o" ? text : "";
+  } catch {
+    return "";
+  }
 }

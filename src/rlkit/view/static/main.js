@@ -120,10 +120,7 @@ function setConnection(kind, text = kind) {
   connection.className = `connection ${kind}`;
 }
 
-async function pollForever() {
-  await poll();
-  setTimeout(pollForever, POLL_MS);
-}
+const pollForever = () => poll().finally(() => setTimeout(pollForever, POLL_MS));
 
 function applyTheme(theme) {
   document.documentElement.dataset.theme = theme;
@@ -135,10 +132,6 @@ function switchTheme() {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
   useStorage((storage) => storage.setItem("rlkit-theme", theme));
   applyTheme(theme);
-  announceTheme();
-}
-
-function announceTheme() {
   dispatchEvent(new Event("themechange"));
 }
 
@@ -165,7 +158,7 @@ function start() {
   document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
   addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);
   addEventListener("hashchange", showPage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announceTheme);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
   if (!isExport) {
     pollForever();
     document.addEventListener("visibilitychange", poll);

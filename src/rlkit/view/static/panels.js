@@ -12,56 +12,38 @@ export function metricEnvs(metrics) {
   return [...names].sort((a, b) => (b === "all") - (a === "all"));
 }
 
-/**
- * Return the panels that at least one of the runs has metrics for, each with at most three series.
- * findings: names of the findings that the panel shows; all of them if there is no list.
- */
+/** Return the panels that at least one of the runs has metrics for, with at most three series each. */
 export function makePanels(env, evaluationMetric, metrics) {
-  const score = findScore(env, evaluationMetric, metrics);
-  const at = (name) => `env/${env}/${name}`;
-  const spread = (name) => {
-    const [mean, low, high] = ["mean", "p10", "p90"].map((part) => at(`${name}/${part}`));
-    return [{ label: "mean, p10–p90", name: mean, low, high }];
-  };
-  const lines = (names) => Object.entries(names).map(([label, name]) => ({ label, name }));
-  const panels = [
-    { id: "reward", title: "Reward", series: spread("reward") },
-    {
-      id: "evaluation", title: "Evaluation", findings: ["evaluation_diverges"],
-      series: [{ label: score.split("/").slice(2).join("/"), name: score, low: `${score}/low`, high: `${score}/high` }],
-    },
-    {
-      id: "kl", title: "KL sampler–trainer", findings: ["sampler_trainer_kl", "no_kl"], guides: [0.01],
-      series: lines({ v1: "optim/kl_sample_train_v1", v2: "optim/kl_sample_train_v2" }),
-    },
-    {
-      id: "entropy", title: "Entropy, nats a token", findings: ["entropy_collapse"],
-      series: lines({ "": "optim/entropy" }),
-    },
-    { id: "lengths", title: "Tokens of an episode", findings: ["truncation"], series: spread("tokens") },
-    {
-      id: "groups", title: "Groups", findings: ["dead_groups"], isStacked: true,
-      series: lines({ mixed: at("groups/mixed"), "all good": at("groups/all_good"), "all bad": at("groups/all_bad") }),
-    },
-    {
-      id: "truncation", title: "Truncation", findings: ["truncation"],
-      series: lines({ episodes: at("truncated"), turns: at("stop/length") }),
-    },
-    {
-      id: "failures", title: "Failures", findings: ["infrastructure_failures", "retry_bias"],
-      series: lines({ failed: at("failed"), retries: at("retries") }),
-    },
-    {
-      id: "time", title: "Seconds of a step", findings: ["environment_cpu", "blocking"], isStacked: true,
-      series: lines({ sample: "time/sample_s", train: "time/train_s" }),
-    },
-    {
-      id: "staleness", title: "Staleness, steps", findings: [],
-      series: lines({ mean: "batch/staleness/mean", max: "batch/staleness/max" }),
-    },
-  ];
+  const panels = listPanels(`env/${env}`, findScore(env, evaluationMetric, metrics));
   for (const panel of panels) panel.series = panel.series.filter(({ name }) => name in metrics);
   return panels.filter((panel) => panel.series.length);
+}
+
+// A panel shows the findings of these names, or all findings if it has no list.
+function listPanels(env, score) {
+  const band = (label, name, low, high) => [{ label, name, low, high }];
+  const spread = (name) => band("mean, p10–p90", ...["mean", "p10", "p90"].map((part) => `${env}/${name}/${part}`));
+  const scores = band(score.split("/").slice(2).join("/"), score, `${score}/low`, `${score}/high`);
+  const lines = (names, prefix = env) =>
+    Object.entries(names).map(([label, name]) => ({ label, name: `${prefix}/${name}` }));
+  const kl = lines({ v1: "kl_sample_train_v1", v2: "kl_sample_train_v2" }, "optim");
+  const groups = lines({ mixed: "groups/mixed", "all good": "groups/all_good", "all bad": "groups/all_bad" });
+  const seconds = lines({ sample: "sample_s", train: "train_s" }, "time");
+  return [
+    { title: "Reward", series: spread("reward") },
+    { title: "Evaluation", series: scores, findings: ["evaluation_diverges"], isEvaluation: true },
+    { title: "KL sampler–trainer", series: kl, findings: ["sampler_trainer_kl", "no_kl"], guides: [0.01] },
+    { title: "Entropy, nats a token", series: lines({ "": "entropy" }, "optim"), findings: ["entropy_collapse"] },
+    { title: "Tokens of an episode", series: spread("tokens"), findings: ["truncation"] },
+    { title: "Groups", series: groups, findings: ["dead_groups"], isStacked: true },
+    { title: "Truncation", series: lines({ episodes: "truncated", turns: "stop/length" }), findings: ["truncation"] },
+    {
+      title: "Failures", series: lines({ failed: "failed", retries: "retries" }),
+      findings: ["infrastructure_failures", "retry_bias"],
+    },
+    { title: "Seconds of a step", series: seconds, findings: ["environment_cpu", "blocking"], isStacked: true },
+    { title: "Staleness, steps", series: lines({ mean: "mean", max: "max" }, "batch/staleness"), findings: [] },
+  ];
 }
 
 /** Return the name of the score to draw: that of the run's header, or else one that exists. */

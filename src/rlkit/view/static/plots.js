@@ -79,7 +79,8 @@ export function statesPicture(states, lineage, onState) {
     const label = `${state.id}: ${formatNumber(state.value, 6)}, ${state.expansions} expansions`;
     const props = { class: kind(state.seed ? "state seed" : "state", isBest), r: isBest ? 4.5 : 3 };
     const onclick = () => onState(state);
-    return svg("circle", { ...props, cx: x(place), cy: y(state.value), onclick }, svg("title", null, markInvisible(label)));
+    const title = svg("title", null, markInvisible(label));
+    return svg("circle", { ...props, cx: x(place), cy: y(state.value), onclick }, title);
   });
   const ticks = [low, (low + high) / 2, high].map((value) => [
     svg("text", { x: 4, y: y(value) + 4 }, formatNumber(value, 4)),

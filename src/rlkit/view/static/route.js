@@ -16,9 +16,9 @@ function decodePart(text) {
 
 /** Return the hash for names and a query; empty values of the query are left out. */
 export function makeHash(parts, query = {}) {
-  const entries = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
-  const text = new URLSearchParams(entries.map(([key, value]) => [key, value === true ? "1" : String(value)])).toString();
-  return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+  const entries = Object.entries(query).filter(([, value]) => value || value === 0);
+  const text = new URLSearchParams(entries.map(([key, value]) => [key, value === true ? "1" : value])).toString();
+  return `#/${apiPath(...parts)}${text ? `?${text}` : ""}`;
 }
 
 /** Return the path of the API for names. */

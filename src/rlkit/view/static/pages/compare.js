@@ -1,16 +1,14 @@
 /** Several runs: curves overlaid, results side by side, and the difference of their configurations. */
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
-import { startToNow } from "rlkit/pages/runs";
+import { evaluationToNow, startToNow } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
 import {
   apiPath, emptyNote, formatCount, formatUsd, h, makeHash, makeRow, makeTable, replace, section, splitIds, statusBadge,
   textLine,
 } from "rlkit/ui";
 
-const HEADS = [
-  "Run", "Status", ["Step", "num"], ["Reward", "num"], ["Evaluation", "num"], ["Tokens", "num"], ["Cost", "num"],
-];
+const HEADS = ["Run", "Status", ...["Step", "Reward", "Evaluation", "Tokens", "Cost"].map((head) => [head, "num"])];
 
 /** Show a comparison of runs. */
 export async function showCompare([, list], query) {
@@ -44,15 +42,10 @@ async function loadSource(id) {
 function drawRun({ run }, index) {
   const swatch = h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } });
   const link = h("a", { href: makeHash(["run", run.id]) }, textLine(run.id, 80));
-  return makeRow([
-    h("span", null, swatch, " ", link, h("div", { class: "sub" }, textLine(run.model ?? ""))),
-    statusBadge(run.status),
-    [String(run.step), "num"],
-    [startToNow(run.reward), "num"],
-    [startToNow(run.evaluation && [run.evaluation.start, run.evaluation.now]), "num"],
-    [formatCount(run.tokens), "num"],
-    [formatUsd(run.usd), "num"],
-  ]);
+  const name = h("span", null, swatch, " ", link, h("div", { class: "sub" }, textLine(run.model ?? "")));
+  const { step, reward, tokens, usd } = run;
+  const numbers = [String(step), startToNow(reward), evaluationToNow(run), formatCount(tokens), formatUsd(usd)];
+  return makeRow([name, statusBadge(run.status), ...numbers.map((number) => [number, "num"])]);
 }
 
 function drawDifference(runs) {
