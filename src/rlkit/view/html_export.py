@@ -61,8 +61,7 @@ def _write_file(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
     for name, data in pages:
         inline[name], size = data, size + len(data)
         if size > _FILE_BYTES:
-            limit = f"{_FILE_BYTES >> 20} MiB"
-            raise UsageError(f"--html: the runs need more than {limit}: give a folder, or fewer runs")
+            raise UsageError(f"--html: the runs need over {_FILE_BYTES >> 20} MiB: give a folder, or fewer runs")
     files.write_text(path, _make_page({"base": None, "inline": inline}))
     return path
 
@@ -136,21 +135,15 @@ def _make_page(data: Row) -> str:
     """Return index.html with its styles, scripts and data inside, since modules do not load from a disk."""
     # No text of a model can end the script: the data is base64, and `<` is escaped in the names of pages.
     store = json.dumps(data).replace("<", "\\u003c")
-    head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<script>window.rlkitData = {store}</script>'
-    )
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    texts = {str(path.relative_to(STATIC)): path.read_text() for path in STATIC.rglob("*.*s")}  # .js and .css
+    urls = {name: f'"data:text/javascript;base64,{_encode(text.encode())}"' for name, text in texts.items()}
     page = (STATIC / "index.html").read_text()
-    page = re.sub(
-        r'"\./([^"]+)"', lambda match: f'"data:text/javascript;base64,{_encode(_load(match[1]).encode())}"', page
-    )
-    page = re.sub(r'<link rel="stylesheet" href="([^"]+)">', lambda match: f"<style>{_load(match[1])}</style>", page)
+    page = re.sub(r'"\./([^"]+)"', lambda match: urls[match[1]], page)
+    page = re.sub(r'<link rel="stylesheet" href="([^"]+)">', lambda match: f"<style>{texts[match[1]]}</style>", page)
     script = re.compile(r'<script( type="module")? src="([^"]+)"></script>')
-    page = script.sub(lambda match: f"<script{match[1] or ''}>{_load(match[2])}</script>", page)
-    return page.replace("<title>", f"{head}\n<title>", 1)
-
-
-def _load(place: str) -> str:
-    return (STATIC / place).read_text()
+    page = script.sub(lambda match: f"<script{match[1] or ''}>{texts[match[2]]}</script>", page)
+    return page.replace("<title>", f"{policy}\n<script>window.rlkitData = {store}</script>\n<title>", 1)
 
 
 def _encode(data: bytes) -> str:

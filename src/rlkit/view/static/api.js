@@ -42,28 +42,26 @@ function remember(path, entry) {
   return entry.data;
 }
 
-const pendingRecords = new Map(); // path → resolve function of a record that a script loads
-globalThis.rlkitStore = (path, text) => pendingRecords.get(path)?.(text);
-
 async function loadExported(path) {
   const cached = cache.get(path);
   if (cached) return cached.data;
   const { inline, base } = globalThis.rlkitData;
-  const text = inline?.[path] ?? (await loadScript(path, base));
+  const text = inline[path] ?? (base && (await loadScript(path, `${base}${recordName(path)}.js`)));
+  if (!text) throw new ApiError(404, "This record is not in the export.");
   return remember(path, { data: await decodeRecord(text) });
 }
 
-function loadScript(path, base) {
-  return new Promise((resolve, reject) => {
-    const fail = () => reject(new ApiError(404, "This record is not in the export."));
-    if (!base) return fail();
-    const script = document.createElement("script");
-    pendingRecords.set(path, resolve);
-    script.src = `${base}${recordName(path)}.js`;
-    script.onload = () => script.remove();
-    script.onerror = fail;
+const resolvers = new Map(); // path → function that takes the text that a script stores
+globalThis.rlkitStore = (path, text) => resolvers.get(path)?.(text);
+
+/** Return the text that a script stores for a path, or null if there is no such script. */
+function loadScript(path, src) {
+  return new Promise((resolve) => {
+    resolvers.set(path, resolve);
+    const end = () => (script.remove(), resolve(null));
+    const script = Object.assign(document.createElement("script"), { src, onload: end, onerror: end });
     document.head.append(script);
-  }).finally(() => pendingRecords.delete(path));
+  });
 }
 
 /** Return the name of the file of a record, as `_file_name` of the export makes it. */

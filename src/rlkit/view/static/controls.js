@@ -30,6 +30,12 @@ export function choiceControl(label, key, options, query) {
   return field(label, selectBox(options, query[key] ?? "", (value) => setQuery({ [key]: value })));
 }
 
+/** Return a function that tells whether a text has all words of a search. */
+export function wordMatcher(search = "") {
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  return (text) => words.every((word) => text.toLowerCase().includes(word));
+}
+
 /** Return a select element. */
 export function selectBox(options, value, onchange) {
   const drawOption = ([key, text]) => h("option", { value: key, selected: key === value }, markInvisible(text));

@@ -2,7 +2,8 @@
 import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
 import {
-  checkControl, choiceControl, field, h, makeHash, navigate, replace, setQuery, textControl, textLine,
+  checkControl, choiceControl, emptyNote, field, h, makeHash, navigate, replace, setQuery, textControl, textLine,
+  wordMatcher,
 } from "rlkit/ui";
 
 const MATCHES = 40;
@@ -50,9 +51,9 @@ function allMetrics(sources) {
 function choosePanels(sources, query) {
   const metrics = allMetrics(sources);
   const env = query.env ?? metricEnvs(metrics)[0] ?? "all";
-  const names = chosenMetrics(query).filter((name) => name in metrics);
-  const panels = names.map((name) => ({ title: name, series: [{ label: "", name }], findings: [] }));
-  return [...panels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
+  const makePanel = (name) => ({ title: name, series: [{ label: "", name }], findings: [] });
+  const chosenPanels = chosenMetrics(query).filter((name) => name in metrics).map(makePanel);
+  return [...chosenPanels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
 
 function chosenMetrics(query) {
@@ -72,30 +73,28 @@ function listControls(metrics, query) {
 function metricSearch(names, query) {
   const list = h("div", { class: "matches", hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
   const chosen = new Set(chosenMetrics(query));
-  const placeholder = `${names.length} metrics`;
-  const input = h("input", { type: "search", placeholder, "aria-describedby": "metric-help" });
+  const choose = (name, isChosen) => {
+    if (isChosen) chosen.add(name);
+    else chosen.delete(name);
+    setQuery({ m: [...chosen].join(",") });
+  };
   const drawMatch = (name) => {
-    const onchange = ({ target }) => {
-      if (target.checked) chosen.add(name);
-      else chosen.delete(name);
-      setQuery({ m: [...chosen].join(",") });
-    };
+    const onchange = ({ target }) => choose(name, target.checked);
     return h("label", null, h("input", { type: "checkbox", checked: chosen.has(name), onchange }), textLine(name));
   };
-  const show = () => {
-    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const matches = names.filter((name) => words.every((word) => name.toLowerCase().includes(word)));
+  const oninput = ({ target }) => {
+    const matches = names.filter(wordMatcher(target.value));
     const left = matches.length - MATCHES;
     const note = matches.length ? left > 0 && `${left} more` : "No metric has this name.";
-    list.hidden = !words.length;
-    replace(list, matches.slice(0, MATCHES).map(drawMatch), note && h("p", { class: "empty" }, note));
+    list.hidden = !target.value.trim();
+    replace(list, matches.slice(0, MATCHES).map(drawMatch), note && emptyNote(note));
   };
-  input.addEventListener("input", show);
-  const onkeydown = (event) => event.key === "Escape" && (list.hidden = true);
-  const onfocusout = (event) => !box.contains(event.relatedTarget) && (list.hidden = true);
+  const props = { type: "search", placeholder: `${names.length} metrics`, "aria-describedby": "metric-help", oninput };
+  const onkeydown = ({ key }) => key === "Escape" && (list.hidden = true);
+  const onfocusout = (event) => event.currentTarget.contains(event.relatedTarget) || (list.hidden = true);
   const help = h("span", { id: "metric-help", class: "hidden" }, "Chosen metrics are drawn first.");
-  const box = h("div", { class: "metric-search", onkeydown, onfocusout }, field("Metric", input), list, help);
-  return box;
+  const search = field("Metric", h("input", props));
+  return h("div", { class: "metric-search", onkeydown, onfocusout }, search, list, help);
 }
 
 function drawPanel(panel, sources, query) {

@@ -4,8 +4,7 @@ import { emptyNote, formatCount, h, replace, section, textBlock, textLine } from
 
 const GROUPS = [
   ["Terminal", /\.cast$|terminal|\.pane$|session|transcript|asciinema/i],
-  ["Verifier", /verifier|test-?(std)?(out|err)|ctrf|reward\.(txt|json)|pytest/i],
-  ["Artefacts", /./],
+  ["Verifier", /verifier|test-?(std)?(out|err)|ctrf|reward\.(txt|json)|pytest/i], ["Artefacts", /./],
 ];
 
 // Escape sequences of terminals: CSI, OSC with its end, and two-character ones.

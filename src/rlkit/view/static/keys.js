@@ -44,13 +44,11 @@ function isEditing(target) {
 function moveRow(distance) {
   const columns = [...document.querySelectorAll("main .column[data-row]")];
   const rows = columns.length ? columns : [...document.querySelectorAll("main [data-row]")];
-  if (!rows.length) return;
   const current = rows.findIndex((row) => row.contains(document.activeElement));
-  const index = current < 0 ? (distance > 0 ? 0 : rows.length - 1) : current + distance;
-  const row = rows[Math.max(0, Math.min(rows.length - 1, index))];
-  const target = row.matches("[tabindex]") ? row : (row.querySelector("a") ?? row);
-  target.focus({ preventScroll: true });
-  row.scrollIntoView({ block: "nearest" });
+  const row = current < 0 ? rows.at(distance > 0 ? 0 : -1) : (rows[current + distance] ?? rows[current]);
+  const target = row?.matches("[tabindex]") ? row : row?.querySelector("a");
+  (target ?? row)?.focus({ preventScroll: true });
+  row?.scrollIntoView({ block: "nearest" });
 }
 
 /** Open the dialog that lists the keys. */

@@ -41,20 +41,19 @@ const connection = h("span", { class: "connection", role: "status" });
 const announcement = h("div", { class: "hidden", "aria-live": "polite" });
 const scrolls = new Map(); // hash → vertical position, for the way back
 
-let [view, viewPath, watchedData] = [null, null, null];
-let [navigation, followsLink] = [0, false];
+let [view, viewPath, watchedData, navigation, followsLink] = [null, null, null, 0, false];
 
 async function showPage() {
   const { parts, query } = parseHash(location.hash);
   const path = apiPath(...parts);
   if (view?.requery && path === viewPath) return view.requery(query);
   const turn = ++navigation;
-  if (viewPath !== null) scrolls.set(viewPath, scrollY);
+  if (view) scrolls.set(viewPath, scrollY);
   main.setAttribute("aria-busy", "true");
   const nextView = await openView(path, parts, query);
   if (turn !== navigation) return nextView.close?.();
   view?.close?.();
-  const isFirst = viewPath === null;
+  const isFirst = !view;
   [view, viewPath] = [nextView, path];
   watchedData = view.watch ? await load(view.watch).catch(() => null) : null;
   replace(main, view.node);
@@ -91,11 +90,9 @@ function makeFailure({ status, message }, parts) {
 function drawFrame({ title, crumbs: links, previous, next }) {
   announcement.textContent = markInvisible(title);
   document.title = `${announcement.textContent} · rlkit`;
-  const items = links.map(([label, href], index) => {
-    const current = index === links.length - 1 ? "page" : null;
-    return h("li", null, h("a", { href, "aria-current": current }, textLine(label, 80)));
-  });
-  replace(crumbs, h("ol", null, items));
+  const drawLink = ([label, href]) => h("li", null, h("a", { href }, textLine(label, 80)));
+  replace(crumbs, h("ol", null, links.map(drawLink)));
+  crumbs.querySelector("li:last-child a").ariaCurrent = "page";
   const arrow = (href, title, text) => href && h("a", { class: "button", href, title, "aria-label": title }, text);
   replace(neighbours, arrow(previous, "Previous ( [ )", "‹"), arrow(next, "Next ( ] )", "›"));
 }
@@ -130,15 +127,15 @@ function applyTheme(theme) {
 
 function switchTheme() {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-  useStorage((storage) => storage.setItem("rlkit-theme", theme));
+  findStorage()?.setItem("rlkit-theme", theme);
   applyTheme(theme);
   dispatchEvent(new Event("themechange"));
 }
 
-/** Call a function with the storage of the browser; a page in a frame without origin has none and keeps no theme. */
-function useStorage(action) {
+/** Return the storage of the browser; a page in a frame without origin has none, and keeps no theme. */
+function findStorage() {
   try {
-    return action(localStorage);
+    return localStorage;
   } catch {
     return null;
   }
@@ -148,22 +145,17 @@ const button = { class: "button quiet", type: "button" };
 const themeButton = h("button", { ...button, title: "Change colours (t)", onclick: switchTheme });
 const helpButton = h("button", { ...button, title: "Keys (?)", "aria-label": "Keys", onclick: showHelp }, "?");
 
-function start() {
-  const brand = h("a", { class: "brand", href: "#/", "aria-label": "rlkit, all runs" }, "rlkit");
-  const space = h("span", { class: "space" });
-  const header = h("header", { class: "top" }, brand, crumbs, space, connection, neighbours, themeButton, helpButton);
-  replace(document.getElementById("app"), header, main, announcement);
-  applyTheme(useStorage((storage) => storage.getItem("rlkit-theme")) ?? "auto");
-  listenToKeys(() => view, switchTheme);
-  document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
-  addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);
-  addEventListener("hashchange", showPage);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
-  if (!isExport) {
-    pollForever();
-    document.addEventListener("visibilitychange", poll);
-  }
-  showPage();
+const brand = h("a", { class: "brand", href: "#/", "aria-label": "rlkit, all runs" }, "rlkit");
+const parts = [brand, crumbs, h("span", { class: "space" }), connection, neighbours, themeButton, helpButton];
+replace(document.getElementById("app"), h("header", { class: "top" }, parts), main, announcement);
+applyTheme(findStorage()?.getItem("rlkit-theme") ?? "auto");
+listenToKeys(() => view, switchTheme);
+document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
+addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);
+addEventListener("hashchange", showPage);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
+if (!isExport) {
+  pollForever();
+  document.addEventListener("visibilitychange", poll);
 }
-
-start();
+showPage();

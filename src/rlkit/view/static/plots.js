@@ -1,5 +1,5 @@
 /** Small drawings in SVG: sparklines, intervals, constructions of a search, and its archive of states. */
-import { formatNumber, h, isKnown, markInvisible, svg } from "rlkit/ui";
+import { formatNumber, h, isKnown, markInvisible, plural, svg } from "rlkit/ui";
 
 /** Return a line of values; gaps are skipped. */
 export function sparkline(values, low, high) {
@@ -38,9 +38,7 @@ function circlesPicture(rows, props) {
   const top = Math.max(1, ...circles.map(({ y, radius }) => y + radius));
   const scale = size / Math.max(right - left, top - bottom);
   const dots = circles.map(({ x, y, radius }) => svg("circle", {
-    class: radius ? "disc" : "dot",
-    cx: ((x - left) * scale).toFixed(2),
-    cy: (size - (y - bottom) * scale).toFixed(2),
+    class: radius ? "disc" : "dot", cx: ((x - left) * scale).toFixed(2), cy: (size - (y - bottom) * scale).toFixed(2),
     r: radius ? (radius * scale).toFixed(2) : 2.5,
   }));
   const frame = svg("rect", { class: "frame", x: 0, y: 0, width: size, height: size });
@@ -59,7 +57,7 @@ function stepsPicture(values, props) {
 }
 
 /** Return the archive of a search: a dot a state, from left to right as they came, higher if its value is larger. */
-export function statesPicture(states, lineage, onState) {
+export function statesPicture(states, lineage) {
   const [width, height, margin] = [900, 320, 44];
   const places = new Map(states.map(({ id }, place) => [id, place]));
   const finiteValues = states.map(({ value }) => value).filter(Number.isFinite);
@@ -76,11 +74,11 @@ export function statesPicture(states, lineage, onState) {
   });
   const dots = states.map((state, place) => {
     const isBest = lineage.has(state.id);
-    const label = `${state.id}: ${formatNumber(state.value, 6)}, ${state.expansions} expansions`;
+    const origin = state.parent ? `from ${state.parent}` : "a seed";
+    const label = `${state.id}: ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, ${origin}`;
     const props = { class: kind(state.seed ? "state seed" : "state", isBest), r: isBest ? 4.5 : 3 };
-    const onclick = () => onState(state);
     const title = svg("title", null, markInvisible(label));
-    return svg("circle", { ...props, cx: x(place), cy: y(state.value), onclick }, title);
+    return svg("circle", { ...props, cx: x(place), cy: y(state.value) }, title);
   });
   const ticks = [low, (low + high) / 2, high].map((value) => [
     svg("text", { x: 4, y: y(value) + 4 }, formatNumber(value, 4)),
@@ -88,8 +86,7 @@ export function statesPicture(states, lineage, onState) {
   ]);
   const label = `${states.length} states; the lineage of the best has ${lineage.size}`;
   return svg("svg", { class: "states", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
-    ticks, edges, dots,
-    svg("text", { x: margin, y: height - 4 }, "first state"),
+    ticks, edges, dots, svg("text", { x: margin, y: height - 4 }, "first state"),
     svg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, "newest state"));
 }
 

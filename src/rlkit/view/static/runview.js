@@ -25,8 +25,7 @@ function drawTabs(run, current) {
   // Records of other tools have no intervals, so an evaluation is shown as a step.
   const evaluations = run.kind === "rlkit" ? ["evaluations"] : ["evaluation", String(lastEvaluation)];
   const tabs = [
-    ["run", "Overview", []],
-    lastStep !== undefined && ["step", "Steps", ["step", String(lastStep)]],
+    ["run", "Overview", []], lastStep !== undefined && ["step", "Steps", ["step", String(lastStep)]],
     lastStep !== undefined && ["tasks", "Tasks", ["tasks"]],
     lastEvaluation !== undefined && ["evaluation", "Evaluations", evaluations],
     run.parts?.includes("discovery") && ["discovery", "Discovery", ["discovery"]],

@@ -1,21 +1,18 @@
 /** Several runs: curves overlaid, results side by side, and the difference of their configurations. */
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
-import { evaluationToNow, startToNow } from "rlkit/pages/runs";
+import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import {
-  apiPath, emptyNote, formatCount, formatUsd, h, makeHash, makeRow, makeTable, replace, section, splitIds, statusBadge,
-  textLine,
-} from "rlkit/ui";
-
-const HEADS = ["Run", "Status", ...["Step", "Reward", "Evaluation", "Tokens", "Cost"].map((head) => [head, "num"])];
+import { apiPath, emptyNote, h, makeHash, makeTable, replace, section, splitIds, textLine } from "rlkit/ui";
 
 /** Show a comparison of runs. */
 export async function showCompare([, list], query) {
   const ids = splitIds(list);
   let sources = await Promise.all(ids.map(loadSource));
   const summary = h("div");
-  const drawSummary = () => replace(summary, makeTable("Runs", HEADS, sources.map(drawRun)).node);
+  const drawSwatch = (index) => h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } });
+  const drawRow = ({ run }, index) => drawRun({ ...run, name: run.id }, drawSwatch(index));
+  const drawSummary = () => replace(summary, makeTable("Runs", HEADS, sources.map(drawRow)).node);
   drawSummary();
   const curves = drawCurves(sources, query);
   const refresh = async ({ runs }) => {
@@ -39,15 +36,6 @@ async function loadSource(id) {
   return { run, metrics };
 }
 
-function drawRun({ run }, index) {
-  const swatch = h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } });
-  const link = h("a", { href: makeHash(["run", run.id]) }, textLine(run.id, 80));
-  const name = h("span", null, swatch, " ", link, h("div", { class: "sub" }, textLine(run.model ?? "")));
-  const { step, reward, tokens, usd } = run;
-  const numbers = [String(step), startToNow(reward), evaluationToNow(run), formatCount(tokens), formatUsd(usd)];
-  return makeRow([name, statusBadge(run.status), ...numbers.map((number) => [number, "num"])]);
-}
-
 function drawDifference(runs) {
   const title = "Difference of the configurations";
   const settings = runs.map((run) => new Map(run.config ?? []));
@@ -55,7 +43,8 @@ function drawDifference(runs) {
   const differentKeys = [...keys].filter((key) => new Set(settings.map((values) => values.get(key))).size > 1);
   const rows = differentKeys.map((key) => h("tr", null,
     h("th", { scope: "row", class: "mono" }, textLine(key, 120)),
-    settings.map((values) => h("td", { class: "mono" }, textLine(values.get(key) ?? "not set", 300)))));
+    settings.map((values) =>
+      h("td", { class: values.has(key) ? "mono" : "muted" }, textLine(values.get(key) ?? "not set", 300)))));
   const table = makeTable(title, ["Key", ...runs.map((run) => textLine(run.id, 40))], rows);
   return section(title, null, rows.length ? table.node : emptyNote("The configurations are equal."));
 }

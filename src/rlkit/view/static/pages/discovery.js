@@ -20,9 +20,9 @@ export async function showDiscovery([, id]) {
   const close = () => charts.forEach((chart) => chart.close());
   const draw = ({ searches }) => {
     close();
-    charts = searches.map((search) => drawProgress(search, run.step)).filter(Boolean);
-    const sections = searches.map((search) =>
-      drawSearch(run, search, charts.find((chart) => chart.env === search.env)?.node));
+    const progress = searches.map((search) => drawProgress(search, run.step));
+    charts = progress.filter(Boolean);
+    const sections = searches.map((search, index) => drawSearch(run, search, progress[index]?.node));
     replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
   draw(data);
@@ -31,7 +31,7 @@ export async function showDiscovery([, id]) {
 }
 
 /** Return the chart of the best value after each step, or null if no record has a step. */
-function drawProgress({ env, records, sign, symbol }, lastStep) {
+function drawProgress({ records, sign, symbol }, lastStep) {
   const datedRecords = records.filter(({ step }) => isKnown(step)).toSorted((a, b) => a.step - b.step);
   const bests = new Map();
   let best = -Infinity;
@@ -42,8 +42,7 @@ function drawProgress({ env, records, sign, symbol }, lastStep) {
   if (!bests.size) return null;
   if (lastStep > datedRecords.at(-1).step) bests.set(lastStep, sign * best);
   const series = [{ label: "", colour: "c0", values: [...bests.values()], isStepped: true }];
-  const title = `${symbol}, record by step`;
-  return { env, ...drawChart({ title, x: [...bests.keys()], series, height: 180, digits: DIGITS }) };
+  return drawChart({ title: `${symbol}, record by step`, x: [...bests.keys()], series, height: 180, digits: DIGITS });
 }
 
 function drawSearch(run, search, chart) {
@@ -59,8 +58,7 @@ function drawSearch(run, search, chart) {
       ["Known", knownResults && textBlock(knownResults, "plain")],
       ["Records", String(records.length)], ["States", String(states.length)],
     ]),
-    chart,
-    h("h3", null, plural(records.length, "record")),
+    chart, h("h3", null, plural(records.length, "record")),
     h("div", { class: "records" },
       records.toReversed().map((record) => drawRecord(run, env, symbol, record, record === best))),
     states.length > 0 && drawStates(states, sign, symbol));
@@ -79,11 +77,9 @@ function drawRecord(run, env, symbol, record, isBest) {
   ].filter(Boolean);
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
     h("header", null,
-      h("h4", null, title),
-      isBest && h("span", { class: "badge good" }, "best"),
+      h("h4", null, title), isBest && h("span", { class: "badge good" }, "best"),
       record.polished && h("span", { class: "badge" }, "polished")),
-    picture,
-    h("p", { class: "sub" }, origin.map((part, index) => [index > 0 && " · ", part])),
+    picture, h("p", { class: "sub" }, origin.map((part, index) => [index > 0 && " · ", part])),
     claim && h("div", { class: "sub" }, textBlock(`The program claims ${claim}`, "plain", 400)),
     program && fold("Program", textBlock(program, "code")),
     values?.length > 0 && fold(plural(values.length, "value"), textBlock(JSON.stringify(values), "code", 4000)));
@@ -93,22 +89,15 @@ function drawStates(states, sign, symbol) {
   const lineage = bestLineage(states, sign);
   const oldest = states.length - MAX_STATES;
   const shownStates = states.filter(({ id }, position) => position >= oldest || lineage.has(id));
-  const facts = h("p", { class: "lead", role: "status" }, oldest > 0
-    ? `The newest ${MAX_STATES} of ${states.length} states.`
-    : "Point at a state to see its value; the line of the best is emphasised.");
-  const showState = ({ id, value, expansions, parent }) => {
-    const origin = `${plural(expansions, "expansion")}, ${parent ? `from ${parent}` : "a seed"}`;
-    replace(facts, textLine(`State ${id}: ${symbol} = ${formatNumber(value, DIGITS)}, ${origin}`, 400));
-  };
+  const cut = oldest > 0 ? `The newest ${MAX_STATES} of ${states.length} states. ` : "";
+  const help = `${cut}Point at a state to see its value; the line of the best is emphasised.`;
   const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) => h("tr", null,
-    h("th", { scope: "row", class: "mono" }, textLine(id, 60)),
-    h("td", { class: "num" }, formatNumber(value, DIGITS)),
+    h("th", { scope: "row", class: "mono" }, textLine(id, 60)), h("td", { class: "num" }, formatNumber(value, DIGITS)),
     h("td", { class: "num" }, expansions),
     h("td", { class: "mono" }, textLine(parent ?? "seed", 60))));
   const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
   return h("div", null,
-    h("h3", null, "States"),
-    facts,
-    h("div", { class: "states-frame" }, statesPicture(shownStates, lineage, showState)),
+    h("h3", null, "States"), h("p", { class: "lead" }, help),
+    h("div", { class: "states-frame" }, statesPicture(shownStates, lineage)),
     fold(`Line of the best: ${plural(rows.length, "state")}`, makeTable("Line of the best state", heads, rows).node));
 }

@@ -69,8 +69,7 @@ function drawLabels({ env, labels }) {
   const bounds = labels.flatMap(({ mean, low, high }) => [mean, low ?? mean, high ?? mean]);
   const [start, end] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
   const rows = labels.map((row) => h("tr", null,
-    h("th", { scope: "row" }, textLine(row.label, 80)),
-    h("td", { class: "wide-cell" }, intervalBar(row, start, end)),
+    h("th", { scope: "row" }, textLine(row.label, 80)), h("td", { class: "wide-cell" }, intervalBar(row, start, end)),
     h("td", { class: "num" }, formatReward(row.mean)),
     h("td", { class: "num muted" }, isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`),
     h("td", { class: "num" }, row.n)));

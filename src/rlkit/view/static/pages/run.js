@@ -81,8 +81,7 @@ function drawCheckpoints({ checkpoints, best_step: bestStep }) {
   if (!checkpoints?.length) return null;
   const rows = checkpoints.toReversed().map(({ step, path, expires }) => makeRow([
     [step === bestStep ? h("b", { title: "best evaluation" }, `${step} best`) : String(step), "num"],
-    [textLine(path), "mono"],
-    expires ? new Date(expires * 1000).toISOString().slice(0, 16).replace("T", " ") : "never",
+    [textLine(path), "mono"], expires ? new Date(expires * 1000).toISOString().slice(0, 16).replace("T", " ") : "never",
   ]));
   const table = makeTable("Checkpoints", [["Step", "num"], "Path", "Expires"], rows);
   return fold(`Checkpoints (${rows.length})`, table.node);

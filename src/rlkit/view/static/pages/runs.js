@@ -1,11 +1,13 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import {
-  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, joinIds, makeHash, makeRow,
-  makeTable, markInvisible, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds, makeHash,
+  makeRow, makeTable, markInvisible, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+  wordMatcher,
 } from "rlkit/ui";
 
-const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
+/** Heads of a table of runs. */
+export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
   ...["Tokens", "Cost", "Updated"].map((head) => [head, "num extra"])];
 const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "cost"]];
 
@@ -23,14 +25,19 @@ export async function showRuns(_parts, query) {
     setQuery({ select: joinIds(selected) });
     drawSelection(selection, selected);
   };
+  const drawBox = (run) => h("input", {
+    type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${markInvisible(run.name)}`,
+    onchange: ({ target }) => select(run, target.checked),
+  });
   const draw = () => {
     stop();
-    const chosen = sortRuns(runs.filter(makeMatcher(query.q)), query.sort);
+    const isMatch = wordMatcher(query.q);
+    const chosen = sortRuns(runs.filter((run) => isMatch(describeRun(run))), query.sort);
     const live = runs.filter((run) => run.live).length;
     const count = `${plural(chosen.length, "run")}${live ? `, ${live} live` : ""}`;
     replace(summary, h("span", { class: "mono" }, textLine(folder)), ` · ${count}`);
     const emptyText = runs.length ? "No run matches." : "No runs in this folder yet.";
-    stop = growRows(table.body, chosen, (run) => drawRun(run, selected.has(run.id), select), emptyText);
+    stop = growRows(table.body, chosen, (run) => drawRun(run, drawBox(run)), emptyText);
   };
   draw();
   drawSelection(selection, selected);
@@ -48,12 +55,8 @@ export async function showRuns(_parts, query) {
   return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery, close: () => stop() };
 }
 
-function makeMatcher(query) {
-  const words = (query ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-  return ({ name, id, model, status, kind, reason, envs, tags }) => {
-    const text = [name, id, model, status, kind, reason, ...envs, ...tags].join(" ").toLowerCase();
-    return words.every((word) => text.includes(word));
-  };
+function describeRun({ name, id, model, status, kind, reason, envs, tags }) {
+  return [name, id, model, status, kind, reason, ...envs, ...tags].join(" ");
 }
 
 function sortRuns(runs, sort) {
@@ -68,22 +71,20 @@ function drawSelection(node, selected) {
     selected.size > 1 && h("a", { class: "button primary", href }, "Compare"));
 }
 
-function drawRun(run, isSelected, select) {
-  const label = `Select ${markInvisible(run.name)}`;
-  const onchange = ({ target }) => select(run, target.checked);
-  const check = h("input", { type: "checkbox", checked: isSelected, "aria-label": label, onchange });
+/** Return a run as a row of a table with `HEADS`; `mark` is before its name. */
+export function drawRun(run, mark) {
   const link = h("a", { class: "row-link", href: makeHash(["run", run.id]) }, textLine(run.name, 80));
   const tags = [run.kind !== "rlkit" && run.kind, ...run.tags].filter(Boolean);
   const subject = [run.model, run.envs.join(", ")].filter(Boolean).join(" · ");
   const reason = run.reason && h("div", { class: "sub reason" }, textLine(run.reason, 120));
   return makeRow([
-    [check, "tick"],
+    [mark, "tick"],
     h("div", null, link, tags.map((tag) => h("span", { class: "tag" }, textLine(tag, 30))),
       h("div", { class: "sub" }, textLine(subject, 120))),
     h("div", { class: "status-cell" }, statusBadge(run.status), reason),
-    [drawProgress(run), "num"], [startToNow(run.reward), "num"], [evaluationToNow(run), "num"],
-    [formatCount(run.tokens), "num extra"], [formatUsd(run.usd), "num extra"],
-    [formatAge(run.updated), "num muted extra"],
+    [drawProgress(run), "num"], [drawChange(run.reward?.[0], run.reward?.[1]), "num"],
+    [drawChange(run.evaluation?.start, run.evaluation?.now), "num"], [formatCount(run.tokens), "num extra"],
+    [formatUsd(run.usd), "num extra"], [formatAge(run.updated), "num muted extra"],
   ]);
 }
 
@@ -94,14 +95,8 @@ function drawProgress({ step, steps }) {
   return h("div", null, `${step} / ${steps}`, bar);
 }
 
-/** Return "0.64 → 1.00" with the newest value emphasised. */
-export function startToNow(pair) {
-  if (!pair) return "–";
-  const start = h("span", { class: "muted" }, formatReward(pair[0]));
-  return h("span", { class: "change" }, start, " → ", h("b", null, formatReward(pair[1])));
-}
-
-/** Return the score of a run's evaluations as `startToNow`. */
-export function evaluationToNow({ evaluation }) {
-  return startToNow(evaluation && [evaluation.start, evaluation.now]);
+function drawChange(start, now) {
+  if (!isKnown(start) && !isKnown(now)) return "–";
+  const from = h("span", { class: "muted" }, formatReward(start));
+  return h("span", { class: "change" }, from, " → ", h("b", null, formatReward(now)));
 }
