@@ -1,5 +1,30 @@
-/** Build DOM nodes. Text always becomes a text node, so no text of a model is ever read as markup. */
+/**
+ * Build DOM nodes. Text always becomes a text node, so no text of a model is ever read as markup. No character of a
+ * text is invisible, and none changes the direction of its surroundings.
+ */
 const SVG = "http://www.w3.org/2000/svg";
+const PLAIN = /^[\t\n\x20-\x7e]*$/;
+
+// Controls, soft hyphen, bidi marks and overrides, zero-width and tag characters, lone surrogates, floods of accents.
+const INVISIBLE = new RegExp([
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180e]",
+  "[\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0e\\ufeff\\uffa0\\ufff0-\\ufffb]",
+  "[\\u{e0000}-\\u{e0fff}]|\\p{Cs}",
+  "(?<=\\p{M}{8})\\p{M}",
+].join("|"), "gu");
+
+// Attributes that people see or hear.
+const SPOKEN = new Set(["title", "aria-label", "alt"]);
+
+/** Return text in which each invisible character is a mark such as ‹U+202E›. */
+export function markInvisible(text) {
+  const whole = String(text);
+  return PLAIN.test(whole) ? whole : whole.replace(INVISIBLE, markCharacter);
+}
+
+function markCharacter(char) {
+  return `‹U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
+}
 
 /**
  * Return an element.
@@ -22,7 +47,8 @@ function fill(node, props, children) {
 
 function setProp(node, name, value) {
   if (value === null || value === undefined || value === false) return;
-  if (name === "class") node.setAttribute("class", value);
+  if (SPOKEN.has(name)) node.setAttribute(name, markInvisible(value));
+  else if (name === "class") node.setAttribute("class", value);
   else if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
   else if (name === "dataset") Object.assign(node.dataset, value);
   else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -33,7 +59,7 @@ function setProp(node, name, value) {
 function append(node, children) {
   for (const child of [children].flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    node.append(child instanceof Node ? child : markInvisible(child));
   }
   return node;
 }
