@@ -70,6 +70,15 @@ export function replace(node, ...children) {
   return append(node, children);
 }
 
+/** Call `draw`, which replaces nodes within a node. What has the focus keeps it; a link gives it to its successor. */
+export function keepFocus(node, draw) {
+  const focused = document.activeElement;
+  const href = node.contains(focused) ? focused.getAttribute("href") : null;
+  draw();
+  const successor = () => [...node.querySelectorAll("a")].find((link) => link.getAttribute("href") === href);
+  (focused.isConnected ? focused : successor())?.focus({ preventScroll: true });
+}
+
 /** Return a function that calls `action` once, `delay_ms` after its last call. */
 export function debounce(action, delay_ms) {
   let timer = 0;

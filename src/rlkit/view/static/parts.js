@@ -1,19 +1,27 @@
-/** Small parts that several pages share: badges, chips, facts, sections, navigation of a run. */
+/** Small parts that several pages share: badges, chips, facts, sections. */
 import { h } from "rlkit/dom";
-import { formatCount, formatReward, formatSigned, isKnown } from "rlkit/format";
+import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/format";
 import { textBlock, textLine } from "rlkit/text";
 
-const STATUS_TONE = { running: "live", completed: "good", interrupted: "warn", budget: "warn", failed: "bad", dead: "bad", truncated: "warn" };
+const TONES = {
+  running: "live", completed: "good", interrupted: "warn", budget: "warn", truncated: "warn", failed: "bad",
+  dead: "bad",
+};
 
 /** Return a badge with the status of a run or an episode. */
 export function statusBadge(status) {
-  return h("span", { class: `badge ${STATUS_TONE[status] ?? ""}` }, status);
+  return h("span", { class: `badge ${TONES[status] ?? ""}` }, status);
 }
 
-/** Return the smallest and largest of the known rewards. */
-export function rewardRange(rewards) {
-  const range = rewards.filter(isKnown).reduce(([low, high], reward) => [Math.min(low, reward), Math.max(high, reward)], [Infinity, -Infinity]);
-  return range[0] <= range[1] ? range : [0, 1];
+/** Return the mean of the known rewards of episodes, or null. */
+export function meanReward(episodes) {
+  return meanOf(episodes.map(({ reward }) => reward));
+}
+
+/** Return the smallest and largest of the known rewards of episodes. */
+export function rewardRange(episodes) {
+  const rewards = episodes.map(({ reward }) => reward).filter(isKnown).sort((a, b) => a - b);
+  return rewards.length ? [rewards[0], rewards.at(-1)] : [0, 1];
 }
 
 /** Return the class that colours a reward within a range. */
@@ -24,15 +32,22 @@ export function rewardClass(reward, [low, high]) {
 }
 
 /** Return a chip with the reward of a member of a group. It is a link if `href` is given. */
-export function rewardChip(member, range, href = null) {
-  const { reward, attempt, advantage, tokens, status, cut, masked } = member;
-  const isFailed = status === "failed";
-  const label = [
-    `member ${member.member}`, attempt > 0 && `attempt ${attempt + 1}`, isFailed ? "failed" : `reward ${formatReward(reward)}`, isKnown(advantage) && `advantage ${formatSigned(advantage)}`,
-    isKnown(tokens) && `${formatCount(tokens)} tokens`, status === "truncated" && "truncated", cut && "a turn ended at the token limit", masked && "masked",
-  ].filter(Boolean).join(", ");
-  const kind = `chip ${isFailed ? "failed" : rewardClass(reward, range)}${status === "truncated" || cut ? " cut" : ""}${masked ? " masked" : ""}`;
-  return h(href ? "a" : "span", { class: kind, href, title: label, "aria-label": href ? label : null }, isFailed ? "failed" : formatReward(reward));
+export function rewardChip({ member, attempt, reward, advantage, tokens, status, cut, masked }, range, href = null) {
+  const [isFailed, isTruncated] = [status === "failed", status === "truncated"];
+  const text = isFailed ? "failed" : formatReward(reward);
+  const label = joinFacts([
+    `member ${member}`, attempt > 0 && `attempt ${attempt + 1}`, isFailed ? text : `reward ${text}`,
+    isKnown(advantage) && `advantage ${formatSigned(advantage)}`, isKnown(tokens) && `${formatCount(tokens)} tokens`,
+    isTruncated && "truncated", cut && "a turn ended at the token limit", masked && "masked",
+  ], ", ");
+  const colour = isFailed ? "failed" : rewardClass(reward, range);
+  const kind = joinFacts(["chip", colour, (isTruncated || cut) && "cut", masked && "masked"], " ");
+  return h(href ? "a" : "span", { class: kind, href, title: label, "aria-label": href ? label : null }, text);
+}
+
+/** Return the facts that are known as one text. */
+export function joinFacts(facts, separator = " · ") {
+  return facts.filter(Boolean).join(separator);
 }
 
 /** Return a definition list of [term, value] pairs; unknown values are left out. */
@@ -44,9 +59,17 @@ export function factList(pairs) {
 
 /** Return metrics, or other values of an environment, as facts. */
 export function metricFacts(metrics) {
-  const show = (value) => (typeof value === "number" ? formatReward(value) : typeof value === "string" ? value : JSON.stringify(value));
-  const entries = Object.entries(metrics ?? {});
-  return entries.length > 0 && factList(entries.map(([name, value]) => [textLine(name, 60), show(value)]));
+  const show = { number: formatReward, string: String };
+  const entries = Object.entries(metrics ?? {}).map(([name, value]) =>
+    [textLine(name, 60), (show[typeof value] ?? JSON.stringify)(value)]);
+  return entries.length > 0 && factList(entries);
+}
+
+/** Return the facts about the training on a group, or on the group of an episode. */
+export function trainingFacts({ taught, reason, estimator, baseline, draw }, isStep) {
+  const verdict = taught ? "yes" : joinFacts(["no", reason], ": ");
+  const level = isKnown(baseline) ? formatReward(baseline) : null;
+  return [["Taught", isStep ? verdict : null], ["Estimator", estimator], ["Baseline", level], ["Draw", draw]];
 }
 
 /** Return a section with a heading, and `aside` beside it. */
@@ -59,7 +82,7 @@ export function fold(summary, content, { open = false, kind = "" } = {}) {
   return h("details", { class: `fold ${kind}`, open }, h("summary", null, summary), content);
 }
 
-/** Return the full text of an error, with its traceback folded open. */
+/** Return the full text of an error. */
 export function errorBlock(error) {
   return error && h("div", { class: "error-block" }, h("strong", null, "Error"), textBlock(error, "code"));
 }

@@ -4,24 +4,26 @@ import { h } from "rlkit/dom";
 const ROWS_AT_ONCE = 50;
 
 /**
- * Fill the body of a table with rows. The first ones are drawn now, others when the end comes into view.
+ * Fill the body of a table with rows. As many as it had are drawn now, others when the end comes into view.
  * Return a function that stops.
  */
 export function growRows(body, items, drawRow, emptyText) {
   let drawn = 0;
   const sentinel = h("tr", { class: "sentinel", "aria-hidden": "true" });
-  const observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && drawMore(), { rootMargin: "800px" });
-  function drawMore() {
-    const end = Math.min(items.length, drawn + ROWS_AT_ONCE);
+  const drawMore = (count) => {
+    const end = Math.min(items.length, drawn + count);
     const rows = document.createDocumentFragment();
     for (; drawn < end; drawn++) rows.append(drawRow(items[drawn], drawn));
     sentinel.before(rows);
     observer.unobserve(sentinel);
     if (drawn < items.length) observer.observe(sentinel);
     else sentinel.remove();
-  }
+  };
+  const look = (entries) => entries.some((entry) => entry.isIntersecting) && drawMore(ROWS_AT_ONCE);
+  const observer = new IntersectionObserver(look, { rootMargin: "800px" });
+  const count = Math.max(ROWS_AT_ONCE, body.rows.length);
   body.replaceChildren(sentinel);
-  drawMore();
+  drawMore(count);
   if (!items.length) body.append(h("tr", null, h("td", { class: "empty", colSpan: 20 }, emptyText)));
   return () => observer.disconnect();
 }
@@ -33,14 +35,16 @@ export function makeTable(label, heads, rows = []) {
     return text ? h("th", { scope: "col", class: kind }, text) : h("td", { class: kind });
   });
   const body = h("tbody", null, rows);
-  const table = h("table", null, h("caption", { class: "hidden" }, label), h("thead", null, h("tr", null, cells)), body);
+  const head = h("thead", null, h("tr", null, cells));
+  const table = h("table", null, h("caption", { class: "hidden" }, label), head, body);
   return { node: h("div", { class: "table-frame", tabIndex: 0, role: "region", "aria-label": label }, table), body };
 }
 
 /** Return a row of a table. The first link in it is what the keys j, k and Enter use. */
 export function makeRow(cells, props = {}) {
   return h("tr", { ...props, dataset: { row: "" } }, cells.map((cell) => {
-    const [content, kind] = Array.isArray(cell) && cell.length === 2 && typeof cell[1] === "string" ? cell : [cell, null];
+    const hasKind = Array.isArray(cell) && cell.length === 2 && typeof cell[1] === "string";
+    const [content, kind] = hasKind ? cell : [cell, null];
     return h("td", { class: kind }, content);
   }));
 }

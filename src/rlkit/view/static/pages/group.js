@@ -3,9 +3,9 @@ import { load } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
 import {
-  apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned, h, isKnown, makeHash,
-  makeRunView, markInvisible, metricFacts, plural, replace, rewardClass, rewardRange, section, selectBox, setQuery, statusBadge, stepPlace,
-  textLine,
+  apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned, h,
+  isKnown, joinFacts, keepFocus, makeHash, makeRunView, metricFacts, plural, replace, rewardChip, rewardRange, section,
+  selectBox, setQuery, statusBadge, stepPlace, textLine, trainingFacts,
 } from "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
@@ -13,73 +13,122 @@ const OPEN_PROMPT_CHARS = 4000;
 
 /** Show a group. */
 export async function showGroup([, id, kind, step, , position], query) {
-  const base = apiPath("run", id, kind, step);
-  const [run, group, { groups }] = await Promise.all([load(apiPath("run", id)), load(`${base}/group/${position}`), load(base)]);
-  const context = { group, range: rewardRange(group.members.map(({ reward }) => reward)), at: (...parts) => makeHash(["run", id, kind, step, ...parts.map(String)]) };
-  const replies = sortReplies(group);
+  const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step, "group", position)];
+  const [run, first, { groups }] = await Promise.all([load(runPath), load(path), load(apiPath("run", id, kind, step))]);
+  const at = (...parts) => makeHash(["run", id, kind, step, ...parts.map(String)]);
+  const [head, picker] = [h("div"), makePicker()];
   const columns = h("div", { class: "columns", tabIndex: 0, role: "region", "aria-label": "Replies" });
-  const picker = h("div");
-  const draw = ({ diff }) => {
-    if (replies.length > 1) replace(picker, drawPicker(replies, diff));
+  const articles = new Map(); // key of a reply → its article, which stays as it was opened
+  let [group, diff] = [first, query.diff];
+  const draw = () => {
+    const replies = sortReplies(group);
+    const range = rewardRange(group.members);
+    const drawColumn = (reply) => {
+      if (!articles.has(reply.key)) articles.set(reply.key, drawReply(reply));
+      const href = at("episode", position, reply.member, reply.attempt);
+      replace(articles.get(reply.key).firstChild, drawReplyHead(reply, range, href));
+      return articles.get(reply.key);
+    };
+    replace(head, drawHead(id, kind, group));
+    picker.show(replies, diff);
     columns.classList.toggle("two", Boolean(diff));
-    replace(columns, diff ? drawDifference(replies, diff) : replies.map((reply) => drawReply(context, reply)));
+    const shown = diff ? drawDifference(replies, diff) : replies.map(drawColumn);
+    if (shown.some((column, index) => column !== columns.children[index])) replace(columns, shown);
   };
-  draw(query);
-  const prompt = fold(`${plural(group.prompt.length, "message")}, shared by all replies`, drawMessages(group.prompt), { open: messagesText(group.prompt).length < OPEN_PROMPT_CHARS });
-  const content = [drawHead(run, kind, group), group.prompt.length > 0 && section("Prompt", null, prompt), section("Replies", picker, replies.length ? columns : emptyNote("No reply is recorded."))];
+  draw();
+  const requery = (changed) => ({ diff } = changed, draw());
+  const refresh = async () => {
+    const latest = await load(path);
+    if (latest === group) return;
+    group = latest;
+    keepFocus(view.node, draw);
+  };
+  const { prompt, replies: { length: count } } = group;
+  const content = [
+    head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)),
+    section("Replies", count > 1 && picker.node, count > 0 ? columns : emptyNote("No reply is recorded.")),
+  ];
   const index = groups.findIndex((other) => other.position === Number(position));
-  const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && context.at("group", other.position));
-  return makeRunView(run, "group", [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]]], content, { previous, next, requery: draw });
+  const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
+  const places = [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]]];
+  const view = makeRunView(run, "group", places, content, { previous, next, watch: runPath, refresh, requery });
+  return view;
 }
 
-function sortReplies(group) {
-  const members = [...group.members, ...group.failed_attempts];
-  const factsOf = (reply) => members.find(({ member, attempt }) => member === reply.member && attempt === reply.attempt) ?? { status: "failed", reward: null };
-  const replies = group.replies.map((reply) => ({ ...reply, key: `${reply.member}.${reply.attempt}`, facts: factsOf(reply) }));
-  const order = ({ facts }) => facts.advantage ?? facts.reward ?? -Infinity;
-  return replies.sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
+function sortReplies({ members, failed_attempts: failures, replies }) {
+  const keyOf = ({ member, attempt }) => `${member}.${attempt}`;
+  const facts = new Map([...members, ...failures].map((row) => [keyOf(row), row]));
+  const order = ({ facts: { advantage, reward } }) => advantage ?? reward ?? -Infinity;
+  return replies
+    .map((reply) => ({ ...reply, key: keyOf(reply), facts: facts.get(keyOf(reply)) ?? { ...reply, status: "failed" } }))
+    .sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
 }
 
 function replyName({ member, attempt }) {
-  return attempt ? `Member ${member}, attempt ${attempt + 1}` : `Member ${member}`;
+  return `Member ${member}${attempt ? `, attempt ${attempt + 1}` : ""}`;
 }
 
-function drawHead(run, kind, group) {
-  const task = makeHash(["run", run.id, "task", group.env, group.task]);
-  const taught = group.taught ? "yes" : `no${group.reason ? `: ${group.reason}` : ""}`;
-  return h("div", { class: "page-head" },
-    h("div", null, h("h1", null, textLine(group.task, 160)), h("p", { class: "lead" }, textLine(group.env), " · ", h("a", { href: task }, "this task across steps"))),
-    factList([["Taught", kind === "step" ? taught : null], ["Estimator", group.estimator], ["Baseline", isKnown(group.baseline) ? formatReward(group.baseline) : null], ["Draw", group.draw]]));
+function drawHead(id, kind, group) {
+  const link = h("a", { href: makeHash(["run", id, "task", group.env, group.task]) }, "this task across steps");
+  const lead = h("p", { class: "lead" }, textLine(group.env), " · ", link);
+  return h("div", { class: "page-head" }, h("div", null, h("h1", null, textLine(group.task, 160)), lead),
+    factList(trainingFacts(group, kind === "step")));
 }
 
-function drawReply({ group, range, at }, reply) {
-  const { messages, info, error, facts } = reply;
-  const chip = h("span", { class: `chip ${facts.status === "failed" ? "failed" : rewardClass(facts.reward, range)}`, title: "reward" }, formatReward(facts.reward));
-  const sizes = [`${formatCount(facts.tokens)} tokens`, facts.turns > 1 && plural(facts.turns, "turn"), isKnown(facts.seconds) && formatDuration(facts.seconds), facts.cut && "cut at the limit", facts.masked && "masked"];
-  return h("article", { class: "column", dataset: { row: "" } },
-    h("header", null, h("h3", null, h("a", { href: at("episode", group.position, reply.member, reply.attempt) }, replyName(reply))), facts.status !== "completed" && statusBadge(facts.status), chip,
-      isKnown(facts.advantage) && h("span", { class: "advantage", title: "mean advantage" }, formatSigned(facts.advantage))),
-    h("p", { class: "sub" }, sizes.filter(Boolean).join(" · ")), metricFacts(facts.metrics), errorBlock(error), drawMessages(messages, { limit: COLUMN_LIMIT_CHARS }),
+function drawPrompt(messages) {
+  const open = messagesText(messages).length < OPEN_PROMPT_CHARS;
+  return fold(`${plural(messages.length, "message")}, shared by all replies`, drawMessages(messages), { open });
+}
+
+/** Draw a reply. Its header is empty. */
+function drawReply({ messages, info, error, facts: { tokens, turns, seconds, cut, masked, metrics } }) {
+  const sizes = joinFacts([
+    `${formatCount(tokens)} tokens`, turns > 1 && plural(turns, "turn"), isKnown(seconds) && formatDuration(seconds),
+    cut && "cut at the limit", masked && "masked",
+  ]);
+  return h("article", { class: "column", dataset: { row: "" } }, h("header"), h("p", { class: "sub" }, sizes),
+    metricFacts(metrics), errorBlock(error), drawMessages(messages, { limit: COLUMN_LIMIT_CHARS }),
     Object.keys(info ?? {}).length > 0 && fold("Info", metricFacts(info)));
 }
 
-function drawPicker(replies, diff) {
-  const options = [["", "–"], ...replies.map((reply) => [reply.key, `${replyName(reply)} (${formatReward(reply.facts.reward)})`])];
-  const pair = (diff ?? ",").split(",");
-  const choose = (index) => (key) => {
-    pair[index] = key;
-    if (pair[0] && pair[1]) setQuery({ diff: pair.join(",") });
+function drawReplyHead(reply, range, href) {
+  const { status, advantage } = reply.facts;
+  const mean = h("span", { class: "advantage", title: "mean advantage" }, formatSigned(advantage));
+  return [h("h3", null, h("a", { href }, replyName(reply))), status === "truncated" && statusBadge(status),
+    rewardChip(reply.facts, range), isKnown(advantage) && mean];
+}
+
+/** Return {node, show(replies, diff)}: the controls that choose two replies to compare. */
+function makePicker() {
+  let [ends, chosen] = ["", undefined];
+  const choose = () => {
+    const pair = selects.map(({ value }) => value);
+    if (pair.every(Boolean)) setQuery({ diff: pair.join(",") });
   };
-  const ends = `${replies[0].key},${replies.at(-1).key}`;
-  return h("div", { class: "toolbar" }, h("button", { type: "button", class: "button", onclick: () => setQuery({ diff: diff ? null : ends }) }, diff ? "Show all replies" : "Best against worst"),
-    field("Differences between", selectBox(options, pair[0], choose(0))), field("and", selectBox(options, pair[1], choose(1))));
+  const selects = [selectBox([], "", choose), selectBox([], "", choose)];
+  const onclick = () => setQuery({ diff: chosen ? null : ends });
+  const button = h("button", { type: "button", class: "button", onclick });
+  const fields = [field("Differences between", selects[0]), field("and", selects[1])];
+  const show = (replies, diff) => {
+    const options = replies.map((reply) => [reply.key, `${replyName(reply)} (${formatReward(reply.facts.reward)})`]);
+    const pair = diff === chosen ? selects.map(({ value }) => value) : (diff ?? ",").split(",");
+    selects.forEach((select, index) =>
+      select.replaceChildren(...selectBox([["", "–"], ...options], pair[index]).children));
+    replace(button, diff ? "Show all replies" : "Best against worst");
+    [ends, chosen] = [`${replies[0]?.key},${replies.at(-1)?.key}`, diff];
+  };
+  return { node: h("div", { class: "toolbar" }, button, fields), show };
 }
 
 function drawDifference(replies, diff) {
   const pair = diff.split(",").map((key) => replies.find((reply) => reply.key === key));
-  if (pair.length !== 2 || pair.some((reply) => !reply)) return emptyNote("These replies are not in the group.");
+  if (pair.length !== 2 || !pair.every(Boolean)) return [emptyNote("These replies are not in the group.")];
   const sides = diffTexts(messagesText(pair[0].messages), messagesText(pair[1].messages));
-  if (!sides) return emptyNote("The two replies are too long to compare.");
-  return pair.map((reply, index) => h("article", { class: "column" }, h("header", null, h("h3", null, replyName(reply)), h("span", { class: "chip" }, formatReward(reply.facts.reward))),
-    h("div", { class: "text prose", dir: "auto" }, sides[index].map(([text, isDifferent]) => (isDifferent ? h(index ? "ins" : "del", null, markInvisible(text)) : markInvisible(text))))));
+  if (!sides) return [emptyNote("The two replies are too long to compare.")];
+  return pair.map((reply, index) => {
+    const chip = h("span", { class: "chip" }, formatReward(reply.facts.reward));
+    const text = sides[index].map(([part, isDifferent]) => (isDifferent ? h(index ? "ins" : "del", null, part) : part));
+    return h("article", { class: "column" }, h("header", null, h("h3", null, replyName(reply)), chip),
+      h("div", { class: "text prose", dir: "auto" }, text));
+  });
 }
