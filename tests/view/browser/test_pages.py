@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rlkit.config.loading.load import load_config
+from rlkit.store import RunStore, table
+from rlkit.store.history import table_path
+from rlkit.token_records.pieces import PieceWriter, pieces_path
+from rlkit.types import Episode, Group, Prompt, TokenPiece, Turn
 from rlkit.view.api import respond
 from rlkit.view.library import Library
-from tests.view.browser.conftest import can_search
+from tests.view.browser.conftest import can_search, serve
 from tests.view.browser.visit import Visit
 
 
@@ -168,6 +174,59 @@ def test_forced_text_is_marked(visit: Visit, runs: Path) -> None:
     assert visit.page.locator(".role-assistant mark.forced").count() == 1
     assert visit.page.locator(".role-user mark.forced").count() == 0
     visit.check()
+
+
+FORCED_REPLY = (
+    (b"<think>\n", False),
+    (b"I guess. ", True),
+    (b"Wait, ", False),
+    (b"I check. Wait, no.", True),
+    (b"\n</think>\n\nSo ", False),
+    (b"it is 4. So", True),
+    (b" \xe2\x86", False),
+    (b"\x92 4", False),
+    (b".<|im_end|>", True),
+)
+"""Pieces of a reply, and whether each was sampled. What is forced occurs among the sampled words, too."""
+
+
+def write_forced_run(directory: Path) -> None:
+    """Write a run with an episode whose reply was forced in several places."""
+    ids = np.arange(len(FORCED_REPLY), dtype=np.int32)
+    thinking, content = "I guess. Wait, I check. Wait, no.", "So it is 4. So → 4."
+    turn = Turn(
+        Prompt(ids[:1]),
+        ids,
+        np.zeros(len(ids), np.float32),
+        np.array([is_sampled for _, is_sampled in FORCED_REPLY]),
+        "stop",
+        0,
+        messages=(
+            {"role": "user", "content": f"{content} Right?"},
+            {"role": "assistant", "content": content, "thinking": thinking},
+        ),
+    )
+    episode = Episode(0, 0, (turn,), "completed", 1.0, {}, {}, 1.0)
+    resolved = load_config([], settings={"model": "simulated", "envs": {"env": {"env": "env"}}, "steps": 1})
+    with RunStore(directory, resolved=resolved):
+        pieces = PieceWriter(pieces_path(directory), lambda token: TokenPiece(FORCED_REPLY[token][0], False))
+        pieces.add([ids])
+        group = table.RecordedGroup(Group("env", "task", 0, (episode,)), True, (episode,))
+        table.write(table_path(directory, 1), [group])
+
+
+def test_each_forced_text_is_marked_where_it_was_put(visit_link: Callable[..., Visit], tmp_path: Path) -> None:
+    write_forced_run(tmp_path / "forced")
+    with serve(tmp_path) as link:
+        visit = visit_link(link)
+        visit.open("#/run/forced/step/1/episode/0/0/0")
+        script = "(nodes) => nodes.map((node) => [node.previousSibling?.data ?? '', node.textContent])"
+        marks = visit.page.locator(".thinking mark.forced").evaluate_all(script)
+        assert marks == [["I guess. ", "Wait, "]]
+        marks = visit.page.locator(".message > .text mark.forced").evaluate_all(script)
+        assert marks == [["", "So "], ["it is 4. So", " → 4"]]
+        assert visit.page.locator(".role-user mark.forced").count() == 0
+        visit.check()
 
 
 def test_rendered_tokens_are_the_recorded_ones_with_their_numbers(visit: Visit, runs: Path) -> None:

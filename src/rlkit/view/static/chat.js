@@ -1,56 +1,74 @@
 /** Draw messages of a conversation: roles, thinking, tool calls and results, images, forced text. */
-import { fold, h, markInvisible, textBlock, textLine } from "rlkit/ui";
-/** Draw a message. forced: pieces of text that were put into the reply and not sampled; limit: characters shown at first. */
-function drawMessage(message, { forced = [], limit } = {}) {
-  const { role, name, thinking, tool_calls: calls = [], tool_call_id: callId } = message;
-  const label = h("header", null, h("span", { class: "role" }, textLine(role, 40)), name && h("span", { class: "tag" }, textLine(name, 60)), callId && h("span", { class: "muted mono" }, textLine(callId, 40)));
-  const roleClass = `role-${["system", "user", "assistant", "tool"].includes(role) ? role : "other"}`;
-  return h("article", { class: `message ${roleClass}`, dataset: { row: "" }, tabIndex: -1 }, label,
-    thinking && fold(`Thinking · ${thinking.length.toLocaleString("en")} characters`, drawText(thinking, forced, limit), { kind: "thinking" }),
-    drawContent(message.content, forced, limit), calls.map((call) => drawCall(call, limit)));
+import { fold, h, textBlock, textLine } from "rlkit/ui";
+
+const ROLES = ["system", "user", "assistant", "tool"];
+const MARKED_CHARS = 50_000;
+const IMAGE_DATA = /^data:image\/(png|jpeg|gif|webp|bmp|svg\+xml)[;,]/;
+
+/**
+ * Draw messages one below the other.
+ * replies: by turn, the [text, isForced] runs of its reply if a part was forced; limit: characters shown at first.
+ */
+export function drawMessages(messages, { replies = {}, limit } = {}) {
+  return h("div", { class: "messages" }, messages.map((message) => drawMessage(message, replies[message.turn], limit)));
 }
 
-/** Draw messages one below the other. Only a reply, which ends a turn, has forced text. */
-export function drawMessages(messages, options) {
-  return h("div", { class: "messages" }, messages.map((message) => drawMessage(message, message.turn === undefined ? { ...options, forced: [] } : options)));
+function drawMessage({ role, name, thinking, content, tool_calls: calls = [], tool_call_id: callId }, runs, limit) {
+  const drawText = makeTextDrawer(runs, limit);
+  const drawPart = (part) => (part.type === "image" ? drawImage(part.image) : drawText(part.text ?? ""));
+  const title = thinking && `Thinking · ${thinking.length.toLocaleString("en")} characters`;
+  const kind = `message role-${ROLES.includes(role) ? role : "other"}`;
+  return h("article", { class: kind, dataset: { row: "" }, tabIndex: -1 },
+    h("header", null, h("span", { class: "role" }, textLine(role, 40)),
+      name && h("span", { class: "tag" }, textLine(name, 60)), callId && drawId(callId)),
+    thinking && fold(title, drawText(thinking), { kind: "thinking" }),
+    typeof content === "string" ? content && drawText(content) : content?.map(drawPart),
+    calls.map((call) => h("div", { class: "call" },
+      h("header", null, h("span", { class: "role" }, "call"), h("b", { class: "mono" }, textLine(call.name, 80)),
+        call.id && drawId(call.id)),
+      textBlock(argumentsText(call), "code", limit))));
 }
 
-/** Return the whole text of messages, for comparisons. */
-export function messagesText(messages) {
-  return messages.map((message) => {
-    const calls = (message.tool_calls ?? []).map((call) => `${call.name}(${argumentsText(call)})`);
-    const content = typeof message.content === "string" ? message.content : (message.content ?? []).map((part) => part.text ?? "[image]").join("\n");
-    return [message.thinking, content, ...calls].filter(Boolean).join("\n");
-  }).join("\n\n");
+function drawId(id) {
+  return h("span", { class: "muted mono" }, textLine(id, 40));
 }
 
-function drawContent(content, forced, limit) {
-  if (typeof content === "string") return content && drawText(content, forced, limit);
-  return (content ?? []).map((part) => (part.type === "image" ? drawImage(part.image) : drawText(part.text ?? "", forced, limit)));
+/** Return a function that draws texts of a message, in their order, with what was forced of its reply marked. */
+function makeTextDrawer(runs = [], limit = undefined) {
+  const reply = runs.map(([text]) => text).join("");
+  let end = 0;
+  return (text) => {
+    const start = runs.length > 0 && text.length <= MARKED_CHARS ? reply.indexOf(text, end) : -1;
+    if (start < 0) return textBlock(text, "prose", limit);
+    end = start + text.length;
+    return h("div", { class: "text prose", dir: "auto" }, cutRuns(runs, start, end).map(([part, isForced]) =>
+      isForced ? h("mark", { class: "forced", title: "forced: not sampled by the model" }, part) : part));
+  };
 }
 
-/** Draw an image from a data URI; anything else is shown as text, because the page loads nothing from elsewhere. */
-export function drawImage(source) {
-  if (!/^data:image\/(png|jpeg|gif|webp|bmp|svg\+xml)[;,]/.test(source ?? "")) return h("p", { class: "muted" }, "image: ", textLine(source, 80));
-  return h("img", { class: "picture", src: source, alt: "image in the conversation", loading: "lazy" });
-}
-
-function drawText(text, forced, limit) {
-  const first = forced.find((piece) => piece.trim() && text.includes(piece));
-  if (first === undefined || text.length > 50_000) return textBlock(text, "prose", limit);
-  const block = h("div", { class: "text prose", dir: "auto" });
-  text.split(first).forEach((part, index) => {
-    if (index) block.append(h("mark", { class: "forced", title: "forced: not sampled by the model" }, markInvisible(first)));
-    block.append(markInvisible(part));
-  });
-  return block;
+function cutRuns(runs, start, end) {
+  let place = 0;
+  return runs.map(([text, isForced]) => {
+    const part = text.slice(Math.max(0, start - place), Math.max(0, end - place));
+    place += text.length;
+    return [part, isForced];
+  }).filter(([part]) => part);
 }
 
 function argumentsText(call) {
   return typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
 }
 
-function drawCall(call, limit) {
-  return h("div", { class: "call" }, h("header", null, h("span", { class: "role" }, "call"), h("b", { class: "mono" }, textLine(call.name, 80)), call.id && h("span", { class: "muted mono" }, textLine(call.id, 40))),
-    textBlock(argumentsText(call), "code", limit));
+/** Return the whole text of messages, for comparisons. */
+export function messagesText(messages) {
+  return messages.map(({ thinking, content, tool_calls: calls = [] }) => {
+    const text = Array.isArray(content) ? content.map((part) => part.text ?? "[image]").join("\n") : content;
+    return [thinking, text, ...calls.map((call) => `${call.name}(${argumentsText(call)})`)].filter(Boolean).join("\n");
+  }).join("\n\n");
+}
+
+/** Draw an image from a data URI; anything else is shown as text, because the page loads nothing from elsewhere. */
+export function drawImage(source) {
+  if (!IMAGE_DATA.test(source ?? "")) return h("p", { class: "muted" }, "image: ", textLine(source, 80));
+  return h("img", { class: "picture", src: source, alt: "image in the conversation", loading: "lazy" });
 }

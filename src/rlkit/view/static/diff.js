@@ -1,10 +1,12 @@
 /** Differences between two texts: a longest common subsequence of their words, or of their lines if they are long. */
 const MAX_CELLS = 25_000_000;
+const WORDS = /\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu;
+const LINE_ENDS = /(?<=\n)/;
 
 /** Return two lists of [text, isDifferent] that spell the texts, or null if the texts are too long to compare. */
 export function diffTexts(first, second) {
-  return diffParts(first.match(/\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu) ?? [], second.match(/\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu) ?? [])
-    ?? diffParts(first.split(/(?<=\n)/), second.split(/(?<=\n)/));
+  return diffParts(first.match(WORDS) ?? [], second.match(WORDS) ?? [])
+    ?? diffParts(first.split(LINE_ENDS), second.split(LINE_ENDS));
 }
 
 function diffParts(a, b) {
@@ -18,10 +20,13 @@ function diffParts(a, b) {
   for (let x = aEnd - start - 1; x >= 0; x--) {
     for (let y = width - 2; y >= 0; y--) {
       const cell = x * width + y;
-      lengths[cell] = a[start + x] === b[start + y] ? lengths[cell + width + 1] + 1 : Math.max(lengths[cell + width], lengths[cell + 1]);
+      const without = Math.max(lengths[cell + width], lengths[cell + 1]);
+      lengths[cell] = a[start + x] === b[start + y] ? lengths[cell + width + 1] + 1 : without;
     }
   }
-  const [aSame, bSame] = [new Uint8Array(a.length).fill(1).fill(0, start, aEnd), new Uint8Array(b.length).fill(1).fill(0, start, bEnd)];
+  const [aSame, bSame] = [new Uint8Array(a.length), new Uint8Array(b.length)].map((same) => same.fill(1));
+  aSame.fill(0, start, aEnd);
+  bSame.fill(0, start, bEnd);
   for (let [x, y] = [0, 0]; x < aEnd - start && y < width - 1; ) {
     if (a[start + x] === b[start + y]) aSame[start + x++] = bSame[start + y++] = 1;
     else if (lengths[(x + 1) * width + y] >= lengths[x * width + y + 1]) x++;
@@ -33,7 +38,7 @@ function diffParts(a, b) {
 function joinRuns(parts, same) {
   const runs = [];
   parts.forEach((part, index) => {
-    if (runs.length && runs.at(-1)[1] === !same[index]) runs.at(-1)[0] += part;
+    if (runs.at(-1)?.[1] === !same[index]) runs.at(-1)[0] += part;
     else runs.push([part, !same[index]]);
   });
   return runs;

@@ -3,6 +3,10 @@ import { isExport } from "rlkit/api";
 import { h } from "rlkit/dom";
 
 const MAX_HEIGHT_PX = 4000;
+const POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
+const STYLE = "body { margin: 12px; font: 14px/1.5 system-ui, sans-serif; }";
+const RUN = 'document.body.append(Object.assign(document.createElement("script"), { textContent: data.script }));';
+const REPORT = "const report = () => parent.postMessage({ height: document.documentElement.offsetHeight }, '*');";
 
 /**
  * Return a frame that shows `view`: {html}, or {script} that draws into its document and finds the episode in the
@@ -18,7 +22,8 @@ export function drawFrame(view, episode) {
     if (event.source !== frame.contentWindow || !event.data) return;
     if (event.data.ready) frame.contentWindow.postMessage(message, "*");
     const { height } = event.data;
-    if (Number.isFinite(height)) frame.style.setProperty("height", `${Math.max(80, Math.min(MAX_HEIGHT_PX, height + 2))}px`);
+    if (!Number.isFinite(height)) return;
+    frame.style.setProperty("height", `${Math.max(80, Math.min(MAX_HEIGHT_PX, height + 2))}px`);
   };
   addEventListener("message", listen);
   if (isExport) frame.srcdoc = composePage(message);
@@ -27,10 +32,9 @@ export function drawFrame(view, episode) {
 }
 
 function composePage({ html, script, episode, scheme }) {
-  const policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
   const data = JSON.stringify({ episode, script: script ?? "" }).replaceAll("<", "\\u003c");
-  const report = 'new ResizeObserver(() => parent.postMessage({ height: document.documentElement.offsetHeight }, "*")).observe(document.body)';
-  const run = script ? 'document.body.append(Object.assign(document.createElement("script"), { textContent: data.script }));' : "";
-  return `<!doctype html><meta http-equiv="Content-Security-Policy" content="${policy}"><style>:root { color-scheme: ${scheme}; } body { margin: 12px; font: 14px/1.5 system-ui, sans-serif; }</style>
-    <body>${html ?? ""}<script>{ const data = ${data}; window.episode = data.episode; ${run} ${report}; }</` + "script>";
+  const code = `const data = ${data}; window.episode = data.episode; ${script ? RUN : ""} ${REPORT}
+    new ResizeObserver(report).observe(document.body);`;
+  return `<!doctype html><meta http-equiv="Content-Security-Policy" content="${POLICY}">
+    <style>:root { color-scheme: ${scheme}; } ${STYLE}</style><body>${html ?? ""}<script>{ ${code} }</` + "script>";
 }

@@ -1,195 +1,233 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { formatNumber, formatSigned, h, isKnown, markInvisible, replace } from "rlkit/ui";
+import { formatNumber, formatSigned, h, isKnown, joinFacts, markInvisible, replace } from "rlkit/ui";
 
+const IMAGE = -1; // the id of a place of an image
 const CHUNK_TOKENS = 300;
 const MAX_CHUNK_TOKENS = 1200;
+const MAX_PIECE_CHARS = 400;
 const SURPRISE_NATS = [0.1, 0.5, 1, 2, 4];
 const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
+const SURPRISES = ["s0", "s1", "s2", "s3", "s4", "s5"];
+const DIVERGING = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
+const HINT = "Point at a token, or focus the text and press ← or →.";
+const decoder = new TextDecoder("utf-8", { fatal: true });
 
 /** What tokens can be coloured by: [key, label]. */
-export const COLOURINGS = [["advantage", "Advantage"], ["logprob", "Log-probability"], ["gap", "Sampler–trainer gap"], ["mask", "Mask"], ["version", "Weights version"]];
+export const COLOURINGS = [
+  ["advantage", "Advantage"], ["logprob", "Log-probability"], ["gap", "Sampler–trainer gap"], ["mask", "Mask"],
+  ["version", "Weights version"],
+];
 
 /**
- * Return the tokens that a turn adds: its part of the prompt, then its reply. Each has id, piece, place
- * (prompt, sampled or forced), position in the reply and, where known, logprob, trainer, advantage.
+ * Return the tokens that a turn adds: its part of the prompt, then its reply. Each has id, piece, the text that ends
+ * with it, place (prompt, sampled or forced), position in the reply and, where known, logprob, trainer, gap, advantage.
  */
-export function turnTokens(episode, index) {
-  const turn = episode.turns[index];
+export function turnTokens(episode, turn) {
+  const { prompt, completion, sampled, logprobs, trainer_logprobs: trainers, advantages } = episode.turns[turn];
   const tokens = [];
-  const add = (id, facts) => tokens.push({ id, turn: index, count: 1, ...facts });
-  for (const id of turn.prompt) {
-    if (id === -1 && tokens.at(-1)?.id === -1) tokens.at(-1).count++;
-    else add(id, { place: "prompt", position: -1 });
+  for (const id of prompt) {
+    if (id === IMAGE && tokens.at(-1)?.id === IMAGE) tokens.at(-1).count++;
+    else tokens.push({ id, turn, count: 1, place: "prompt", position: -1 });
   }
-  const isSampled = new Uint8Array(turn.completion.length);
-  for (const [low, high] of turn.sampled) isSampled.fill(1, low, high);
-  const columns = [turn.logprobs, turn.trainer_logprobs, turn.advantages].map((values) => alignValues(values, isSampled));
-  turn.completion.forEach((id, position) => {
+  const isSampled = new Uint8Array(completion.length);
+  for (const [start, end] of sampled) isSampled.fill(1, start, end);
+  const columns = [logprobs, trainers, advantages].map((values) => alignValues(values, isSampled));
+  completion.forEach((id, position) => {
     const [logprob, trainer, advantage] = columns.map((values) => values[position] ?? null);
-    add(id, { place: isSampled[position] ? "sampled" : "forced", position, logprob, trainer, advantage });
+    const gap = isKnown(logprob) && isKnown(trainer) ? logprob - trainer : null;
+    const place = isSampled[position] ? "sampled" : "forced";
+    tokens.push({ id, turn, count: 1, place, position, logprob, trainer, gap, advantage });
   });
-  addPieces(tokens, episode);
+  addTexts(tokens, episode);
   return tokens;
 }
 
 function alignValues(values, isSampled) {
-  if (!values) return [];
-  if (values.length === isSampled.length) return values;
+  if (!values || values.length === isSampled.length) return values ?? [];
   let next = 0;
   return Array.from(isSampled, (flag) => (flag ? values[next++] : null));
 }
 
-function addPieces(tokens, episode) {
-  const special = new Set(episode.special);
+function addTexts(tokens, { pieces, special }) {
+  const specials = new Set([...special, IMAGE]);
   let openBytes = [];
   for (const token of tokens) {
-    const piece = token.id === -1 ? `‹image${token.count > 1 ? ` × ${token.count}` : ""}›` : episode.pieces[token.id];
-    token.isSpecial = special.has(token.id) || token.id === -1;
-    token.piece = piece ?? `‹${token.id}›`;
-    if (!Array.isArray(piece)) openBytes = [];
-    if (!Array.isArray(piece)) continue;
-    // Bytes of one character: the last token shows the character, the others a mark.
-    token.piece = piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("");
-    openBytes.push(...piece);
-    const character = decodeBytes(openBytes);
-    if (character === null) continue;
-    token.character = character;
-    openBytes = [];
+    const name = token.id === IMAGE ? `‹image${token.count > 1 ? ` × ${token.count}` : ""}›` : `‹${token.id}›`;
+    const piece = pieces[token.id] ?? name;
+    const isBytes = Array.isArray(piece);
+    openBytes = isBytes ? [...openBytes, ...piece] : [];
+    // Bytes of a character: the last token has the character as its text, the others have none.
+    token.text = isBytes ? decodeBytes(openBytes) : piece;
+    token.piece = isBytes ? piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("") : piece;
+    token.isSpecial = specials.has(token.id);
+    if (token.text) openBytes = [];
   }
 }
 
 function decodeBytes(bytes) {
   try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
+    return decoder.decode(Uint8Array.from(bytes));
   } catch {
-    return null;
+    return "";
   }
 }
 
-/** Return the texts among the tokens of a turn that were put into its reply and not sampled. */
-export function forcedTexts(tokens) {
-  const texts = [];
-  tokens.forEach(({ place, piece, character }, index) => {
-    if (place !== "forced") return;
-    if (index > 0 && tokens[index - 1].place === "forced") texts[texts.length - 1] += character ?? piece;
-    else texts.push(character ?? piece);
-  });
-  return texts;
+/** Return the text of the reply of a turn as [text, isForced] runs; none if all of it was sampled. */
+export function replyRuns(episode, turn) {
+  const { completion, sampled } = episode.turns[turn];
+  const [start, end] = sampled[0] ?? [0, 0];
+  const tokens = end - start === completion.length ? [] : turnTokens(episode, turn);
+  const runs = [];
+  for (const { place, text } of tokens) {
+    const isForced = place === "forced";
+    if (place === "prompt") continue;
+    if (runs.at(-1)?.[1] === isForced) runs.at(-1)[0] += text;
+    else runs.push([text, isForced]);
+  }
+  return runs;
 }
 
-/** Draw the tokens of turns. turns: [{index, tokens, head}]; control: chooses the colouring. Return {node, colour(key)}. */
+/**
+ * Draw the tokens of turns and return {node, colour(key)}.
+ * turns: [{index, tokens, head}]; control: chooses the colouring.
+ */
 export function drawTokens(episode, turns, colouring, control) {
-  const all = turns.flatMap(({ tokens }) => tokens);
-  const spans = [];
-  const details = h("div", { class: "token-details", role: "status" });
+  const tokens = turns.flatMap((turn) => turn.tokens);
+  const spans = drawSpans(tokens);
   const legend = h("div", { class: "token-legend" });
-  const select = makeSelector(episode, all, spans, details);
-  const drawTurn = ({ index, tokens, head }) => h("section", { class: "turn", id: `turn-${index}` }, head, (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans));
-  const point = ({ target }) => target.index !== undefined && select(target.index);
-  const move = (event) => {
+  const details = h("div", { class: "token-details", role: "status" }, h("span", { class: "muted" }, HINT));
+  let current = -1;
+  const select = (index) => {
+    const bounded = Math.max(0, Math.min(tokens.length - 1, index));
+    if (!tokens.length || bounded === current) return;
+    spans[current]?.classList.remove("active");
+    spans[bounded].classList.add("active");
+    current = bounded;
+    replace(details, tokenFacts(episode, tokens[current]));
+  };
+  const colour = (key) => {
+    const { classOf, entries } = makeColouring(key, episode, tokens);
+    tokens.forEach((token, index) => (spans[index].className = classOf(token)));
+    spans[current]?.classList.add("active");
+    replace(legend, entries);
+  };
+  colour(colouring);
+  let next = 0;
+  const drawTurn = ({ index, tokens: { length }, head }) => h("section", { class: "turn", id: `turn-${index}` },
+    head, (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans, next, (next += length)));
+  const onmouseover = ({ target }) => target.index !== undefined && select(target.index);
+  const onkeydown = (event) => {
     const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!distance) return;
     event.preventDefault();
-    select(select.current + distance, true);
+    select(current + distance);
+    spans[current]?.scrollIntoView({ block: "nearest" });
   };
   const label = "Tokens. The left and right arrow keys move.";
-  const text = h("div", { class: "tokens", tabIndex: 0, role: "group", "aria-label": label, onmouseover: point, onclick: point, onkeydown: move }, turns.map(drawTurn));
-  const colour = (key) => {
-    const classOf = makeColouring(key, episode, all);
-    all.forEach((token, index) => (spans[index].className = token.isSpecial ? `${classOf(token)} special` : classOf(token)));
-    replace(legend, legendEntries(key, episode, all));
-  };
-  colour(colouring);
-  replace(details, h("span", { class: "muted" }, "Point at a token, or focus the text and press ← or →."));
-  return { node: [h("div", { class: "token-bar" }, h("div", { class: "toolbar" }, control, legend), details), text], colour };
+  const props = { class: "tokens", tabIndex: 0, role: "group", "aria-label": label };
+  const text = h("div", { ...props, onmouseover, onclick: onmouseover, onkeydown }, turns.map(drawTurn));
+  const bar = h("div", { class: "token-bar" }, h("div", { class: "toolbar" }, control, legend), details);
+  return { node: [bar, text], colour };
 }
 
-function drawChunks(tokens, spans) {
+function drawSpans(tokens) {
+  const shown = new Map(); // what is shown of a text; most texts occur often
+  return tokens.map(({ text, piece }, index) => {
+    const key = text || piece;
+    if (!shown.has(key)) shown.set(key, visiblePiece(key));
+    return Object.assign(document.createElement("span"), { textContent: shown.get(key), index });
+  });
+}
+
+function visiblePiece(text) {
+  const short = text.length > MAX_PIECE_CHARS ? `${text.slice(0, MAX_PIECE_CHARS)}…` : text;
+  return markInvisible(short).replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›";
+}
+
+/** Return the spans of tokens in chunks, which end with a line if they can. */
+function drawChunks(tokens, spans, start, end) {
   const chunks = [];
-  let [chunk, size] = [null, 0];
-  for (const token of tokens) {
-    chunk ??= chunks[chunks.push(h("div", { class: "chunk" })) - 1];
-    const span = document.createElement("span");
-    span.index = spans.push(span) - 1;
-    span.textContent = visiblePiece(token);
-    chunk.append(span);
-    size++;
-    if ((size >= CHUNK_TOKENS && token.piece.endsWith("\n")) || size >= MAX_CHUNK_TOKENS) [chunk, size] = [null, 0];
+  for (let [first, last] = [start, start + 1]; first < end; last++) {
+    const isFull = last - first >= CHUNK_TOKENS && tokens[last - 1].piece.endsWith("\n");
+    if (last < end && last - first < MAX_CHUNK_TOKENS && !isFull) continue;
+    chunks.push(h("div", { class: "chunk" }, spans.slice(first, last)));
+    first = last;
   }
   return chunks;
 }
 
-function visiblePiece({ piece, character }) {
-  const text = character ?? piece;
-  return markInvisible(text.length > 400 ? `${text.slice(0, 400)}…` : text).replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›";
+function tokenFacts(episode, { id, turn, piece, text, place, position, logprob, trainer, gap, advantage }) {
+  const { version, datum } = episode.turns[turn];
+  const facts = [
+    ["character", text && text !== piece ? text : null], ["id", id === IMAGE ? "image" : id], ["", place],
+    ["log p", logprob, formatNumber(logprob, 4)], ["p", logprob, formatNumber(Math.exp(logprob), 4)],
+    ["trainer", trainer, formatNumber(trainer, 4)], ["gap", gap, formatSigned(gap, 4)],
+    ["advantage", advantage, formatSigned(advantage, 3)],
+    ["turn", joinFacts([String(turn + 1), position >= 0 && `token ${position}`], ", ")],
+    ["version", version], ["datum", datum],
+  ].filter(([, value]) => isKnown(value));
+  return [h("code", { class: "piece" }, JSON.stringify(piece).slice(0, 80)), facts.map(([term, value, shown = value]) =>
+    h("span", null, h("span", { class: "muted" }, term), " ", h("b", null, shown)))];
 }
 
-function makeSelector(episode, tokens, spans, details) {
-  let active = null;
-  const select = (index, isKey = false) => {
-    const bounded = Math.max(0, Math.min(tokens.length - 1, index));
-    if (!tokens.length || bounded === select.current) return;
-    active?.classList.remove("active");
-    select.current = bounded;
-    active = spans[bounded];
-    active.classList.add("active");
-    if (isKey) active.scrollIntoView({ block: "nearest" });
-    replace(details, tokenFacts(episode, tokens[bounded]));
-  };
-  select.current = -1;
-  return select;
-}
-
-function tokenFacts(episode, token) {
-  const { id, piece, character, place, position, logprob, trainer, advantage } = token;
-  const { version, datum } = episode.turns[token.turn];
-  const fact = (term, value) => isKnown(value) && h("span", null, h("span", { class: "muted" }, term), " ", h("b", null, value));
-  return [
-    h("code", { class: "piece" }, markInvisible(JSON.stringify(piece).slice(0, 80))), character && fact("character", markInvisible(character)), fact("id", id === -1 ? "image" : id), fact("", place),
-    isKnown(logprob) && [fact("log p", formatNumber(logprob, 4)), fact("p", formatNumber(Math.exp(logprob), 4))],
-    isKnown(trainer) && [fact("trainer", formatNumber(trainer, 4)), fact("gap", formatSigned(logprob - trainer, 4))],
-    fact("advantage", isKnown(advantage) ? formatSigned(advantage, 3) : null), fact("turn", `${token.turn + 1}${position >= 0 ? `, token ${position}` : ""}`), fact("version", version), fact("datum", datum),
-  ];
-}
-
-/** Return a function from a token to the class of its colour. */
+/** Return {classOf(token), entries} of a colouring; entries: of its legend. */
 function makeColouring(key, episode, tokens) {
-  const largest = largestAdvantage(tokens);
-  const bucketOf = (value, bounds) => bounds.reduce((bucket, bound) => bucket + (Math.abs(value) >= bound), 0);
-  const signedClass = (value, bucket) => (bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`);
-  const versions = versionList(episode);
-  const classes = {
-    advantage: ({ advantage }) => (isKnown(advantage) ? signedClass(advantage, Math.ceil(Math.abs(advantage / largest) * 4 - 1e-6)) : "zero"),
-    logprob: ({ logprob }) => (isKnown(logprob) ? `s${bucketOf(logprob, SURPRISE_NATS)}` : "zero"),
-    gap: ({ logprob, trainer }) => (isKnown(logprob) && isKnown(trainer) ? signedClass(logprob - trainer, bucketOf(logprob - trainer, GAP_NATS)) : "zero"),
-    mask: ({ advantage }) => (isKnown(advantage) ? "p2" : "n2"),
-    version: ({ turn }) => `v${versions.indexOf(episode.turns[turn].version) % 6}`,
+  const { needs, colourOf, legend, missing = "zero", note = "not recorded for this episode" } = {
+    advantage: colourAdvantages, logprob: colourLogprobs, gap: colourGaps, mask: colourMask, version: colourVersions,
+  }[key](episode, tokens);
+  const classOf = (token) => {
+    const kind = token.place !== "sampled" ? token.place : isKnown(token[needs]) ? colourOf(token) : missing;
+    return token.isSpecial ? `${kind} special` : kind;
   };
-  return (token) => (token.place === "sampled" ? classes[key](token) : token.place);
+  const isRecorded = tokens.some((token) => isKnown(token[needs]));
+  const hasForced = tokens.some(({ place }) => place === "forced");
+  const scale = isRecorded ? legend : h("span", { class: "warn" }, note);
+  return { classOf, entries: [scale, drawKey("prompt", "prompt"), hasForced && drawKey("forced", "forced")] };
 }
 
-function largestAdvantage(tokens) {
-  return tokens.reduce((most, { advantage }) => Math.max(most, Math.abs(advantage ?? 0)), 0) || 1;
+function colourAdvantages(_episode, tokens) {
+  const largest = tokens.reduce((most, { advantage }) => Math.max(most, Math.abs(advantage ?? 0)), 0) || 1;
+  const colourOf = ({ advantage }) => signedClass(advantage, Math.ceil((Math.abs(advantage) / largest) * 4 - 1e-6));
+  const legend = drawScale(DIVERGING, `−${largest.toFixed(2)}`, `+${largest.toFixed(2)}`);
+  return { needs: "advantage", colourOf, legend };
 }
 
-function versionList(episode) {
-  return [...new Set(episode.turns.map((turn) => turn.version))].sort((a, b) => a - b);
+function colourLogprobs() {
+  const legend = drawScale(SURPRISES, "likely, above −0.1", "unlikely, below −4 nats");
+  return { needs: "logprob", colourOf: ({ logprob }) => `s${countReached(logprob, SURPRISE_NATS)}`, legend };
 }
 
-function legendEntries(key, episode, tokens) {
-  const entry = (kind, label) => h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
-  const scale = (kinds, low, high) => h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, kinds.map((kind) => h("i", { class: `swatch ${kind}` }))), high);
-  const diverging = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
-  const largest = largestAdvantage(tokens).toFixed(2);
-  const source = { gap: "trainer", mask: "advantage" }[key] ?? key;
-  const note = key !== "version" && !tokens.some((token) => isKnown(token[source])) && h("span", { class: "warn" }, key === "mask" ? "no token is trained on" : "not recorded for this episode");
-  const scales = {
-    advantage: () => scale(diverging, `−${largest}`, `+${largest}`),
-    logprob: () => scale(["s0", "s1", "s2", "s3", "s4", "s5"], "likely, above −0.1", "unlikely, below −4 nats"),
-    gap: () => scale(diverging, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats"),
-    mask: () => [entry("p2", "trained on"), entry("n2", "sampled, not trained on")],
-    version: () => versionList(episode).slice(0, 12).map((version, index) => entry(`v${index % 6}`, `version ${version}`)),
-  };
-  return [note || scales[key](), entry("prompt", "prompt"), tokens.some(({ place }) => place === "forced") && entry("forced", "forced")];
+function colourGaps() {
+  const legend = drawScale(DIVERGING, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats");
+  return { needs: "gap", colourOf: ({ gap }) => signedClass(gap, countReached(gap, GAP_NATS)), legend };
+}
+
+function colourMask() {
+  const legend = [drawKey("p2", "trained on"), drawKey("n2", "sampled, not trained on")];
+  return { needs: "advantage", colourOf: () => "p2", missing: "n2", note: "no token is trained on", legend };
+}
+
+function colourVersions({ turns }) {
+  const versions = [...new Set(turns.map(({ version }) => version))].sort((a, b) => a - b);
+  const classes = new Map(versions.map((version, index) => [version, `v${index % 6}`]));
+  const legend = versions.slice(0, 12).map((version) => drawKey(classes.get(version), `version ${version}`));
+  return { needs: "turn", colourOf: ({ turn }) => classes.get(turns[turn].version), legend };
+}
+
+function signedClass(value, bucket) {
+  return bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`;
+}
+
+function countReached(value, bounds) {
+  return bounds.filter((bound) => Math.abs(value) >= bound).length;
+}
+
+function drawKey(kind, label) {
+  return h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
+}
+
+function drawScale(kinds, low, high) {
+  const steps = kinds.map((kind) => h("i", { class: `swatch ${kind}` }));
+  return h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, steps), high);
 }
