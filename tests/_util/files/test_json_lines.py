@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlkit._util.files import json_lines
+from rlkit.errors import UsageError
 from tests._util.files.disk import Disk, files_of_at_most
 
 
@@ -37,3 +38,18 @@ def test_lines_of_a_killed_process_are_flushed_by_the_repair(disk: Disk, tmp_pat
         json_lines.repair(path)
         disk.assert_holds(path)
         assert json_lines.read_lines(path) == [{}]
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
+    path, text = tmp_path / "lines.jsonl", "a\u2028b\u2029c\u0085d"
+    path.write_text(f'{{"text": "{text}"}}\n{{"step": 2}}\n{{"st')
+    assert json_lines.read_lines(path) == [{"text": text}, {"step": 2}]
+
+
+@pytest.mark.parametrize("text", ["[", '{"a":'])
+def test_an_object_that_is_nested_too_deeply_is_damage(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(f'{{"a": {text * 100_000}\n')
+    for read in (json_lines.read_lines, json_lines.read_object):
+        with pytest.raises(UsageError, match=r"lines\.jsonl is damaged: .* is not a JSON object"):
+            read(path)

@@ -30,7 +30,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all complete lines, none if the file does not exist; another process may be appending lines."""
     if not path.exists():
         return []
-    return [_parse_object(path, line) for line in _complete_lines(_read_text(path)).splitlines()]
+    # `splitlines` would also split at U+2028 and U+0085, which JSON allows inside a text.
+    return [_parse_object(path, line) for line in _read_text(path).split("\n")[:-1]]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def _read_text(path: Path) -> str:
 def _parse_object(path: Path, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: it is nested too deeply
         value = None
     if not isinstance(value, dict):
         raise UsageError(f"{path} is damaged: {text[:40]!r} is not a JSON object")
