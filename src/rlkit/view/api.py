@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
 from rlkit.errors import UsageError
+from rlkit.view.discovery import list_searches
+from rlkit.view.evaluations import list_evaluations
+from rlkit.view.group import search_replies
 from rlkit.view.library import Library, report_damage
 from rlkit.view.records import RecordReader
-from rlkit.view.run_reader import RunReader
-from rlkit.view.tables import Kind, Row
-
-_PARTS = ("metrics", "tasks", "evaluations", "discovery")
+from rlkit.view.records.reader import Place, Row, Step
+from rlkit.view.run_reader import RunReader, read_lines
+from rlkit.view.trial_files import read_file
 
 
 def respond(library: Library, path: str, query: Mapping[str, str] | None = None) -> bytes:
@@ -25,8 +27,16 @@ def respond(library: Library, path: str, query: Mapping[str, str] | None = None)
     Raises:
         UsageError: there is nothing at the path, or a file is damaged.
     """
-    parts = [unquote(part) for part in path.split("/")]
-    row = library.summaries() if parts == ["runs"] else _read_page(library, parts, query or {})
+    match [unquote(part) for part in path.split("/")]:
+        case ["runs"]:
+            row = library.summaries()
+        case ["run", run, *parts]:
+            reader = library.read(run)
+            with report_damage(reader.path):
+                row = _read_page(reader, parts, query or {})
+            row = row if parts else {**row, "id": run}
+        case _:
+            raise UsageError(f"there is no page {path!r}")
     try:
         return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
     except ValueError:  # a number that JSON does not support is null
@@ -34,48 +44,43 @@ def respond(library: Library, path: str, query: Mapping[str, str] | None = None)
         return json.dumps(finite, separators=(",", ":")).encode()
 
 
-def _read_page(library: Library, parts: Sequence[str], query: Mapping[str, str]) -> Row:
-    if parts[0] != "run" or len(parts) < 2:
-        raise UsageError(f"there is no page {'/'.join(parts)!r}")
-    reader = library.read(parts[1])
-    with report_damage(reader.path):
-        return _read_run(reader, parts[1:], query)
-
-
-def _read_run(reader: RecordReader, parts: Sequence[str], query: Mapping[str, str]) -> Row:
-    run, *places = parts
-    match places:
+def _read_page(reader: RecordReader, parts: Sequence[str], query: Mapping[str, str]) -> Row:
+    match parts:
         case []:
-            return {**reader.run(), "id": run}
+            return reader.run()
         case ["metrics"]:
             return reader.metrics()
         case ["tasks"]:
             return reader.tasks()
         case ["evaluations"] if isinstance(reader, RunReader):
-            return reader.evaluations()
+            return {"evaluations": list_evaluations(reader.path, dict(read_lines(reader.metrics_path)))}
         case ["discovery"] if isinstance(reader, RunReader):
-            return reader.discovery()
-        case ["step" | "evaluation" as kind, number, *rest]:
-            return _read_step(reader, kind, _number(number), rest, query)
+            return {"searches": list_searches(reader.path, reader.search_envs())}
+        case ["step" | "evaluation" as kind, number, *places]:
+            return _read_step(reader, (kind, _number(number)), places, query)
         case _:
-            raise UsageError(f"{run} has no page {'/'.join(places)!r}")
+            raise UsageError(f"{reader.path} has no page {'/'.join(parts)!r}")
 
 
-def _read_step(reader: RecordReader, kind: Kind, number: int, rest: Sequence[str], query: Mapping[str, str]) -> Row:
-    match rest:
+def _read_step(reader: RecordReader, step: Step, parts: Sequence[str], query: Mapping[str, str]) -> Row:
+    match parts:
         case []:
-            return reader.step(number, kind=kind)
+            return reader.step(step)
         case ["group", position]:
-            return reader.group(number, _number(position), kind=kind)
-        case ["episode", position, member, attempt]:
-            return reader.episode(number, *map(_number, (position, member, attempt)), kind=kind)
+            return reader.group(step, _number(position))
         case ["search"] if isinstance(reader, RunReader):
-            return reader.search(number, query.get("q", ""), kind=kind)
+            return {"matches": search_replies(reader.path, step, query.get("q", ""))}
+        case ["episode", position, member, attempt]:
+            return reader.episode(step, _place(position, member, attempt))
         case ["episode", position, member, attempt, "file"] if isinstance(reader, RunReader):
-            place = map(_number, (position, member, attempt))
-            return reader.file(number, *place, path=query.get("path", ""), kind=kind)
+            episode = reader.episode(step, _place(position, member, attempt))
+            return read_file(episode["info"], query.get("path", ""))
         case _:
-            raise UsageError(f"a step has no page {'/'.join(rest)!r}")
+            raise UsageError(f"a step has no page {'/'.join(parts)!r}")
+
+
+def _place(position: str, member: str, attempt: str) -> Place:
+    return _number(position), _number(member), _number(attempt)
 
 
 def _number(text: str) -> int:

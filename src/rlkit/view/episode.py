@@ -1,4 +1,4 @@
-"""A group with its messages, and an episode token for token.
+"""An episode token for token, and its messages alone.
 
 Invariant: a token is shown with the numbers that were recorded for it, at its place in its turn.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,55 +16,106 @@ from numpy.typing import NDArray
 from rlkit._util.paths import ARTEFACTS
 from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, pieces_path
-from rlkit.token_records.updates import RecordedUpdate, update_path
-from rlkit.view.records.reader import Place
-from rlkit.view.tables import Kind, Row, find_table, read_episodes, read_texts, read_updates
+from rlkit.token_records.updates import RecordedSequence, update_path
+from rlkit.types import TokenPiece
+from rlkit.view.records.fields import pick
+from rlkit.view.records.reader import Place, Row, Step
+from rlkit.view.tables import find_table, read_attempts, read_texts, read_updates
 from rlkit.view.trial_files import list_files
 
+_TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")
 _DIGITS = 5
 """Decimals of log-probabilities and advantages on the page."""
 
 
-def read_replies(
-    directory: Path, kind: Kind, number: int, places: Sequence[Place]
-) -> list[tuple[list[Row], Row, str | None]]:
-    """Return messages, info and error of the episodes of a group."""
-    rows = _read_rows(directory, kind, number, places[0][0]) if places else {}
+def read_replies(directory: Path, step: Step, places: Sequence[Place]) -> list[Row]:
+    """Return the messages of the turns, info and error of the episodes of a group."""
+    attempts = read_attempts(find_table(directory, step), places[0][0]) if places else {}
     pieces = read_texts(pieces_path(directory))
-    episodes = [rows[place] for place in places]
-    return [(_list_messages(row["turns"], pieces), json.loads(row["info"]), row["error"]) for row in episodes]
+    return [
+        {
+            "turns": [{"messages": _list_messages(turn, index, pieces)} for index, turn in enumerate(row["turns"])],
+            "info": json.loads(row["info"]),
+            "error": row["error"],
+        }
+        for row in map(attempts.__getitem__, places)
+    ]
 
 
-def read_details(directory: Path, kind: Kind, number: int, place: Place) -> Row:
+def read_episode(directory: Path, step: Step, place: Place) -> Row:
     """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
-    row = _read_rows(directory, kind, number, place[0])[place]
+    kind, number = step
+    row = read_attempts(find_table(directory, step), place[0])[place]
     updates = read_updates(update_path(directory, number)) if kind == "step" and row["final"] else {}
-    pieces = read_texts(pieces_path(directory))
-    turns = _list_turns(row["turns"], updates.get(row["draw"]), place[1], pieces)
-    used = {token for turn in turns for token in (*turn["prompt"], *turn["completion"])}
-    shown = {token: pieces[token] for token in used if token in pieces}
-    info = json.loads(row["info"])
+    update = updates.get(row["draw"])
+    sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
+    pieces, info = read_texts(pieces_path(directory)), json.loads(row["info"])
+    used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
     return {
         "error": row["error"],
         "info": info,
-        "turns": turns,
-        "pieces": {str(token): _show_bytes(piece.data) for token, piece in shown.items()},
-        "special": [token for token, piece in shown.items() if piece.is_special],
+        "turns": list(_list_turns(row["turns"], sequences, pieces)),
+        "pieces": {str(token): _show_bytes(pieces[token].data) for token in used},
+        "special": [token for token in used if pieces[token].is_special],
         "files": list_files(info),
-        "view": _find_view(info, directory / ARTEFACTS / row["env"] / VIEW_SCRIPT),
+        "view": _find_picture(info, directory / ARTEFACTS / row["env"] / VIEW_SCRIPT),
     }
 
 
-def _read_rows(directory: Path, kind: Kind, number: int, position: int) -> dict[Place, Row]:
-    rows = read_episodes(find_table(directory, kind, number), position)
-    return {(position, row["member"], row["attempt"]): row for row in rows}
+def _list_turns(
+    turns: Sequence[Row], sequences: Sequence[RecordedSequence] | None, pieces: Mapping[int, TokenPiece]
+) -> Iterator[Row]:
+    """Yield each turn with the numbers of its tokens.
+
+    Args:
+        sequences: training sequences of the episode; None if no update of its group was recorded.
+    """
+    trained = _place_numbers(turns, sequences or ())
+    for index, turn in enumerate(turns):
+        datum, numbers = trained.get(index, (None, np.full((2, len(turn["completion"])), np.nan)))
+        yield {
+            **{name: turn[name] for name in _TURN},
+            "messages": _list_messages(turn, index, pieces),
+            "sampled": _ranges(np.array(turn["sampled"], np.bool_)),
+            "logprobs": _show_numbers(np.array(turn["logprobs"], np.float64)),
+            "advantages": None if sequences is None else _show_numbers(numbers[0]),
+            "trainer_logprobs": None if sequences is None else _show_numbers(numbers[1]),
+            "datum": datum,
+            "images": [_data_uri(image) for image in turn["images"] or ()],
+        }
 
 
-def _list_messages(turns: Sequence[Row], pieces: Mapping[int, Any]) -> list[Row]:
-    return [message for index, turn in enumerate(turns) for message in _turn_messages(index, turn, pieces)]
+def _place_numbers(
+    turns: Sequence[Row], sequences: Sequence[RecordedSequence]
+) -> dict[int, tuple[int, NDArray[np.float64]]]:
+    """Return the datum of each trained turn, and [2, C] advantages and log-probabilities of its completion."""
+    trained = dict[int, tuple[int, NDArray[np.float64]]]()
+    for sequence in sequences:
+        targets = np.full((2, len(sequence.mask)), np.nan)
+        targets[:, sequence.mask] = sequence.advantages, sequence.logprobs
+        start = -1  # position t of the targets is token t + 1
+        for index in _list_path(turns, sequence.turn):
+            start += len(turns[index]["prompt"])
+            numbers = np.full((2, len(turns[index]["completion"])), np.nan)
+            part = targets[:, start : start + numbers.shape[1]]  # may be cut
+            numbers[:, : part.shape[1]] = part
+            if np.isfinite(part[0]).any():  # a turn before a fork is trained in one sequence only
+                trained[index] = sequence.position, numbers
+            start += numbers.shape[1]
+    return trained
 
 
-def _turn_messages(index: int, turn: Row, pieces: Mapping[int, Any]) -> list[Row]:
+def _list_path(turns: Sequence[Row], last: int) -> list[int]:
+    """Return the turns from the first of a segment to `last`."""
+    path = [last]
+    while (parent := turns[path[-1]]["parent"]) is not None:
+        if parent not in range(path[-1]):
+            raise ValueError(f"turn {path[-1]} continues turn {parent}")
+        path.append(parent)
+    return path[::-1]
+
+
+def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> list[Row]:
     """Return the messages that a turn adds, its reply last; texts of its tokens if it has no messages."""
     if turn.get("messages"):
         messages = json.loads(turn["messages"])
@@ -89,57 +139,13 @@ def _data_uri(image: Row) -> str:
     return f"data:image/{image['format']};base64,{base64.b64encode(image['data']).decode()}"
 
 
-def _list_turns(
-    turns: Sequence[Row], update: RecordedUpdate | None, member: int, pieces: Mapping[int, Any]
-) -> list[Row]:
-    sizes = [len(turn["completion"]) for turn in turns]
-    advantages, logprobs = ([np.full(size, np.nan) for size in sizes] for _ in range(2))
-    places: list[int | None] = [None] * len(turns)
-    for sequence in update.sequences if update is not None else ():
-        if sequence.member != member:
-            continue
-        whole = np.full((2, len(sequence.mask)), np.nan)
-        whole[:, sequence.mask] = sequence.advantages, sequence.logprobs
-        start = -1  # position t of the targets is token t + 1
-        for index in _list_path(turns, sequence.turn):
-            start += len(turns[index]["prompt"])
-            part = whole[:, start : start + sizes[index]]
-            if np.isfinite(part[0]).any():  # a turn before a fork is trained in one sequence only
-                advantages[index][: part.shape[1]], logprobs[index][: part.shape[1]] = part
-                places[index] = sequence.position
-            start += sizes[index]
-    return [
-        {
-            **{name: turn[name] for name in ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")},
-            "messages": _turn_messages(index, turn, pieces),
-            "sampled": _ranges(np.array(turn["sampled"], np.bool_)),
-            "logprobs": _numbers(np.array(turn["logprobs"], np.float64)),
-            "trainer_logprobs": _numbers(logprobs[index]) if update is not None else None,
-            "advantages": _numbers(advantages[index]) if update is not None else None,
-            "datum": places[index],
-            "images": [_data_uri(image) for image in turn["images"] or ()],
-        }
-        for index, turn in enumerate(turns)
-    ]
-
-
-def _list_path(turns: Sequence[Row], last: int) -> list[int]:
-    """Return the turns from the first of a segment to `last`."""
-    path = [last]
-    while (parent := turns[path[-1]]["parent"]) is not None:
-        if parent not in range(path[-1]):
-            raise ValueError(f"turn {path[-1]} continues turn {parent}")
-        path.append(parent)
-    return path[::-1]
-
-
 def _ranges(flags: NDArray[np.bool_]) -> list[list[int]]:
     """Return start and end of each run of True."""
-    changes = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    changes = np.flatnonzero(np.diff(flags, prepend=False, append=False))
     return changes.reshape(-1, 2).tolist()
 
 
-def _numbers(values: NDArray[np.float64]) -> list[float | None]:
+def _show_numbers(values: NDArray[np.float64]) -> list[float | None]:
     """Return rounded numbers, None where there is none or an infinite one."""
     return np.where(np.isfinite(values), np.round(values, _DIGITS), np.array(None)).tolist()
 
@@ -151,10 +157,9 @@ def _show_bytes(data: bytes) -> str | list[int]:
         return list(data)
 
 
-def _find_view(info: Mapping[str, Any], script: Path) -> Row | None:
+def _find_picture(info: Row, script: Path) -> Row | None:
     """Return what an environment draws itself: HTML of the episode, or a script of the run that draws episodes."""
-    view = info.get("view")
-    if isinstance(view, dict) and isinstance(view.get("html") or view.get("script"), str):
-        return {name: view[name] for name in ("html", "script") if isinstance(view.get(name), str)}
-    is_own = script.is_file() and script.resolve().is_relative_to(script.parents[2].resolve())
-    return {"script": script.read_text(errors="replace")} if is_own else None
+    texts = {name: pick(info, f"view.{name}", str) for name in ("html", "script")}
+    if not any(texts.values()) and script.is_file() and script.resolve().is_relative_to(script.parents[2].resolve()):
+        texts["script"] = script.read_text(errors="replace")
+    return {name: text for name, text in texts.items() if text} or None

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from rlkit.view.tables import Row, find_table, list_tables, read_scores
+from rlkit.view.records.reader import Row
+from rlkit.view.tables import find_table, list_tables, read_scores
 
 _SCORE = re.compile(r"eval/(?P<env>[^/]+)/(?:(?P<label>.+/.+)/)?(?P<score>[^/]+)/low")
 
@@ -20,7 +21,7 @@ def list_evaluations(directory: Path, lines: Mapping[int, Mapping[str, float]]) 
     """
     rows = list[Row]()
     for step in list_tables(directory, "evaluation"):
-        tasks = _score_tasks(find_table(directory, "evaluation", step))
+        tasks = _score_tasks(find_table(directory, ("evaluation", step)))
         metrics = lines.get(step, {})
         rows.append({"step": step, "envs": [_score_env(env, metrics, tasks[env]) for env in tasks]})
     return rows

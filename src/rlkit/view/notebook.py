@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlkit.errors import RlkitError
+from rlkit.store.history import read_metrics
 from rlkit.view.library import Library
-from rlkit.view.run_reader import mean_rewards
+from rlkit.view.run_reader import mean_reward
 from rlkit.view.server import ViewServer
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -51,7 +52,8 @@ def view_run(directory: Path) -> RunView:
 def read_rewards(directory: Path) -> list[float]:
     """Return the mean reward of each step; none if they cannot be read."""
     with suppress(RlkitError, OSError):
-        return mean_rewards(directory)
+        rewards = (mean_reward(metrics, "env") for _, metrics in read_metrics(directory / "metrics.jsonl"))
+        return [reward for reward in rewards if reward is not None]
     return []
 
 

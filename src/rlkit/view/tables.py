@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +23,7 @@ from rlkit.store.history import evaluation_path, table_path
 from rlkit.token_records.list_columns import as_numpy, row_ends
 from rlkit.token_records.pieces import read_pieces
 from rlkit.token_records.updates import read_update
-
-type Row = dict[str, Any]
-"""JSON object."""
-
-type Kind = Literal["step", "evaluation"]
+from rlkit.view.records.reader import Kind, Place, Row, Step
 
 _SCORE = ["final", "env", "task", "status", "position", "member", "attempt", "reward"]
 _MEMBER = [*_SCORE, "counts", "draw", "error", "masked", "seconds", "metrics"]
@@ -42,8 +38,9 @@ def cache_file[T](read: Callable[[Path], T]) -> Callable[[Path], T]:
     return lambda path: read_version(path, *((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else ()))
 
 
-def find_table(directory: Path, kind: Kind, number: int) -> Path:
+def find_table(directory: Path, step: Step) -> Path:
     """Return the path of the episodes of a step or of an evaluation."""
+    kind, number = step
     return table_path(directory, number) if kind == "step" else evaluation_path(directory, number)
 
 
@@ -69,17 +66,18 @@ def read_members(path: Path) -> list[Row]:
     return rows
 
 
-def read_episodes(path: Path, position: int) -> list[Row]:
-    """Return the attempts of a group with all that is recorded, turns as `pyarrow` structs."""
+def read_attempts(path: Path, position: int) -> dict[Place, Row]:
+    """Return the attempts of a group with all that is recorded."""
     table = _read(path, None)
-    places = table.column("position").to_pylist()  # in order
-    return cast("list[Row]", table.slice(places.index(position), places.count(position)).to_pylist())
+    positions = table.column("position").to_pylist()  # in order
+    rows = cast("list[Row]", table.slice(positions.index(position), positions.count(position)).to_pylist())
+    return {(position, row["member"], row["attempt"]): row for row in rows}
 
 
 read_texts, read_updates = cache_file(read_pieces), cache_file(read_update)
 
 
-def read_replies(path: Path) -> Iterator[Row]:
+def read_completions(path: Path) -> Iterator[Row]:
     """Yield position, member, attempt and turns of each episode, turns with their completion only."""
     table = _read(path, ["position", "member", "attempt", *(f"turns.list.element.{name}" for name in _REPLY)])
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from rlkit.errors import UsageError
 from rlkit.view.records import RecordReader, find_reader
+from rlkit.view.records.reader import Place, Step
 from tests.view.records.cookbook_run import QUESTION, write_run
 
 DATA = Path(__file__).parents[2] / "data" / "view"
+EVALUATION: Step = ("evaluation", 0)
 LOGS = ("inspect.eval", "verifiers_traces", "verifiers_results")
 GROUP = {"position", "draw", "env", "task", "taught", "reason", "estimator", "baseline", "members", "failed_attempts"}
 MEMBER = {"member", "attempt", "status", "reward", "advantage", "tokens", "turns", "seconds", "cut", "masked"} | {
@@ -31,9 +33,9 @@ MEMBER = {"member", "attempt", "status", "reward", "advantage", "tokens", "turns
 RUN = {"id", "name", "kind", "path", "status", "live", "reason", "started", "updated", "step", "steps", "model"} | {
     *("envs", "tags", "reward", "evaluation", "tokens", "usd"),
 }
-HEADER = {"config", "findings", "checkpoints", "best_step", "versions", "steps_recorded", "evaluations", "parts"}
+HEADER = {"config", "findings", "checkpoints", "best_step", "versions", "steps_recorded", "evaluations"}
 TURN = {"parent", "version", "stop", "reward", "seconds", "messages", "prompt", "completion", "sampled", "logprobs"} | {
-    *("trainer_logprobs", "advantages", "datum", "images", "entropy"),
+    *("trainer_logprobs", "advantages", "datum", "images"),
 }
 EPISODE = {"step", "position", "draw", "env", "task", "member", "attempt", "status", "reward", "error", "seconds"} | {
     *("metrics", "info", "taught", "reason", "estimator", "baseline", "kind", "neighbours", "turns", "pieces"),
@@ -65,14 +67,14 @@ def record(request: pytest.FixtureRequest, cookbook: Path, tmp_path: Path) -> Pa
 def read_all(reader: RecordReader) -> dict[str, Any]:
     """Everything that the page can show."""
     read = dict[str, Any](summary=reader.summary(), run=reader.run(), metrics=reader.metrics(), tasks=reader.tasks())
-    for kind, number in reader.list_steps():
-        step = read[f"{kind} {number}"] = reader.step(number, kind=kind)
-        for group in step["groups"]:
-            place = (number, group["position"])
-            read[f"{kind} {place}"] = reader.group(*place, kind=kind)
+    for step in reader.list_steps():
+        read[str(step)] = reader.step(step)
+        for group in reader.step(step)["groups"]:
+            position = group["position"]
+            read[str((step, position))] = reader.group(step, position)
             for member in group["members"]:
-                place = (number, group["position"], member["member"])
-                read[f"{kind} {place}"] = reader.episode(*place, member["attempt"], kind=kind)
+                place = (position, member["member"], member["attempt"])
+                read[str((step, place))] = reader.episode(step, place)
     return read
 
 
@@ -81,14 +83,14 @@ def test_records_have_the_fields_of_the_page(record: Path) -> None:
     json.dumps(read, allow_nan=False)
     assert set(read["summary"]) == RUN
     assert set(read["run"]) == RUN | HEADER
-    (kind, number) = load(record).list_steps()[0]
-    group = read[f"{kind} {number}"]["groups"][0]
+    step = load(record).list_steps()[0]
+    group = read[str(step)]["groups"][0]
     assert set(group) >= GROUP
     assert set(group["members"][0]) == MEMBER
-    shown = read[f"{kind} {(number, 0)}"]
+    shown = read[str((step, 0))]
     assert set(shown) >= GROUP | {"prompt", "replies"}
     assert [reply["member"] for reply in shown["replies"]] == [member["member"] for member in group["members"]]
-    episode = read[f"{kind} {(number, 0, 0)}"]
+    episode = read[str((step, (0, 0, 0)))]
     assert set(episode) >= EPISODE
     assert set(episode["turns"][0]) == TURN
     columns = read["tasks"]["episodes"]
@@ -97,14 +99,14 @@ def test_records_have_the_fields_of_the_page(record: Path) -> None:
 
 def test_neighbours_lead_through_all_episodes_of_a_step(record: Path) -> None:
     reader = load(record)
-    kind, number = reader.list_steps()[0]
-    place, places = [0, 0, 0], list[list[int]]()
+    step = reader.list_steps()[0]
+    place, places = (0, 0, 0), list[tuple[int, int, int]]()
     while place is not None:
         places.append(place)
-        place = reader.episode(number, *place, kind=kind)["neighbours"]["next"]
-    groups = reader.step(number, kind=kind)["groups"]
-    assert places == [[group["position"], member["member"], 0] for group in groups for member in group["members"]]
-    assert reader.episode(number, *places[1], kind=kind)["neighbours"]["previous"] == places[0]
+        place = reader.episode(step, place)["neighbours"]["next"]
+    groups = reader.step(step)["groups"]
+    assert places == [(group["position"], member["member"], 0) for group in groups for member in group["members"]]
+    assert reader.episode(step, places[1])["neighbours"]["previous"] == places[0]
 
 
 def test_epochs_of_an_inspect_sample_are_a_group() -> None:
@@ -119,7 +121,7 @@ def test_epochs_of_an_inspect_sample_are_a_group() -> None:
     run = reader.run()
     assert (run["steps_recorded"], run["evaluations"], run["versions"]) == ([], [0], {"inspect_ai": "0.3.285"})
     assert reader.metrics() == {"step": [0], "metrics": {"eval/sums/reward/mean": [pytest.approx(5 / 6)]}}
-    groups = {group["task"]: group for group in reader.step(0)["groups"]}
+    groups = {group["task"]: group for group in reader.step(EVALUATION)["groups"]}
     rewards = {task: [member["reward"] for member in group["members"]] for task, group in groups.items()}
     assert rewards == {"tool": [1, 1], "picture": [1, 0], "plain": [1, 1], "fails": [None, None]}
     assert {member["status"] for member in groups["fails"]["members"]} == {"failed"}
@@ -128,21 +130,21 @@ def test_epochs_of_an_inspect_sample_are_a_group() -> None:
 
 def test_messages_of_an_inspect_sample_have_thinking_images_and_tool_calls() -> None:
     reader = load(DATA / "inspect.eval")
-    picture = reader.group(0, 1)
+    picture = reader.group(EVALUATION, 1)
     text, image = picture["prompt"][0]["content"]
     assert text == {"type": "text", "text": "Which colour has the picture?"}
     assert image["type"] == "image" and image["image"].startswith("data:image/png;base64,iVBOR")
     assert [reply["messages"][0]["content"][0]["text"] for reply in picture["replies"]] == ["red", "blue"]
     assert picture["replies"][0]["messages"][0]["thinking"] == "A red pixel?"
-    first, second = reader.episode(0, 0, 0, 0)["turns"]
+    first, second = reader.episode(EVALUATION, (0, 0, 0))["turns"]
     (call,) = first["messages"][-1]["tool_calls"]
     assert (call["name"], json.loads(call["arguments"])) == ("add", {"x": 2, "y": 3})
     assert (second["parent"], second["messages"][0]["role"], second["messages"][0]["content"]) == (0, "tool", "5")
     assert second["messages"][0]["tool_call_id"] == call["id"]
-    assert reader.episode(0, 2, 0, 0)["turns"][0]["stop"] == "max_tokens"
-    failed = reader.episode(0, 3, 0, 0)
+    assert reader.episode(EVALUATION, (2, 0, 0))["turns"][0]["stop"] == "max_tokens"
+    failed = reader.episode(EVALUATION, (3, 0, 0))
     assert "Traceback" in failed["error"] and "the sandbox died" in failed["error"]
-    assert "\n" not in reader.step(0)["groups"][3]["members"][0]["error"]
+    assert "\n" not in reader.step(EVALUATION)["groups"][3]["members"][0]["error"]
 
 
 def rewrite_log(source: Path, target: Path, keep: Callable[[str], bool], method: int = zipfile.ZIP_DEFLATED) -> None:
@@ -170,7 +172,7 @@ def test_inspect_log_in_progress_is_live_until_nothing_is_written(tmp_path: Path
     rewrite_log(DATA / "inspect.eval", log, lambda name: name not in ("header.json", "summaries.json"))
     reader = load(log)
     assert (reader.summary()["status"], reader.summary()["live"]) == ("running", True)
-    assert len(reader.step(0)["groups"]) == 4
+    assert len(reader.step(EVALUATION)["groups"]) == 4
     os.utime(log, (0, 0))
     assert (reader.summary()["status"], reader.summary()["live"]) == ("interrupted", False)
 
@@ -185,7 +187,7 @@ def test_verifiers_traces_are_an_evaluation() -> None:
         12,
     )
     assert summary["evaluation"] == {"metric": "reward", "start": 0.75, "now": 0.75}
-    groups = {group["task"]: group["members"] for group in reader.step(0)["groups"]}
+    groups = {group["task"]: group["members"] for group in reader.step(EVALUATION)["groups"]}
     assert {task: [member["reward"] for member in members] for task, members in groups.items()} == {
         **{"sum": [1, 0], "tool": [1, 1], "rejected": [None, None]}
     }
@@ -193,12 +195,12 @@ def test_verifiers_traces_are_an_evaluation() -> None:
     assert [member["cut"] for member in groups["sum"]] == [False, True]
     assert groups["sum"][0]["metrics"] == {"characters": 27, "correct": 1}
     assert groups["rejected"][0]["error"].startswith("ProviderError: upstream 400")
-    group = reader.group(0, 0)
+    group = reader.group(EVALUATION, 0)
     assert [message["role"] for message in group["prompt"]] == ["system", "user"]
     assert group["replies"][0]["messages"] == [
         {"role": "assistant", "content": "<script>alert(1)</script> 4", "thinking": "two and two", "turn": 0}
     ]
-    first, second = reader.episode(0, 1, 0, 0)["turns"]
+    first, second = reader.episode(EVALUATION, (1, 0, 0))["turns"]
     assert (first["stop"], second["stop"], first["parent"], second["parent"]) == ("tool_calls", "stop", None, 0)
     assert first["seconds"] > 0
     assert [message["role"] for message in second["messages"]] == ["tool", "assistant"]
@@ -219,9 +221,9 @@ def test_verifiers_traces_of_a_training_run_are_its_steps(tmp_path: Path) -> Non
     change_lines(folder / "traces.jsonl", lambda row: row["run"].update(type="train", work=work))
     reader = load(folder)
     assert (reader.run()["steps_recorded"], reader.run()["evaluations"]) == ([3], [])
-    assert reader.step(3)["groups"][0]["members"][0]["versions"] == [1, 2]
+    assert reader.step(("step", 3))["groups"][0]["members"][0]["versions"] == [1, 2]
     with pytest.raises(UsageError, match="has no evaluation 3"):
-        reader.step(3, kind="evaluation")
+        reader.step(("evaluation", 3))
 
 
 def test_branches_of_verifiers_traces_keep_their_parents(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_branches_of_verifiers_traces_keep_their_parents(tmp_path: Path) -> None
             nodes += [{"parent": 2, "sampled": True, "message": {"role": "assistant", "content": "again"}}]
 
     change_lines(folder / "traces.jsonl", branch)
-    turns = load(folder).episode(0, 1, 0, 0)["turns"]
+    turns = load(folder).episode(EVALUATION, (1, 0, 0))["turns"]
     assert [turn["parent"] for turn in turns] == [None, 0, 0]
     assert [message["content"] for message in turns[2]["messages"]] == ["again"]
 
@@ -246,11 +248,11 @@ def test_results_of_older_verifiers_are_an_evaluation() -> None:
         summary["evaluation"]["now"] == json.loads((DATA / "verifiers_results/metadata.json").read_text())["avg_reward"]
     )
     assert reader.run()["versions"] == {"verifiers": "0.3.1"}
-    sums, tools, rejected = reader.step(0)["groups"]
+    sums, tools, rejected = reader.step(EVALUATION)["groups"]
     assert [member["status"] for member in sums["members"]] == ["truncated", "completed"]
     assert rejected["members"][0]["error"].startswith("ModelError() -> BadRequestError")
     assert tools["members"][0]["metrics"]["total_tool_calls"] == 1
-    first, second = reader.episode(0, 1, 0, 0)["turns"]
+    first, second = reader.episode(EVALUATION, (1, 0, 0))["turns"]
     (call,) = first["messages"][-1]["tool_calls"]
     assert (call["id"], call["name"], json.loads(call["arguments"])) == ("call-1", "add", {"x": 2, "y": 3})
     assert second["messages"][-1]["content"] == "The sum is 5"
@@ -273,22 +275,22 @@ def test_cookbook_run_has_curves_and_checkpoints(cookbook: Path) -> None:
 
 def test_conversations_of_a_cookbook_log_belong_to_the_members_with_their_rewards(cookbook: Path) -> None:
     reader = load(cookbook)
-    group = reader.group(0, 0, kind="step")
+    group = reader.group(("step", 0), 0)
     assert group["prompt"] == [{"role": "user", "content": QUESTION}]
     assert [member["reward"] for member in group["members"]] == [1, 0]
     assert [reply["messages"][0]["content"] for reply in group["replies"]] == ["4", "four"]
-    unlogged = reader.group(0, 1, kind="step")
+    unlogged = reader.group(("step", 0), 1)
     assert unlogged["prompt"] == [] and all(reply["messages"] == [] for reply in unlogged["replies"])
     assert (group["taught"], group["reason"], group["env"]) == (True, None, "sums")
-    assert reader.step(0, kind="evaluation")["groups"][0]["env"] == "eval_test"
-    assert reader.step(1)["groups"][0]["members"][0]["versions"] == [1, 1]
+    assert reader.step(EVALUATION)["groups"][0]["env"] == "eval_test"
+    assert reader.step(("step", 1))["groups"][0]["members"][0]["versions"] == [1, 1]
 
 
 def test_conversations_of_a_cookbook_log_without_rewards_are_the_groups(cookbook: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(cookbook, tmp_path / "run"))
     log = folder / "iteration_000000" / "train_logtree.json"
     log.write_text(log.read_text().replace('"reward"', '"other"'))
-    group = load(folder).group(0, 0, kind="step")
+    group = load(folder).group(("step", 0), 0)
     assert [message["content"] for message in group["prompt"]] == [QUESTION, "four", QUESTION, "4"]
 
 
@@ -297,7 +299,7 @@ def test_groups_with_equal_rewards_did_not_teach(cookbook: Path, tmp_path: Path)
     change_lines(
         folder / "iteration_000000" / "train_rollout_summaries.jsonl", lambda row: row.update(total_reward=1.0)
     )
-    group = load(folder).step(0, kind="step")["groups"][0]
+    group = load(folder).step(("step", 0))["groups"][0]
     assert (group["taught"], group["reason"]) == (False, "equal rewards")
 
 
@@ -317,10 +319,15 @@ def test_other_paths_have_no_reader(tmp_path: Path) -> None:
     assert find_reader(tmp_path / "run.json") is None
 
 
-@pytest.mark.parametrize("place", [(7, 0, 0, 0), (0, 99, 0, 0), (0, -1, 0, 0), (0, 0, 99, 0), (0, 0, 0, 1)])
-def test_missing_place_is_an_error(record: Path, place: tuple[int, int, int, int]) -> None:
-    with pytest.raises(UsageError, match=f"{record.name}.* has no "):
-        load(record).episode(*place)
+@pytest.mark.parametrize("place", [(99, 0, 0), (-1, 0, 0), (0, 99, 0), (0, 0, 1)])
+def test_missing_place_is_an_error(record: Path, place: Place) -> None:
+    reader = load(record)
+    with pytest.raises(UsageError, match=f"{record.name}.* has no member"):
+        reader.episode(reader.list_steps()[0], place)
+    with pytest.raises(UsageError, match=f"{record.name}.* has no group 99 in "):
+        reader.group(reader.list_steps()[0], 99)
+    with pytest.raises(UsageError, match=f"{record.name}.* has no evaluation 7"):
+        reader.step(("evaluation", 7))
 
 
 def files_of(record: Path) -> list[Path]:

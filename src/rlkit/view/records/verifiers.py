@@ -11,11 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import override
 
+from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
-from rlkit.view.records import reader
-from rlkit.view.records.reader import LogReader, Row, Step, pick, pick_numbers, pick_object, pick_rows
+from rlkit.view.records.fields import pick, pick_numbers, pick_object, pick_rows
+from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, average_reward
+from rlkit.view.records.rows import list_settings, make_member, make_message, make_turn, split_turns
 
 _TASK_NAMES = ("task.data.id", "task.data.name", "task.data.idx", "task.key", "example_id")
+_TIMES = ("timing.start", "timing.agent.end", "timing.scoring.end")
+_INFO = ("answer", "info", "rewards", "stop_condition")
 
 
 class VerifiersReader(LogReader):
@@ -23,14 +27,21 @@ class VerifiersReader(LogReader):
 
     kind = "verifiers"
 
+    @property
+    def _results(self) -> Path:
+        traces = self.path / "traces.jsonl"
+        return traces if traces.exists() else self.path / "results.jsonl"
+
     @cached_property
     def _config(self) -> Row:
-        return reader.read_json([*sorted(self.path.glob("configs/resolved/*.json")), self.path / "metadata.json"][0])
+        paths = [*sorted(self.path.glob("configs/resolved/*.json")), self.path / "metadata.json"]
+        return json_lines.read_object(paths[0]) if paths[0].exists() else {}
 
     @cached_property
     def _steps(self) -> dict[Step, dict[tuple[str, ...], list[Row]]]:
+        """Rollouts by step, and in it by environment, task and group."""
         steps = dict[Step, dict[tuple[str, ...], list[Row]]]()
-        for record in reader.read_lines(results_file(self.path)):
+        for record in json_lines.read_lines(self._results):
             kind = "step" if pick(record, "run.work.type", str) == "train" else "evaluation"
             env = pick(record, "env.id", str) or pick(self._config, "env_id", str) or self.path.name
             task = next((text for name in _TASK_NAMES if (text := pick(record, name, str))), "")
@@ -43,64 +54,61 @@ class VerifiersReader(LogReader):
         return list(self._steps)
 
     @override
-    def read_groups(self, step: Step) -> Sequence[Row]:
-        rows = list[Row]()
-        for position, ((env, task, _), records) in enumerate(self._steps[step].items()):
-            members = [_read_rollout(record) if "traces" in record else _read_result(record) for record in records]
-            rows.append(reader.make_group(position, env=env, task=task, members=members))
-        return rows
+    def load_groups(self, step: Step) -> Sequence[LogGroup]:
+        return [LogGroup(env, task, records) for (env, task, _), records in self._steps[step].items()]
 
     @override
-    def read_episode(self, step: Step, position: int, member: int) -> tuple[Sequence[Row], Row, str | None]:
-        record = list(self._steps[step].values())[position][member]
-        traces, names = pick_rows(record, "traces"), ("answer", "info", "rewards", "stop_condition")
-        info = {name: each[name] for each in (record, *traces) for name in names if each.get(name)}
+    def show_member(self, record: Row) -> Row:
+        return _show_rollout(record) if "traces" in record else _show_result(record)
+
+    @override
+    def show_episode(self, record: Row) -> Row:
+        traces = pick_rows(record, "traces")
+        info = {name: holder[name] for holder in (record, *traces) for name in _INFO if holder.get(name)}
         if "traces" in record:
-            info["task"] = pick_object(record, "task.data")
-            return _read_turns(self.path, traces), info, _read_error(record)
-        messages = [*_read_messages(record, "prompt", "user"), *_read_messages(record, "completion", "assistant")]
-        return reader.split_turns(messages), info, _read_error(record)
+            turns, info["task"] = _read_turns(self._results, traces), pick_object(record, "task.data")
+        else:
+            turns = split_turns([*_read_messages(record, "prompt"), *_read_messages(record, "completion")])
+        return {"turns": turns, "info": info, "error": _read_error(record)}
 
     @override
     def run(self) -> Row:
         config, groups = self._config, [group for step in self._steps for group in self.read_groups(step)]
-        size = pick(config, "num_rollouts", float) or pick(config, "rollouts_per_example", float)
+        members = pick(config, "num_rollouts", float) or pick(config, "rollouts_per_example", float)
         sizes, count = [len(group["members"]) for group in groups], pick(config, "num_examples", float) or 1
-        mean = reader.average_reward(groups)
+        is_complete = members is not None and len(sizes) >= count and min(sizes) >= members
+        mean = average_reward(groups)
         return self.make_run(
-            results_file(self.path),
-            status="completed" if size and len(sizes) >= count and min(sizes) >= size else None,
+            self._results,
+            status="completed" if is_complete else None,
             step=max((number for _, number in self._steps), default=0),
             model=pick(config, "model", str),
             envs=sorted({group["env"] for group in groups}),
             evaluation={"metric": "reward", "start": mean, "now": mean},
             tokens=sum(member["tokens"] or 0 for group in groups for member in group["members"]),
-            config=reader.list_settings(config),
+            config=list_settings(config),
             versions={"verifiers": pick(config, "version_info.vf_version", str)},
         )
 
 
-def results_file(path: Path) -> Path:
-    """Return the file of a results folder that holds the rollouts."""
-    return path / ("traces.jsonl" if (path / "traces.jsonl").exists() else "results.jsonl")
-
-
-def _read_rollout(record: Row) -> Row:
+def _show_rollout(record: Row) -> Row:
     """Return an episode of version 0.4; with several agents, its reward is the mean of theirs."""
-    rewards, times, metrics = list[float](), list[float](), dict[str, float]()
-    is_limited = record.get("is_timeout") is True
-    calls = [call for trace in pick_rows(record, "traces") for call in pick_rows(trace, "calls")]
-    for trace in pick_rows(record, "traces"):
-        scores = {name: pick_numbers({"": score}, "") for name, score in pick_object(trace, "rewards").items() if score}
-        rewards += [sum(each.get("score", 0) * each.get("weight", 1) for each in scores.values())] if scores else []
-        metrics |= {**pick_numbers(trace, "metrics"), **{name: each.get("score", 0) for name, each in scores.items()}}
-        is_limited |= (pick(trace, "stop_condition", str) or "").startswith("max_")
-        times += filter(None, (pick(trace, f"timing.{name}", float) for name in ("start", "agent.end", "scoring.end")))
+    traces = pick_rows(record, "traces")
+    calls = [call for trace in traces for call in pick_rows(trace, "calls")]
+    rewards, metrics = list[float](), dict[str, float]()
+    for trace in traces:
+        scores = {name: pick_numbers(score, "") for name, score in pick_object(trace, "rewards").items() if score}
+        if scores:
+            rewards.append(sum(score.get("score", 0) * score.get("weight", 1) for score in scores.values()))
+        metrics |= pick_numbers(trace, "metrics")
+        metrics |= {name: score.get("score", 0) for name, score in scores.items()}
+    times = [time for trace in traces for name in _TIMES if (time := pick(trace, name, float))]
+    stops = [pick(trace, "stop_condition", str) or "" for trace in traces]
     is_cut = any(call.get("finish_reason") == "length" for call in calls)
     versions = [pick(record, f"run.work.policy.{name}", int) for name in ("start", "end")]
-    return reader.make_member(
+    return make_member(
         error=None if record.get("ok") is True else _read_error(record) or "it was not completed",
-        is_truncated=is_limited or is_cut,
+        is_truncated=is_cut or record.get("is_timeout") is True or any(stop.startswith("max_") for stop in stops),
         reward=fmean(rewards) if rewards else None,
         metrics=metrics,
         cut=is_cut,
@@ -111,14 +119,14 @@ def _read_rollout(record: Row) -> Row:
     )
 
 
-def _read_result(record: Row) -> Row:
+def _show_result(record: Row) -> Row:
     """Return an episode of a version before 0.4."""
-    return reader.make_member(
+    return make_member(
         error=_read_error(record),
         is_truncated=record.get("is_truncated") is True,
         reward=pick(record, "reward", float),
         metrics=pick_numbers(record, "metrics"),
-        turns=sum(message["role"] == "assistant" for message in _read_messages(record, "completion", "assistant")),
+        turns=sum(message["role"] == "assistant" for message in _read_messages(record, "completion")),
         tokens=pick(record, "token_usage.output_tokens", float),
         seconds=pick(record, "timing.total", float),
     )
@@ -126,15 +134,17 @@ def _read_result(record: Row) -> Row:
 
 def _read_error(record: Row) -> str | None:
     lines = [pick(record, "error.error_chain_repr", str), pick(record, "error", str)]
-    for error in (error for each in (record, *pick_rows(record, "traces")) for error in pick_rows(each, "errors")):
-        lines += [f"{error.get('type')}: {error.get('message')}", pick(error, "traceback", str)]
+    for holder in (record, *pick_rows(record, "traces")):
+        for error in pick_rows(holder, "errors"):
+            lines += [f"{error.get('type')}: {error.get('message')}", pick(error, "traceback", str)]
     return "\n".join(filter(None, lines)) or None
 
 
-def _read_messages(record: Row, name: str, role: str) -> list[Row]:
+def _read_messages(record: Row, name: str) -> list[Row]:
+    """Return the messages of a prompt or completion, which is a list, or a text."""
     if text := pick(record, name, str):
-        return [{"role": role, "content": text}]
-    return [reader.make_message(message) for message in pick_rows(record, name)]
+        return [{"role": "user" if name == "prompt" else "assistant", "content": text}]
+    return [make_message(message) for message in pick_rows(record, name)]
 
 
 def _read_turns(path: Path, traces: Sequence[Row]) -> list[Row]:
@@ -149,14 +159,15 @@ def _read_turns(path: Path, traces: Sequence[Row]) -> list[Row]:
             if parent is not None and parent not in range(index):
                 raise UsageError(f"{path} is damaged: message {index} follows message {parent}")
             before, above = ([], None) if parent is None else branches[parent]
-            messages = [*before, {**reader.make_message(pick_object(node, "message")), **agent}]
+            messages = [*before, {**make_message(pick_object(node, "message")), **agent}]
             if node.get("sampled") is True:
-                start, end = (pick(calls.get(index), f"time.{name}", float) for name in ("start", "end"))
-                fields = {"parent": above, "stop": pick(calls.get(index), "finish_reason", str)}
+                call = calls.get(index)
+                start, end = (pick(call, f"time.{name}", float) for name in ("start", "end"))
                 seconds = end - start if end and start else None
-                turns.append(reader.make_turn(messages, index=len(turns), **fields, seconds=seconds))
+                stop = pick(call, "finish_reason", str)
+                turns.append(make_turn(messages, index=len(turns), parent=above, stop=stop, seconds=seconds))
                 messages, above = list[Row](), len(turns) - 1
             branches.append((messages, above))
         if messages:  # after the last reply
-            turns.append(reader.make_turn(messages, index=len(turns), parent=above))
+            turns.append(make_turn(messages, index=len(turns), parent=above))
     return turns
