@@ -28,8 +28,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def views(folder: Path) -> dict[str, Any]:
     reader = RunReader(folder)
-    groups = reader.step(1)["groups"]
-    return {group["task"]: reader.episode(1, group["position"], 0, 0)["view"] for group in groups}
+    groups = reader.step(("step", 1))["groups"]
+    return {group["task"]: reader.episode(("step", 1), (group["position"], 0, 0))["view"] for group in groups}
 
 
 def test_the_html_of_an_episode_goes_before_the_script_of_its_environment(recorded: Path, tmp_path: Path) -> None:

@@ -39,12 +39,13 @@ def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str
     records = [_read_record(path) for path in paths]
     records = [{**record, "step": step_by_task.get((folder.name, record["task"]))} for record in records]
     states = [_show_state(node) for node in source.get("archive", {}).get("nodes", [])]
-    best = records[0]
+    best: Row = records[0]
+    values: list[float] = [row["value"] for row in (*records, *states)]
     return {
         "env": folder.name,
         "problem": best["problem"],
         "symbol": best["symbol"],
-        "sign": 1 if best["value"] >= max(row["value"] for row in (*records, *states)) else -1,
+        "sign": 1 if best["value"] >= max(values) else -1,
         "known": _describe_known(best),
         "records": records,
         "states": states,
@@ -53,7 +54,7 @@ def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str
 
 def _find_steps(directory: Path) -> Mapping[tuple[str, str], int]:
     """Return the step of each environment and task: the one that has its group, since a search never repeats a task."""
-    tables = {step: find_table(directory, "step", step) for step in list_tables(directory, "step")}
+    tables = {number: find_table(directory, ("step", number)) for number in list_tables(directory, "step")}
     return {key: step for step, path in tables.items() for key in _list_tasks(path, path.stat().st_mtime_ns)}
 
 
