@@ -72,6 +72,26 @@ def test_a_group_that_taught_nothing_says_why(folder: Path) -> None:
     assert None in reasons.values()
 
 
+def test_whether_a_step_taught_is_unknown_until_it_is_trained(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    before = [get(tmp_path, f"run/mixed/step/{number}")["groups"] for number in (2, 3)]
+    update_path(run, 3).unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] < 3))
+    groups = get(tmp_path, "run/mixed/step/3")["groups"]
+    reasons = {(group["taught"], group["reason"]) for group in groups}
+    assert reasons == {(None, "not trained yet"), (False, "replaced by another group")}
+    position = next(group["position"] for group in groups if group["taught"] is None)
+    assert get(tmp_path, f"run/mixed/step/3/episode/{position}/0/0")["taught"] is None
+    assert get(tmp_path, "run/mixed/step/2")["groups"] == before[0]
+    # An earlier release recorded no updates, but the metrics of each step that it trained.
+    shutil.rmtree(run / "updates")
+    (run / "metrics.jsonl").write_text("".join(lines))
+    for number, groups in zip((2, 3), before, strict=True):
+        shown = get(tmp_path, f"run/mixed/step/{number}")["groups"]
+        assert [group["taught"] for group in shown] == [group["taught"] for group in groups]
+
+
 def test_each_token_has_its_numbers_at_its_place(folder: Path) -> None:
     checked = 0
     for record in read_groups(table_path(folder / "mixed", 1)):
@@ -154,6 +174,16 @@ def test_metrics_and_header_are_those_of_the_files(folder: Path) -> None:
     assert (header["status"], header["live"], header["step"], header["steps"]) == ("completed", False, 3, 3)
     assert ["batch.groups", "5", "python"] in header["config"]
     assert header["steps_recorded"] == [1, 2, 3]
+
+
+def test_each_value_of_a_list_has_the_origin_of_its_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "lists", steps=1, settings={"sampling": {"stop": ["a  # b", "c"]}, "seed": 3})
+    config = {name: (value, origin) for name, value, origin in get(tmp_path, "run/lists")["config"]}
+    assert config["sampling.stop.0"] == ('"a  # b"', "python")
+    assert config["sampling.stop.1"] == ('"c"', "python")
+    assert config["seed"] == ("3", "python")
+    assert config["epochs"] == ("null", "default")
+    assert config["envs.arithmetic.args"] == ("{}", "default")
 
 
 def test_tasks_list_each_episode_once(folder: Path) -> None:

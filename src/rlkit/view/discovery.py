@@ -40,7 +40,7 @@ def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str
     records = [{**record, "step": step_by_task.get((folder.name, record["task"]))} for record in records]
     states = [_show_state(node) for node in source.get("archive", {}).get("nodes", [])]
     best: Row = records[0]
-    values: list[float] = [row["value"] for row in (*records, *states)]
+    values: list[Any] = [row["value"] for row in (*records, *states)]
     return {
         "env": folder.name,
         "problem": best["problem"],

@@ -16,15 +16,21 @@ from rlkit.view.records.reader import Row, Step
 from rlkit.view.tables import find_table, read_completions, read_members, read_texts, read_updates
 
 _NAMES = ("member", "attempt", "status", "reward", "tokens", "turns", "seconds", "cut", "masked", "versions", "metrics")
+_PENDING = "not trained yet"
 _SNIPPET_CHARS = 80
 
 
-def list_groups(directory: Path, step: Step) -> list[Row]:
-    """Return the groups of a step or evaluation, in its order."""
+def list_groups(directory: Path, step: Step, *, last_measured: int) -> list[Row]:
+    """Return the groups of a step or evaluation, in its order; `taught` is None where it is not known yet.
+
+    Args:
+        last_measured: last step with metrics, which a step gets once it is trained.
+    """
     kind, number = step
     rows = sorted(read_members(find_table(directory, step)), key=lambda row: row["position"])
     updates = read_updates(update_path(directory, number)) if kind == "step" else {}
-    reason = "evaluation" if kind == "evaluation" else None
+    is_pending = not updates and number > last_measured
+    reason = "evaluation" if kind == "evaluation" else _PENDING if is_pending else None
     groups = [list(attempts) for _, attempts in groupby(rows, key=lambda row: row["position"])]
     return [_make_group(attempts, updates.get(attempts[0]["draw"]), reason) for attempts in groups]
 
@@ -39,7 +45,7 @@ def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: 
     reason = (reason or _find_reason(final, update)) if first["counts"] else "replaced by another group"
     return {
         **{name: first[name] for name in ("position", "draw", "env", "task")},
-        "taught": reason is None,
+        "taught": None if reason == _PENDING else reason is None,
         "reason": reason,
         "estimator": None if update is None else update.estimator,
         "baseline": None if update is None else update.baseline,

@@ -110,7 +110,8 @@ class RunReader(RecordReader):
 
     @override
     def read_groups(self, step: Step) -> Sequence[Row]:
-        return list_groups(self.path, step)
+        _, last = _read_ends(self.metrics_path, "env")
+        return list_groups(self.path, step, last_measured=last.get("step", 0))
 
     @override
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
@@ -173,9 +174,11 @@ def _read_ends(path: Path, prefix: str, *, is_rare: bool = False) -> tuple[Row, 
 def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | None:
     """Return the mean reward over the environments of a step (`env`) or an evaluation (`eval`)."""
     total = metrics.get(f"{prefix}/all/reward/mean")
-    names = [name for name in metrics if re.fullmatch(rf"{prefix}/[^/]+/reward/mean", name)]
-    rewards = [reward for name in names if (reward := metrics[name]) is not None]
-    return fmean(rewards) if total is None and rewards else total
+    if total is not None:
+        return total
+    names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
+    rewards = [reward for name in names if name.count("/") == 3 and (reward := metrics[name]) is not None]
+    return fmean(rewards) if rewards else None
 
 
 def _pair(start: float | None, now: float | None) -> list[float | None] | None:
