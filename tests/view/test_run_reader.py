@@ -176,6 +176,19 @@ def test_metrics_and_header_are_those_of_the_files(folder: Path) -> None:
     assert header["steps_recorded"] == [1, 2, 3]
 
 
+def test_the_best_step_has_the_best_value_of_the_metric_that_selects_weights(tmp_path: Path) -> None:
+    values = {0: 0.25, 10: 0.75, 20: 0.5, 30: 0.75}
+    for name, best, step in (
+        ("rewards", {}, 10),
+        ("losses", {"metric": "optim/tokens", "lower_is_better": True}, 0),
+        ("other", {"metric": "time/step_s"}, None),
+    ):
+        run = write_run(tmp_path / name, steps=1, settings={"best": best})
+        lines = [{"step": step, "eval/all/reward/mean": value, "optim/tokens": value} for step, value in values.items()]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"step": 31}]))
+        assert get(tmp_path, f"run/{name}")["best_step"] == step
+
+
 def test_each_value_of_a_list_has_the_origin_of_its_line(tmp_path: Path) -> None:
     write_run(tmp_path / "lists", steps=1, settings={"sampling": {"stop": ["a  # b", "c"]}, "seed": 3})
     config = {name: (value, origin) for name, value, origin in get(tmp_path, "run/lists")["config"]}

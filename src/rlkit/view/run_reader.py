@@ -83,14 +83,15 @@ class RunReader(RecordReader):
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self.metrics_path), *pick_rows(about, "findings")]
+        config = _read_config(self.path / "config.yaml")
         return {
             **self.summary(),
-            "config": _read_config(self.path / "config.yaml"),
+            "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
             "checkpoints": [
                 {"step": saved.step, "path": saved.state, "expires": saved.expires} for saved in checkpoints(self.path)
             ],
-            "best_step": None,
+            "best_step": _find_best_step({name: value for name, value, _ in config}, read_lines(self.metrics_path)),
             "versions": about.get("versions", {}),
             "steps_recorded": list_tables(self.path, "step"),
             "evaluations": list_tables(self.path, "evaluation"),
@@ -195,3 +196,11 @@ def _read_config(path: Path) -> list[list[str]]:
         line = lines[node.origin.line - 1] if node is not None and node.origin.line else ""
         settings.append([dotted(keys), json.dumps(value), line.rpartition("  # ")[2] if "  # " in line else ""])
     return settings
+
+
+def _find_best_step(settings: Mapping[str, str], lines: Sequence[tuple[int, Mapping[str, float]]]) -> int | None:
+    """Return the first step with the best value of the metric that selects a run's best weights."""
+    metric = json.loads(settings.get("best.metric", "null")) or "eval/all/reward/mean"
+    values = {step: metrics[metric] for step, metrics in lines if metric in metrics}
+    choose = min if settings.get("best.lower_is_better") == "true" else max
+    return choose(values, key=lambda step: values[step], default=None)
