@@ -11,6 +11,7 @@ const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
 const SURPRISES = ["s0", "s1", "s2", "s3", "s4", "s5"];
 const DIVERGING = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
 const HINT = "Point at a token, or focus the text and press ← or →.";
+const NONE = [];
 const decoder = new TextDecoder("utf-8", { fatal: true });
 
 /** What tokens can be coloured by: [key, label]. */
@@ -32,37 +33,34 @@ export function turnTokens(episode, turn) {
   }
   const isSampled = new Uint8Array(completion.length);
   for (const [start, end] of sampled) isSampled.fill(1, start, end);
-  const columns = [logprobs, trainers, advantages].map((values) => alignValues(values, isSampled));
   completion.forEach((id, position) => {
-    const [logprob, trainer, advantage] = columns.map((values) => values[position] ?? null);
-    const gap = isKnown(logprob) && isKnown(trainer) ? logprob - trainer : null;
     const place = isSampled[position] ? "sampled" : "forced";
+    const logprob = isSampled[position] ? (logprobs?.[position] ?? null) : null; // 0 is recorded for forced tokens
+    const [trainer, advantage] = [trainers?.[position] ?? null, advantages?.[position] ?? null];
+    const gap = logprob !== null && trainer !== null ? logprob - trainer : null;
     tokens.push({ id, turn, count: 1, place, position, logprob, trainer, gap, advantage });
   });
   addTexts(tokens, episode);
   return tokens;
 }
 
-function alignValues(values, isSampled) {
-  if (!values || values.length === isSampled.length) return values ?? [];
-  let next = 0;
-  return Array.from(isSampled, (flag) => (flag ? values[next++] : null));
-}
-
 function addTexts(tokens, { pieces, special }) {
   const specials = new Set([...special, IMAGE]);
-  let openBytes = [];
+  let openBytes = NONE;
   for (const token of tokens) {
-    const name = token.id === IMAGE ? `‹image${token.count > 1 ? ` × ${token.count}` : ""}›` : `‹${token.id}›`;
-    const piece = pieces[token.id] ?? name;
+    const piece = pieces[token.id] ?? nameToken(token);
     const isBytes = Array.isArray(piece);
-    openBytes = isBytes ? [...openBytes, ...piece] : [];
+    openBytes = isBytes ? openBytes.concat(piece) : NONE;
     // Bytes of a character: the last token has the character as its text, the others have none.
     token.text = isBytes ? decodeBytes(openBytes) : piece;
     token.piece = isBytes ? piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("") : piece;
     token.isSpecial = specials.has(token.id);
-    if (token.text) openBytes = [];
+    if (token.text) openBytes = NONE;
   }
+}
+
+function nameToken({ id, count }) {
+  return id === IMAGE ? `‹image${count > 1 ? ` × ${count}` : ""}›` : `‹${id}›`;
 }
 
 function decodeBytes(bytes) {
@@ -116,7 +114,7 @@ export function drawTokens(episode, turns, colouring, control) {
   let next = 0;
   const drawTurn = ({ index, tokens: { length }, head }) => h("section", { class: "turn", id: `turn-${index}` },
     head, (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans, next, (next += length)));
-  const onmouseover = ({ target }) => target.index !== undefined && select(target.index);
+  const onmouseover = ({ target }) => target.parentNode.className === "chunk" && select(spans.indexOf(target));
   const onkeydown = (event) => {
     const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!distance) return;
@@ -133,10 +131,12 @@ export function drawTokens(episode, turns, colouring, control) {
 
 function drawSpans(tokens) {
   const shown = new Map(); // what is shown of a text; most texts occur often
-  return tokens.map(({ text, piece }, index) => {
+  return tokens.map(({ text, piece }) => {
     const key = text || piece;
     if (!shown.has(key)) shown.set(key, visiblePiece(key));
-    return Object.assign(document.createElement("span"), { textContent: shown.get(key), index });
+    const span = document.createElement("span");
+    span.textContent = shown.get(key);
+    return span;
   });
 }
 
@@ -151,7 +151,9 @@ function drawChunks(tokens, spans, start, end) {
   for (let [first, last] = [start, start + 1]; first < end; last++) {
     const isFull = last - first >= CHUNK_TOKENS && tokens[last - 1].piece.endsWith("\n");
     if (last < end && last - first < MAX_CHUNK_TOKENS && !isFull) continue;
-    chunks.push(h("div", { class: "chunk" }, spans.slice(first, last)));
+    const chunk = h("div", { class: "chunk" });
+    chunk.append(...spans.slice(first, last));
+    chunks.push(chunk);
     first = last;
   }
   return chunks;
