@@ -36,8 +36,7 @@ def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
 
 def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str], int]) -> Row:
     paths = sorted(folder.glob(f"*{_SUFFIX}"), reverse=True)
-    records = [_read_record(path) for path in paths]
-    records = [{**record, "step": step_by_task.get((folder.name, record["task"]))} for record in records]
+    records = [_read_record(path, step_by_task) for path in paths]
     states = [_show_state(node) for node in source.get("archive", {}).get("nodes", [])]
     best: Row = records[0]
     values: list[Any] = [row["value"] for row in (*records, *states)]
@@ -78,7 +77,7 @@ def _describe_known(record: Row) -> str:
         return ""
 
 
-def _read_record(path: Path) -> Row:
+def _read_record(path: Path, step_by_task: Mapping[tuple[str, str], int]) -> Row:
     content = json_lines.read_object(path)
     picture = path.with_name(path.name.removesuffix(_SUFFIX) + ".png")
     certificate: Mapping[str, Any] = content.get("certificate") or {}
@@ -86,6 +85,7 @@ def _read_record(path: Path) -> Row:
     names = ("problem", "options", "symbol", "value", "task", "parent", "program", "polished")
     return {
         **{name: content.get(name) for name in names},
+        "step": step_by_task.get((path.parent.name, content.get("task", ""))),
         "claim": certificate.get("claim"),
         "values": content.get("values", [])[:_VALUES_MAX],
         "picture": None if data is None else f"data:image/png;base64,{data}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 
 from rlkit._util.paths import runs_dir
@@ -41,7 +42,7 @@ class Library:
         places = list[Path]()
         for run in runs:
             path = Path(run).expanduser().absolute()
-            if _is_shown(path) or any(_list_runs(path)):
+            if any(_list_runs(path)):
                 places.append(path)
             elif is_run_directory(runs_dir() / run) or not path.exists():
                 places.append(find_run(run))
@@ -54,12 +55,9 @@ class Library:
     def paths(self) -> dict[str, Path]:
         """Return the path of each run by its id: its name, with a number if several have the same."""
         paths = dict[str, Path]()
-        for place in self.places:
-            for path in [place] if _is_shown(place) else _list_runs(place):
-                name, number = path.name, 2
-                while name in paths:
-                    name, number = f"{path.name}~{number}", number + 1
-                paths[name] = path
+        for path in chain.from_iterable(map(_list_runs, self.places)):
+            names = chain([path.name], (f"{path.name}~{number}" for number in count(2)))
+            paths[next(name for name in names if name not in paths)] = path
         return paths
 
     def read(self, run: str) -> RecordReader:
@@ -100,18 +98,19 @@ def report_damage(path: Path) -> Generator[None]:
         raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
+def _find_reader(path: Path) -> RecordReader | None:
+    return RunReader(path) if is_run_directory(path) else find_reader(path)
+
+
 def _make_reader(path: Path) -> RecordReader:
-    reader = RunReader(path) if is_run_directory(path) else find_reader(path)
-    if reader is None:
+    if (reader := _find_reader(path)) is None:
         raise UsageError(f"{path} holds no run")
     return reader
 
 
-def _is_shown(path: Path) -> bool:
-    return is_run_directory(path) or find_reader(path) is not None
-
-
-def _list_runs(folder: Path) -> Iterator[Path]:
-    """Yield what can be shown in a folder, by name."""
-    if folder.is_dir():
-        yield from (path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and _is_shown(path))
+def _list_runs(place: Path) -> Iterator[Path]:
+    """Yield a place that can be shown, or what can be shown in a folder, by name."""
+    if _find_reader(place):
+        yield place
+    elif place.is_dir():
+        yield from (path for path in sorted(place.iterdir()) if path.name[0] != "." and _find_reader(path))
