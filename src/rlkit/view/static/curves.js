@@ -51,7 +51,7 @@ function allMetrics(sources) {
 function choosePanels(sources, query) {
   const metrics = allMetrics(sources);
   const env = query.env ?? metricEnvs(metrics)[0] ?? "all";
-  const makePanel = (name) => ({ title: name, series: [{ label: "", name }], findings: [] });
+  const makePanel = (name) => ({ title: name, series: [{ label: "", name, style: 0 }], findings: [] });
   const chosenPanels = chosenMetrics(query).filter((name) => name in metrics).map(makePanel);
   return [...chosenPanels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
@@ -98,19 +98,17 @@ function metricSearch(names, query) {
 }
 
 function drawPanel(panel, sources, query) {
-  const weight = Number(query.smooth ?? 0);
+  const { title } = panel;
   const isLog = Boolean(query.log);
-  if (sources.length > 1) {
-    const x = [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
-    return drawChart({ title: panel.title, x, series: overlaySeries(panel, sources, x, weight), isLog });
-  }
-  const [{ run, metrics }] = sources;
-  const series = singleSeries(panel, metrics.metrics, weight);
-  const largest = Math.max(...series.flatMap(({ values }) => values.filter(Number.isFinite)));
+  const x = [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
+  const curves = makeSeries(panel, sources, x, Number(query.smooth ?? 0));
+  if (sources.length > 1) return drawChart({ title, x, series: curves, isLog });
+  const [{ run }] = sources;
+  const largest = Math.max(...curves.flatMap(({ values }) => values.filter(Number.isFinite)));
   const guides = isLog ? [] : (panel.guides ?? []).filter((guide) => guide < 3 * largest);
   const markers = (run.findings ?? []).filter(({ name }) => panel.findings?.includes(name) ?? true);
-  const onStep = (step) => openStep(run, panel, step);
-  return drawChart({ title: panel.title, x: metrics.step, series, isLog, guides, markers, onStep });
+  const series = panel.isStacked ? stackSeries(curves) : curves;
+  return drawChart({ title, x, series, isLog, guides, markers, onStep: (step) => openStep(run, panel, step) });
 }
 
 function openStep(run, panel, step) {
@@ -118,31 +116,26 @@ function openStep(run, panel, step) {
   if (steps.includes(step)) navigate(makeHash(["run", run.id, kind, String(step)]));
 }
 
-function singleSeries({ series, isStacked }, metrics, weight) {
-  const column = (name) => (weight && metrics[name] ? smoothValues(metrics[name], weight) : metrics[name]);
-  const curves = series.map(({ label, name, low, high }, index) => {
-    const colour = isStacked ? STACK_COLOURS[index] : runColour(index);
-    const raw = weight && !isStacked ? metrics[name] : null;
-    return { label, colour, values: column(name), raw, low: column(low), high: column(high) };
+/** Return a series for each run and each series of a panel; only those of a single run have bands. */
+function makeSeries(panel, sources, x, weight) {
+  const smooth = (values) => (weight && values ? smoothValues(values, weight) : values);
+  return sources.flatMap(({ run, metrics: { step: steps, metrics } }, place) => {
+    const rows = new Map(steps.map((step, row) => [step, row]));
+    const column = (name) => metrics[name] && x.map((step) => metrics[name][rows.get(step)] ?? null);
+    return panel.series.filter(({ name }) => name in metrics).map(({ label, name, low, high, style }) => {
+      const raw = column(name);
+      const curve = { values: smooth(raw), raw: weight ? raw : null };
+      return sources.length > 1
+        ? { ...curve, label: run.id, kind: label, colour: runColour(place), dash: DASHES[style] }
+        : { ...curve, label, colour: runColour(style), low: smooth(column(low)), high: smooth(column(high)) };
+    });
   });
-  return isStacked ? stackSeries(curves) : curves;
 }
 
 function stackSeries(series) {
   const total = [];
   const add = (value, step) => (value === null ? null : (total[step] = (total[step] ?? 0) + value));
-  // The tallest area is drawn first, the others in front of it.
-  const stack = ({ values, ...curve }) => ({ ...curve, values: values.map(add), parts: values, isArea: true });
-  return series.map(stack).reverse();
-}
-
-function overlaySeries(panel, sources, x, weight) {
-  return sources.flatMap(({ run, metrics: { step: steps, metrics } }, place) => {
-    const rows = new Map(steps.map((step, row) => [step, row]));
-    return panel.series.map(({ label, name }, index) => {
-      const raw = x.map((step) => metrics[name]?.[rows.get(step)] ?? null);
-      const curve = { label: run.id, kind: label, colour: runColour(place), dash: DASHES[index] };
-      return weight ? { ...curve, values: smoothValues(raw, weight), raw } : { ...curve, values: raw };
-    });
-  });
+  const stack = ({ label, values }, index) =>
+    ({ label, values: values.map(add), parts: values, colour: STACK_COLOURS[index], isArea: true });
+  return series.map(stack).reverse(); // the tallest area is drawn first, the others in front of it
 }

@@ -15,7 +15,8 @@ export function metricEnvs(metrics) {
 /** Return the panels that at least one of the runs has metrics for, with at most three series each. */
 export function makePanels(env, evaluationMetric, metrics) {
   const panels = listPanels(`env/${env}`, findScore(env, evaluationMetric, metrics));
-  for (const panel of panels) panel.series = panel.series.filter(({ name }) => name in metrics);
+  const addStyle = (line, style) => ({ ...line, style });
+  for (const panel of panels) panel.series = panel.series.map(addStyle).filter(({ name }) => name in metrics);
   return panels.filter((panel) => panel.series.length);
 }
 
