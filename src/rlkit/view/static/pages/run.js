@@ -10,10 +10,11 @@ import {
 export async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];
   let [run, metrics] = await Promise.all([load(path), load(metricsPath)]);
-  const [head, charts, details] = [h("div"), h("div"), h("div")];
+  const [head, findings, charts, details] = Array.from({ length: 4 }, () => h("div"));
   const curves = drawCurves([{ run, metrics }], query);
   const draw = () => {
-    replace(head, drawHead(run), drawFindings(run));
+    replace(head, drawHead(run));
+    replace(findings, drawFindings(run));
     if (!metrics.step.length) replace(charts, emptyNote("No step is complete yet."));
     else if (!curves.node.isConnected) replace(charts, curves.node);
     replace(details, drawCheckpoints(run), drawConfig(run));
@@ -27,7 +28,7 @@ export async function showRun([, id], query) {
     if (isNew) curves.refresh([{ run, metrics }]);
   };
   const { requery, close } = curves;
-  return makeRunView(run, "run", [], [head, charts, details], { watch: path, refresh, requery, close });
+  return makeRunView(run, "run", [], [head, findings, charts, details], { watch: path, refresh, requery, close });
 }
 
 function drawHead(run) {
