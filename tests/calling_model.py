@@ -253,7 +253,7 @@ def measure_loss(
 
     def project(states: torch.Tensor, name: str) -> torch.Tensor:
         layer = f"model.layers.0.{name}"
-        return functional.linear(states, weights[f"{layer}.weight"], weights[f"{layer}.bias"])
+        return functional.linear(states, weights[f"{layer}.weight"], weights.get(f"{layer}.bias"))
 
     def rotate(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         frequencies = config["rope_theta"] ** (-torch.arange(0, width, 2) / width)
