@@ -36,9 +36,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
