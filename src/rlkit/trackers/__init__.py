@@ -10,7 +10,7 @@ import html
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -125,22 +125,20 @@ class RunResult:
         return view_run(self.directory)
 
     def __repr__(self) -> str:
+        return f"<RunResult {self._summarize()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self._summarize())}</p>"
+
+    def _summarize(self) -> str:
+        """Return a line with a small chart of the mean reward."""
         from rlkit.view.notebook import draw_bars, read_rewards
 
         rewards = read_rewards(self.directory)
-        chart = f" {draw_bars(rewards)}" if rewards else ""
-        return f"<RunResult {self._summarize(rewards)}{chart}>"
-
-    def _repr_html_(self) -> str:
-        from rlkit.view.notebook import draw_line, read_rewards
-
-        rewards = read_rewards(self.directory)
-        return f"<p>{html.escape(self._summarize(rewards))}</p>{draw_line(rewards)}"
-
-    def _summarize(self, rewards: Sequence[float]) -> str:
         reward = f", reward {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""
         used = "" if self.spending is None else f", {self.spending.tokens:,} tokens, {self.spending.seconds:.0f} s"
-        return f"{self.name}: {self.status} after {self.steps} steps{reward}{used}"
+        chart = f" {draw_bars(rewards)}" if rewards else ""
+        return f"{self.name}: {self.status} after {self.steps} steps{reward}{used}{chart}"
 
 
 class Tracker:

@@ -23,7 +23,6 @@ from rlkit.view.server import ViewServer
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_MAX = 24
-_WIDTH, _HEIGHT = 160, 32
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,3 @@ def draw_bars(values: Sequence[float]) -> str:
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(ends)]
     low, high = min(means), max(means)
     return "".join(_BARS[int((mean - low) / ((high - low) or 1) * (len(_BARS) - 1))] for mean in means)
-
-
-def draw_line(values: Sequence[float]) -> str:
-    """Return a small line chart as SVG; empty for fewer than two values."""
-    if len(values) < 2:
-        return ""
-    low, high = min(values), max(values)
-    points = " ".join(
-        f"{place * _WIDTH / (len(values) - 1):.1f},{_HEIGHT - (value - low) / ((high - low) or 1) * _HEIGHT:.1f}"
-        for place, value in enumerate(values)
-    )
-    return (
-        f'<svg viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
-        f'aria-label="mean reward from {values[0]:.2f} to {values[-1]:.2f}">'
-        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
-    )
