@@ -53,7 +53,7 @@ def _read_page(reader: RecordReader, parts: Sequence[str], query: Mapping[str, s
         case ["tasks"]:
             return reader.tasks()
         case ["evaluations"] if isinstance(reader, RunReader):
-            return {"evaluations": list_evaluations(reader.path, dict(read_lines(reader.metrics_path)))}
+            return {"evaluations": list_evaluations(reader.path, dict(read_lines(reader.path / "metrics.jsonl")))}
         case ["discovery"] if isinstance(reader, RunReader):
             return {"searches": list_searches(reader.path, reader.search_envs())}
         case ["step" | "evaluation" as kind, number, *places]:

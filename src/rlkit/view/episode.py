@@ -29,17 +29,14 @@ _DIGITS = 5
 
 
 def read_replies(directory: Path, step: Step, places: Sequence[Place]) -> list[Row]:
-    """Return the messages of the turns, info and error of the episodes of a group."""
+    """Return messages, info and error of the episodes of a group."""
     attempts = read_attempts(find_table(directory, step), places[0][0]) if places else {}
-    pieces = read_texts(pieces_path(directory))
-    return [
-        {
-            "turns": [{"messages": _list_messages(turn, index, pieces)} for index, turn in enumerate(row["turns"])],
-            "info": json.loads(row["info"]),
-            "error": row["error"],
-        }
-        for row in map(attempts.__getitem__, places)
-    ]
+    pieces, replies = read_texts(pieces_path(directory)), list[Row]()
+    for row in map(attempts.__getitem__, places):
+        turns = enumerate(row["turns"])
+        messages = [message for index, turn in turns for message in _list_messages(turn, index, pieces)]
+        replies.append({"messages": messages, "info": json.loads(row["info"]), "error": row["error"]})
+    return replies
 
 
 def read_episode(directory: Path, step: Step, place: Place) -> Row:

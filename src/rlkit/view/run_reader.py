@@ -41,22 +41,18 @@ class RunReader(RecordReader):
 
     kind = "rlkit"
 
-    @property
-    def metrics_path(self) -> Path:
-        """The metrics of each step."""
-        return self.path / "metrics.jsonl"
-
     @override
     def summary(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
         status = pick(about, "status", str)
         is_live = status == "running" and is_locked(self.path / "lock")
-        config = _read_text(self.path / "config.yaml")
+        config_path, metrics_path = self.path / "config.yaml", self.path / "metrics.jsonl"
+        config = config_path.read_text(errors="replace") if config_path.exists() else ""
         steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
         tags = re.search(r"^ +tags:((?: *\[.*\])|(?:\n +- [^\n]*)+)", config, re.MULTILINE)
-        first, last = _read_ends(self.metrics_path, "env")
+        first, last = _read_ends(metrics_path, "env")
         is_rare = (self.path / "evaluations").is_dir()
-        first_evaluation, last_evaluation = _read_ends(self.metrics_path, "eval", is_rare=is_rare)
+        first_evaluation, last_evaluation = _read_ends(metrics_path, "eval", is_rare=is_rare)
         evaluation = _pair(mean_reward(first_evaluation, "eval"), mean_reward(last_evaluation, "eval"))
         usage = _read_usage(self.path / "usage.json")
         return {
@@ -82,7 +78,7 @@ class RunReader(RecordReader):
     @override
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
-        findings = [*_find_problems(self.metrics_path), *pick_rows(about, "findings")]
+        findings = [*_find_problems(self.path / "metrics.jsonl"), *pick_rows(about, "findings")]
         config = _read_config(self.path / "config.yaml")
         return {
             **self.summary(),
@@ -91,7 +87,9 @@ class RunReader(RecordReader):
             "checkpoints": [
                 {"step": saved.step, "path": saved.state, "expires": saved.expires} for saved in checkpoints(self.path)
             ],
-            "best_step": _find_best_step({name: value for name, value, _ in config}, read_lines(self.metrics_path)),
+            "best_step": _find_best_step(
+                {name: value for name, value, _ in config}, read_lines(self.path / "metrics.jsonl")
+            ),
             "versions": about.get("versions", {}),
             "steps_recorded": list_tables(self.path, "step"),
             "evaluations": list_tables(self.path, "evaluation"),
@@ -100,7 +98,7 @@ class RunReader(RecordReader):
 
     @override
     def metrics(self) -> Row:
-        lines = dict(read_lines(self.metrics_path))
+        lines = dict(read_lines(self.path / "metrics.jsonl"))
         names = sorted({name for metrics in lines.values() for name in metrics})
         columns = {name: [metrics.get(name) for metrics in lines.values()] for name in names}
         return {"step": list(lines), "metrics": columns}
@@ -111,7 +109,7 @@ class RunReader(RecordReader):
 
     @override
     def read_groups(self, step: Step) -> Sequence[Row]:
-        _, last = _read_ends(self.metrics_path, "env")
+        _, last = _read_ends(self.path / "metrics.jsonl", "env")
         return list_groups(self.path, step, last_measured=last.get("step", 0))
 
     @override
@@ -119,7 +117,7 @@ class RunReader(RecordReader):
         return read_scores(find_table(self.path, step))
 
     @override
-    def read_replies(self, step: Step, places: Sequence[Place]) -> Sequence[Row]:
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
         return read_replies(self.path, step, places)
 
     @override
@@ -129,10 +127,6 @@ class RunReader(RecordReader):
     def search_envs(self) -> Sequence[str]:
         """Return the environments that recorded what they discovered."""
         return sorted({path.parent.name for path in (self.path / ARTEFACTS).glob("*/*.record.json")})
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _read_usage(path: Path) -> Row:

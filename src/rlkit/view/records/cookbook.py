@@ -55,9 +55,16 @@ class CookbookReader(LogReader):
     def list_steps(self) -> Sequence[Step]:
         return list(self._files)
 
+    @cached_property
+    def _groups(self) -> dict[Step, list[LogGroup]]:
+        """Groups of the steps that were read."""
+        return {}
+
     @override
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
-        return [group for path in self._files[step] for group in _load_file(path, step)]
+    def list_groups(self, step: Step) -> Sequence[LogGroup]:
+        if step not in self._groups:
+            self._groups[step] = [group for path in self._files[step] for group in _load_file(path, step)]
+        return self._groups[step]
 
     @override
     def show_member(self, record: Row) -> Row:

@@ -18,6 +18,7 @@ from zipfile import BadZipFile, ZipFile
 from pydantic_core import from_json
 from zstandard import ZstdDecompressor, ZstdError
 
+from rlkit._util.json_values import map_text
 from rlkit.errors import UsageError
 from rlkit.view.records.fields import pick, pick_list, pick_object, pick_rows
 from rlkit.view.records.reader import LogGroup, LogReader, Row, Step
@@ -70,13 +71,9 @@ class InspectReader(LogReader):
         """The beginning of a log, with the results of one that is complete."""
         return self._read("header.json" if "header.json" in self._names else "_journal/start.json")
 
-    @override
-    def list_steps(self) -> Sequence[Step]:
-        return [("evaluation", 0)]
-
-    @override
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
-        """Return the summaries of the samples; of a sample that was logged twice, the later one."""
+    @cached_property
+    def _groups(self) -> list[LogGroup]:
+        """Summaries of the samples; of a sample that was logged twice, the later one."""
         names = ["summaries.json"]
         if names[0] not in self._names:  # the log is not complete: parts are numbered from 1
             parts = [name for name in self._names if name.startswith("_journal/summaries/")]
@@ -86,6 +83,14 @@ class InspectReader(LogReader):
             groups.setdefault(pick(sample, "id", str) or "", {})[pick(sample, "epoch", int) or 0] = sample
         env = pick(self._header, "eval.task", str) or self.path.name
         return [LogGroup(env, task, [group[epoch] for epoch in sorted(group)]) for task, group in groups.items()]
+
+    @override
+    def list_steps(self) -> Sequence[Step]:
+        return [("evaluation", 0)]
+
+    @override
+    def list_groups(self, step: Step) -> Sequence[LogGroup]:
+        return self._groups
 
     @override
     def show_member(self, record: Row) -> Row:
@@ -104,9 +109,9 @@ class InspectReader(LogReader):
     @override
     def show_episode(self, record: Row) -> Row:
         sample = self._read(f"samples/{pick(record, 'id', str)}_epoch_{pick(record, 'epoch', str)}.json")
-        texts = pick_object(sample, "attachments").items()
-        attachments = {f"attachment://{key}": text for key, text in texts if isinstance(text, str)}
-        turns = split_turns([make_message(message, attachments) for message in pick_rows(sample, "messages")])
+        texts = {f"attachment://{name}": text for name, text in pick_object(sample, "attachments").items()}
+        messages = map_text(pick_list(sample, "messages"), lambda text: str(texts.get(text, text)))
+        turns = split_turns([make_message(message) for message in pick_rows(messages, "")])
         if turns and (choices := pick_rows(sample, "output.choices")):
             turns[-1]["stop"] = pick(choices[0], "stop_reason", str)
         return {

@@ -65,9 +65,14 @@ class RecordReader(ABC):
     def read_episode(self, step: Step, place: Place) -> Row:
         """Return `turns`, `info` and `error` of an episode, and whatever else its group lacks."""
 
-    def read_replies(self, step: Step, places: Sequence[Place]) -> Sequence[Row]:
-        """Return `turns`, `info` and `error` of episodes of a group; a turn needs `messages` only."""
-        return [self.read_episode(step, place) for place in places]
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
+        """Return `messages`, `info` and `error` of episodes of a group."""
+        episodes = [self.read_episode(step, place) for place in places]
+        chats = [[message for turn in episode["turns"] for message in turn["messages"]] for episode in episodes]
+        return [
+            {"messages": messages, "info": episode["info"], "error": episode["error"]}
+            for messages, episode in zip(chats, episodes, strict=True)
+        ]
 
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
         """Yield environment, task, status, position, member, attempt and reward of each episode of a step."""
@@ -88,19 +93,10 @@ class RecordReader(ABC):
         if group is None:
             raise UsageError(f"{self.path} has no group {position} in {step[0]} {step[1]}")
         places = [(position, row["member"], row["attempt"]) for row in _list_attempts(group)]
-        episodes = self.read_replies(step, places)
-        chats = [[message for turn in episode["turns"] for message in turn["messages"]] for episode in episodes]
-        shared = _find_shared(chats)
-        replies = [
-            {
-                "member": member,
-                "attempt": attempt,
-                "messages": messages[len(shared) :],
-                "info": episode["info"],
-                "error": episode["error"],
-            }
-            for (_, member, attempt), messages, episode in zip(places, chats, episodes, strict=True)
-        ]
+        replies = self.read_replies(step, places)
+        shared = _find_shared([reply["messages"] for reply in replies])
+        for (_, member, attempt), reply in zip(places, replies, strict=True):
+            reply |= {"member": member, "attempt": attempt, "messages": reply["messages"][len(shared) :]}
         return {**group, "prompt": [*group.get("prompt", ()), *shared], "replies": replies}
 
     def episode(self, step: Step, place: Place) -> Row:
@@ -142,12 +138,7 @@ class RecordReader(ABC):
 
 @dataclass(frozen=True)
 class LogGroup:
-    """A group in the log of another tool.
-
-    Args:
-        records: records of its members.
-        fields: what the log says of the group itself.
-    """
+    """The records of a group's members in the log of another tool, and what the log says of the group itself."""
 
     env: str
     task: str
@@ -158,13 +149,9 @@ class LogGroup:
 class LogReader(RecordReader):
     """Base class of readers of other tools; a reader keeps what it has read, so changed files need a new one."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._groups = dict[Step, Sequence[LogGroup]]()
-
     @abstractmethod
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
-        """Read the groups of a step."""
+    def list_groups(self, step: Step) -> Sequence[LogGroup]:
+        """Return the groups of a step, the same at each call."""
 
     @abstractmethod
     def show_member(self, record: Row) -> Row:
@@ -186,11 +173,6 @@ class LogReader(RecordReader):
         row["evaluations"] = [number for kind, number in self.list_steps() if kind == "evaluation"]
         return {**row, **fields}
 
-    def _read_step(self, step: Step) -> Sequence[LogGroup]:
-        if step not in self._groups:
-            self._groups[step] = self.load_groups(step)
-        return self._groups[step]
-
     @override
     def summary(self) -> Row:
         return {name: value for name, value in self.run().items() if name not in _HEADER}
@@ -198,7 +180,7 @@ class LogReader(RecordReader):
     @override
     def read_groups(self, step: Step) -> Sequence[Row]:
         rows = list[Row]()
-        for position, group in enumerate(self._read_step(step)):
+        for position, group in enumerate(self.list_groups(step)):
             row: Row = {**dict.fromkeys(_GROUP), "position": position, "env": group.env, "task": group.task}
             members = [{**self.show_member(record), "member": member} for member, record in enumerate(group.records)]
             rows.append({**row, "taught": False, "members": members, "failed_attempts": [], **group.fields})
@@ -207,7 +189,7 @@ class LogReader(RecordReader):
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
         position, member, _ = place
-        return self.show_episode(self._read_step(step)[position].records[member])
+        return self.show_episode(self.list_groups(step)[position].records[member])
 
     @override
     def metrics(self) -> Row:

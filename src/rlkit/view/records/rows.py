@@ -37,29 +37,24 @@ def split_turns(messages: Sequence[Row]) -> list[Row]:
     return [make_turn(messages[start:end], index=index) for index, (start, end) in enumerate(places)]
 
 
-def make_message(source: Row, attachments: Mapping[str, Any] | None = None) -> Row:
-    """Return a message of any of the tools.
-
-    Args:
-        attachments: texts and images by the names that stand in their places.
-    """
-    parts, thinking, places = list[Row](), [pick(source, "reasoning_content", str)], attachments or {}
+def make_message(source: Row) -> Row:
+    """Return a message of any of the tools."""
+    parts, thinking = list[Row](), [pick(source, "reasoning_content", str)]
     for part in pick_rows(source, "content"):
         if part.get("type") in ("reasoning", "thinking"):
             thinking.append(pick(part, "reasoning", str) or pick(part, "thinking", str))
         elif image := pick(part, "image", str) or pick(part, "image_url.url", str):
-            parts.append({"type": "image", "image": places.get(image, image)})
+            parts.append({"type": "image", "image": image})
         else:
             text = pick(part, "text", str)
-            parts.append({"type": "text", "text": json.dumps(part) if text is None else places.get(text, text)})
-    text = pick(source, "content", str) or ""
+            parts.append({"type": "text", "text": json.dumps(part) if text is None else text})
     extras = {
         "thinking": "\n".join(filter(None, thinking)),
         "tool_calls": [_make_call(call) for call in pick_list(source, "tool_calls")],
         "tool_call_id": pick(source, "tool_call_id", str),
         "name": pick(source, "name", str),
     }
-    message = {"role": pick(source, "role", str) or "", "content": parts or places.get(text, text)}
+    message = {"role": pick(source, "role", str) or "", "content": parts or pick(source, "content", str) or ""}
     return message | {name: value for name, value in extras.items() if value}
 
 

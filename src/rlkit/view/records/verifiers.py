@@ -54,7 +54,7 @@ class VerifiersReader(LogReader):
         return list(self._steps)
 
     @override
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
+    def list_groups(self, step: Step) -> Sequence[LogGroup]:
         return [LogGroup(env, task, records) for (env, task, _), records in self._steps[step].items()]
 
     @override
