@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit._util.files.json_fields import pick
 from rlkit._util.paths import ARTEFACTS
 from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, pieces_path
 from rlkit.token_records.updates import RecordedSequence, update_path
 from rlkit.types import TokenPiece
-from rlkit.view.records.fields import pick
 from rlkit.view.records.reader import Place, Row, Step
 from rlkit.view.tables import find_table, read_attempts, read_texts, read_updates
 from rlkit.view.trial_files import list_files

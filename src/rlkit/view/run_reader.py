@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, override
 
 from rlkit._util.files import json_lines
+from rlkit._util.files.json_fields import pick, pick_list, pick_rows
 from rlkit._util.paths import ARTEFACTS
 from rlkit.config.loading.nodes import dotted, find, plain
 from rlkit.config.loading.resolved import leaves
@@ -25,7 +26,6 @@ from rlkit.store.history import read_metrics
 from rlkit.view.episode import read_episode, read_replies
 from rlkit.view.group import list_groups
 from rlkit.view.locks import is_locked
-from rlkit.view.records.fields import pick, pick_list, pick_rows
 from rlkit.view.records.reader import Place, RecordReader, Row, Step
 from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
 

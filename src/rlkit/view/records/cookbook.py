@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import override
 
 from rlkit._util.files import json_lines
-from rlkit.view.records.fields import pick, pick_list, pick_numbers, pick_object, pick_rows
+from rlkit._util.files.json_fields import pick, pick_list, pick_numbers, pick_object, pick_rows
 from rlkit.view.records.reader import LogGroup, LogReader, Row, Step
 from rlkit.view.records.rows import list_settings, make_member, make_message, make_turn
 

@@ -18,9 +18,9 @@ from zipfile import BadZipFile, ZipFile
 from pydantic_core import from_json
 from zstandard import ZstdDecompressor, ZstdError
 
+from rlkit._util.files.json_fields import pick, pick_list, pick_object, pick_rows
 from rlkit._util.json_values import map_text
 from rlkit.errors import UsageError
-from rlkit.view.records.fields import pick, pick_list, pick_object, pick_rows
 from rlkit.view.records.reader import LogGroup, LogReader, Row, Step
 from rlkit.view.records.rows import list_settings, make_member, make_message, split_turns
 

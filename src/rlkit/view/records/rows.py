@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rlkit.view.records.fields import pick, pick_list, pick_object, pick_rows
+from rlkit._util.files.json_fields import pick, pick_list, pick_object, pick_rows
 from rlkit.view.records.reader import Row
 
 _MEMBER = ("reward", "advantage", "tokens", "turns", "seconds", "cut", "versions")

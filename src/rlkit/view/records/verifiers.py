@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import override
 
 from rlkit._util.files import json_lines
+from rlkit._util.files.json_fields import pick, pick_numbers, pick_object, pick_rows
 from rlkit.errors import UsageError
-from rlkit.view.records.fields import pick, pick_numbers, pick_object, pick_rows
 from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, average_reward
 from rlkit.view.records.rows import list_settings, make_member, make_message, make_turn, split_turns
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from typing import Any, cast
 
-from rlkit.view.records.reader import Row
-
 
 def pick[T](row: object, name: str, kind: type[T]) -> T | None:
     """Return a field of nested objects; an integer counts as text, too, and a finite one as a float.
@@ -19,15 +17,15 @@ def pick[T](row: object, name: str, kind: type[T]) -> T | None:
     """
     value: Any = row
     for part in name.split(".") if name else ():
-        value = cast("Row", value).get(part) if isinstance(value, dict) else None
+        value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
     if type(value) in (int, float) and kind in (str, float):
         value = str(value) if kind is str else float(value) if abs(value) <= sys.float_info.max else None
     return cast("T | None", value if isinstance(value, kind) else None)
 
 
-def pick_object(row: object, name: str) -> Row:
+def pick_object(row: object, name: str) -> dict[str, Any]:
     """Return an object; empty if it is missing."""
-    return cast("Row", pick(row, name, dict) or {})
+    return cast("dict[str, Any]", pick(row, name, dict) or {})
 
 
 def pick_list(row: object, name: str) -> list[Any]:
@@ -35,7 +33,7 @@ def pick_list(row: object, name: str) -> list[Any]:
     return cast("list[Any]", pick(row, name, list) or list(pick_object(row, name).values()))
 
 
-def pick_rows(row: object, name: str) -> list[Row]:
+def pick_rows(row: object, name: str) -> list[dict[str, Any]]:
     """Return the objects of a list, or of the values of an object."""
     return [each for each in pick_list(row, name) if isinstance(each, dict)]
 
