@@ -16,9 +16,7 @@ from typing import Any, override
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_rows
 from rlkit._util.paths import ARTEFACTS
-from rlkit.config.loading.nodes import dotted, find, plain
-from rlkit.config.loading.resolved import leaves
-from rlkit.config.loading.yaml_text import read_file
+from rlkit.config.loading.resolved import read_settings
 from rlkit.errors import UsageError
 from rlkit.metrics.diagnostics import find_problems
 from rlkit.store import checkpoints
@@ -29,7 +27,6 @@ from rlkit.view.locks import is_locked
 from rlkit.view.records.reader import Place, RecordReader, Row, Step
 from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
 
-_END_BYTES = 1 << 17
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
 
 read_lines = cache_file(read_metrics)
@@ -50,9 +47,9 @@ class RunReader(RecordReader):
         config = config_path.read_text(errors="replace") if config_path.exists() else ""
         steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
         tags = re.search(r"^ +tags:((?: *\[.*\])|(?:\n +- [^\n]*)+)", config, re.MULTILINE)
-        first, last = _read_ends(metrics_path, "env")
+        first, last = json_lines.read_ends(metrics_path, '"env/')
         is_rare = (self.path / "evaluations").is_dir()
-        first_evaluation, last_evaluation = _read_ends(metrics_path, "eval", is_rare=is_rare)
+        first_evaluation, last_evaluation = json_lines.read_ends(metrics_path, '"eval/', is_rare=is_rare)
         evaluation = _pair(mean_reward(first_evaluation, "eval"), mean_reward(last_evaluation, "eval"))
         usage = _read_usage(self.path / "usage.json")
         return {
@@ -79,7 +76,8 @@ class RunReader(RecordReader):
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self.path / "metrics.jsonl"), *pick_rows(about, "findings")]
-        config = _read_config(self.path / "config.yaml")
+        path = self.path / "config.yaml"
+        config = read_settings(path) if path.exists() else []
         return {
             **self.summary(),
             "config": config,
@@ -109,7 +107,7 @@ class RunReader(RecordReader):
 
     @override
     def read_groups(self, step: Step) -> Sequence[Row]:
-        _, last = _read_ends(self.path / "metrics.jsonl", "env")
+        _, last = json_lines.read_ends(self.path / "metrics.jsonl", '"env/')
         return list_groups(self.path, step, last_measured=last.get("step", 0))
 
     @override
@@ -140,32 +138,6 @@ def _modified(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
-def _read_ends(path: Path, prefix: str, *, is_rare: bool = False) -> tuple[Row, Row]:
-    """Return the first and the last line of a file of metrics with a name of a prefix.
-
-    Args:
-        is_rare: whether such lines may be far from the beginning and the end, so that the whole file may be read.
-    """
-    if not path.exists():
-        return {}, {}
-    name = f'"{prefix}/'.encode()
-    with path.open("rb") as file:
-        head = file.read(_END_BYTES)
-        file.seek(max(file.seek(0, 2) - _END_BYTES, 0))
-        tail = file.read()
-    if is_rare and not (name in head and name in tail):
-        head = tail = path.read_bytes()
-    complete = head.split(b"\n")[:-1], reversed(tail.split(b"\n")[:-1])
-    try:
-        first, last = (
-            next((json.loads(line) for line in lines if line.startswith(b"{") and name in line), dict[str, Any]())
-            for lines in complete
-        )
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
-    return first, last
-
-
 def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | None:
     """Return the mean reward over the environments of a step (`env`) or an evaluation (`eval`)."""
     total = metrics.get(f"{prefix}/all/reward/mean")
@@ -178,18 +150,6 @@ def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | Non
 
 def _pair(start: float | None, now: float | None) -> list[float | None] | None:
     return None if now is None and start is None else [start, now]
-
-
-def _read_config(path: Path) -> list[list[str]]:
-    """Return each value of a recorded configuration with its dotted name, and its origin from the comment beside it."""
-    if not path.exists():
-        return []
-    root, lines, settings = read_file(path), path.read_text().split("\n"), list[list[str]]()
-    for keys, value in leaves(plain(root)):
-        node = find(root, keys)
-        line = lines[node.origin.line - 1] if node is not None and node.origin.line else ""
-        settings.append([dotted(keys), json.dumps(value), line.rpartition("  # ")[2] if "  # " in line else ""])
-    return settings
 
 
 def _find_best_step(settings: Mapping[str, str], lines: Sequence[tuple[int, Mapping[str, float]]]) -> int | None:

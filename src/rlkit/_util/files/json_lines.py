@@ -15,6 +15,8 @@ from rlkit._util import files
 from rlkit.errors import UsageError
 from rlkit.types import Json
 
+_END_BYTES = 1 << 17
+
 
 def append(path: Path, record: Mapping[str, Json]) -> None:
     """Append a line."""
@@ -32,6 +34,30 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     # `splitlines` would also split at U+2028 and U+0085, which JSON allows inside a text.
     return [_parse_object(path, line) for line in _read_text(path).split("\n")[:-1]]
+
+
+def read_ends(path: Path, text: str, *, is_rare: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the first and the last complete line that contain a text, without reading a large file as a whole.
+
+    Args:
+        is_rare: whether such lines may be far from the beginning and the end, so that the whole file may be read.
+
+    Returns:
+        Two objects, each empty if the first or last 128 KiB hold no such line.
+    """
+    if not path.exists():
+        return {}, {}
+    part = text.encode()
+    with path.open("rb") as file:
+        head = file.read(_END_BYTES)
+        file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
+        tail = file.read()
+    if is_rare and not (part in head and part in tail):
+        head = tail = path.read_bytes()
+    ends = head.split(b"\n")[:-1], reversed(tail.split(b"\n")[:-1])
+    # The tail may begin inside a line.
+    first, last = (next((line for line in lines if line.startswith(b"{") and part in line), b"{}") for lines in ends)
+    return _parse_object(path, first.decode(errors="replace")), _parse_object(path, last.decode(errors="replace"))
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -9,13 +9,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from rlkit._util.json_values import map_text
 from rlkit.config.loading.environment_variables import escape
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, plain, scalars
 from rlkit.config.loading.secrets import without_secrets
-from rlkit.config.loading.yaml_text import scalar
+from rlkit.config.loading.yaml_text import read_file, scalar
 from rlkit.config.schema import Config
 
 if TYPE_CHECKING:
@@ -77,6 +78,21 @@ def show_lines(resolved: ResolvedConfig) -> list[str]:
     lines = list(_lines(resolved.tree, resolved.origins, ()))
     width = min(_VALUE_MAX_CHARS, max(len(text) for text, origin in lines if origin))
     return [f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines]
+
+
+def read_settings(path: Path) -> list[tuple[str, str, str]]:
+    """Return dotted name, JSON and origin of each value in a file of the lines of `show_lines`; empty without origin.
+
+    Raises:
+        ConfigError: as in `read_file`.
+    """
+    root, lines = read_file(path), path.read_text().split("\n")
+    settings = list[tuple[str, str, str]]()
+    for keys, value in leaves(plain(root)):
+        node = find(root, keys)
+        line = lines[node.origin.line - 1] if node is not None and node.origin.line else ""
+        settings.append((dotted(keys), json.dumps(value), line.rpartition("  # ")[2] if "  # " in line else ""))
+    return settings
 
 
 def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: KeyPath) -> Iterator[tuple[str, str]]:
