@@ -89,6 +89,7 @@ def test_a_step_shows_what_its_update_says(run: PartialRun, visit_link: Callable
         chip = visit.page.locator(f"a.chip[href*='/episode/{position}/0/']")
         link = visit.page.locator(f"a.row-link[href$='/group/{position}']")
         visit.page.get_by_label("Task").focus()
+        assert visit.page.get_by_label("Go to").input_value() == str(STEP)
         assert "advantage" not in chip.get_attribute("title")
         rows = visit.rows()
         run.finish_step()
@@ -99,6 +100,7 @@ def test_a_step_shows_what_its_update_says(run: PartialRun, visit_link: Callable
         link.focus()
         run.add_step()
         visit.wait_until(lambda: visit.page.get_by_label("Go to").locator("option").count() == STEP + 1)
+        assert visit.page.get_by_label("Go to").input_value() == str(STEP)
         assert visit.page.evaluate(FOCUS) == link.get_attribute("href")
 
 
@@ -134,13 +136,13 @@ def test_a_difference_of_replies_stays_chosen(run: PartialRun, visit_link: Calla
         visit.page.get_by_role("button", name="Best against worst").click()
         visit.wait_for_hash("diff=")
         before, texts = visit.hash, visit.texts(".column .text")
-        second = visit.page.get_by_label("and", exact=True)
+        first, second = (visit.page.get_by_label(label, exact=True) for label in ("Differences between", "and"))
         second.focus()
         run.finish_step()
         visit.wait_until(lambda: "Estimator" in visit.facts())
         assert (visit.hash, visit.texts(".column .text")) == (before, texts)
         assert second.evaluate("(select) => document.activeElement === select")
-        assert second.input_value() in before
+        assert before.endswith(f"diff={first.input_value()}%2C{second.input_value()}")
 
 
 def test_a_task_shows_new_episodes(run: PartialRun, visit_link: Callable[..., Visit]) -> None:

@@ -1,5 +1,5 @@
 /** Small parts that several pages share: badges, chips, facts, sections. */
-import { h } from "rlkit/dom";
+import { h, replace } from "rlkit/dom";
 import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/format";
 import { textBlock, textLine } from "rlkit/text";
 
@@ -70,6 +70,12 @@ export function trainingFacts({ taught, reason, estimator, baseline, draw }, isS
   const verdict = taught ? "yes" : joinFacts(["no", reason], ": ");
   const level = isKnown(baseline) ? formatReward(baseline) : null;
   return [["Taught", isStep ? verdict : null], ["Estimator", estimator], ["Baseline", level], ["Draw", draw]];
+}
+
+/** Replace the [value, label] options of a select element, which keeps the focus. */
+export function replaceOptions(select, options, value) {
+  replace(select, options.map(([key, label]) => h("option", { value: key }, label)));
+  select.value = value;
 }
 
 /** Return a section with a heading, and `aside` beside it. */

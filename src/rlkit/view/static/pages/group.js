@@ -4,7 +4,7 @@ import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
 import {
   apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned, h,
-  isKnown, joinFacts, keepFocus, makeHash, makeRunView, metricFacts, plural, replace, rewardChip, rewardRange, section,
+  isKnown, joinFacts, keepFocus, makeHash, makeRunView, metricFacts, plural, replace, replaceOptions, rewardChip, rewardRange, section,
   selectBox, setQuery, statusBadge, stepPlace, textLine, trainingFacts,
 } from "rlkit/ui";
 
@@ -112,8 +112,7 @@ function makePicker() {
   const show = (replies, diff) => {
     const options = replies.map((reply) => [reply.key, `${replyName(reply)} (${formatReward(reply.facts.reward)})`]);
     const pair = diff === chosen ? selects.map(({ value }) => value) : (diff ?? ",").split(",");
-    selects.forEach((select, index) =>
-      select.replaceChildren(...selectBox([["", "–"], ...options], pair[index]).children));
+    selects.forEach((select, index) => replaceOptions(select, [["", "–"], ...options], pair[index]));
     replace(button, diff ? "Show all replies" : "Best against worst");
     [ends, chosen] = [`${replies[0]?.key},${replies.at(-1)?.key}`, diff];
   };

@@ -2,8 +2,8 @@
 import { isExport, load } from "rlkit/api";
 import {
   apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, keepFocus, makeHash,
-  makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, rewardChip, rewardRange, selectBox, stepPlace,
-  textControl, textLine,
+  makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions, rewardChip, rewardRange, selectBox,
+  stepPlace, textControl, textLine,
 } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
@@ -43,7 +43,7 @@ export async function showStep([, id, kind, step], query) {
   const showSteps = (latest) => {
     const steps = kind === "step" ? latest.steps_recorded : latest.evaluations;
     const options = steps.map((number) => [String(number), `${kind} ${number}`]);
-    if (options.length !== picker.length) picker.replaceChildren(...selectBox(options, step).children);
+    if (options.length !== picker.length) replaceOptions(picker, options, step);
     const hashOf = (number) => isKnown(number) && at(number);
     view.previous = hashOf(steps.findLast((number) => number < Number(step)));
     view.next = hashOf(steps.find((number) => number > Number(step)));
