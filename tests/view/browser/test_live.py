@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,34 +15,42 @@ import pytest
 
 from tests.limits import HANG_S, wait_until
 from tests.trackers.folders import write_run, write_step
-from tests.view.browser.conftest import serve, start_run
+from tests.view.browser.conftest import ROOT, serve
 from tests.view.browser.visit import Visit
+
+WAITING_RUN = f"""
+import runpy
+from rlkit import trackers
+trackers.CALL_S = {HANG_S}
+runpy.run_module("tests.view.browser.recorded_run", run_name="__main__", alter_sys=True)
+"""
+"""Program of a run that waits for its tracker, which waits for a line; other runs go on without a slow tracker."""
 
 
 class LiveRun:
-    """A run that trains a step each time it is told to, and after a while without being told."""
+    """A run that trains a step each time it is told to."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._process = start_run(
-            directory, "--steps", "4", "--wait", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WAITING_RUN, str(directory), "--steps", "4", "--wait"],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
+        self.go()  # after the evaluation before the first step
 
     def wait_for_step(self, step: int) -> None:
         """Wait until a step is recorded."""
+        path = self.directory / "metrics.jsonl"
 
         def is_recorded() -> bool:
-            assert self.step >= step or self._process.poll() is None, self._process.communicate()[0]
-            return self.step >= step
+            assert self._process.poll() is None, self._process.communicate()[0]
+            return path.exists() and any(json.loads(line)["step"] == step for line in path.read_text().splitlines())
 
         wait_until(is_recorded)
-
-    @property
-    def step(self) -> int:
-        """The last recorded step; 0 for none."""
-        path = self.directory / "metrics.jsonl"
-        lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-        return max((json.loads(line)["step"] for line in lines), default=0)
 
     def go(self) -> None:
         """Let it train the next step."""
@@ -75,15 +84,16 @@ def test_the_pages_follow_a_run_while_it_trains(live_run: LiveRun, visit_link: C
         overview, runs = visit_link(link), visit_link(link)
         overview.open("#/run/live")
         runs.open()
-        assert runs.rows()[0][2] == "running"
+        assert overview.facts()["Step"] == "1 of 4"
+        assert runs.rows()[0][2:4] == ["running", "1 / 4"]
         rewards = overview.page.locator(".plot").first
         overview.page.wait_for_function("() => document.querySelector('.connection').textContent === 'live'")
         for step in (2, 3):
             live_run.go()
             live_run.wait_for_step(step)
-            overview.wait_until(lambda: overview.facts()["Step"] == f"{live_run.step} of 4")
-            runs.wait_until(lambda: runs.rows()[0][3] == f"{live_run.step} / 4")
-            overview.wait_until(lambda: f"at step {live_run.step}" in (rewards.get_attribute("aria-label") or ""))
+            overview.wait_until(lambda step=step: overview.facts()["Step"] == f"{step} of 4")
+            runs.wait_until(lambda step=step: runs.rows()[0][3] == f"{step} / 4")
+            overview.wait_until(lambda step=step: f"at step {step}" in (rewards.get_attribute("aria-label") or ""))
         live_run.finish()
         overview.wait_until(lambda: "completed" in overview.text("h1"))
         runs.wait_until(lambda: runs.rows()[0][2] == "completed")
@@ -102,7 +112,7 @@ def test_a_place_on_the_page_is_kept_when_it_is_updated(live_run: LiveRun, visit
         visit.page.evaluate("() => scrollTo(0, 300)")
         live_run.go()
         live_run.wait_for_step(2)
-        visit.wait_until(lambda: visit.facts()["Step"] == f"{live_run.step} of 4")
+        visit.wait_until(lambda: visit.facts()["Step"] == "2 of 4")
         assert visit.page.evaluate("scrollY") == 300
         assert visit.page.get_by_label("Metric", exact=True).input_value() == "optim"
         assert visit.page.evaluate("() => document.activeElement.type") == "search"
@@ -116,7 +126,9 @@ def test_a_comparison_follows_each_of_its_runs(live_run: LiveRun, visit_link: Ca
         visit = visit_link(link)
         visit.open("#/compare/done,live")
         rewards = visit.page.locator(".plot").first
-        assert [row[2] for row in visit.rows()] == ["completed", "running"]
+        assert [row[2:4] for row in visit.rows()] == [["completed", "3 / 100"], ["running", "1 / 4"]]
+        live_run.go()
+        visit.wait_until(lambda: visit.rows()[1][3] == "2 / 4")
         live_run.finish()
         visit.wait_until(lambda: visit.rows()[1][2:4] == ["completed", "4 / 4"])
         visit.wait_until(lambda: "at step 4" in (rewards.get_attribute("aria-label") or "").partition("live")[2])
