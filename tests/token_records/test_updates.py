@@ -15,7 +15,7 @@ from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import PPO
 from rlkit.errors import UsageError
-from rlkit.token_records.updates import read_update, update_path, write_update
+from rlkit.token_records.updates import place_numbers, read_update, update_path, write_update
 from rlkit.tools.audit import audit, audit_group
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -144,3 +144,23 @@ def test_a_run_records_each_step_also_when_it_is_resumed(tmp_path: Path, schedul
         if sequences:
             values = np.concatenate([sequence.logprobs for sequence in sequences])
             assert np.isfinite(values).all()
+
+
+def test_the_numbers_of_a_sequence_are_placed_on_its_turns(tmp_path: Path) -> None:
+    played = tuple(episode(reward, member=member, turns=FORKED) for member, reward in enumerate((1.0, 0.0)))
+    prepared = prepare(Group("env", "task", 0, played))
+    (update,) = written(tmp_path, [prepared], trained(prepared)).values()
+    rows = [{"prompt": turn.prompt.tokens, "completion": turn.completion, "parent": turn.parent} for turn in FORKED]
+    for member, sign in ((0, 1), (1, -1)):
+        sequences = [sequence for sequence in update.sequences if sequence.member == member]
+        placed = place_numbers(sequences, rows)
+        for index, (position, numbers) in placed.items():
+            assert position in {sequence.position for sequence in sequences}
+            is_trained = FORKED[index].sampled_mask
+            assert np.isnan(numbers[:, ~is_trained]).all()
+            assert (np.sign(numbers[0, is_trained]) == sign).all()
+            expected = -(FORKED[index].completion[is_trained] + position / 100)
+            assert numbers[1, is_trained] == pytest.approx(expected, abs=1e-5)
+        assert set(placed) == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="turn 1 continues turn 2"):
+        place_numbers([replace(update.sequences[0], turn=1)], [rows[0], {**rows[1], "parent": 2}, rows[2]])

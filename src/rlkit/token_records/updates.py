@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rlkit._util import files
 from rlkit._util.threads import in_thread
@@ -162,6 +163,48 @@ def read_update(path: Path) -> dict[int, RecordedUpdate]:
         )
         for row, (start, end) in zip(rows, pairwise(ends), strict=True)
     }
+
+
+def place_numbers(
+    sequences: Sequence[RecordedSequence], turns: Sequence[Mapping[str, Any]]
+) -> dict[int, tuple[int, NDArray[np.float64]]]:
+    """Return, for each turn of an episode that was trained, the position of its sequence and its tokens' numbers.
+
+    Args:
+        sequences: the episode's sequences.
+        turns: the episode's turns, as rows of a table of episodes.
+
+    Returns:
+        By index of the turn: the sequence's position, and [2, C] advantages and log-probabilities of its completion,
+        NaN for a token that was not trained.
+
+    Raises:
+        ValueError: a turn continues itself, or a later turn.
+    """
+    trained = dict[int, tuple[int, NDArray[np.float64]]]()
+    for sequence in sequences:
+        targets = np.full((2, len(sequence.mask)), np.nan)
+        targets[:, sequence.mask] = sequence.advantages, sequence.logprobs
+        start = -1  # position t of the targets is token t + 1
+        for index in _list_path(turns, sequence.turn):
+            start += len(turns[index]["prompt"])
+            numbers = np.full((2, len(turns[index]["completion"])), np.nan)
+            part = targets[:, start : start + numbers.shape[1]]  # may be cut
+            numbers[:, : part.shape[1]] = part
+            if np.isfinite(part[0]).any():  # a turn before a fork is trained in one sequence only
+                trained[index] = sequence.position, numbers
+            start += numbers.shape[1]
+    return trained
+
+
+def _list_path(turns: Sequence[Mapping[str, Any]], last: int) -> list[int]:
+    """Return the turns from the first of a segment to `last`."""
+    path = [last]
+    while (parent := turns[path[-1]]["parent"]) is not None:
+        if parent not in range(path[-1]):
+            raise ValueError(f"turn {path[-1]} continues turn {parent}")
+        path.append(parent)
+    return path[::-1]
 
 
 def _encode_sequences(rows: Sequence[tuple[PreparedGroup, range]], result: UpdateResult | None) -> pa.StructArray:

@@ -17,7 +17,7 @@ from rlkit._util.files.json_fields import pick
 from rlkit._util.paths import ARTEFACTS
 from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, pieces_path
-from rlkit.token_records.updates import RecordedSequence, update_path
+from rlkit.token_records.updates import RecordedSequence, place_numbers, update_path
 from rlkit.types import TokenPiece
 from rlkit.view.records.reader import Place, Row, Step
 from rlkit.view.tables import find_table, read_attempts, read_texts, read_updates
@@ -67,7 +67,7 @@ def _list_turns(
     Args:
         sequences: training sequences of the episode; None if no update of its group was recorded.
     """
-    trained = _place_numbers(turns, sequences or ())
+    trained = place_numbers(sequences or (), turns)
     for index, turn in enumerate(turns):
         datum, numbers = trained.get(index, (None, np.full((2, len(turn["completion"])), np.nan)))
         yield {
@@ -80,36 +80,6 @@ def _list_turns(
             "datum": datum,
             "images": [_data_uri(image) for image in turn["images"] or ()],
         }
-
-
-def _place_numbers(
-    turns: Sequence[Row], sequences: Sequence[RecordedSequence]
-) -> dict[int, tuple[int, NDArray[np.float64]]]:
-    """Return the datum of each trained turn, and [2, C] advantages and log-probabilities of its completion."""
-    trained = dict[int, tuple[int, NDArray[np.float64]]]()
-    for sequence in sequences:
-        targets = np.full((2, len(sequence.mask)), np.nan)
-        targets[:, sequence.mask] = sequence.advantages, sequence.logprobs
-        start = -1  # position t of the targets is token t + 1
-        for index in _list_path(turns, sequence.turn):
-            start += len(turns[index]["prompt"])
-            numbers = np.full((2, len(turns[index]["completion"])), np.nan)
-            part = targets[:, start : start + numbers.shape[1]]  # may be cut
-            numbers[:, : part.shape[1]] = part
-            if np.isfinite(part[0]).any():  # a turn before a fork is trained in one sequence only
-                trained[index] = sequence.position, numbers
-            start += numbers.shape[1]
-    return trained
-
-
-def _list_path(turns: Sequence[Row], last: int) -> list[int]:
-    """Return the turns from the first of a segment to `last`."""
-    path = [last]
-    while (parent := turns[path[-1]]["parent"]) is not None:
-        if parent not in range(path[-1]):
-            raise ValueError(f"turn {path[-1]} continues turn {parent}")
-        path.append(parent)
-    return path[::-1]
 
 
 def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> list[Row]:
