@@ -9,9 +9,8 @@ const IMAGE_DATA = /^data:image\/(png|jpeg|gif|webp|bmp|svg\+xml)[;,]/;
  * Draw messages one below the other.
  * replies: by turn, the [text, isForced] runs of its reply if a part was forced; limit: characters shown at first.
  */
-export function drawMessages(messages, { replies = {}, limit } = {}) {
-  return h("div", { class: "messages" }, messages.map((message) => drawMessage(message, replies[message.turn], limit)));
-}
+export const drawMessages = (messages, { replies = {}, limit } = {}) =>
+  h("div", { class: "messages" }, messages.map((message) => drawMessage(message, replies[message.turn], limit)));
 
 function drawMessage({ role, name, thinking, content, tool_calls: calls = [], tool_call_id: callId }, runs, limit) {
   const drawText = makeTextDrawer(runs, limit);
@@ -29,9 +28,7 @@ function drawMessage({ role, name, thinking, content, tool_calls: calls = [], to
       textBlock(argumentsText(call), "code", limit))));
 }
 
-function drawId(id) {
-  return h("span", { class: "muted mono" }, textLine(id, 40));
-}
+const drawId = (id) => h("span", { class: "muted mono" }, textLine(id, 40));
 
 /** Return a function that draws texts of a message, in their order, with what was forced of its reply marked. */
 function makeTextDrawer(runs = [], limit = undefined) {
@@ -55,17 +52,14 @@ function cutRuns(runs, start, end) {
   }).filter(([part]) => part);
 }
 
-function argumentsText(call) {
-  return typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
-}
+const argumentsText = (call) =>
+  typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
 
 /** Return the whole text of messages, for comparisons. */
-export function messagesText(messages) {
-  return messages.map(({ thinking, content, tool_calls: calls = [] }) => {
-    const text = Array.isArray(content) ? content.map((part) => part.text ?? "[image]").join("\n") : content;
-    return [thinking, text, ...calls.map((call) => `${call.name}(${argumentsText(call)})`)].filter(Boolean).join("\n");
-  }).join("\n\n");
-}
+export const messagesText = (messages) => messages.map(({ thinking, content, tool_calls: calls = [] }) => {
+  const text = Array.isArray(content) ? content.map((part) => part.text ?? "[image]").join("\n") : content;
+  return [thinking, text, ...calls.map((call) => `${call.name}(${argumentsText(call)})`)].filter(Boolean).join("\n");
+}).join("\n\n");
 
 /** Draw an image from a data URI; anything else is shown as text, because the page loads nothing from elsewhere. */
 export function drawImage(source) {

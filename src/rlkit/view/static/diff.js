@@ -1,13 +1,13 @@
 /** Differences between two texts: a longest common subsequence of their words, or of their lines if they are long. */
+import { joinRuns } from "rlkit/text";
+
 const MAX_CELLS = 25_000_000;
 const WORDS = /\p{L}+|\p{N}+|\s+|[^\p{L}\p{N}\s]/gu;
 const LINE_ENDS = /(?<=\n)/;
 
 /** Return two lists of [text, isDifferent] that spell the texts, or null if the texts are too long to compare. */
-export function diffTexts(first, second) {
-  return diffParts(first.match(WORDS) ?? [], second.match(WORDS) ?? [])
-    ?? diffParts(first.split(LINE_ENDS), second.split(LINE_ENDS));
-}
+export const diffTexts = (first, second) => diffParts(first.match(WORDS) ?? [], second.match(WORDS) ?? [])
+  ?? diffParts(first.split(LINE_ENDS), second.split(LINE_ENDS));
 
 function diffParts(a, b) {
   let start = 0;
@@ -32,14 +32,5 @@ function diffParts(a, b) {
     else if (lengths[(x + 1) * width + y] >= lengths[x * width + y + 1]) x++;
     else y++;
   }
-  return [joinRuns(a, aSame), joinRuns(b, bSame)];
-}
-
-function joinRuns(parts, same) {
-  const runs = [];
-  parts.forEach((part, index) => {
-    if (runs.at(-1)?.[1] === !same[index]) runs.at(-1)[0] += part;
-    else runs.push([part, !same[index]]);
-  });
-  return runs;
+  return [[a, aSame], [b, bSame]].map(([parts, same]) => joinRuns(parts.map((part, index) => [part, !same[index]])));
 }

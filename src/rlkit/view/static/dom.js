@@ -22,23 +22,17 @@ export function markInvisible(text) {
   return PLAIN.test(whole) ? whole : whole.replace(INVISIBLE, markCharacter);
 }
 
-function markCharacter(char) {
-  return `‹U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
-}
+const markCharacter = (char) => `‹U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
 
 /**
  * Return an element.
  * props: `class`, `style` (an object, set through the CSSOM), `dataset`, `on…` handlers, DOM properties
  * or attributes. children: nodes, strings, numbers, arrays of these; null, undefined and false are ignored.
  */
-export function h(tag, props, ...children) {
-  return fill(document.createElement(tag), props, children);
-}
+export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 
 /** Return an SVG element; arguments as for `h`. */
-export function svg(tag, props, ...children) {
-  return fill(document.createElementNS(SVG, tag), props, children);
-}
+export const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) setProp(node, name, value);

@@ -2,9 +2,7 @@
 const DASH = "–";
 
 /** Tell whether a value is known. */
-export function isKnown(value) {
-  return value !== null && value !== undefined;
-}
+export const isKnown = (value) => value !== null && value !== undefined;
 
 /** Return a number with about `digits` significant digits. */
 export function formatNumber(value, digits = 3) {
@@ -22,9 +20,8 @@ export function formatReward(value) {
 }
 
 /** Return a number with its sign. */
-export function formatSigned(value, digits = 2) {
-  return isKnown(value) ? (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits) : DASH;
-}
+export const formatSigned = (value, digits = 2) =>
+  isKnown(value) ? (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits) : DASH;
 
 /** Return a count such as 12.3k or 4.5M. */
 export function formatCount(value) {
@@ -58,9 +55,7 @@ export function formatUsd(value) {
 }
 
 /** Return "1 group" or "3 groups". */
-export function plural(count, noun) {
-  return `${Number(count).toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-}
+export const plural = (count, noun) => `${Number(count).toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 /** Return the mean of the known values, or null. */
 export function meanOf(values) {

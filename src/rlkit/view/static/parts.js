@@ -1,22 +1,16 @@
 /** Small parts that several pages share: badges, chips, facts, sections. */
 import { h, replace } from "rlkit/dom";
 import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/format";
+import { makeHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
-const TONES = {
-  running: "live", completed: "good", interrupted: "warn", budget: "warn", truncated: "warn", failed: "bad",
-  dead: "bad",
-};
+const TONES = { running: "live", completed: "good", failed: "bad", dead: "bad" };
 
 /** Return a badge with the status of a run or an episode. */
-export function statusBadge(status) {
-  return h("span", { class: `badge ${TONES[status] ?? ""}` }, status);
-}
+export const statusBadge = (status) => h("span", { class: `badge ${TONES[status] ?? (status ? "warn" : "")}` }, status);
 
 /** Return the mean of the known rewards of episodes, or null. */
-export function meanReward(episodes) {
-  return meanOf(episodes.map(({ reward }) => reward));
-}
+export const meanReward = (episodes) => meanOf(episodes.map(({ reward }) => reward));
 
 /** Return the smallest and largest of the known rewards of episodes. */
 export function rewardRange(episodes) {
@@ -30,6 +24,13 @@ export function rewardClass(reward, [low, high]) {
   const [start, end] = [Math.min(low, 0), Math.max(high, 1e-9)];
   return `r${Math.max(0, Math.min(4, Math.floor(((reward - start) / (end - start)) * 4.999)))}`;
 }
+
+/** Return the name of an episode within its group. */
+export const memberName = ({ member, attempt }) => `Member ${member}${attempt > 0 ? `, attempt ${attempt + 1}` : ""}`;
+
+/** Return the environment of an episode or a group, and a link to its task. */
+export const taskLead = (runId, { env, task }) =>
+  [textLine(env), " · ", h("a", { href: makeHash(["run", runId, "task", env, task]) }, "this task across steps")];
 
 /** Return a chip with the reward of a member of a group. It is a link if `href` is given. */
 export function rewardChip({ member, attempt, reward, advantage, tokens, status, cut, masked }, range, href = null) {
@@ -46,9 +47,7 @@ export function rewardChip({ member, attempt, reward, advantage, tokens, status,
 }
 
 /** Return the facts that are known as one text. */
-export function joinFacts(facts, separator = " · ") {
-  return facts.filter(Boolean).join(separator);
-}
+export const joinFacts = (facts, separator = " · ") => facts.filter(Boolean).join(separator);
 
 /** Return a definition list of [term, value] pairs; unknown values are left out. */
 export function factList(pairs) {
@@ -79,21 +78,16 @@ export function replaceOptions(select, options, value) {
 }
 
 /** Return a section with a heading, and `aside` beside it. */
-export function section(title, aside, ...children) {
-  return h("section", null, h("div", { class: "section-head" }, h("h2", null, title), aside), ...children);
-}
+export const section = (title, aside, ...children) =>
+  h("section", null, h("div", { class: "section-head" }, h("h2", null, title), aside), ...children);
 
 /** Return a folded part of the page. */
-export function fold(summary, content, { open = false, kind = "" } = {}) {
-  return h("details", { class: `fold ${kind}`, open }, h("summary", null, summary), content);
-}
+export const fold = (summary, content, { open = false, kind = "" } = {}) =>
+  h("details", { class: `fold ${kind}`, open }, h("summary", null, summary), content);
 
 /** Return the full text of an error. */
-export function errorBlock(error) {
-  return error && h("div", { class: "error-block" }, h("strong", null, "Error"), textBlock(error, "code"));
-}
+export const errorBlock = (error) =>
+  error && h("div", { class: "error-block" }, h("strong", null, "Error"), textBlock(error, "code"));
 
 /** Return a quiet sentence in the place of content that does not exist. */
-export function emptyNote(text) {
-  return h("p", { class: "empty" }, text);
-}
+export const emptyNote = (text) => h("p", { class: "empty" }, text);

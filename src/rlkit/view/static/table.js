@@ -11,10 +11,9 @@ export function growRows(body, items, drawRow, emptyText) {
   let drawn = 0;
   const sentinel = h("tr", { class: "sentinel", "aria-hidden": "true" });
   const drawMore = (count) => {
-    const end = Math.min(items.length, drawn + count);
-    const rows = document.createDocumentFragment();
-    for (; drawn < end; drawn++) rows.append(drawRow(items[drawn], drawn));
-    sentinel.before(rows);
+    const rows = items.slice(drawn, drawn + count).map((item) => drawRow(item));
+    drawn += rows.length;
+    sentinel.before(...rows);
     observer.unobserve(sentinel);
     if (drawn < items.length) observer.observe(sentinel);
     else sentinel.remove();
@@ -41,10 +40,8 @@ export function makeTable(label, heads, rows = []) {
 }
 
 /** Return a row of a table. The first link in it is what the keys j, k and Enter use. */
-export function makeRow(cells, props = {}) {
-  return h("tr", { ...props, dataset: { row: "" } }, cells.map((cell) => {
-    const hasKind = Array.isArray(cell) && cell.length === 2 && typeof cell[1] === "string";
-    const [content, kind] = hasKind ? cell : [cell, null];
-    return h("td", { class: kind }, content);
-  }));
-}
+export const makeRow = (cells, props = {}) => h("tr", { ...props, dataset: { row: "" } }, cells.map((cell) => {
+  const hasKind = Array.isArray(cell) && cell.length === 2 && typeof cell[1] === "string";
+  const [content, kind] = hasKind ? cell : [cell, null];
+  return h("td", { class: kind }, content);
+}));

@@ -5,6 +5,7 @@ export { markInvisible } from "rlkit/dom";
 
 const LIMIT_CHARS = 50_000;
 const LINE_LIMIT_CHARS = 4_000;
+const LONG_LINE = new RegExp(`^[^\\n]{${LINE_LIMIT_CHARS + 1}}`, "m");
 
 /** Return a block element with the text; long texts and long lines are cut, with a button that shows all. */
 export function textBlock(text, kind = "prose", limit = LIMIT_CHARS) {
@@ -26,17 +27,19 @@ export function textLine(text, limit = 200) {
 }
 
 function cutPosition(text, limit) {
-  let start = 0;
-  while (start < Math.min(text.length, limit)) {
-    let end = text.indexOf("\n", start);
-    if (end < 0) end = text.length;
-    if (end - start > LINE_LIMIT_CHARS) return Math.min(limit, start + LINE_LIMIT_CHARS);
-    start = end + 1;
-  }
-  return Math.min(text.length, limit);
+  const start = text.slice(0, limit).search(LONG_LINE);
+  return Math.min(text.length, limit, start < 0 ? Infinity : start + LINE_LIMIT_CHARS);
 }
 
 /** Return the start of a text, which never ends within a character. */
-function cutText(text, end) {
-  return text.slice(0, end).replace(/[\ud800-\udbff]$/, "");
+const cutText = (text, end) => text.slice(0, end).replace(/[\ud800-\udbff]$/, "");
+
+/** Return [text, flag] pairs, with the texts of neighbours of the same flag joined. */
+export function joinRuns(pairs) {
+  const runs = [];
+  for (const [text, flag] of pairs) {
+    if (runs.at(-1)?.[1] === flag) runs.at(-1)[0] += text;
+    else runs.push([text, flag]);
+  }
+  return runs;
 }

@@ -1,10 +1,9 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { formatNumber, formatSigned, h, isKnown, joinFacts, markInvisible, replace } from "rlkit/ui";
+import { formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace } from "rlkit/ui";
 
 const IMAGE = -1; // the id of a place of an image
-const CHUNK_TOKENS = 300;
-const MAX_CHUNK_TOKENS = 1200;
+const [CHUNK_TOKENS, MAX_CHUNK_TOKENS] = [300, 1200];
 const MAX_PIECE_CHARS = 400;
 const SURPRISE_NATS = [0.1, 0.5, 1, 2, 4];
 const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
@@ -12,7 +11,7 @@ const SURPRISES = ["s0", "s1", "s2", "s3", "s4", "s5"];
 const DIVERGING = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
 const HINT = "Point at a token, or focus the text and press ← or →.";
 const NONE = [];
-const decoder = new TextDecoder("utf-8", { fatal: true });
+const decoder = new TextDecoder();
 
 /** What tokens can be coloured by: [key, label]. */
 export const COLOURINGS = [
@@ -59,16 +58,11 @@ function addTexts(tokens, { pieces, special }) {
   }
 }
 
-function nameToken({ id, count }) {
-  return id === IMAGE ? `‹image${count > 1 ? ` × ${count}` : ""}›` : `‹${id}›`;
-}
+const nameToken = ({ id, count }) => id === IMAGE ? `‹image${count > 1 ? ` × ${count}` : ""}›` : `‹${id}›`;
 
 function decodeBytes(bytes) {
-  try {
-    return decoder.decode(Uint8Array.from(bytes));
-  } catch {
-    return "";
-  }
+  const text = decoder.decode(Uint8Array.from(bytes));
+  return text.includes("\ufffd") ? "" : text;
 }
 
 /** Return the text of the reply of a turn as [text, isForced] runs; none if all of it was sampled. */
@@ -76,22 +70,14 @@ export function replyRuns(episode, turn) {
   const { completion, sampled } = episode.turns[turn];
   const [start, end] = sampled[0] ?? [0, 0];
   const tokens = end - start === completion.length ? [] : turnTokens(episode, turn);
-  const runs = [];
-  for (const { place, text } of tokens) {
-    const isForced = place === "forced";
-    if (place === "prompt") continue;
-    if (runs.at(-1)?.[1] === isForced) runs.at(-1)[0] += text;
-    else runs.push([text, isForced]);
-  }
-  return runs;
+  const reply = tokens.filter(({ place }) => place !== "prompt");
+  return joinRuns(reply.map(({ text, place }) => [text, place === "forced"]));
 }
 
-/**
- * Draw the tokens of turns and return {node, colour(key)}.
- * turns: [{index, tokens, head}]; control: chooses the colouring.
- */
-export function drawTokens(episode, turns, colouring, control) {
-  const tokens = turns.flatMap((turn) => turn.tokens);
+/** Draw the tokens of all turns; return {node, colour(key)}. control: chooses the colouring. */
+export function drawTokens(episode, drawHead, colouring, control) {
+  const turns = episode.turns.map((_, turn) => turnTokens(episode, turn));
+  const tokens = turns.flat();
   const spans = drawSpans(tokens);
   const legend = h("div", { class: "token-legend" });
   const details = h("div", { class: "token-details", role: "status" }, h("span", { class: "muted" }, HINT));
@@ -112,8 +98,8 @@ export function drawTokens(episode, turns, colouring, control) {
   };
   colour(colouring);
   let next = 0;
-  const drawTurn = ({ index, tokens: { length }, head }) => h("section", { class: "turn", id: `turn-${index}` },
-    head, (episode.turns[index].images ?? []).map(drawImage), drawChunks(tokens, spans, next, (next += length)));
+  const drawTurn = ({ length }, turn) => h("section", { class: "turn", id: `turn-${turn}` }, drawHead(episode, turn),
+    (episode.turns[turn].images ?? []).map(drawImage), drawChunks(tokens, spans, next, (next += length)));
   const onmouseover = ({ target }) => target.parentNode.className === "chunk" && select(spans.indexOf(target));
   const onkeydown = (event) => {
     const distance = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -174,60 +160,46 @@ function tokenFacts(episode, { id, turn, piece, text, place, position, logprob, 
 }
 
 /** Return {classOf(token), entries} of a colouring; entries: of its legend. */
-function makeColouring(key, episode, tokens) {
-  const { needs, colourOf, legend, missing = "zero", note = "not recorded for this episode" } = {
-    advantage: colourAdvantages, logprob: colourLogprobs, gap: colourGaps, mask: colourMask, version: colourVersions,
-  }[key](episode, tokens);
+function makeColouring(key, { turns }, tokens) {
+  const most = tokens.reduce((size, { advantage }) => Math.max(size, Math.abs(advantage ?? 0)), 0) || 1;
+  const versions = [...new Set(turns.map(({ version }) => version))].sort((a, b) => a - b);
+  const versionClass = (version) => `v${versions.indexOf(version) % 6}`;
+  const { needs = key, colourOf, scale, missing = "zero", note = "not recorded for this episode" } = {
+    advantage: {
+      colourOf: ({ advantage }) => signedClass(advantage, Math.ceil((4 * Math.abs(advantage)) / most - 1e-6)),
+      scale: drawScale(DIVERGING, `−${most.toFixed(2)}`, `+${most.toFixed(2)}`),
+    },
+    logprob: {
+      colourOf: ({ logprob }) => `s${countReached(logprob, SURPRISE_NATS)}`,
+      scale: drawScale(SURPRISES, "likely, above −0.1", "unlikely, below −4 nats"),
+    },
+    gap: {
+      colourOf: ({ gap }) => signedClass(gap, countReached(gap, GAP_NATS)),
+      scale: drawScale(DIVERGING, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats"),
+    },
+    mask: {
+      needs: "advantage", colourOf: () => "p2", missing: "n2", note: "no token is trained on",
+      scale: [drawKey("p2", "trained on"), drawKey("n2", "sampled, not trained on")],
+    },
+    version: {
+      needs: "turn", colourOf: ({ turn }) => versionClass(turns[turn].version),
+      scale: versions.slice(0, 12).map((version) => drawKey(versionClass(version), `version ${version}`)),
+    },
+  }[key];
   const classOf = (token) => {
     const kind = token.place !== "sampled" ? token.place : isKnown(token[needs]) ? colourOf(token) : missing;
     return token.isSpecial ? `${kind} special` : kind;
   };
-  const isRecorded = tokens.some((token) => isKnown(token[needs]));
   const hasForced = tokens.some(({ place }) => place === "forced");
-  const scale = isRecorded ? legend : h("span", { class: "warn" }, note);
-  return { classOf, entries: [scale, drawKey("prompt", "prompt"), hasForced && drawKey("forced", "forced")] };
+  const first = tokens.some((token) => isKnown(token[needs])) ? scale : h("span", { class: "warn" }, note);
+  return { classOf, entries: [first, drawKey("prompt", "prompt"), hasForced && drawKey("forced", "forced")] };
 }
 
-function colourAdvantages(_episode, tokens) {
-  const largest = tokens.reduce((most, { advantage }) => Math.max(most, Math.abs(advantage ?? 0)), 0) || 1;
-  const colourOf = ({ advantage }) => signedClass(advantage, Math.ceil((Math.abs(advantage) / largest) * 4 - 1e-6));
-  const legend = drawScale(DIVERGING, `−${largest.toFixed(2)}`, `+${largest.toFixed(2)}`);
-  return { needs: "advantage", colourOf, legend };
-}
+const signedClass = (value, bucket) => bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`;
 
-function colourLogprobs() {
-  const legend = drawScale(SURPRISES, "likely, above −0.1", "unlikely, below −4 nats");
-  return { needs: "logprob", colourOf: ({ logprob }) => `s${countReached(logprob, SURPRISE_NATS)}`, legend };
-}
+const countReached = (value, bounds) => bounds.filter((bound) => Math.abs(value) >= bound).length;
 
-function colourGaps() {
-  const legend = drawScale(DIVERGING, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats");
-  return { needs: "gap", colourOf: ({ gap }) => signedClass(gap, countReached(gap, GAP_NATS)), legend };
-}
-
-function colourMask() {
-  const legend = [drawKey("p2", "trained on"), drawKey("n2", "sampled, not trained on")];
-  return { needs: "advantage", colourOf: () => "p2", missing: "n2", note: "no token is trained on", legend };
-}
-
-function colourVersions({ turns }) {
-  const versions = [...new Set(turns.map(({ version }) => version))].sort((a, b) => a - b);
-  const classes = new Map(versions.map((version, index) => [version, `v${index % 6}`]));
-  const legend = versions.slice(0, 12).map((version) => drawKey(classes.get(version), `version ${version}`));
-  return { needs: "turn", colourOf: ({ turn }) => classes.get(turns[turn].version), legend };
-}
-
-function signedClass(value, bucket) {
-  return bucket === 0 ? "zero" : `${value < 0 ? "n" : "p"}${bucket}`;
-}
-
-function countReached(value, bounds) {
-  return bounds.filter((bound) => Math.abs(value) >= bound).length;
-}
-
-function drawKey(kind, label) {
-  return h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
-}
+const drawKey = (kind, label) => h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
 
 function drawScale(kinds, low, high) {
   const steps = kinds.map((kind) => h("i", { class: `swatch ${kind}` }));

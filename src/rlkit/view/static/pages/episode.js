@@ -3,13 +3,11 @@ import { load } from "rlkit/api";
 import { drawImage, drawMessages } from "rlkit/chat";
 import { drawFiles } from "rlkit/files";
 import { drawFrame } from "rlkit/frame";
-import { COLOURINGS, drawTokens, replyRuns, turnTokens } from "rlkit/tokens";
+import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
-import {
-  apiPath, choiceControl, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown,
-  joinFacts, makeHash, makeRunView, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks, textLine,
-  trainingFacts,
-} from "rlkit/ui";
+import { apiPath, choiceControl, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown,
+  joinFacts, makeHash, makeRunView, memberName, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks,
+  taskLead, textLine, trainingFacts } from "rlkit/ui";
 
 /** Show an episode. */
 export async function showEpisode([, id, kind, step, , ...place], query) {
@@ -33,9 +31,9 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
     replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goToTurn), h("div", null, node));
   };
   requery(query);
-  const [position, member, attempt] = place;
-  const title = `Member ${member}${attempt === "0" ? "" : `, attempt ${Number(attempt) + 1}`}`;
-  const group = [`Group ${position}`, [kind, step, "group", position]];
+  const [position, member, attempt] = place.map(Number);
+  const title = memberName({ member, attempt });
+  const group = [`Group ${position}`, [kind, step, "group", String(position)]];
   const places = [stepPlace(kind, step), group, [title, [kind, step, "episode", ...place]]];
   const { previous, next } = episode.neighbours;
   const kept = { view: query.view, colour: query.colour };
@@ -45,12 +43,10 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
   });
 }
 
-function listViews({ files, view }) {
-  return [
-    ["chat", "Chat"], ["tokens", "Rendered tokens"], files?.length && ["files", `Files (${files.length})`],
-    view && ["env", "Environment's view"],
-  ].filter(Boolean);
-}
+const listViews = ({ files, view }) => [
+  ["chat", "Chat"], ["tokens", "Rendered tokens"], files?.length && ["files", `Files (${files.length})`],
+  view && ["env", "Environment's view"],
+].filter(Boolean);
 
 /** Return {node} of a view, with colour(key) and close() if it has them. */
 function drawView(view, episode, path, query) {
@@ -60,13 +56,12 @@ function drawView(view, episode, path, query) {
 }
 
 function drawHead(id, episode, title) {
-  const { env, task, status, reward, seconds, masked, kind, metrics, info, error } = episode;
+  const { task, status, reward, seconds, masked, kind, metrics, info, error } = episode;
   const ranges = episode.turns.flatMap(({ sampled }) => sampled);
   const sampled = ranges.reduce((sum, [start, end]) => sum + end - start, 0);
-  const link = h("a", { href: makeHash(["run", id, "task", env, task]) }, "this task across steps");
   return h("div", { class: "page-head" },
     h("div", null, h("h1", null, textLine(task, 120), " ", statusBadge(status)),
-      h("p", { class: "lead" }, `${title} · `, textLine(env), " · ", link)),
+      h("p", { class: "lead" }, `${title} · `, taskLead(id, episode))),
     h("div", { class: "headline" }, h("div", { class: "label" }, "Reward"),
       h("div", { class: "big" }, formatReward(reward))),
     factList([
@@ -86,9 +81,7 @@ function scrollToTurn(turn) {
   if (isKnown(turn)) document.getElementById(`turn-${turn}`)?.scrollIntoView({ block: "start" });
 }
 
-function colouringOf({ colour }) {
-  return COLOURINGS.some(([key]) => key === colour) ? colour : "advantage";
-}
+const colouringOf = ({ colour }) => COLOURINGS.some(([key]) => key === colour) ? colour : "advantage";
 
 function drawTurnHead(episode, index) {
   const { parent, completion, version, datum, stop, reward, seconds } = episode.turns[index];
@@ -116,7 +109,6 @@ function drawChat(episode) {
 }
 
 function drawRendered(episode, colour) {
-  const turns = episode.turns.map((_, index) =>
-    ({ index, tokens: turnTokens(episode, index), head: drawTurnHead(episode, index) }));
-  return drawTokens(episode, turns, colour, choiceControl("Colour by", "colour", COLOURINGS, { colour }));
+  const control = choiceControl("Colour by", "colour", COLOURINGS, { colour });
+  return drawTokens(episode, drawTurnHead, colour, control);
 }

@@ -2,11 +2,10 @@
 import { load } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
-import {
-  apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned, h,
-  isKnown, joinFacts, keepFocus, makeHash, makeRunView, metricFacts, plural, replace, replaceOptions, rewardChip, rewardRange, section,
-  selectBox, setQuery, statusBadge, stepPlace, textLine, trainingFacts,
-} from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
+  h, isKnown, joinFacts, keepFocus, makeHash, makeRunView, memberName, metricFacts, plural, replace, replaceOptions,
+  rewardChip, rewardRange, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
+  trainingFacts } from "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
 const OPEN_PROMPT_CHARS = 4000;
@@ -64,13 +63,8 @@ function sortReplies({ members, failed_attempts: failures, replies }) {
     .sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
 }
 
-function replyName({ member, attempt }) {
-  return `Member ${member}${attempt ? `, attempt ${attempt + 1}` : ""}`;
-}
-
 function drawHead(id, kind, group) {
-  const link = h("a", { href: makeHash(["run", id, "task", group.env, group.task]) }, "this task across steps");
-  const lead = h("p", { class: "lead" }, textLine(group.env), " · ", link);
+  const lead = h("p", { class: "lead" }, taskLead(id, group));
   return h("div", { class: "page-head" }, h("div", null, h("h1", null, textLine(group.task, 160)), lead),
     factList(trainingFacts(group, kind === "step")));
 }
@@ -94,7 +88,7 @@ function drawReply({ messages, info, error, facts: { tokens, turns, seconds, cut
 function drawReplyHead(reply, range, href) {
   const { status, advantage } = reply.facts;
   const mean = h("span", { class: "advantage", title: "mean advantage" }, formatSigned(advantage));
-  return [h("h3", null, h("a", { href }, replyName(reply))), status === "truncated" && statusBadge(status),
+  return [h("h3", null, h("a", { href }, memberName(reply))), status === "truncated" && statusBadge(status),
     rewardChip(reply.facts, range), isKnown(advantage) && mean];
 }
 
@@ -110,7 +104,7 @@ function makePicker() {
   const button = h("button", { type: "button", class: "button", onclick });
   const fields = [field("Differences between", selects[0]), field("and", selects[1])];
   const show = (replies, diff) => {
-    const options = replies.map((reply) => [reply.key, `${replyName(reply)} (${formatReward(reply.facts.reward)})`]);
+    const options = replies.map((reply) => [reply.key, `${memberName(reply)} (${formatReward(reply.facts.reward)})`]);
     const pair = diff === chosen ? selects.map(({ value }) => value) : (diff ?? ",").split(",");
     selects.forEach((select, index) => replaceOptions(select, [["", "–"], ...options], pair[index]));
     replace(button, diff ? "Show all replies" : "Best against worst");
@@ -127,7 +121,7 @@ function drawDifference(replies, diff) {
   return pair.map((reply, index) => {
     const chip = h("span", { class: "chip" }, formatReward(reply.facts.reward));
     const text = sides[index].map(([part, isDifferent]) => (isDifferent ? h(index ? "ins" : "del", null, part) : part));
-    return h("article", { class: "column" }, h("header", null, h("h3", null, replyName(reply)), chip),
+    return h("article", { class: "column" }, h("header", null, h("h3", null, memberName(reply)), chip),
       h("div", { class: "text prose", dir: "auto" }, text));
   });
 }

@@ -1,10 +1,8 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 import { isExport, load } from "rlkit/api";
-import {
-  apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, keepFocus, makeHash,
-  makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions, rewardChip, rewardRange, selectBox,
-  stepPlace, textControl, textLine,
-} from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, keepFocus,
+  makeHash, makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions, rewardChip,
+  rewardRange, selectBox, stepPlace, textControl, textLine } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
@@ -90,13 +88,10 @@ function drawFilters(groups, query) {
 }
 
 /** Return the failed members, each worth a thousand failed attempts that were repeated. */
-function countFailures({ members, failed_attempts: retries }) {
-  return 1000 * members.filter(({ status }) => status === "failed").length + retries.length;
-}
+const countFailures = ({ members, failed_attempts: retries }) =>
+  1000 * members.filter(({ status }) => status === "failed").length + retries.length;
 
-function countTokens({ members }) {
-  return members.reduce((sum, { tokens }) => sum + tokens, 0);
-}
+const countTokens = ({ members }) => members.reduce((sum, { tokens }) => sum + tokens, 0);
 
 function isMixed({ members }) {
   const [low, high] = rewardRange(members);

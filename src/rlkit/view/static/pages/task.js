@@ -3,10 +3,8 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import {
-  apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, keepFocus, makeHash, makeRow,
-  makeRunView, makeTable, meanReward, plural, replace, rewardChip, rewardRange, textLine,
-} from "rlkit/ui";
+import { apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, keepFocus, makeHash,
+  makeRow, makeRunView, makeTable, meanReward, plural, replace, rewardChip, rewardRange, textLine } from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
 export async function showTask([, id, , env, taskId], query) {
@@ -46,9 +44,7 @@ async function loadSide(runId, env, taskId) {
   return { run, tasks, task: tasks.find((task) => task.env === env && task.id === taskId) ?? null };
 }
 
-function membersOf(task) {
-  return task.steps.flatMap(({ members }) => members);
-}
+const membersOf = (task) => task.steps.flatMap(({ members }) => members);
 
 function drawRewards(sides) {
   const x = [...new Set(sides.flatMap(({ task }) => task.steps.map(({ step }) => step)))].sort((a, b) => a - b);
@@ -93,9 +89,7 @@ function drawSide({ run, task }, colour) {
     makeTable(`Episodes of ${run.name} by step`, ["When", "Rewards", ["Mean", "num"], ""], rows).node);
 }
 
-function isSolved({ reward }) {
-  return reward >= 1;
-}
+const isSolved = ({ reward }) => reward >= 1;
 
 function describeSolution(entry) {
   if (!entry) return "never solved";
