@@ -136,46 +136,43 @@ def test_failures_come_first_when_they_are_asked_for(visit: Visit, runs: Path) -
     visit.check()
 
 
+def press(visit: Visit, key: str, pattern: str) -> None:
+    """Press a key, and wait until the page that it leads to is drawn."""
+    before = visit.hash
+    visit.page.keyboard.press(key)
+    visit.page.wait_for_function("(before) => location.hash !== before", arg=before)
+    visit.page.evaluate("() => new Promise((resolve) => setTimeout(resolve))")  # the page is busy from the event on
+    visit.wait_for_hash(pattern)
+
+
 def test_the_keyboard_alone_goes_down_to_an_episode_and_up_again(visit: Visit) -> None:
     visit.open("#/?sort=name&q=shop")  # the environment of both runs
     keys = visit.page.keyboard
     keys.press("j")
     keys.press("j")
-    keys.press("Enter")
-    visit.wait_for_hash("^#/run/shop$")
+    press(visit, "Enter", "^#/run/shop$")
     visit.open("#/run/shop/step/3")
     keys.press("j")
     keys.press("j")
     keys.press("k")
     keys.press("j")
-    keys.press("Enter")
-    visit.wait_for_hash("^#/run/shop/step/3/group/1$")
-    keys.press("]")
-    visit.wait_for_hash("group/2$")
-    keys.press("[")
-    visit.wait_for_hash("group/1$")
+    press(visit, "Enter", "^#/run/shop/step/3/group/1$")
+    press(visit, "]", "group/2$")
+    press(visit, "[", "group/1$")
     keys.press("j")
-    keys.press("Enter")
-    visit.wait_for_hash(r"^#/run/shop/step/3/episode/1/\d+/\d+$")
+    press(visit, "Enter", r"^#/run/shop/step/3/episode/1/\d+/\d+$")
     first = visit.hash
-    keys.press("]")
-    visit.page.wait_for_function("(first) => location.hash !== first", arg=first)
-    visit.wait()
-    keys.press("[")
-    visit.page.wait_for_function("(first) => location.hash === first", arg=first)
-    visit.wait()
-    for place in ("^#/run/shop/step/3/group/1$", "^#/run/shop/step/3$", "^#/run/shop$", r"^#/(\\?.*)?$"):
-        keys.press("u")
-        visit.wait_for_hash(place)
+    press(visit, "]", r"^#/run/shop/step/3/episode/\d+/\d+/\d+$")
+    press(visit, "[", f"^{first}$")
+    for place in ("^#/run/shop/step/3/group/1$", "^#/run/shop/step/3$", "^#/run/shop$", r"^#/(\?.*)?$"):
+        press(visit, "u", place)
     visit.check()
 
 
 def test_keys_move_to_neighbour_steps_and_tokens(visit: Visit, runs: Path) -> None:
     visit.open("#/run/shop/step/3")
-    visit.page.keyboard.press("]")
-    visit.wait_for_hash("step/4$")
-    visit.page.keyboard.press("[")
-    visit.wait_for_hash("step/3$")
+    press(visit, "]", "step/4$")
+    press(visit, "[", "step/3$")
     step, row = find_episode(runs, "sums", status="completed")
     visit.open(episode_hash(step, row, "?view=tokens"))
     visit.page.locator(".tokens").focus()
