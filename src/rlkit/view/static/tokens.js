@@ -1,6 +1,7 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace } from "rlkit/ui";
+import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible,
+  replace } from "rlkit/ui";
 
 const IMAGE = -1; // the id of a place of an image
 const [CHUNK_TOKENS, MAX_CHUNK_TOKENS] = [300, 1200];
@@ -74,8 +75,8 @@ export function replyRuns(episode, turn) {
   return joinRuns(reply.map(({ text, place }) => [text, place === "forced"]));
 }
 
-/** Draw the tokens of all turns; return {node, colour(key)}. control: chooses the colouring. */
-export function drawTokens(episode, drawHead, colouring, control) {
+/** Draw the tokens of all turns, each below its head; return {node, colour(key)}. */
+export function drawTokens(episode, drawHead, colouring) {
   const turns = episode.turns.map((_, turn) => turnTokens(episode, turn));
   const tokens = turns.flat();
   const spans = drawSpans(tokens);
@@ -111,6 +112,7 @@ export function drawTokens(episode, drawHead, colouring, control) {
   const label = "Tokens. The left and right arrow keys move.";
   const props = { class: "tokens", tabIndex: 0, role: "group", "aria-label": label };
   const text = h("div", { ...props, onmouseover, onclick: onmouseover, onkeydown }, turns.map(drawTurn));
+  const control = choiceControl("Colour by", "colour", COLOURINGS, { colour: colouring });
   const bar = h("div", { class: "token-bar" }, h("div", { class: "toolbar" }, control, legend), details);
   return { node: [bar, text], colour };
 }

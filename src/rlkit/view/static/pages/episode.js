@@ -5,9 +5,9 @@ import { drawFiles } from "rlkit/files";
 import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
-import { apiPath, choiceControl, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown,
-  joinFacts, makeHash, makeRunView, memberName, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks,
-  taskLead, textLine, trainingFacts } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, joinFacts,
+  makeHash, makeRunView, memberName, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks, taskLead,
+  textLine, trainingFacts } from "rlkit/ui";
 
 /** Show an episode. */
 export async function showEpisode([, id, kind, step, , ...place], query) {
@@ -28,7 +28,8 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
     Object.assign(shown, { view, colour, close });
     const hasTree = (view === "chat" || view === "tokens") && episode.turns.length > 1;
     body.classList.toggle("with-tree", hasTree);
-    replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goToTurn), h("div", null, node));
+    const goTo = (turn) => (setQuery({ turn }), scrollToTurn(turn));
+    replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goTo), h("div", null, node));
   };
   requery(query);
   const [position, member, attempt] = place.map(Number);
@@ -50,7 +51,7 @@ const listViews = ({ files, view }) => [
 
 /** Return {node} of a view, with colour(key) and close() if it has them. */
 function drawView(view, episode, path, query) {
-  if (view === "tokens") return drawRendered(episode, colouringOf(query));
+  if (view === "tokens") return drawTokens(episode, drawTurnHead, colouringOf(query));
   if (view === "files") return { node: drawFiles(path, episode.files) };
   return view === "env" ? drawFrame(episode.view, episode) : { node: drawChat(episode) };
 }
@@ -70,11 +71,6 @@ function drawHead(id, episode, title) {
       ...trainingFacts(episode, kind === "step"), ["Masked", masked ? "yes" : null],
     ]),
     metricFacts({ ...metrics, ...info, view: undefined }), errorBlock(error));
-}
-
-function goToTurn(turn) {
-  setQuery({ turn });
-  scrollToTurn(turn);
 }
 
 function scrollToTurn(turn) {
@@ -106,9 +102,4 @@ function drawChat(episode) {
       drawMessages(messages, { replies: { [index]: runs } }),
       forced.length > 0 && h("p", { class: "sub" }, "Forced, not sampled: ", marks));
   });
-}
-
-function drawRendered(episode, colour) {
-  const control = choiceControl("Colour by", "colour", COLOURINGS, { colour });
-  return drawTokens(episode, drawTurnHead, colour, control);
 }

@@ -29,8 +29,8 @@ export async function showStep([, id, kind, step], query) {
   const picker = selectBox([], step, (number) => navigate(at(number)));
   const draw = () => drawGroups(state, table.body, summary);
   const search = async ({ text }) => {
-    const matches = await searchReplies(path, text);
-    if (text === state.query.text) state.matches = matches;
+    const { matches } = text && !isExport ? await load(`${path}/search?q=${encodeURIComponent(text)}`) : {};
+    if (text === state.query.text) state.matches = matches && Map.groupBy(matches, ([position]) => position);
   };
   const requery = async (changed) => {
     const { text } = state.query;
@@ -64,13 +64,6 @@ export async function showStep([, id, kind, step], query) {
   const view = makeRunView(run, kind, [place], content, others);
   showSteps(run);
   return view;
-}
-
-/** Return the matches of a text by the position of their group; null if there is nothing to search for. */
-async function searchReplies(path, text) {
-  if (!text || isExport) return null;
-  const { matches } = await load(`${path}/search?q=${encodeURIComponent(text)}`);
-  return Map.groupBy(matches, ([position]) => position);
 }
 
 function drawFilters(groups, query) {

@@ -20,7 +20,7 @@ export async function showTask([, id, , env, taskId], query) {
   let chart = null;
   const draw = (latest) => {
     chart?.close();
-    chart = drawRewards(latest.filter(({ task }) => task));
+    chart = drawRewards(latest);
     replace(body, drawSides(latest, chart));
     const tasks = latest[0].tasks.filter((task) => task.env === env);
     const index = tasks.findIndex((task) => task.id === taskId);
@@ -47,9 +47,10 @@ async function loadSide(runId, env, taskId) {
 const membersOf = (task) => task.steps.flatMap(({ members }) => members);
 
 function drawRewards(sides) {
-  const x = [...new Set(sides.flatMap(({ task }) => task.steps.map(({ step }) => step)))].sort((a, b) => a - b);
+  const steps = sides.flatMap(({ task }) => task?.steps ?? []);
+  const x = [...new Set(steps.map(({ step }) => step))].sort((a, b) => a - b);
   const series = sides.map(({ run, task }, index) => {
-    const byStep = new Map(task.steps.map(({ step, mean }) => [step, mean]));
+    const byStep = new Map(task?.steps.map(({ step, mean }) => [step, mean]));
     const values = x.map((step) => byStep.get(step) ?? null);
     return { label: sides.length > 1 ? run.name : "mean", colour: runColour(index), values };
   });
