@@ -79,11 +79,15 @@ def finish(process: subprocess.Popen[str]) -> None:
 def runs(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of real runs: `shop` and `faster`, and `erdos` where programs can be kept apart."""
     folder = tmp_path_factory.mktemp("runs")
-    finish(start_run(folder / "shop", "--steps", "12"))
-    finish(start_run(folder / "faster", "--steps", "4", "--learning-rate", "3e-4"))
+    processes = [
+        start_run(folder / "shop", "--steps", "12"),
+        start_run(folder / "faster", "--steps", "4", "--learning-rate", "3e-4"),
+    ]
     if can_search():
         command = [sys.executable, "-m", "tests.envs.discovery.playing", str(folder / "erdos"), "2"]
-        finish(subprocess.Popen(command, cwd=ROOT, text=True))
+        processes.append(subprocess.Popen(command, cwd=ROOT, text=True))
+    for process in processes:
+        finish(process)
     return folder
 
 

@@ -31,12 +31,12 @@ from rlkit._util import threads
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import TemplateChat
 from rlkit.config.loading.load import load_config
+from rlkit.store import RunStore
 from rlkit.testing import Latency, SimulatedTinker, tiny_model
 from rlkit.testing.futures import SimulatedFuture
 from rlkit.testing.simulated_service import SimulatedSamplingClient
-from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.training.trainer import RLTrainer
-from rlkit.types import Checkpoint, Outcome, Tool, ToolCall
+from rlkit.types import Outcome, Tool, ToolCall
 
 MAX_TOKENS = 120
 AT_ONCE = Latency(first_s=0.001, token_s=0, gradient_s=0.001, step_s=0.001, save_s=0.001, load_s=0.001)
@@ -227,24 +227,19 @@ def make_sequence(sampled: types.SampledSequence, tokens: Any, limit: int | None
     )
 
 
-class Gate(Tracker):
-    """Say each step, and go on when the standard input has a line."""
+def wait_after_each_step(patched: pytest.MonkeyPatch) -> None:
+    """Hold the whole run when a step is recorded, until the standard input has a line or ends.
 
-    def on_start(self, run: RunInfo) -> None:
-        pass
+    Step 0, the evaluation before training, does not count.
+    """
+    original = RunStore.add_metrics
 
-    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        print(f"step {step}", flush=True)
-        sys.stdin.readline()
+    def add_metrics(self: RunStore, step: int, metrics: Mapping[str, float]) -> None:
+        original(self, step, metrics)
+        if step:
+            sys.stdin.readline()
 
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        pass
-
-    def on_note(self, message: str) -> None:
-        pass
-
-    def on_finish(self, result: RunResult | None) -> None:
-        pass
+    patched.setattr(RunStore, "add_metrics", add_metrics)
 
 
 def make_evaluation() -> Sequence[rlkit.Env]:
@@ -256,7 +251,7 @@ def record(directory: Path, *, steps: int, learning_rate: float, is_gated: bool 
     """Record a run."""
     from transformers import AutoTokenizer
 
-    model = tiny_model(directory.parent / ".model")
+    model = tiny_model(directory.parent / ".models" / directory.name)
     chat = TemplateChat(AutoTokenizer.from_pretrained(model))
     draw = random.Random(3)
     sums = [Sums(draw.randint(10, 59), draw.randint(10, 59)) for _ in range(60)]
@@ -275,10 +270,12 @@ def record(directory: Path, *, steps: int, learning_rate: float, is_gated: bool 
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patched:
         script_samples(patched, chat, Author())
+        if is_gated:
+            wait_after_each_step(patched)
         trainer = RLTrainer(
             load_config([], settings=settings),
             envs={"sums": sums, "shop": shop},
-            trackers=[Gate()] if is_gated else [],
+            trackers=[],
             directory=directory,
             service=SimulatedTinker(latency=AT_ONCE),
             chat=chat,
