@@ -174,6 +174,7 @@ def test_the_step_after_the_last_one_can_be_reached_when_it_is_recorded(
             visit.open(f"#/run/live/step/{last}")
             run.finish()
             visit.wait_until(lambda: options.count() > last)
+            visit.page.get_by_label("Next ( ] )").wait_for()
             visit.page.keyboard.press("]")
             visit.page.get_by_role("heading", name=f"Step {last + 1}").wait_for()
             visit.check()

@@ -1,7 +1,7 @@
 /** Draw a chart of numbers over steps with uPlot, in the colours of the theme. */
 import { h, replace, svg, themeColour } from "rlkit/dom";
 import { formatNumber, isKnown } from "rlkit/format";
-import { markInvisible, textLine } from "rlkit/text";
+import { textLine } from "rlkit/text";
 
 const { uPlot } = globalThis;
 const SYNC = "steps";
@@ -45,7 +45,7 @@ function describeChart({ title, x, series, digits }) {
     const texts = ends.map((index) => `${formatNumber(values[index], digits)} at step ${x[index]}`);
     return `${label}${kind ? ` ${kind}` : ""}: ${ends[0] < 0 ? "no values" : texts.join(", ")}`;
   });
-  return markInvisible(`${title}. ${lines.join(". ")}`);
+  return `${title}. ${lines.join(". ")}`;
 }
 
 /** Return the values at an index, or the last ones, and the steps' line styles if there are several kinds of series. */

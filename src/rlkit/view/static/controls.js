@@ -1,7 +1,6 @@
 /** Controls of a form that change a key of the query in the address. */
 import { debounce, h } from "rlkit/dom";
 import { setQuery } from "rlkit/route";
-import { markInvisible } from "rlkit/text";
 
 const TYPING_MS = 100;
 let fields = 0;
@@ -38,6 +37,6 @@ export function wordMatcher(search = "") {
 
 /** Return a select element. */
 export function selectBox(options, value, onchange) {
-  const drawOption = ([key, text]) => h("option", { value: key, selected: key === value }, markInvisible(text));
+  const drawOption = ([key, text]) => h("option", { value: key, selected: key === value }, text);
   return h("select", { onchange: (event) => onchange(event.target.value) }, options.map(drawOption));
 }

@@ -1,6 +1,6 @@
 /** Show the page that the address names, keep it live, and frame it with navigation. */
 import { ApiError, isExport, load } from "rlkit/api";
-import { h, replace } from "rlkit/dom";
+import { h, markInvisible, replace } from "rlkit/dom";
 import { listenToKeys, showHelp } from "rlkit/keys";
 import { showCompare } from "rlkit/pages/compare";
 import { showDiscovery } from "rlkit/pages/discovery";
@@ -13,13 +13,14 @@ import { showStep } from "rlkit/pages/step";
 import { showTask } from "rlkit/pages/task";
 import { showTasks } from "rlkit/pages/tasks";
 import { apiPath, makeHash, parseHash } from "rlkit/route";
-import { markInvisible, textBlock, textLine } from "rlkit/text";
+import { textBlock, textLine } from "rlkit/text";
 
 const POLL_MS = 2000;
 const THEMES = ["auto", "light", "dark"];
 
 // A page is a function (parts, query) → view. A view has `node` and `title`; it may have `crumbs`,
-// `up`, `previous`, `next` (hashes), `watch` (a path of the API) with `refresh(data)`,
+// `up`, `previous`, `next` (hashes), `watch` (a path of the API) with `refresh(data)`
+// and `watched`, the data of it that the view shows,
 // `requery(query)` if it can follow a change of the query, and `close()`.
 const PAGES = [
   [/^$/, showRuns],
@@ -55,10 +56,11 @@ async function showPage() {
   view?.close?.();
   const isFirst = !view;
   [view, viewPath] = [nextView, path];
-  watchedData = view.watch ? await load(view.watch).catch(() => null) : null;
+  watchedData = view.watched ?? (view.watch ? await load(view.watch).catch(() => null) : null);
   replace(main, view.node);
   main.removeAttribute("aria-busy");
   drawFrame(view);
+  drawNeighbours(view);
   if (!view.watch) setConnection("");
   if (!isFirst) main.focus({ preventScroll: true });
   scrollTo(0, followsLink ? 0 : (scrolls.get(path) ?? 0));
@@ -87,12 +89,15 @@ function makeFailure({ status, message }, parts) {
   return { title, node, crumbs: [["Runs", "#/"]], up, watch, refresh: showPage };
 }
 
-function drawFrame({ title, crumbs: links, previous, next }) {
+function drawFrame({ title, crumbs: links }) {
   announcement.textContent = markInvisible(title);
   document.title = `${announcement.textContent} · rlkit`;
   const drawLink = ([label, href]) => h("li", null, h("a", { href }, textLine(label, 80)));
   replace(crumbs, h("ol", null, links.map(drawLink)));
   crumbs.querySelector("li:last-child a").ariaCurrent = "page";
+}
+
+function drawNeighbours({ previous, next }) {
   const arrow = (href, title, text) => href && h("a", { class: "button", href, title, "aria-label": title }, text);
   replace(neighbours, arrow(previous, "Previous ( [ )", "‹"), arrow(next, "Next ( ] )", "›"));
 }
@@ -106,6 +111,7 @@ async function poll() {
     if (current !== view || data === watchedData) return;
     watchedData = data;
     await current.refresh?.(data);
+    if (current === view) drawNeighbours(view);
     if (data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
   } catch (error) {
     setConnection("lost", error.status ? `error ${error.status}` : "no connection");

@@ -1,5 +1,5 @@
 /** Small drawings in SVG: sparklines, intervals, constructions of a search, and its archive of states. */
-import { formatNumber, h, isKnown, markInvisible, plural, svg } from "rlkit/ui";
+import { formatNumber, h, isKnown, plural, svg } from "rlkit/ui";
 
 /** Return a line of values; gaps are skipped. */
 export function sparkline(values, low, high) {
@@ -77,7 +77,7 @@ export function statesPicture(states, lineage) {
     const origin = state.parent ? `from ${state.parent}` : "a seed";
     const label = `${state.id}: ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, ${origin}`;
     const props = { class: kind(state.seed ? "state seed" : "state", isBest), r: isBest ? 4.5 : 3 };
-    const title = svg("title", null, markInvisible(label));
+    const title = svg("title", null, label);
     return svg("circle", { ...props, cx: x(place), cy: y(state.value) }, title);
   });
   const ticks = [low, (low + high) / 2, high].map((value) => [

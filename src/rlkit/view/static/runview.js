@@ -12,7 +12,7 @@ export function makeRunView(run, tab, places, content, others = {}) {
   crumbs.unshift(["Runs", "#/"]);
   const isGroup = tab === "group";
   const node = h("div", { class: isGroup ? "page wide" : "page" }, drawTabs(run, isGroup ? "step" : tab), content);
-  return { title, node, crumbs, up: crumbs.at(-2)[1], ...others };
+  return { title, node, crumbs, up: crumbs.at(-2)[1], watched: run, ...others };
 }
 
 /** Return the place of a step or evaluation, for `makeRunView`. */

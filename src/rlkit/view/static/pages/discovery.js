@@ -4,7 +4,7 @@ import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
 import {
-  apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, markInvisible, plural,
+  apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, plural,
   replace, section, textBlock, textLine,
 } from "rlkit/ui";
 
@@ -46,8 +46,7 @@ function drawProgress({ records, sign, symbol }, lastStep) {
 }
 
 function drawSearch(run, search, chart) {
-  const { env, problem, records, states, sign, known: knownResults } = search;
-  const symbol = markInvisible(search.symbol);
+  const { env, problem, symbol, records, states, sign, known: knownResults } = search;
   const best = records.reduce((top, record) => (sign * record.value > sign * top.value ? record : top));
   const headline = h("div", { class: "headline" },
     h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),

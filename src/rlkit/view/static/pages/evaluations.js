@@ -4,7 +4,7 @@ import { drawChart } from "rlkit/chart";
 import { intervalBar } from "rlkit/plots";
 import {
   apiPath, choiceControl, emptyNote, formatReward, growRows, h, isKnown, makeHash, makeRow, makeRunView, makeTable,
-  markInvisible, plural, replace, rewardClass, section, setQuery, textControl, textLine,
+  plural, replace, rewardClass, section, setQuery, textControl, textLine,
 } from "rlkit/ui";
 
 const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
@@ -74,7 +74,7 @@ function drawLabels({ env, labels }) {
     h("td", { class: "num muted" }, isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`),
     h("td", { class: "num" }, row.n)));
   const heads = ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]];
-  return makeTable(`Scores of ${markInvisible(env)} by label`, heads, rows).node;
+  return makeTable(`Scores of ${env} by label`, heads, rows).node;
 }
 
 function drawTasks(run, env, rows, query) {
@@ -84,7 +84,7 @@ function drawTasks(run, env, rows, query) {
   const all = [...scores].map(([id, means]) => ({ id, means, change: change(means) }));
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
   const heads = ["Task", ...rows.map(({ step }) => [String(step), "cell"])];
-  const table = makeTable(`Tasks of ${markInvisible(env)}`, heads);
+  const table = makeTable(`Tasks of ${env}`, heads);
   table.node.classList.add("matrix");
   const drawTask = ({ id, means }) => makeRow([
     h("a", { class: "row-link", href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),

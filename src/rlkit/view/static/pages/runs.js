@@ -2,7 +2,7 @@
 import { load } from "rlkit/api";
 import {
   choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds, makeHash,
-  makeRow, makeTable, markInvisible, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+  makeRow, makeTable, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
   wordMatcher,
 } from "rlkit/ui";
 
@@ -26,7 +26,7 @@ export async function showRuns(_parts, query) {
     drawSelection(selection, selected);
   };
   const drawBox = (run) => h("input", {
-    type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${markInvisible(run.name)}`,
+    type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${run.name}`,
     onchange: ({ target }) => select(run, target.checked),
   });
   const draw = () => {
