@@ -92,11 +92,13 @@ def test_a_step_shows_what_its_update_says(run: PartialRun, visit_link: Callable
         assert visit.page.get_by_label("Go to").input_value() == str(STEP)
         assert "advantage" not in chip.get_attribute("title")
         rows = visit.rows()
+        assert {row[5] for row in rows} == {"not trained yet"}
         run.finish_step()
         visit.wait_until(lambda: "advantage" in chip.get_attribute("title"))
         assert visit.page.evaluate("() => document.activeElement.type") == "search"
         assert visit.page.get_by_label("Mixed").is_checked()
         assert [row[:5] for row in visit.rows()] == [row[:5] for row in rows]
+        assert {row[5] for row in visit.rows()} == {"yes"}
         link.focus()
         run.add_step()
         visit.wait_until(lambda: visit.page.get_by_label("Go to").locator("option").count() == STEP + 1)

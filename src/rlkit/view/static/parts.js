@@ -66,9 +66,14 @@ export function metricFacts(metrics) {
 
 /** Return the facts about the training on a group, or on the group of an episode. */
 export function trainingFacts({ taught, reason, estimator, baseline, draw }, isStep) {
-  const verdict = taught ? "yes" : joinFacts(["no", reason], ": ");
+  const verdict = isStep ? tellTaught({ taught, reason }) : null;
   const level = isKnown(baseline) ? formatReward(baseline) : null;
-  return [["Taught", isStep ? verdict : null], ["Estimator", estimator], ["Baseline", level], ["Draw", draw]];
+  return [["Taught", verdict], ["Estimator", estimator], ["Baseline", level], ["Draw", draw]];
+}
+
+/** Return whether a group taught, and the reason if it did not; `taught` is null as long as that is not known. */
+export function tellTaught({ taught, reason }) {
+  return taught ? "yes" : joinFacts([taught === false && "no", reason], ": ");
 }
 
 /** Replace the [value, label] options of a select element, which keeps the focus. */

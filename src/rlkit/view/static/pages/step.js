@@ -2,7 +2,7 @@
 import { isExport, load } from "rlkit/api";
 import { apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, keepFocus,
   makeHash, makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions, rewardChip,
-  rewardRange, selectBox, stepPlace, textControl, textLine } from "rlkit/ui";
+  rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
@@ -131,8 +131,7 @@ function drawGroup({ kind, at, query, matches }, group, range) {
   const snippets = (matches?.get(position) ?? []).slice(0, 2).map(([, member, , snippet]) =>
     h("div", { class: "sub" }, `member ${member}: `, textLine(snippet, 160)));
   const retried = retries.length > 0 && ` · ${plural(retries.length, "failed attempt")}`;
-  const reason = group.reason && [": ", textLine(group.reason, 60)];
-  const taught = group.taught ? "yes" : h("span", { class: "muted" }, "no", reason);
+  const taught = h("span", { class: group.taught ? null : "muted" }, textLine(tellTaught(group), 60));
   return makeRow([
     [String(position), "num muted"],
     h("div", { class: "task-cell" }, h("a", { class: "row-link", href: at("group", position) }, textLine(task, 90)),
