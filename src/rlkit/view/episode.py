@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def read_episode(directory: Path, step: Step, place: Place) -> Row:
         "pieces": {str(token): _show_bytes(pieces[token].data) for token in used},
         "special": [token for token in used if pieces[token].is_special],
         "files": list_files(info),
-        "view": _find_picture(info, directory / ARTEFACTS / row["env"] / VIEW_SCRIPT),
+        "view": _find_picture(info, directory, env=row["env"]),
     }
 
 
@@ -124,9 +125,13 @@ def _show_bytes(data: bytes) -> str | list[int]:
         return list(data)
 
 
-def _find_picture(info: Row, script: Path) -> Row | None:
+def _find_picture(info: Row, directory: Path, *, env: str) -> Row | None:
     """Return what an environment draws itself: HTML of the episode, or a script of the run that draws episodes."""
-    texts = {name: pick(info, f"view.{name}", str) for name in ("html", "script")}
-    if not any(texts.values()) and script.is_file() and script.resolve().is_relative_to(script.parents[2].resolve()):
-        texts["script"] = script.read_text(errors="replace")
-    return {name: text for name, text in texts.items() if text} or None
+    texts = {name: text for name in ("html", "script") if (text := pick(info, f"view.{name}", str))}
+    if texts:
+        return texts
+    with suppress(OSError, ValueError):  # no file, or no name of a file
+        script = (directory / ARTEFACTS / env / VIEW_SCRIPT).resolve(strict=True)
+        if script.is_relative_to(directory.resolve()):
+            return {"script": script.read_text(errors="replace")}
+    return None

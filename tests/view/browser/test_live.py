@@ -18,14 +18,6 @@ from tests.trackers.folders import write_run, write_step
 from tests.view.browser.conftest import ROOT, serve
 from tests.view.browser.visit import Visit
 
-WAITING_RUN = f"""
-import runpy
-from rlkit import trackers
-trackers.CALL_S = {HANG_S}
-runpy.run_module("tests.view.browser.recorded_run", run_name="__main__", alter_sys=True)
-"""
-"""Program of a run that waits for its tracker, which waits for a line; other runs go on without a slow tracker."""
-
 
 class LiveRun:
     """A run that trains a step each time it is told to."""
@@ -33,14 +25,13 @@ class LiveRun:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WAITING_RUN, str(directory), "--steps", "4", "--wait"],
+            [sys.executable, "-m", "tests.view.browser.recorded_run", str(directory), "--steps", "4", "--wait"],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self.go()  # after the evaluation before the first step
 
     def wait_for_step(self, step: int) -> None:
         """Wait until a step is recorded."""
