@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from tests.limits import HANG_S, wait_until
 from tests.trackers.folders import write_run, write_step
-from tests.view.browser.conftest import ROOT, serve
+from tests.view.browser.conftest import serve, start_run
 from tests.view.browser.visit import Visit
 
 
@@ -24,13 +23,8 @@ class LiveRun:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.view.browser.recorded_run", str(directory), "--steps", "4", "--wait"],
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+        self._process = start_run(
+            directory, "--steps", "4", "--wait", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
 
     def wait_for_step(self, step: int) -> None:
