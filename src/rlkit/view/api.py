@@ -13,7 +13,6 @@ from urllib.parse import unquote
 from rlkit.errors import UsageError
 from rlkit.view.discovery import list_searches
 from rlkit.view.evaluations import list_evaluations
-from rlkit.view.group import search_replies
 from rlkit.view.library import Library, report_damage
 from rlkit.view.records import RecordReader
 from rlkit.view.records.reader import Place, Row, Step
@@ -68,8 +67,8 @@ def _read_step(reader: RecordReader, step: Step, parts: Sequence[str], query: Ma
             return reader.step(step)
         case ["group", position]:
             return reader.group(step, _number(position))
-        case ["search"] if isinstance(reader, RunReader):
-            return {"matches": search_replies(reader.path, step, query.get("q", ""))}
+        case ["search"]:
+            return {"matches": reader.search(step, query.get("q", ""))}
         case ["episode", position, member, attempt]:
             return reader.episode(step, _place(position, member, attempt))
         case ["episode", position, member, attempt, "file"] if isinstance(reader, RunReader):

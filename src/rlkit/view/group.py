@@ -6,18 +6,16 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rlkit.token_records.pieces import decode_pieces, pieces_path
 from rlkit.token_records.updates import RecordedUpdate, update_path
-from rlkit.view.records.reader import Row, Step
+from rlkit.view.records.reader import Match, Row, Step, find_excerpt
 from rlkit.view.tables import find_table, read_completions, read_members, read_texts, read_updates
 
 _NAMES = ("member", "attempt", "status", "reward", "tokens", "turns", "seconds", "cut", "masked", "versions", "metrics")
 _PENDING = "not trained yet"
-_SNIPPET_CHARS = 80
 
 
 def list_groups(directory: Path, step: Step, *, last_measured: int) -> list[Row]:
@@ -79,15 +77,14 @@ def _find_reason(final: Sequence[Row], update: RecordedUpdate | None) -> str | N
     return None if update is None else "no advantage"
 
 
-def search_replies(directory: Path, step: Step, text: str) -> list[list[Any]]:
-    """Return position, member, attempt and an excerpt of each episode with a text in a reply, whatever its case."""
-    pieces, matches = read_texts(pieces_path(directory)), list[list[Any]]()
+def search_replies(directory: Path, step: Step, text: str) -> list[Match]:
+    """Return the episodes with a text in a reply, whatever its case."""
+    pieces, matches = read_texts(pieces_path(directory)), list[Match]()
     pattern = re.compile(re.escape(text), re.IGNORECASE)
     for row in read_completions(find_table(directory, step)) if text else ():
         for turn in row["turns"]:
             reply = turn.get("completion_text") or decode_pieces(pieces, turn["completion"])
-            if match := pattern.search(reply):
-                excerpt = reply[max(match.start() - _SNIPPET_CHARS, 0) : match.end() + _SNIPPET_CHARS]
-                matches.append([row["position"], row["member"], row["attempt"], excerpt])
+            if (excerpt := find_excerpt(pattern, reply)) is not None:
+                matches.append((row["position"], row["member"], row["attempt"], excerpt))
                 break
     return sorted(matches)

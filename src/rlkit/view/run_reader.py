@@ -22,9 +22,9 @@ from rlkit.metrics.diagnostics import find_problems
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
 from rlkit.view.episode import read_episode, read_replies
-from rlkit.view.group import list_groups
+from rlkit.view.group import list_groups, search_replies
 from rlkit.view.locks import is_locked
-from rlkit.view.records.reader import Place, RecordReader, Row, Step
+from rlkit.view.records.reader import Match, Place, RecordReader, Row, Step
 from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
 
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
@@ -121,6 +121,10 @@ class RunReader(RecordReader):
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
         return read_episode(self.path, step, place)
+
+    @override
+    def search(self, step: Step, text: str) -> list[Match]:
+        return search_replies(self.path, step, text)
 
     def search_envs(self) -> Sequence[str]:
         """Return the environments that recorded what they discovered."""

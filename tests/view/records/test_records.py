@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import UsageError
+from rlkit.view.api import respond
+from rlkit.view.library import Library
 from rlkit.view.records import RecordReader, find_reader
 from rlkit.view.records.reader import Place, Step
 from tests.view.records.cookbook_run import QUESTION, write_run
@@ -107,6 +109,17 @@ def test_neighbours_lead_through_all_episodes_of_a_step(record: Path) -> None:
     groups = reader.step(step)["groups"]
     assert places == [(group["position"], member["member"], 0) for group in groups for member in group["members"]]
     assert reader.episode(step, places[1])["neighbours"]["previous"] == places[0]
+
+
+def test_a_search_finds_text_in_replies_only(record: Path) -> None:
+    library = Library([record])
+    matches = list[list[Any]]()
+    for kind, number in load(record).list_steps():
+        path = f"run/{record.name}/{kind}/{number}/search"
+        matches += json.loads(respond(library, path, {"q": "4"}))["matches"]
+        for query in ("", "What is", "no text of a reply"):
+            assert json.loads(respond(library, path, {"q": query})) == {"matches": []}
+    assert matches and all("4" in excerpt for *_, excerpt in matches)
 
 
 def test_epochs_of_an_inspect_sample_are_a_group() -> None:

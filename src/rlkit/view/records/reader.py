@@ -5,11 +5,12 @@ Invariant: an episode's neighbours are the episodes before and after it in its s
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, override
@@ -25,9 +26,13 @@ type Step = tuple[Kind, int]
 type Place = tuple[int, int, int]
 """Position of a group in its step, member and attempt."""
 
+type Match = tuple[int, int, int, str]
+"""Place of an episode, and an excerpt of a reply."""
+
 LIVE_S = 600.0
 """Time after the last write until an unfinished record counts as interrupted."""
 
+_SNIPPET_CHARS = 80
 _STATUSES = ("completed", "truncated", "failed")
 _GROUP = ("position", "draw", "env", "task", "taught", "reason", "estimator", "baseline")
 _HEADER = ("config", "findings", "checkpoints", "best_step", "versions", "steps_recorded", "evaluations")
@@ -80,6 +85,17 @@ class RecordReader(ABC):
             for row in group["members"]:
                 place = (group["position"], row["member"], row["attempt"])
                 yield (group["env"], group["task"], row["status"], *place, row["reward"])
+
+    def search(self, step: Step, text: str) -> list[Match]:
+        """Return the episodes of a step that have a text in a reply, whatever its case, in the order of the step."""
+        pattern, matches = re.compile(re.escape(text), re.IGNORECASE), list[Match]()
+        for group in self.step(step)["groups"] if text else ():
+            places = [(group["position"], row["member"], row["attempt"]) for row in _list_attempts(group)]
+            for place, episode in zip(places, self.read_replies(step, places), strict=True):
+                texts = (text for message in episode["messages"] if "turn" in message for text in _list_texts(message))
+                excerpts = (excerpt for text in texts if (excerpt := find_excerpt(pattern, text)) is not None)
+                matches += [(*place, excerpt) for excerpt in islice(excerpts, 1)]
+        return matches
 
     def step(self, step: Step) -> Row:
         """Return the groups of a step."""
@@ -207,6 +223,20 @@ def average_reward(groups: Iterable[Row]) -> float | None:
     """Return the mean reward of all members that have one."""
     rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
     return fmean(rewards) if rewards else None
+
+
+def find_excerpt(pattern: re.Pattern[str], text: str) -> str | None:
+    """Return a match in a text with what is around it, or None."""
+    match = pattern.search(text)
+    return match and text[max(match.start() - _SNIPPET_CHARS, 0) : match.end() + _SNIPPET_CHARS]
+
+
+def _list_texts(message: Row) -> list[str]:
+    """Return the texts of a message: its thinking, its content, and its calls of tools."""
+    content = message["content"]
+    parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
+    return [message.get("thinking", ""), *parts, *calls]
 
 
 def _list_attempts(group: Row) -> list[Row]:
