@@ -323,6 +323,13 @@ def test_line_that_is_still_being_written_is_ignored(cookbook: Path, tmp_path: P
     assert load(folder).metrics()["step"] == [0, 1]
 
 
+def test_results_that_are_still_empty_are_a_run_without_episodes(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").touch()
+    (tmp_path / "metadata.json").write_text('{"env_id": "sums", "num_examples": -1, "rollouts_per_example": 2}')
+    summary = load(tmp_path).summary()
+    assert (summary["status"], summary["evaluation"]["now"]) == ("running", None)
+
+
 def test_other_paths_have_no_reader(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")  # a run of rlkit
     (tmp_path / "metrics.jsonl").write_text("")

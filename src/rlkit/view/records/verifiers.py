@@ -75,7 +75,8 @@ class VerifiersReader(LogReader):
     def run(self) -> Row:
         config, groups = self._config, [group for step in self._steps for group in self.read_groups(step)]
         members = pick(config, "num_rollouts", float) or pick(config, "rollouts_per_example", float)
-        sizes, count = [len(group["members"]) for group in groups], pick(config, "num_examples", float) or 1
+        sizes = [len(group["members"]) for group in groups]
+        count = max(1, pick(config, "num_examples", float) or 1)  # -1 means all
         is_complete = members is not None and len(sizes) >= count and min(sizes) >= members
         mean = average_reward(groups)
         return self.make_run(
