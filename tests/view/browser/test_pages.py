@@ -262,6 +262,22 @@ def test_rendered_tokens_are_the_recorded_ones_with_their_numbers(visit: Visit, 
     visit.check()
 
 
+def test_an_episode_that_taught_nothing_says_so_and_one_of_an_evaluation_has_no_record(
+    visit: Visit, runs: Path
+) -> None:
+    library = Library([runs])
+    steps = range(1, len(read_lines(runs / "shop")))
+    groups = [
+        (step, group) for step in steps for group in json.loads(respond(library, f"run/shop/step/{step}"))["groups"]
+    ]
+    step, untaught = next((step, group) for step, group in groups if group["reason"] == "equal rewards")
+    visit.open(f"#/run/shop/step/{step}/episode/{untaught['position']}/0/0?view=tokens")
+    assert "no token is trained on" in visit.text(".token-legend")
+    visit.open("#/run/shop/evaluation/0/episode/0/0/0?view=tokens")
+    assert "not recorded for this episode" in visit.text(".token-legend")
+    visit.check()
+
+
 def test_a_trial_shows_its_terminal_verifier_and_artefacts(visit: Visit, runs: Path) -> None:
     step, row = find_episode(runs, "shop", status="completed", reward=1.0)
     visit.open(episode_hash(step, row, "?view=files"))

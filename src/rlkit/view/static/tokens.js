@@ -166,7 +166,8 @@ function makeColouring(key, { turns }, tokens) {
   const most = tokens.reduce((size, { advantage }) => Math.max(size, Math.abs(advantage ?? 0)), 0) || 1;
   const versions = [...new Set(turns.map(({ version }) => version))].sort((a, b) => a - b);
   const versionClass = (version) => `v${versions.indexOf(version) % 6}`;
-  const { needs = key, colourOf, scale, missing = "zero", note = "not recorded for this episode" } = {
+  const isRecorded = turns.some(({ advantages }) => advantages);
+  const { needs = key, colourOf, scale, missing = "zero" } = {
     advantage: {
       colourOf: ({ advantage }) => signedClass(advantage, Math.ceil((4 * Math.abs(advantage)) / most - 1e-6)),
       scale: drawScale(DIVERGING, `−${most.toFixed(2)}`, `+${most.toFixed(2)}`),
@@ -180,7 +181,7 @@ function makeColouring(key, { turns }, tokens) {
       scale: drawScale(DIVERGING, "trainer likelier, −0.5 nats", "sampler likelier, +0.5 nats"),
     },
     mask: {
-      needs: "advantage", colourOf: () => "p2", missing: "n2", note: "no token is trained on",
+      needs: "advantage", colourOf: () => "p2", missing: "n2",
       scale: [drawKey("p2", "trained on"), drawKey("n2", "sampled, not trained on")],
     },
     version: {
@@ -193,6 +194,7 @@ function makeColouring(key, { turns }, tokens) {
     return token.isSpecial ? `${kind} special` : kind;
   };
   const hasForced = tokens.some(({ place }) => place === "forced");
+  const note = isRecorded ? "no token is trained on" : "not recorded for this episode";
   const first = tokens.some((token) => isKnown(token[needs])) ? scale : h("span", { class: "warn" }, note);
   return { classOf, entries: [first, drawKey("prompt", "prompt"), hasForced && drawKey("forced", "forced")] };
 }
