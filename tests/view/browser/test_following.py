@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trackers.folders import write_run, write_step
 from tests.view.browser.conftest import serve
 from tests.view.browser.test_live import LiveRun
 from tests.view.browser.test_pages import read_step
@@ -159,6 +160,28 @@ def test_a_task_shows_new_episodes(run: PartialRun, visit_link: Callable[..., Vi
         label = visit.page.locator(".plot").get_attribute("aria-label")
         assert f"at step {STEP + 1}" in label
         assert visit.page.evaluate(FOCUS) == before
+
+
+@pytest.mark.parametrize("place", ["", "/evaluation/0/group/0", f"/step/{STEP}/episode/0/0/0"])
+def test_the_tabs_of_a_run_follow_it(run: PartialRun, visit_link: Callable[..., Visit], place: str) -> None:
+    with visit_run(run, visit_link, f"#/run/shop{place}") as visit:
+        tab = visit.page.locator("nav.tabs a", has_text="Steps")
+        tab.focus()
+        assert (tab.get_attribute("href") or "").endswith(f"/step/{STEP}")
+        run.add_step()
+        visit.wait_until(lambda: (tab.get_attribute("href") or "").endswith(f"/step/{STEP + 1}"))
+        assert visit.page.evaluate("() => document.activeElement.textContent") == "Steps"
+
+
+def test_a_run_gets_a_tab_when_it_has_a_page_for_it(tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    run = write_run(tmp_path / "late", steps=0)
+    with serve(tmp_path) as link:
+        visit = visit_link(link)
+        visit.open("#/run/late")
+        assert visit.texts("nav.tabs a") == ["Overview"]
+        write_step(run, 1)
+        visit.wait_until(lambda: visit.texts("nav.tabs a") == ["Overview", "Steps", "Tasks"])
+        visit.check()
 
 
 def test_the_step_after_the_last_one_can_be_reached_when_it_is_recorded(

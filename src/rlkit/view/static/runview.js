@@ -1,18 +1,25 @@
 /** The frame that all pages of a run share: tabs, breadcrumbs, title, the way up. */
 import { h } from "rlkit/dom";
-import { makeHash } from "rlkit/route";
+import { apiPath, makeHash } from "rlkit/route";
 
 /**
  * Return a view of a page inside a run.
  * tab: key of its tab. places: [label, path] from below the run to the page. content: nodes. others: more of the view.
+ * The tabs follow the run; `refresh` of the others gets the data of their `watch`, or else the run.
  */
 export function makeRunView(run, tab, places, content, others = {}) {
   const crumbs = [[run.name, []], ...places].map(([label, path]) => [label, makeHash(["run", run.id, ...path])]);
   const title = crumbs.map(([label]) => label).reverse().join(", ");
   crumbs.unshift(["Runs", "#/"]);
   const isGroup = tab === "group";
-  const node = h("div", { class: isGroup ? "page wide" : "page" }, drawTabs(run, isGroup ? "step" : tab), content);
-  return { title, node, crumbs, up: crumbs.at(-2)[1], watched: run, ...others };
+  const tabs = drawTabs(run, isGroup ? "step" : tab);
+  const node = h("div", { class: isGroup ? "page wide" : "page" }, tabs, content);
+  const refresh = async (data) => {
+    if (data.steps_recorded) updateTabs(tabs, drawTabs(data, isGroup ? "step" : tab));
+    await others.refresh?.(data);
+  };
+  const watch = apiPath("run", run.id);
+  return { title, node, crumbs, up: crumbs.at(-2)[1], watch, watched: run, ...others, refresh };
 }
 
 /** Return the place of a step or evaluation, for `makeRunView`. */
@@ -32,6 +39,16 @@ function drawTabs(run, current) {
   ].filter(Boolean);
   const links = tabs.map(([key, label, path]) => [key, label, makeHash(["run", run.id, ...path])]);
   return tabLinks("Pages of the run", links, current);
+}
+
+/** Give tabs the addresses of others; those that both have keep the focus. */
+function updateTabs(tabs, latest) {
+  const links = new Map([...tabs.children].map((link) => [link.textContent, link]));
+  [...latest.children].forEach((link, place) => {
+    const known = links.get(link.textContent);
+    if (known) known.href = link.getAttribute("href");
+    else tabs.insertBefore(link, tabs.children[place] ?? null);
+  });
 }
 
 /** Return links that act as tabs; `tabs` are [key, label, href]. */

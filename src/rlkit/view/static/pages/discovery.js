@@ -27,7 +27,8 @@ export async function showDiscovery([, id]) {
   };
   draw(data);
   const content = [h("h1", null, "Discovery"), body];
-  return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], content, { watch: path, refresh: draw, close });
+  const following = { watch: path, watched: data, refresh: draw, close };
+  return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], content, following);
 }
 
 /** Return the chart of the best value after each step, or null if no record has a step. */

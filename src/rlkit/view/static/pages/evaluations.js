@@ -40,7 +40,7 @@ export async function showEvaluations([, id], query) {
   };
   draw();
   const content = [h("div", { class: "page-head" }, h("h1", null, "Evaluations"), controls), body];
-  const others = { watch: apiPath("run", id), refresh, requery, close };
+  const others = { refresh, requery, close };
   return makeRunView(run, "evaluation", [["Evaluations", ["evaluations"]]], content, others);
 }
 

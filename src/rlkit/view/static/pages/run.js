@@ -28,7 +28,7 @@ export async function showRun([, id], query) {
     if (isNew) curves.refresh([{ run, metrics }]);
   };
   const { requery, close } = curves;
-  return makeRunView(run, "run", [], [head, findings, charts, details], { watch: path, refresh, requery, close });
+  return makeRunView(run, "run", [], [head, findings, charts, details], { refresh, requery, close });
 }
 
 function drawHead(run) {

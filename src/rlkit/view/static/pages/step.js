@@ -60,7 +60,7 @@ export async function showStep([, id, kind, step], query) {
   const head = h("div", { class: "page-head" }, title, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
   const content = [head, drawFilters(groups, query), table.node, h("p", { class: "chips" }, legend)];
-  const others = { watch: runPath, refresh, requery, close: () => state.stop() };
+  const others = { refresh, requery, close: () => state.stop() };
   const view = makeRunView(run, kind, [place], content, others);
   showSteps(run);
   return view;

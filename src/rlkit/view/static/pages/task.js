@@ -32,7 +32,7 @@ export async function showTask([, id, , env, taskId], query) {
     keepFocus(body, () => draw(latest));
   };
   const places = [["Tasks", ["tasks"]], [taskId, ["task", env, taskId]]];
-  const following = { watch: apiPath("run", id), refresh, close: () => chart.close() };
+  const following = { refresh, close: () => chart.close() };
   const view = makeRunView(sides[0].run, "tasks", places, [head, body], following);
   draw(sides);
   return view;
