@@ -162,6 +162,19 @@ def test_a_task_shows_new_episodes(run: PartialRun, visit_link: Callable[..., Vi
         assert visit.page.evaluate(FOCUS) == before
 
 
+def test_the_tasks_show_new_episodes(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
+    table = read_step(run.source, STEP + 1)
+    task = table[table.env == "shop"].task.iloc[0]
+    with visit_run(run, visit_link, f"#/run/shop/tasks?q={task}") as visit:
+        visit.page.locator("a.row-link").first.focus()
+        before = visit.page.evaluate(FOCUS)
+        (row,) = visit.rows()
+        run.add_step()
+        visit.wait_until(lambda: int(visit.rows()[0][1]) > int(row[1]))
+        assert len(visit.rows()) == 1
+        assert visit.page.evaluate(FOCUS) == before
+
+
 @pytest.mark.parametrize("place", ["", "/evaluation/0/group/0", f"/step/{STEP}/episode/0/0/0"])
 def test_the_tabs_of_a_run_follow_it(run: PartialRun, visit_link: Callable[..., Visit], place: str) -> None:
     with visit_run(run, visit_link, f"#/run/shop{place}") as visit:

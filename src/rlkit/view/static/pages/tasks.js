@@ -2,7 +2,7 @@
 import { load } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
 import {
-  apiPath, checkControl, choiceControl, formatReward, formatSigned, growRows, h, isKnown, makeHash, makeRow,
+  apiPath, checkControl, choiceControl, formatReward, formatSigned, growRows, h, isKnown, keepFocus, makeHash, makeRow,
   makeRunView, makeTable, meanOf, plural, replace, textControl, textLine,
 } from "rlkit/ui";
 
@@ -16,12 +16,14 @@ const STATUSES = ["completed", "truncated", "failed"];
 
 /** Show the tasks. */
 export async function showTasks([, id], query) {
-  const [run, data] = await Promise.all([load(apiPath("run", id)), load(apiPath("run", id, "tasks"))]);
-  const tasks = summariseTasks(data);
+  const path = apiPath("run", id, "tasks");
+  const [run, first] = await Promise.all([load(apiPath("run", id)), load(path)]);
+  let [data, tasks] = [first, summariseTasks(first)];
   const table = makeTable("Tasks", HEADS);
   const summary = h("p", { class: "lead", role: "status" });
   let stop = () => {};
-  const requery = ({ q = "", env = "", unsolved, sort }) => {
+  const draw = () => {
+    const { q = "", env = "", unsolved, sort } = query;
     stop();
     const chosen = tasks.filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
       && `${task.env} ${task.id}`.toLowerCase().includes(q.toLowerCase()));
@@ -29,13 +31,20 @@ export async function showTasks([, id], query) {
     replace(summary, `${plural(chosen.length, "task")}, ${solved} solved at least once`);
     stop = growRows(table.body, sortTasks(chosen, sort), (task) => drawTask(id, task), "No task matches.");
   };
-  requery(query);
+  draw();
+  const requery = (changed) => ((query = changed), draw());
+  const refresh = async () => {
+    const latest = await load(path);
+    if (latest === data) return;
+    [data, tasks] = [latest, summariseTasks(latest)];
+    keepFocus(table.body, draw);
+  };
   const envs = [["", "all"], ...data.env.map((env) => [env, env])];
   const toolbar = h("div", { class: "toolbar" },
     textControl("Search", "q", query), envs.length > 2 && choiceControl("Environment", "env", envs, query),
     choiceControl("Sort", "sort", SORTS, query), checkControl("Never solved", "unsolved", query));
   const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary), toolbar);
-  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, table.node], { requery, close: () => stop() });
+  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, table.node], { refresh, requery, close: () => stop() });
 }
 
 /** Return the tasks of columnar records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
