@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,6 +174,18 @@ def test_the_tasks_show_new_episodes(run: PartialRun, visit_link: Callable[..., 
         visit.wait_until(lambda: int(visit.rows()[0][1]) > int(row[1]))
         assert len(visit.rows()) == 1
         assert visit.page.evaluate(FOCUS) == before
+
+
+def test_a_row_of_the_list_of_runs_keeps_the_focus(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
+    with visit_run(run, visit_link, "#/") as visit:
+        for target in (visit.page.locator("a.row-link"), visit.page.get_by_label("Select shop")):
+            target.focus()
+            before = visit.rows()
+            visit.page.evaluate("(row) => (window.row = row)", visit.page.locator("tr[data-row]").element_handle())
+            os.utime(run.directory / "run.json")
+            visit.wait_until(lambda: not visit.page.evaluate("() => row.isConnected"))
+            assert visit.rows() == before
+            assert target.evaluate("(node) => document.activeElement === node")
 
 
 @pytest.mark.parametrize("place", ["", "/evaluation/0/group/0", f"/step/{STEP}/episode/0/0/0"])

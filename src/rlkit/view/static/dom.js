@@ -64,13 +64,18 @@ export function replace(node, ...children) {
   return append(node, children);
 }
 
-/** Call `draw`, which replaces nodes within a node. What has the focus keeps it; a link gives it to its successor. */
+/**
+ * Call `draw`, which replaces nodes within a node. What has the focus keeps it; a link, or a control with a spoken
+ * label, gives it to its successor.
+ */
 export function keepFocus(node, draw) {
   const focused = document.activeElement;
-  const href = node.contains(focused) ? focused.getAttribute("href") : null;
+  const name = focused.hasAttribute("href") ? "href" : "aria-label";
+  const key = node.contains(focused) ? focused.getAttribute(name) : null;
   draw();
-  const successor = () => [...node.querySelectorAll("a")].find((link) => link.getAttribute("href") === href);
-  (focused.isConnected ? focused : successor())?.focus({ preventScroll: true });
+  const successor = () => key && [...node.querySelectorAll(`[${name}]`)].find((one) => one.getAttribute(name) === key);
+  const target = focused.isConnected ? focused : successor();
+  target?.focus({ preventScroll: true });
 }
 
 /** Return a function that calls `action` once, `delay_ms` after its last call. */

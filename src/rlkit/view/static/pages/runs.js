@@ -1,8 +1,8 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import {
-  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds, makeHash,
-  makeRow, makeTable, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds, keepFocus,
+  makeHash, makeRow, makeTable, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
   wordMatcher,
 } from "rlkit/ui";
 
@@ -26,7 +26,7 @@ export async function showRuns(_parts, query) {
     drawSelection(selection, selected);
   };
   const drawBox = (run) => h("input", {
-    type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${run.name}`,
+    type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${run.id}`,
     onchange: ({ target }) => select(run, target.checked),
   });
   const draw = () => {
@@ -51,7 +51,7 @@ export async function showRuns(_parts, query) {
     query = changed;
     if (isNew) draw();
   };
-  const refresh = (data) => (({ folder, runs } = data), draw());
+  const refresh = (data) => (({ folder, runs } = data), keepFocus(table.body, draw));
   return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery, close: () => stop() };
 }
 
