@@ -153,6 +153,9 @@ def test_an_episode_is_a_chat_with_calls_results_and_a_fork(visit: Visit, runs: 
     count = len(row["turns"])
     assert len(visit.texts(".tree a")) == count
     assert "continues turn 1" in text  # the fork
+    branches = visit.page.locator(".tree li li")
+    lines = branches.evaluate_all("(items) => items.map((item) => getComputedStyle(item).borderTopStyle)")
+    assert lines == ["none", "dashed"]
     assert visit.facts()["spent"] == f"{json.loads(row['metrics'])['spent']:.2f}"
     visit.check()
 
