@@ -188,6 +188,22 @@ def test_a_row_of_the_list_of_runs_keeps_the_focus(run: PartialRun, visit_link: 
             assert target.evaluate("(node) => document.activeElement === node")
 
 
+def test_a_filter_of_evaluations_keeps_the_focus(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
+    tables = run.directory / "evaluations"
+    last = max(tables.iterdir())
+    last.rename(run.directory / last.name)
+    with visit_run(run, visit_link, "#/run/shop/evaluations") as visit:
+        search = visit.page.get_by_role("searchbox", name="Task")
+        search.press_sequentially("3")
+        options = visit.page.get_by_label("Evaluation", exact=True).locator("option")
+        count = options.count()
+        (run.directory / last.name).rename(last)
+        visit.wait_until(lambda: options.count() == count + 1)
+        assert search.input_value() == "3"
+        assert visit.page.evaluate("() => document.activeElement.type") == "search"
+        assert options.last.get_attribute("value") == visit.page.get_by_label("Evaluation", exact=True).input_value()
+
+
 @pytest.mark.parametrize("place", ["", "/evaluation/0/group/0", f"/step/{STEP}/episode/0/0/0"])
 def test_the_tabs_of_a_run_follow_it(run: PartialRun, visit_link: Callable[..., Visit], place: str) -> None:
     with visit_run(run, visit_link, f"#/run/shop{place}") as visit:

@@ -3,8 +3,9 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { intervalBar } from "rlkit/plots";
 import {
-  apiPath, choiceControl, emptyNote, formatReward, growRows, h, isKnown, makeHash, makeRow, makeRunView, makeTable,
-  plural, replace, rewardClass, section, setQuery, textControl, textLine,
+  apiPath, choiceControl, emptyNote, field, formatReward, growRows, h, isKnown, keepFocus, makeHash, makeRow,
+  makeRunView, makeTable, plural, replace, replaceOptions, rewardClass, section, selectBox, setQuery, textControl,
+  textLine,
 } from "rlkit/ui";
 
 const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
@@ -15,7 +16,10 @@ export async function showEvaluations([, id], query) {
   const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
   let { evaluations } = data;
   let parts = [];
-  const [controls, body] = [h("div", { class: "toolbar" }), h("div", { class: "stack" })];
+  const picker = selectBox([], "", (at) => setQuery({ at }));
+  const controls = h("div", { class: "toolbar" }, field("Evaluation", picker), textControl("Task", "q", query),
+    choiceControl("Sort tasks", "order", ORDERS, query));
+  const body = h("div", { class: "stack" });
   const close = () => parts.forEach((part) => part.close());
   const draw = () => {
     close();
@@ -23,9 +27,7 @@ export async function showEvaluations([, id], query) {
     parts = envs.map((env) => drawEnv(run, env, evaluations, query));
     replace(body, parts.length ? parts.map(({ node }) => node) : emptyNote("No evaluation is recorded."));
     const steps = evaluations.map(({ step }) => [String(step), `step ${step}`]);
-    replace(controls,
-      choiceControl("Evaluation", "at", steps, { at: steps.at(-1)?.[0], ...query }),
-      textControl("Task", "q", query), choiceControl("Sort tasks", "order", ORDERS, query));
+    replaceOptions(picker, steps, query.at ?? steps.at(-1)?.[0]);
   };
   const requery = (changed) => {
     const isNew = changed.at !== query.at;
@@ -36,7 +38,7 @@ export async function showEvaluations([, id], query) {
   const refresh = async () => {
     const count = evaluations.length;
     ({ evaluations } = await load(path));
-    if (evaluations.length !== count) draw();
+    if (evaluations.length !== count) keepFocus(body, draw);
   };
   draw();
   const content = [h("div", { class: "page-head" }, h("h1", null, "Evaluations"), controls), body];
