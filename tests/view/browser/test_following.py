@@ -188,6 +188,22 @@ def test_a_row_of_the_list_of_runs_keeps_the_focus(run: PartialRun, visit_link: 
             assert target.evaluate("(node) => document.activeElement === node")
 
 
+def test_the_configuration_of_a_run_stays_as_it_was_opened(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
+    with visit_run(run, visit_link, "#/run/shop") as visit:
+        box = visit.page.get_by_label("Show defaults")
+        visit.page.locator("details summary", has_text="Checkpoints").click()
+        box.check()
+        visit.page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
+        before = visit.page.evaluate("scrollY")
+        run.finish_step()
+        plot = visit.page.locator(".plot").first
+        visit.wait_until(lambda: f"at step {STEP}" in (plot.get_attribute("aria-label") or ""))
+        assert visit.page.evaluate("scrollY") == before
+        assert box.is_checked()
+        assert visit.page.evaluate("() => document.activeElement.type") == "checkbox"
+        assert visit.page.locator("details").first.get_attribute("open") is not None
+
+
 def test_a_filter_of_evaluations_keeps_the_focus(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
     tables = run.directory / "evaluations"
     last = max(tables.iterdir())

@@ -3,21 +3,26 @@ import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import {
   apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h, joinIds,
-  makeHash, makeRow, makeRunView, makeTable, replace, section, statusBadge, textBlock, textLine,
+  keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, section, statusBadge, textBlock, textLine,
 } from "rlkit/ui";
 
 /** Show a run. */
 export async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];
   let [run, metrics] = await Promise.all([load(path), load(metricsPath)]);
-  const [head, findings, charts, details] = Array.from({ length: 4 }, () => h("div"));
+  const [head, findings, charts, checkpoints, config] = Array.from({ length: 5 }, () => h("div"));
   const curves = drawCurves([{ run, metrics }], query);
+  let shownSettings = null;
   const draw = () => {
     replace(head, drawHead(run));
-    replace(findings, drawFindings(run));
+    keepFocus(findings, () => replace(findings, drawFindings(run)));
     if (!metrics.step.length) replace(charts, emptyNote("No step is complete yet."));
     else if (!curves.node.isConnected) replace(charts, curves.node);
-    replace(details, drawCheckpoints(run), drawConfig(run));
+    const isOpen = checkpoints.querySelector("details")?.open;
+    replace(checkpoints, drawCheckpoints(run, isOpen));
+    const settings = JSON.stringify(run.config);
+    if (settings !== shownSettings) replace(config, drawConfig(run));
+    shownSettings = settings;
   };
   draw();
   const refresh = async (changed) => {
@@ -28,7 +33,8 @@ export async function showRun([, id], query) {
     if (isNew) curves.refresh([{ run, metrics }]);
   };
   const { requery, close } = curves;
-  return makeRunView(run, "run", [], [head, findings, charts, details], { refresh, requery, close });
+  const content = [head, findings, charts, h("div", null, checkpoints, config)];
+  return makeRunView(run, "run", [], content, { refresh, requery, close });
 }
 
 function drawHead(run) {
@@ -78,14 +84,14 @@ function drawFindings(run) {
   return section("Findings", null, h("ul", { class: "findings" }, items));
 }
 
-function drawCheckpoints({ checkpoints, best_step: bestStep }) {
+function drawCheckpoints({ checkpoints, best_step: bestStep }, open = false) {
   if (!checkpoints?.length) return null;
   const rows = checkpoints.toReversed().map(({ step, path, expires }) => makeRow([
     [step === bestStep ? h("b", { title: "best evaluation" }, `${step} best`) : String(step), "num"],
     [textLine(path), "mono"], expires ? new Date(expires * 1000).toISOString().slice(0, 16).replace("T", " ") : "never",
   ]));
   const table = makeTable("Checkpoints", [["Step", "num"], "Path", "Expires"], rows);
-  return fold(`Checkpoints (${rows.length})`, table.node);
+  return fold(`Checkpoints (${rows.length})`, table.node, { open });
 }
 
 function drawConfig(run) {
