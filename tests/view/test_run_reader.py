@@ -24,6 +24,7 @@ from rlkit.types import Episode, Group, Image, Message, Prompt
 from rlkit.view import locks
 from rlkit.view.api import respond
 from rlkit.view.library import Library
+from rlkit.view.trial_files import list_files
 from tests.builders import episode, piece, turn
 from tests.trackers.folders import write_run
 from tests.view.mixed_run import record_run
@@ -334,6 +335,11 @@ def test_the_files_of_a_trial_are_read_inside_its_folder_only(tmp_path: Path) ->
     for path in ("../secret.txt", "link.txt", "/etc/passwd", "", "agent", "none"):
         with pytest.raises(UsageError, match="has no file"):
             get(tmp_path / "runs", f"{place}/file", path=path)
+
+
+@pytest.mark.parametrize("name", ["long" * 2000, "a\0b", "", 7])
+def test_a_trial_that_no_folder_can_be_has_no_files(name: object) -> None:
+    assert list_files({"trial": name}) == []
 
 
 def test_an_unreadable_run_is_listed_with_its_reason(folder: Path, tmp_path: Path) -> None:

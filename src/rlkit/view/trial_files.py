@@ -6,6 +6,7 @@ Invariant: no file outside the trial's folder is read, whatever a name or a link
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -43,5 +44,7 @@ def read_file(info: Mapping[str, Any], name: str) -> Row:
 def _find_folder(info: Mapping[str, Any]) -> Path | None:
     """Return the folder of a trial that still exists; a folder without a trial's result is none."""
     name = info.get("trial")
-    folder = Path(name).resolve() if isinstance(name, str) and name else None
-    return folder if folder is not None and (folder / "result.json").is_file() else None
+    if not isinstance(name, str) or not name:
+        return None
+    is_trial = isfile(f"{name}/result.json")  # noqa: PTH113  no error for a name that no file can have
+    return Path(name).resolve() if is_trial else None
