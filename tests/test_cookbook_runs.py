@@ -6,6 +6,7 @@ The model's tokens and format, what is between the run and its environments, and
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -52,16 +53,19 @@ def load_small(words: Sequence[str], *values: str) -> ResolvedConfig:
 
 
 def detective() -> Callable[[str], str]:
-    """A model that first says something, and then, by chance, reveals the secrets for a reward of 1 or marks for 0.
+    """A model that first says something, and then reveals the secrets for a reward of 1 or marks for 0.
 
-    Chance, and not a count: groups play at once, and one could get every second number.
+    The first two replies to a text differ, so that a group that has a text of its own earns both; more are by chance,
+    because groups with one text play at once, and one of them could get every second reply.
     """
-    random = Random(0)
+    counts, random = Counter[str](), Random(0)
 
     def reply(text: str) -> str:
         if "Hm." not in text:
             return "Hm."
-        return call("reveal") if random.random() < 0.5 else call("mark", mark="w", reward=0.0, finished=True)
+        counts[text] += 1
+        is_solved = counts[text] == 1 or (counts[text] > 2 and random.random() < 0.5)
+        return call("reveal") if is_solved else call("mark", mark="w", reward=0.0, finished=True)
 
     return reply
 
