@@ -206,7 +206,7 @@ def measure_pages(visitor: Visitor, made: MadeRuns, *, rounds: int) -> Times:
     for number in range(rounds):
         step = 1 + number * 7 % made.steps
         measured = {
-            "list": visitor.load("/", f"{ROWS} >= 100"),
+            "list": visitor.load("/", f"{ROWS} >= 50"),
             "list, end": visitor.act(
                 "scrollTo(0, 1e9)", f"(scrollTo(0, document.body.scrollHeight), {ROWS} === {count})"
             ),

@@ -18,6 +18,9 @@ from rlkit.view.records import RecordReader, find_reader
 from rlkit.view.run_reader import RunReader
 from rlkit.view.tables import Row
 
+_GROWING = ("run.json", "metrics.jsonl", "usage.json", "results.jsonl", "traces.jsonl")
+"""Files that change when a run, or a record of another tool, has more to show."""
+
 
 @dataclass
 class Library:
@@ -73,7 +76,7 @@ class Library:
         return {"folder": ", ".join(map(str, self.places)), "runs": rows}
 
     def _summarize(self, name: str, path: Path) -> Row:
-        files = [path, *(path / file for file in ("run.json", "metrics.jsonl", "usage.json"))]
+        files = [path, *(path / file for file in _GROWING)]
         version = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
         known_version, row = self._summaries.get(path, (None, {}))
         if known_version != version or row["live"]:

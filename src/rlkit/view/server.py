@@ -39,7 +39,8 @@ _FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; frame-ancestors 'self'"
 )
-"""Policy of the frame that shows an environment's own picture: its code has no origin and no network."""
+"""Policy of the frame that shows an environment's own picture: its code has no origin, and no network but WebRTC, which
+browsers have no policy for."""
 
 
 @cache

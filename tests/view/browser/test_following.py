@@ -135,6 +135,20 @@ def test_a_group_shows_what_its_update_says(run: PartialRun, visit_link: Callabl
         assert fold.get_attribute("open") is not None
 
 
+def test_an_episode_shows_what_its_update_says(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
+    page = f"#/run/shop/step/{STEP}/episode/{find_mixed(run)}/0/0?view=tokens&colour=mask"
+    with visit_run(run, visit_link, page) as visit:
+        assert "not trained yet" in visit.facts().values()
+        assert "not recorded for this episode" in visit.text(".token-legend")
+        visit.page.get_by_label("Colour by").focus()
+        run.finish_step()
+        visit.wait_until(lambda: "Estimator" in visit.facts())
+        assert "trained on" in visit.text(".token-legend")
+        assert visit.page.get_by_label("Colour by").input_value() == "mask"
+        visit.page.get_by_role("link", name="Chat").click()
+        visit.page.get_by_text("You ").first.wait_for()
+
+
 def test_a_difference_of_replies_stays_chosen(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
     with visit_run(run, visit_link, f"#/run/shop/step/{STEP}/group/{find_mixed(run)}") as visit:
         visit.page.get_by_role("button", name="Best against worst").click()

@@ -190,6 +190,18 @@ def test_inspect_log_in_progress_is_live_until_nothing_is_written(tmp_path: Path
     assert (reader.summary()["status"], reader.summary()["live"]) == ("interrupted", False)
 
 
+@pytest.mark.parametrize("name", ["verifiers_traces", "verifiers_results"])
+def test_a_record_that_is_written_again_is_live_again(tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(DATA / name, tmp_path / name))
+    (rollouts,) = [path for path in map(folder.joinpath, ("traces.jsonl", "results.jsonl")) if path.exists()]
+    rollouts.write_text("".join(rollouts.read_text().splitlines(keepends=True)[:-1]))  # one is missing
+    os.utime(rollouts, (0, 0))
+    library = Library([tmp_path])
+    assert [run["status"] for run in library.summaries()["runs"]] == ["interrupted"]
+    os.utime(rollouts)
+    assert [run["status"] for run in library.summaries()["runs"]] == ["running"]
+
+
 def test_verifiers_traces_are_an_evaluation() -> None:
     reader = load(DATA / "verifiers_traces")
     summary = reader.summary()

@@ -1,4 +1,4 @@
-/** An environment's own renderer in a sandboxed frame: it has no origin, no network, and sees only its episode. */
+/** An environment's own renderer in a sandboxed frame: no origin, no network but WebRTC, and only its episode. */
 import { isExport } from "rlkit/api";
 import { h } from "rlkit/dom";
 

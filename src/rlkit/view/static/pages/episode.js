@@ -6,17 +6,19 @@ import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
 import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, joinFacts,
-  makeHash, makeRunView, memberName, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks, taskLead,
-  textLine, trainingFacts } from "rlkit/ui";
+  keepFocus, makeHash, makeRunView, memberName, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks,
+  taskLead, textLine, trainingFacts } from "rlkit/ui";
 
 /** Show an episode. */
 export async function showEpisode([, id, kind, step, , ...place], query) {
-  const path = apiPath("run", id, kind, step, "episode", ...place);
-  const [run, episode] = await Promise.all([load(apiPath("run", id)), load(path)]);
-  const at = (other, state) => other && makeHash(["run", id, kind, step, "episode", ...other.map(String)], state);
-  const [tabs, body] = [h("div"), h("div", { class: "episode-body" })];
+  const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step, "episode", ...place)];
+  const [run, first] = await Promise.all([load(runPath), load(path)]);
+  let [episode, state] = [first, query];
+  const at = (other, changed) => other && makeHash(["run", id, kind, step, "episode", ...other.map(String)], changed);
+  const [head, tabs, body] = [h("div"), h("div"), h("div", { class: "episode-body" })];
   const shown = { view: null, colour: () => {}, close: () => {} };
-  const requery = (state) => {
+  const requery = (changed) => {
+    state = changed;
     const views = listViews(episode);
     const view = views.some(([key]) => key === state.view) ? state.view : "chat";
     if (view === shown.view) return shown.colour(colouringOf(state));
@@ -31,17 +33,29 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
     const goTo = (turn) => (setQuery({ turn }), scrollToTurn(turn));
     replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goTo), h("div", null, node));
   };
-  requery(query);
   const [position, member, attempt] = place.map(Number);
   const title = memberName({ member, attempt });
+  const draw = () => {
+    replace(head, drawHead(id, episode, title));
+    shown.view = null;
+    requery(state);
+  };
+  draw();
+  const refresh = async () => {
+    const latest = await load(path);
+    if (latest === episode) return;
+    episode = latest;
+    keepFocus(view.node, draw);
+  };
   const group = [`Group ${position}`, [kind, step, "group", String(position)]];
   const places = [stepPlace(kind, step), group, [title, [kind, step, "episode", ...place]]];
   const { previous, next } = episode.neighbours;
   const kept = { view: query.view, colour: query.colour };
-  return makeRunView(run, kind, places, [drawHead(id, episode, title), tabs, body], {
-    previous: at(previous, kept), next: at(next, kept), requery,
+  const view = makeRunView(run, kind, places, [head, tabs, body], {
+    previous: at(previous, kept), next: at(next, kept), watch: runPath, refresh, requery,
     opened: () => scrollToTurn(query.turn), close: () => shown.close(),
   });
+  return view;
 }
 
 const listViews = ({ files, view }) => [
