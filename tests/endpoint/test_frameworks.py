@@ -45,7 +45,7 @@ def check_on_engine(env: rlkit.Env, folder: Path) -> None:
 
     model = teach_agent(folder / "model", play, authors)
     assert rewards == [1.0, 0.0]
-    means = train_agent(model, [env], steps=5, group_size=16, learning_rate=0.003)
+    means = train_agent(model, [env], steps=5, group_size=16, learning_rate=0.001)
     assert means[-1] > means[0], "the model learns"
 
 

@@ -174,6 +174,7 @@ def test_a_rollout_that_ends_its_worker_is_retried_within_the_budget() -> None:
     assert played.metrics["restarts"] == 3
 
 
+@pytest.mark.slow
 def test_a_rollout_whose_worker_others_keep_ending_is_completed() -> None:
     envs = {"long": EndsLate(4.0, ends=False), **{f"ends{n}": EndsLate(0.3 * n, ends=True) for n in range(7)}}
     played = play(envs, 1, settings={name: make_settings(group_size=1, retries=0) for name in envs})
