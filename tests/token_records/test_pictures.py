@@ -27,7 +27,7 @@ class Drawn(Word):
         self.picture = picture
 
     def render(self, episode: Episode) -> object:
-        if isinstance(self.picture, Exception):
+        if isinstance(self.picture, BaseException):
             raise self.picture
         return self.picture or f"<b>{episode.reward} after {len(episode.turns)} turn</b>"
 
@@ -65,6 +65,7 @@ def test_a_run_records_what_environments_draw(tmp_path: Path) -> None:
     ("picture", "reason"),
     [
         (ValueError("no <b>ink</b>"), "ValueError: no &lt;b&gt;ink&lt;/b&gt;"),
+        (SystemExit(3), "SystemExit: 3"),
         (3, "TypeError: it returned a int, not HTML as a string"),
         ("x" * (1 << 21), "more than 1,048,576 bytes"),
     ],

@@ -35,7 +35,7 @@ def add_picture(env: Env, episode: Episode) -> Episode:
             raise TypeError(f"it returned a {type(picture).__name__}, not HTML as a string")
         if len(picture.encode()) > _HTML_BYTES:
             raise ValueError(f"it returned more than {_HTML_BYTES:,} bytes")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, and the episode counts nevertheless
         reason = f"{type(env).__name__}.render failed: {type(error).__name__}: {safe_str(error)}"
         picture = f"<p>{html.escape(reason)}</p>"
     return replace(episode, info={**episode.info, "view": {"html": picture}})

@@ -155,7 +155,7 @@ def _load_file(path: Path, step: Step) -> Iterator[LogGroup]:
 
 @dataclass
 class _GroupLog:
-    """What was logged of a group: the lengths of its prompts and replies, and conversations by their rewards."""
+    """Log of a group: the lengths of its prompts and replies, and its conversations by their rewards."""
 
     lengths: list[str] = field(default_factory=list[str])
     replies: dict[str, list[list[Row]]] = field(default_factory=dict[str, list[list[Row]]])
