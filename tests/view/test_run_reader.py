@@ -15,16 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlkit.envs.harbor.trial_files import list_files
 from rlkit.errors import UsageError
-from rlkit.store import table
+from rlkit.store import run_locks, table
 from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.token_records.updates import read_update, update_path
 from rlkit.types import Episode, Group, Image, Message, Prompt
-from rlkit.view import locks
 from rlkit.view.api import respond
 from rlkit.view.library import Library
-from rlkit.view.trial_files import list_files
 from tests.builders import episode, piece, turn
 from tests.trackers.folders import write_run
 from tests.view.mixed_run import record_run
@@ -146,6 +145,12 @@ def test_the_messages_of_a_branch_are_those_after_its_parent(folder: Path) -> No
     assert shown["turns"][3]["messages"][-1]["content"].startswith("Well, ")
 
 
+def test_a_group_tells_where_its_replies_fork(folder: Path) -> None:
+    replies = get(folder, "run/mixed/step/1/group/0")["replies"]
+    branches = [message["branch"] for message in replies[0]["messages"] if "branch" in message]
+    assert branches == ["continues turn 1", "new segment"]
+
+
 def test_a_group_shows_the_shared_prompt_once(folder: Path) -> None:
     group = get(folder, "run/mixed/step/1/group/0")
     assert [message["role"] for message in group["prompt"]] == ["system", "user"]
@@ -198,6 +203,17 @@ def test_each_value_of_a_list_has_the_origin_of_its_line(tmp_path: Path) -> None
     assert config["seed"] == ("3", "python")
     assert config["epochs"] == ("null", "default")
     assert config["envs.arithmetic.args"] == ("{}", "default")
+
+
+def test_tags_are_those_of_the_tracker(tmp_path: Path) -> None:
+    tags = ["first try", "no", "a  # b", "4", "[x]"]
+    env = {"arithmetic": {"args": {"terms": [2, 3]}}}
+    write_run(tmp_path / "plain", steps=1, settings={"envs": env})
+    write_run(tmp_path / "tagged", steps=1, settings={"track": {"wandb": {"project": "p", "tags": tags}}})
+    nested = write_run(tmp_path / "nested", steps=1) / "config.yaml"
+    nested.write_text(nested.read_text() + "track:\n  mine:\n    tags: [mine]\n  wandb:\n    other:\n      tags: [x]\n")
+    runs = {row["id"]: row["tags"] for row in get(tmp_path, "runs")["runs"]}
+    assert runs == {"plain": [], "tagged": tags, "nested": []}
 
 
 def test_tasks_list_each_episode_once(folder: Path) -> None:
@@ -299,7 +315,7 @@ def test_a_lock_is_found_where_the_list_names_another_device(tmp_path: Path, mon
     run, number = write_run(tmp_path / "live", steps=1, status="running"), 4321
     (run / "lock").write_text(f"{number}\n")
     file = (run / "lock").stat().st_ino
-    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(run_locks, "_LOCKS", tmp_path / "locks")
     for process, name, status in (
         (number, f"00:99:{file}", "running"),
         (1, f"00:99:{file}", "dead"),

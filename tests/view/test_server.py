@@ -18,12 +18,12 @@ import pytest
 
 from rlkit._util import files
 from rlkit.errors import UsageError
+from rlkit.metrics.rewards import draw_bars
 from rlkit.store.history import table_path
 from rlkit.trackers import RunResult
 from rlkit.view.api import respond
 from rlkit.view.html_export import export_html
 from rlkit.view.library import Library
-from rlkit.view.notebook import draw_bars
 from rlkit.view.server import STATIC, ViewServer
 from tests.trackers.folders import write_run, write_step
 from tests.view.mixed_run import record_run

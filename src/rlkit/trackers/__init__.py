@@ -132,7 +132,7 @@ class RunResult:
 
     def _summarize(self) -> str:
         """Return a line with a small chart of the mean reward."""
-        from rlkit.view.notebook import draw_bars, read_rewards
+        from rlkit.metrics.rewards import draw_bars, read_rewards
 
         rewards = read_rewards(self.directory)
         reward = f", reward {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
+from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import UsageError
 from rlkit.view.discovery import list_searches
 from rlkit.view.evaluations import list_evaluations
@@ -17,7 +18,6 @@ from rlkit.view.library import Library, report_damage
 from rlkit.view.records import RecordReader
 from rlkit.view.records.reader import Place, Row, Step
 from rlkit.view.run_reader import RunReader, read_lines
-from rlkit.view.trial_files import read_file
 
 
 def respond(library: Library, path: str, query: Mapping[str, str] | None = None) -> bytes:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from rlkit._util.files.json_fields import pick
 from rlkit._util.paths import ARTEFACTS
+from rlkit.envs.harbor.trial_files import list_files
 from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, pieces_path
 from rlkit.token_records.updates import RecordedSequence, place_numbers, update_path
 from rlkit.types import TokenPiece
-from rlkit.view.records.reader import Place, Row, Step
+from rlkit.view.records.reader import Place, Row, Step, join_turns
 from rlkit.view.tables import find_table, read_attempts, read_texts, read_updates
-from rlkit.view.trial_files import list_files
 
 _TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")
 _DIGITS = 5
@@ -35,8 +35,8 @@ def read_replies(directory: Path, step: Step, places: Sequence[Place]) -> list[R
     pieces, replies = read_texts(pieces_path(directory)), list[Row]()
     for row in map(attempts.__getitem__, places):
         turns = enumerate(row["turns"])
-        messages = [message for index, turn in turns for message in _list_messages(turn, index, pieces)]
-        replies.append({"messages": messages, "info": json.loads(row["info"]), "error": row["error"]})
+        shown = [{**turn, "messages": _list_messages(turn, index, pieces)} for index, turn in turns]
+        replies.append({"messages": join_turns(shown), "info": json.loads(row["info"]), "error": row["error"]})
     return replies
 
 

@@ -18,12 +18,12 @@ from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from rlkit._util import files
+from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import RlkitError, UsageError
 from rlkit.view.api import respond
 from rlkit.view.library import Library
 from rlkit.view.server import STATIC
 from rlkit.view.tables import Row
-from rlkit.view.trial_files import read_file
 
 _UNESCAPED = "!~*'()"
 """Characters that `encodeURIComponent` of JavaScript leaves as they are, besides letters, digits, `-`, `_` and `.`."""

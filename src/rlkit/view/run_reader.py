@@ -10,20 +10,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any, override
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_rows
 from rlkit._util.paths import ARTEFACTS
-from rlkit.config.loading.resolved import read_settings
+from rlkit.config.loading.resolved import find_tags, read_settings
 from rlkit.errors import UsageError
 from rlkit.metrics.diagnostics import find_problems
+from rlkit.metrics.rewards import mean_reward
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
+from rlkit.store.run_locks import is_locked
 from rlkit.view.episode import read_episode, read_replies
 from rlkit.view.group import list_groups, search_replies
-from rlkit.view.locks import is_locked
 from rlkit.view.records.reader import Match, Place, RecordReader, Row, Step
 from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
 
@@ -46,7 +46,6 @@ class RunReader(RecordReader):
         config_path, metrics_path = self.path / "config.yaml", self.path / "metrics.jsonl"
         config = config_path.read_text(errors="replace") if config_path.exists() else ""
         steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
-        tags = re.search(r"^ +tags:((?: *\[.*\])|(?:\n +- [^\n]*)+)", config, re.MULTILINE)
         first, last = json_lines.read_ends(metrics_path, '"env/')
         is_rare = (self.path / "evaluations").is_dir()
         first_evaluation, last_evaluation = json_lines.read_ends(metrics_path, '"eval/', is_rare=is_rare)
@@ -65,7 +64,7 @@ class RunReader(RecordReader):
             "steps": int(steps[1]) if steps else None,
             "model": pick(about, "identity.model", str),
             "envs": [str(env) for env in pick_list(about, "identity.envs")],
-            "tags": re.findall(r"[\w.:/-]+", re.sub(r"#.*|(?m:^ +- )", " ", tags[1])) if tags else [],
+            "tags": find_tags(config),
             "reward": _pair(mean_reward(first, "env"), mean_reward(last, "env")),
             "evaluation": evaluation and {"metric": "reward", "start": evaluation[0], "now": evaluation[1]},
             "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
@@ -140,16 +139,6 @@ def _read_usage(path: Path) -> Row:
 
 def _modified(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
-
-
-def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | None:
-    """Return the mean reward over the environments of a step (`env`) or an evaluation (`eval`)."""
-    total = metrics.get(f"{prefix}/all/reward/mean")
-    if total is not None:
-        return total
-    names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
-    rewards = [reward for name in names if name.count("/") == 3 and (reward := metrics[name]) is not None]
-    return fmean(rewards) if rewards else None
 
 
 def _pair(start: float | None, now: float | None) -> list[float | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,14 @@ def exported(request: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def read_facts(visit: Visit) -> str:
-    """Return the text of a page without what only a server can do."""
+    """Return the text of a page without what only a server can do, and without ages, which grow meanwhile."""
     visit.page.wait_for_function(
         "() => [...document.querySelectorAll('#main .chart .plot')].every((plot) => plot.querySelector('canvas'))"
     )
     text = visit.text()
     for words in SERVER_ONLY:
         text = text.replace(words, "")
-    return " ".join(text.split())
+    return re.sub(r"just now|\d+ (min|h) ago", "", " ".join(text.split()))
 
 
 @pytest.mark.parametrize("place", PLACES)

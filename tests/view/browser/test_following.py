@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.trackers.folders import write_run, write_step
-from tests.view.browser.conftest import serve
+from tests.view.browser.conftest import can_search, serve
 from tests.view.browser.test_live import LiveRun
 from tests.view.browser.test_pages import read_step
 from tests.view.browser.visit import Visit
@@ -253,6 +253,24 @@ def test_a_run_gets_a_tab_when_it_has_a_page_for_it(tmp_path: Path, visit_link: 
         assert visit.texts("nav.tabs a") == ["Overview"]
         write_step(run, 1)
         visit.wait_until(lambda: visit.texts("nav.tabs a") == ["Overview", "Steps", "Tasks"])
+        visit.check()
+
+
+@pytest.mark.skipif(not can_search(), reason="programs of a search would not be kept apart")
+def test_a_record_stays_as_it_was_opened(runs: Path, tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    run = Path(shutil.copytree(runs / "erdos", tmp_path / "runs" / "erdos"))
+    *_, last = sorted((run / "artefacts" / "erdos").glob("*.record.json"))
+    text = last.read_text()
+    last.unlink()
+    with serve(run.parent) as link:
+        visit = visit_link(link)
+        visit.open("#/run/erdos/discovery")
+        records = visit.page.locator(".record")
+        count = records.count()
+        records.first.locator("summary", has_text="Program").click()
+        last.write_text(text)
+        visit.wait_until(lambda: records.count() > count)
+        assert visit.page.locator(".record details[open]").count() == 1
         visit.check()
 
 

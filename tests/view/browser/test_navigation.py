@@ -236,6 +236,15 @@ def test_a_place_that_does_not_exist_says_so(visit_link: Callable[..., Visit], l
     assert all("404" in problem for problem in visit.problems)
 
 
+def test_a_comparison_with_an_unknown_run_shows_the_others(visit_link: Callable[..., Visit], link: str) -> None:
+    visit = visit_link(link)
+    visit.open("#/compare/shop,none,faster")
+    assert "there is no run 'none'" in visit.text()
+    assert visit.page.locator("main tbody").first.locator("tr").count() == 2
+    assert visit.texts(".chart .legend")[0].startswith("shop")
+    assert all("404" in problem for problem in visit.problems)
+
+
 def test_a_link_without_its_token_says_what_to_do(visit_link: Callable[..., Visit], runs: Path) -> None:
     with serve(runs) as link:
         for wrong in (link.partition("?")[0], f"{link.partition('=')[0]}=wrong"):

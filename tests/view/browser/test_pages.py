@@ -132,6 +132,12 @@ def test_a_group_shows_replies_by_advantage_and_their_differences(visit: Visit, 
     visit.check()
 
 
+def test_a_group_shows_where_a_reply_forks(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="completed", reward=1.0)
+    visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
+    assert "continues turn 1" in visit.texts(".column .tag")
+
+
 def test_a_failed_reply_shows_its_error(visit: Visit, runs: Path) -> None:
     step, row = find_episode(runs, "shop", status="failed")
     visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
@@ -347,6 +353,9 @@ def test_evaluations_show_scores_with_intervals_labels_and_tasks(visit: Visit, r
     visit.page.get_by_role("link", name="all groups").click()
     visit.wait_for_hash("evaluation/12")
     assert len(visit.rows()) == 6
+    visit.page.locator("a.row-link").first.click()
+    visit.wait_for_hash("evaluation/12/group")
+    assert visit.texts("nav.tabs a[aria-current]") == ["Evaluations"]
     visit.check()
 
 

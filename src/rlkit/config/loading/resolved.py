@@ -16,7 +16,7 @@ from rlkit._util.json_values import map_text
 from rlkit.config.loading.environment_variables import escape
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, plain, scalars
 from rlkit.config.loading.secrets import without_secrets
-from rlkit.config.loading.yaml_text import read_file, scalar
+from rlkit.config.loading.yaml_text import parse, read_file, scalar
 from rlkit.config.schema import Config
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9/.$_~][A-Za-z0-9/._+\-${}:@]*(?<!:)")
+_TAGS = re.compile(r"^track:\n(?:  .*\n)*?  wandb:\n(?:    .*\n)*?    tags: (\[.*)", re.MULTILINE)
 _VALUE_MAX_CHARS = 56
 
 
@@ -93,6 +94,17 @@ def read_settings(path: Path) -> list[tuple[str, str, str]]:
         line = lines[node.origin.line - 1] if node is not None and node.origin.line else ""
         settings.append((dotted(keys), json.dumps(value), line.rpartition("  # ")[2] if "  # " in line else ""))
     return settings
+
+
+def find_tags(text: str) -> list[str]:
+    """Return `track.wandb.tags` of a text of the lines of `show_lines`, without parsing the rest of it.
+
+    Raises:
+        ConfigError: the list is no YAML.
+    """
+    line = _TAGS.search(text)
+    node = parse(line[1], source="track.wandb.tags", lines=False) if line else None
+    return [str(tag) for _, tag in leaves(plain(node))] if node is not None and node.value else []
 
 
 def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: KeyPath) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, Literal, override
 
 from rlkit.errors import UsageError
+from rlkit.store.run_locks import LIVE_S
 
 type Row = dict[str, Any]
 """JSON object."""
@@ -28,9 +29,6 @@ type Place = tuple[int, int, int]
 
 type Match = tuple[int, int, int, str]
 """Place of an episode, and an excerpt of a reply."""
-
-LIVE_S = 600.0
-"""Time after the last write until an unfinished record counts as interrupted."""
 
 _SNIPPET_CHARS = 80
 _STATUSES = ("completed", "truncated", "failed")
@@ -51,14 +49,6 @@ class RecordReader(ABC):
         """Return the header of the run's page."""
 
     @abstractmethod
-    def summary(self) -> Row:
-        """Return the run's row in the list of runs."""
-
-    @abstractmethod
-    def metrics(self) -> Row:
-        """Return the metrics of all steps by name."""
-
-    @abstractmethod
     def list_steps(self) -> Sequence[Step]:
         """Return the steps and evaluations, sorted."""
 
@@ -70,13 +60,27 @@ class RecordReader(ABC):
     def read_episode(self, step: Step, place: Place) -> Row:
         """Return `turns`, `info` and `error` of an episode, and whatever else its group lacks."""
 
+    def summary(self) -> Row:
+        """Return the run's row in the list of runs."""
+        return {name: value for name, value in self.run().items() if name not in _HEADER}
+
+    def metrics(self) -> Row:
+        """Return the metrics of all steps by name: the mean rewards of the environments."""
+        steps, columns = self.list_steps(), dict[str, list[float | None]]()
+        for index, step in enumerate(steps):
+            groups = self.read_groups(step)
+            for env in {group["env"]: None for group in groups}:
+                name = f"{'env' if step[0] == 'step' else 'eval'}/{env}/reward/mean"
+                column = columns.setdefault(name, [None] * len(steps))
+                column[index] = average_reward(group for group in groups if group["env"] == env)
+        return {"step": [number for _, number in steps], "metrics": columns}
+
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
         """Return `messages`, `info` and `error` of episodes of a group."""
         episodes = [self.read_episode(step, place) for place in places]
-        chats = [[message for turn in episode["turns"] for message in turn["messages"]] for episode in episodes]
         return [
-            {"messages": messages, "info": episode["info"], "error": episode["error"]}
-            for messages, episode in zip(chats, episodes, strict=True)
+            {"messages": join_turns(episode["turns"]), "info": episode["info"], "error": episode["error"]}
+            for episode in episodes
         ]
 
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
@@ -190,10 +194,6 @@ class LogReader(RecordReader):
         return {**row, **fields}
 
     @override
-    def summary(self) -> Row:
-        return {name: value for name, value in self.run().items() if name not in _HEADER}
-
-    @override
     def read_groups(self, step: Step) -> Sequence[Row]:
         rows = list[Row]()
         for position, group in enumerate(self.list_groups(step)):
@@ -207,22 +207,23 @@ class LogReader(RecordReader):
         position, member, _ = place
         return self.show_episode(self.list_groups(step)[position].records[member])
 
-    @override
-    def metrics(self) -> Row:
-        steps, columns = self.list_steps(), dict[str, list[float | None]]()
-        for index, step in enumerate(steps):
-            groups = self.read_groups(step)
-            for env in {group["env"]: None for group in groups}:
-                name = f"{'env' if step[0] == 'step' else 'eval'}/{env}/reward/mean"
-                column = columns.setdefault(name, [None] * len(steps))
-                column[index] = average_reward(group for group in groups if group["env"] == env)
-        return {"step": [number for _, number in steps], "metrics": columns}
-
 
 def average_reward(groups: Iterable[Row]) -> float | None:
     """Return the mean reward of all members that have one."""
     rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
     return fmean(rewards) if rewards else None
+
+
+def join_turns(turns: Iterable[Row]) -> list[Row]:
+    """Return the messages of turns with a parent; `branch` tells where a turn does not continue the one before it."""
+    joined = list[Row]()
+    for index, turn in enumerate(turns):
+        parent, messages = turn["parent"], turn["messages"]
+        if index and parent != index - 1 and messages:
+            branch = "new segment" if parent is None else f"continues turn {parent + 1}"
+            messages = [{**messages[0], "branch": branch}, *messages[1:]]
+        joined += messages
+    return joined
 
 
 def find_excerpt(pattern: re.Pattern[str], text: str) -> str | None:

@@ -16,9 +16,7 @@ export class ApiError extends Error {
 }
 
 /** Return the data of an API path. The same object is returned while the data does not change. */
-export async function load(path) {
-  return isExport ? loadExported(path) : loadServed(path);
-}
+export const load = (path) => (isExport ? loadExported(path) : loadServed(path));
 
 async function loadServed(path) {
   const cached = cache.get(path);

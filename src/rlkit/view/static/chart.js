@@ -85,9 +85,7 @@ function makeSeries({ x, series }) {
   return { data, series: options, bands };
 }
 
-function fade(colour, opacity) {
-  return `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${opacity})`;
-}
+const fade = (colour, opacity) => `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${opacity})`;
 
 function chartOptions(chart, host, showLegend) {
   const { x, series, isLog, onStep, height = 150, guides = [], markers = [], digits = 3 } = chart;
@@ -95,7 +93,7 @@ function chartOptions(chart, host, showLegend) {
   const axis = { stroke: themeColour("muted"), font: FONT, grid, ticks: { show: false } };
   const showTicks = (_plot, ticks) => ticks.map((tick) => (tick === null ? null : formatNumber(tick, digits)));
   const areaRange = (_plot, _low, high) => [0, high * 1.04 || 1];
-  const range = isLog ? undefined : series.some(({ isArea }) => isArea) ? areaRange : paddedRange;
+  const range = isLog ? undefined : series.some(({ isArea }) => isArea) ? areaRange : paddedRange(digits > 3);
   const openStep = ({ cursor }) => cursor.idx !== null && onStep(x[cursor.idx]);
   return {
     width: host.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
@@ -113,12 +111,13 @@ function chartOptions(chart, host, showLegend) {
   };
 }
 
-function paddedRange(_plot, low, high) {
+/** Return the range of an axis: that of the values with some space, and with 0 if it is near and not `isClose`. */
+const paddedRange = (isClose) => (_plot, low, high) => {
   if (low === null) return [0, 1];
   if (low === high) return low === 0 ? [0, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * high)];
   const space = 0.06 * (high - low);
-  return [low >= 0 && low < 0.4 * high ? 0 : low - space, high + space];
-}
+  return [!isClose && low >= 0 && low < 0.4 * high ? 0 : low - space, high + space];
+};
 
 function drawMarkers(plot, markers, guides) {
   const { ctx, bbox } = plot;

@@ -12,14 +12,15 @@ const IMAGE_DATA = /^data:image\/(png|jpeg|gif|webp|bmp|svg\+xml)[;,]/;
 export const drawMessages = (messages, { replies = {}, limit } = {}) =>
   h("div", { class: "messages" }, messages.map((message) => drawMessage(message, replies[message.turn], limit)));
 
-function drawMessage({ role, name, thinking, content, tool_calls: calls = [], tool_call_id: callId }, runs, limit) {
+function drawMessage(message, runs, limit) {
+  const { role, name, branch, thinking, content, tool_calls: calls = [], tool_call_id: callId } = message;
   const drawText = makeTextDrawer(runs, limit);
   const drawPart = (part) => (part.type === "image" ? drawImage(part.image) : drawText(part.text ?? ""));
   const title = thinking && `Thinking · ${thinking.length.toLocaleString("en")} characters`;
   const kind = `message role-${ROLES.includes(role) ? role : "other"}`;
   return h("article", { class: kind, dataset: { row: "" }, tabIndex: -1 },
     h("header", null, h("span", { class: "role" }, textLine(role, 40)),
-      name && h("span", { class: "tag" }, textLine(name, 60)), callId && drawId(callId)),
+      [name, branch].map((text) => text && h("span", { class: "tag" }, textLine(text, 60))), callId && drawId(callId)),
     thinking && fold(title, drawText(thinking), { kind: "thinking" }),
     typeof content === "string" ? content && drawText(content) : content?.map(drawPart),
     calls.map((call) => h("div", { class: "call" },

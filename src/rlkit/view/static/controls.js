@@ -25,9 +25,8 @@ export function checkControl(label, key, query) {
 }
 
 /** Return a choice between options [value, label]; the empty value is the default. */
-export function choiceControl(label, key, options, query) {
-  return field(label, selectBox(options, query[key] ?? "", (value) => setQuery({ [key]: value })));
-}
+export const choiceControl = (label, key, options, query) =>
+  field(label, selectBox(options, query[key] ?? "", (value) => setQuery({ [key]: value })));
 
 /** Return a function that tells whether a text has all words of a search. */
 export function wordMatcher(search = "") {

@@ -1,10 +1,8 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import {
-  checkControl, choiceControl, emptyNote, field, h, makeHash, navigate, replace, setQuery, textControl, textLine,
-  wordMatcher,
-} from "rlkit/ui";
+import { checkControl, choiceControl, emptyNote, field, h, joinIds, makeHash, navigate, replace, setQuery, splitIds,
+  textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const MATCHES = 40;
 const STACK_COLOURS = ["c0", "c2", "c1"];
@@ -44,9 +42,7 @@ export function drawCurves(sources, query) {
   };
 }
 
-function allMetrics(sources) {
-  return Object.assign({}, ...sources.map(({ metrics }) => metrics.metrics));
-}
+const allMetrics = (sources) => Object.assign({}, ...sources.map(({ metrics }) => metrics.metrics));
 
 function choosePanels(sources, query) {
   const metrics = allMetrics(sources);
@@ -56,9 +52,7 @@ function choosePanels(sources, query) {
   return [...chosenPanels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
 
-function chosenMetrics(query) {
-  return (query.m ?? "").split(",").filter(Boolean);
-}
+const chosenMetrics = (query) => splitIds(query.m ?? "");
 
 function listControls(metrics, query) {
   const envs = metricEnvs(metrics).map((name) => [name, name]);
@@ -74,9 +68,8 @@ function metricSearch(names, query) {
   const list = h("div", { class: "matches", hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
   const chosen = new Set(chosenMetrics(query));
   const choose = (name, isChosen) => {
-    if (isChosen) chosen.add(name);
-    else chosen.delete(name);
-    setQuery({ m: [...chosen].join(",") });
+    chosen[isChosen ? "add" : "delete"](name);
+    setQuery({ m: joinIds(chosen) });
   };
   const drawMatch = (name) => {
     const onchange = ({ target }) => choose(name, target.checked);

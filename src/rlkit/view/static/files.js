@@ -1,6 +1,6 @@
 /** Files of an episode: the terminal session, the output of the verifier, artefacts. Each loads when it is opened. */
 import { load } from "rlkit/api";
-import { emptyNote, formatCount, h, replace, section, textBlock, textLine } from "rlkit/ui";
+import { attempt, emptyNote, formatCount, h, replace, section, textBlock, textLine } from "rlkit/ui";
 
 const GROUPS = [
   ["Terminal", /\.cast$|terminal|\.pane$|session|transcript|asciinema/i],
@@ -46,11 +46,7 @@ function terminalText(name, text) {
   return lines.map((line) => line.slice(line.lastIndexOf("\r") + 1)).join("\n");
 }
 
-function castOutput(line) {
-  try {
-    const [, kind, text] = JSON.parse(line);
-    return kind === "o" ? text : "";
-  } catch {
-    return "";
-  }
-}
+const castOutput = (line) => attempt(() => {
+  const [, kind, text] = JSON.parse(line);
+  return kind === "o" ? text : "";
+}, "");

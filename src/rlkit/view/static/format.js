@@ -4,6 +4,15 @@ const DASH = "–";
 /** Tell whether a value is known. */
 export const isKnown = (value) => value !== null && value !== undefined;
 
+/** Return the result of an action, or `fallback` if it fails. */
+export function attempt(action, fallback) {
+  try {
+    return action();
+  } catch {
+    return fallback;
+  }
+}
+
 /** Return a number with about `digits` significant digits. */
 export function formatNumber(value, digits = 3) {
   if (!isKnown(value) || Number.isNaN(value)) return DASH;

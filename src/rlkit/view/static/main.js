@@ -1,6 +1,7 @@
 /** Show the page that the address names, keep it live, and frame it with navigation. */
 import { ApiError, isExport, load } from "rlkit/api";
 import { h, markInvisible, replace } from "rlkit/dom";
+import { attempt } from "rlkit/format";
 import { listenToKeys, showHelp } from "rlkit/keys";
 import { showCompare } from "rlkit/pages/compare";
 import { showDiscovery } from "rlkit/pages/discovery";
@@ -139,13 +140,7 @@ function switchTheme() {
 }
 
 /** Return the storage of the browser; a page in a frame without origin has none, and keeps no theme. */
-function findStorage() {
-  try {
-    return localStorage;
-  } catch {
-    return null;
-  }
-}
+const findStorage = () => attempt(() => localStorage, null);
 
 const button = { class: "button quiet", type: "button" };
 const themeButton = h("button", { ...button, title: "Change colours (t)", onclick: switchTheme });

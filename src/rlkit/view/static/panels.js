@@ -2,9 +2,7 @@
 const RUN_COLOURS = ["c0", "c1", "c2", "c3", "c4", "c5"];
 
 /** Return the colour of the run at an index of a comparison. */
-export function runColour(index) {
-  return RUN_COLOURS[index % RUN_COLOURS.length];
-}
+export const runColour = (index) => RUN_COLOURS[index % RUN_COLOURS.length];
 
 /** Return the names of the environments that metrics are about, `all` first. */
 export function metricEnvs(metrics) {
@@ -38,10 +36,8 @@ function listPanels(env, score) {
     { title: "Tokens of an episode", series: spread("tokens"), findings: ["truncation"] },
     { title: "Groups", series: groups, findings: ["dead_groups"], isStacked: true },
     { title: "Truncation", series: lines({ episodes: "truncated", turns: "stop/length" }), findings: ["truncation"] },
-    {
-      title: "Failures", series: lines({ failed: "failed", retries: "retries" }),
-      findings: ["infrastructure_failures", "retry_bias"],
-    },
+    { title: "Failures", series: lines({ failed: "failed", retries: "retries" }),
+      findings: ["infrastructure_failures", "retry_bias"] },
     { title: "Seconds of a step", series: seconds, findings: ["environment_cpu", "blocking"], isStacked: true },
     { title: "Staleness, steps", series: lines({ mean: "mean", max: "max" }, "batch/staleness"), findings: [] },
   ];

@@ -72,9 +72,7 @@ export function trainingFacts({ taught, reason, estimator, baseline, draw }, isS
 }
 
 /** Return whether a group taught, and the reason if it did not; `taught` is null as long as that is not known. */
-export function tellTaught({ taught, reason }) {
-  return taught ? "yes" : joinFacts([taught === false && "no", reason], ": ");
-}
+export const tellTaught = ({ taught, reason }) => taught ? "yes" : joinFacts([taught === false && "no", reason], ": ");
 
 /** Replace the [value, label] options of a select element, which keeps the focus. */
 export function replaceOptions(select, options, value) {

@@ -1,4 +1,6 @@
 /** The state of the page is the hash of its address: `#/path/of/names?key=value`. Each state has a link. */
+import { attempt } from "rlkit/format";
+
 /** Return {parts, query} of a hash; parts are decoded. */
 export function parseHash(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -6,13 +8,7 @@ export function parseHash(hash) {
   return { parts, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-function decodePart(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
-}
+const decodePart = (text) => attempt(() => decodeURIComponent(text), text);
 
 /** Return the hash for names and a query; empty values of the query are left out. */
 export function makeHash(parts, query = {}) {
@@ -22,19 +18,13 @@ export function makeHash(parts, query = {}) {
 }
 
 /** Return the path of the API for names. */
-export function apiPath(...parts) {
-  return parts.map(encodeURIComponent).join("/");
-}
+export const apiPath = (...parts) => parts.map(encodeURIComponent).join("/");
 
 /** Return ids as one text; an id may have commas itself. */
-export function joinIds(ids) {
-  return [...ids].map(encodeURIComponent).join(",");
-}
+export const joinIds = (ids) => [...ids].map(encodeURIComponent).join(",");
 
 /** Return the ids of a text that `joinIds` made. */
-export function splitIds(text) {
-  return text.split(",").filter(Boolean).map(decodePart);
-}
+export const splitIds = (text) => text.split(",").filter(Boolean).map(decodePart);
 
 /** Change keys of the query without a new entry in the browser's history. */
 export function setQuery(changes) {

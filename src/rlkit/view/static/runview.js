@@ -11,11 +11,10 @@ export function makeRunView(run, tab, places, content, others = {}) {
   const crumbs = [[run.name, []], ...places].map(([label, path]) => [label, makeHash(["run", run.id, ...path])]);
   const title = crumbs.map(([label]) => label).reverse().join(", ");
   crumbs.unshift(["Runs", "#/"]);
-  const isGroup = tab === "group";
-  const tabs = drawTabs(run, isGroup ? "step" : tab);
-  const node = h("div", { class: isGroup ? "page wide" : "page" }, tabs, content);
+  const tabs = drawTabs(run, tab);
+  const node = h("div", { class: "page" }, tabs, content);
   const refresh = async (data) => {
-    if (data.steps_recorded) updateTabs(tabs, drawTabs(data, isGroup ? "step" : tab));
+    if (data.steps_recorded) updateTabs(tabs, drawTabs(data, tab));
     await others.refresh?.(data);
   };
   const watch = apiPath("run", run.id);
@@ -23,9 +22,7 @@ export function makeRunView(run, tab, places, content, others = {}) {
 }
 
 /** Return the place of a step or evaluation, for `makeRunView`. */
-export function stepPlace(kind, step) {
-  return [`${kind === "step" ? "Step" : "Evaluation"} ${step}`, [kind, String(step)]];
-}
+export const stepPlace = (kind, step) => [`${kind === "step" ? "Step" : "Evaluation"} ${step}`, [kind, String(step)]];
 
 function drawTabs(run, current) {
   const [lastStep, lastEvaluation] = [run.steps_recorded?.at(-1), run.evaluations?.at(-1)];

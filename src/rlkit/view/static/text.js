@@ -1,7 +1,6 @@
 /** Show texts of models: blocks that are cut where they are long, and short lines. */
 import { h, replace } from "rlkit/dom";
 
-
 const LIMIT_CHARS = 50_000;
 const LINE_LIMIT_CHARS = 4_000;
 const LONG_LINE = new RegExp(`^[^\\n]{${LINE_LIMIT_CHARS + 1}}`, "m");

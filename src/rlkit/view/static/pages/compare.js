@@ -3,12 +3,15 @@ import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import { apiPath, emptyNote, h, makeHash, makeTable, replace, section, splitIds, textLine } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, h, makeHash, makeTable, replace, section, splitIds, textLine } from "rlkit/ui";
 
 /** Show a comparison of runs. */
 export async function showCompare([, list], query) {
   const ids = splitIds(list);
-  let sources = await Promise.all(ids.map(loadSource));
+  const results = await Promise.allSettled(ids.map(loadSource));
+  let sources = results.flatMap(({ value }) => value ?? []);
+  if (!sources.length) throw results[0].reason;
+  const failures = results.flatMap(({ reason }) => (reason ? errorBlock(reason.message) : []));
   const summary = h("div");
   const drawSwatch = (index) => h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } });
   const drawRow = ({ run }, index) => drawRun({ ...run, name: run.id }, drawSwatch(index));
@@ -24,7 +27,7 @@ export async function showCompare([, list], query) {
     curves.refresh(sources);
   };
   const difference = drawDifference(sources.map(({ run }) => run));
-  const node = h("div", { class: "page" }, h("h1", null, "Compare runs"), summary, curves.node, difference);
+  const node = h("div", { class: "page" }, h("h1", null, "Compare runs"), failures, summary, curves.node, difference);
   const crumbs = [["Runs", "#/"], [`Compare ${ids.length}`, makeHash(["compare", list])]];
   const { requery, close } = curves;
   const up = makeHash([], { select: list });
@@ -39,7 +42,11 @@ async function loadSource(id) {
 function drawDifference(runs) {
   const title = "Difference of the configurations";
   const settings = runs.map((run) => new Map(run.config ?? []));
-  const keys = new Set(settings.flatMap((values) => [...values.keys()]));
+  const setKeys = new Set(runs.flatMap(({ config }) => config ?? []).flatMap(([key, , origin]) =>
+    origin === "default" ? [] : key));
+  // Defaults of an environment that a run lacks say nothing.
+  const isShown = (key) => setKeys.has(key) || settings.every((values) => values.has(key));
+  const keys = new Set(settings.flatMap((values) => [...values.keys()]).filter(isShown));
   const differentKeys = [...keys].filter((key) => new Set(settings.map((values) => values.get(key))).size > 1);
   const rows = differentKeys.map((key) => h("tr", null,
     h("th", { scope: "row", class: "mono" }, textLine(key, 120)),

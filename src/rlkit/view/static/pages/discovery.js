@@ -3,10 +3,8 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import {
-  apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, plural,
-  replace, section, textBlock, textLine,
-} from "rlkit/ui";
+import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, plural,
+  replace, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
 const DIGITS = 7;
@@ -16,13 +14,14 @@ export async function showDiscovery([, id]) {
   const path = apiPath("run", id, "discovery");
   const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
   const body = h("div", { class: "stack" });
+  const articles = new Map(); // what a record says → its article, which stays as it was opened
   let charts = [];
   const close = () => charts.forEach((chart) => chart.close());
   const draw = ({ searches }) => {
     close();
     const progress = searches.map((search) => drawProgress(search, run.step));
     charts = progress.filter(Boolean);
-    const sections = searches.map((search, index) => drawSearch(run, search, progress[index]?.node));
+    const sections = searches.map((search, index) => drawSearch(run, search, progress[index]?.node, articles));
     replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
   draw(data);
@@ -46,21 +45,23 @@ function drawProgress({ records, sign, symbol }, lastStep) {
   return drawChart({ title: `${symbol}, record by step`, x: [...bests.keys()], series, height: 180, digits: DIGITS });
 }
 
-function drawSearch(run, search, chart) {
+function drawSearch(run, search, chart, articles) {
   const { env, problem, symbol, records, states, sign, known: knownResults } = search;
   const best = records.reduce((top, record) => (sign * record.value > sign * top.value ? record : top));
+  const drawOnce = (record, isBest) => {
+    const key = JSON.stringify([env, record, isBest]);
+    if (!articles.has(key)) articles.set(key, drawRecord(run, env, symbol, record, isBest));
+    return articles.get(key);
+  };
   const headline = h("div", { class: "headline" },
     h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),
     h("div", { class: "big" }, formatNumber(best.value, DIGITS)));
   return section(textLine(env === problem ? env : `${env}: ${problem}`), null,
     h("div", { class: "headlines" }, headline),
-    factList([
-      ["Known", knownResults && textBlock(knownResults, "plain")],
-      ["Records", String(records.length)], ["States", String(states.length)],
-    ]),
+    factList([["Known", knownResults && textBlock(knownResults, "plain")], ["Records", String(records.length)],
+      ["States", String(states.length)]]),
     chart, h("h3", null, plural(records.length, "record")),
-    h("div", { class: "records" },
-      records.toReversed().map((record) => drawRecord(run, env, symbol, record, record === best))),
+    h("div", { class: "records" }, records.toReversed().map((record) => drawOnce(record, record === best))),
     states.length > 0 && drawStates(states, sign, symbol));
 }
 
@@ -76,8 +77,7 @@ function drawRecord(run, env, symbol, record, isBest) {
     parent && h("span", null, "from ", textLine(parent, 40)),
   ].filter(Boolean);
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
-    h("header", null,
-      h("h4", null, title), isBest && h("span", { class: "badge good" }, "best"),
+    h("header", null, h("h4", null, title), isBest && h("span", { class: "badge good" }, "best"),
       record.polished && h("span", { class: "badge" }, "polished")),
     picture, h("p", { class: "sub" }, origin.map((part, index) => [index > 0 && " · ", part])),
     claim && h("div", { class: "sub" }, textBlock(`The program claims ${claim}`, "plain", 400)),
@@ -93,11 +93,9 @@ function drawStates(states, sign, symbol) {
   const help = `${cut}Point at a state to see its value; the line of the best is emphasised.`;
   const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) => h("tr", null,
     h("th", { scope: "row", class: "mono" }, textLine(id, 60)), h("td", { class: "num" }, formatNumber(value, DIGITS)),
-    h("td", { class: "num" }, expansions),
-    h("td", { class: "mono" }, textLine(parent ?? "seed", 60))));
+    h("td", { class: "num" }, expansions), h("td", { class: "mono" }, textLine(parent ?? "seed", 60))));
   const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
-  return h("div", null,
-    h("h3", null, "States"), h("p", { class: "lead" }, help),
+  return h("div", null, h("h3", null, "States"), h("p", { class: "lead" }, help),
     h("div", { class: "states-frame" }, statesPicture(shownStates, lineage)),
     fold(`Line of the best: ${plural(rows.length, "state")}`, makeTable("Line of the best state", heads, rows).node));
 }

@@ -58,9 +58,10 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
   return view;
 }
 
-const listViews = ({ files, view }) => [
-  ["chat", "Chat"], ["tokens", "Rendered tokens"], files?.length && ["files", `Files (${files.length})`],
-  view && ["env", "Environment's view"],
+const listViews = ({ turns, files, view }) => [
+  ["chat", "Chat"],
+  turns.some(({ prompt, completion }) => prompt.length + completion.length) && ["tokens", "Rendered tokens"],
+  files?.length && ["files", `Files (${files.length})`], view && ["env", "Environment's view"],
 ].filter(Boolean);
 
 /** Return {node} of a view, with colour(key) and close() if it has them. */
@@ -87,9 +88,7 @@ function drawHead(id, episode, title) {
     metricFacts({ ...metrics, ...info, view: undefined }), errorBlock(error));
 }
 
-function scrollToTurn(turn) {
-  if (isKnown(turn)) document.getElementById(`turn-${turn}`)?.scrollIntoView({ block: "start" });
-}
+const scrollToTurn = (turn) => document.getElementById(`turn-${turn}`)?.scrollIntoView({ block: "start" });
 
 const colouringOf = ({ colour }) => COLOURINGS.some(([key]) => key === colour) ? colour : "advantage";
 

@@ -2,11 +2,9 @@
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { intervalBar } from "rlkit/plots";
-import {
-  apiPath, choiceControl, emptyNote, field, formatReward, growRows, h, isKnown, keepFocus, makeHash, makeRow,
+import { apiPath, choiceControl, emptyNote, field, formatReward, growRows, h, isKnown, keepFocus, makeHash, makeRow,
   makeRunView, makeTable, plural, replace, replaceOptions, rewardClass, section, selectBox, setQuery, textControl,
-  textLine,
-} from "rlkit/ui";
+  textLine } from "rlkit/ui";
 
 const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
 

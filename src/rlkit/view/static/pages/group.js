@@ -50,7 +50,8 @@ export async function showGroup([, id, kind, step, , position], query) {
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
   const places = [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]]];
-  const view = makeRunView(run, "group", places, content, { previous, next, refresh, requery });
+  const view = makeRunView(run, kind, places, content, { previous, next, refresh, requery });
+  view.node.classList.add("wide");
   return view;
 }
 

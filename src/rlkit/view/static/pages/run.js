@@ -1,10 +1,9 @@
 /** A run: where it started and is now, findings, curves, configuration. */
 import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
-import {
-  apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h, joinIds,
-  keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, section, statusBadge, textBlock, textLine,
-} from "rlkit/ui";
+import { apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h,
+  joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, section, statusBadge, textBlock,
+  textLine } from "rlkit/ui";
 
 /** Show a run. */
 export async function showRun([, id], query) {
@@ -44,12 +43,10 @@ function drawHead(run) {
   const releases = Object.entries(versions ?? {}).map((pair) => pair.join(" "));
   return [
     h("div", { class: "run-head" },
-      h("div", null,
-        h("h1", null, textLine(name, 120), " ", statusBadge(status)),
+      h("div", null, h("h1", null, textLine(name, 120), " ", statusBadge(status)),
         h("p", { class: "lead" }, textLine([model, envs.join(", ")].filter(Boolean).join(" · "))),
         reason && h("div", { class: isBad ? "error-block" : "lead" }, textBlock(reason, "plain"))),
-      h("div", { class: "headlines" },
-        run.reward && headline("Reward", run.reward),
+      h("div", { class: "headlines" }, run.reward && headline("Reward", run.reward),
         evaluation && headline(`Evaluation ${score}`, [evaluation.start, evaluation.now]))),
     factList([
       ["Step", steps ? `${step} of ${steps}` : String(step)], ["Best step", run.best_step],
@@ -62,8 +59,7 @@ function drawHead(run) {
 
 function headline(label, [start, now]) {
   const tone = now > start ? "up" : now < start ? "down" : "";
-  return h("div", { class: `headline ${tone}` },
-    h("div", { class: "label" }, textLine(label)),
+  return h("div", { class: `headline ${tone}` }, h("div", { class: "label" }, textLine(label)),
     h("div", { class: "big" },
       h("span", { class: "from" }, formatReward(start)), h("span", { class: "arrow" }, " → "), formatReward(now)));
 }
@@ -76,8 +72,7 @@ function drawFindings(run) {
     return h("li", { dataset: { row: "" } },
       h("div", { class: "where" },
         isRecorded ? h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, place) : place),
-      h("div", null,
-        h("strong", null, textLine(name.replaceAll("_", " "))),
+      h("div", null, h("strong", null, textLine(name.replaceAll("_", " "))),
         env && env !== "all" && h("span", { class: "tag" }, textLine(env)),
         textBlock(text, "plain"), action && h("div", { class: "sub" }, textBlock(action, "plain"))));
   });

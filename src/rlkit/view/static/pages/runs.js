@@ -1,10 +1,8 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
-import {
-  choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds, keepFocus,
-  makeHash, makeRow, makeTable, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
-  wordMatcher,
-} from "rlkit/ui";
+import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds,
+  keepFocus, makeHash, makeRow, makeTable, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+  wordMatcher } from "rlkit/ui";
 
 /** Heads of a table of runs. */
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
@@ -20,8 +18,7 @@ export async function showRuns(_parts, query) {
   const summary = h("p", { class: "lead", role: "status" });
   const selection = h("div", { class: "selection" });
   const select = (run, isSelected) => {
-    if (isSelected) selected.add(run.id);
-    else selected.delete(run.id);
+    selected[isSelected ? "add" : "delete"](run.id);
     setQuery({ select: joinIds(selected) });
     drawSelection(selection, selected);
   };
@@ -55,9 +52,8 @@ export async function showRuns(_parts, query) {
   return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery, close: () => stop() };
 }
 
-function describeRun({ name, id, model, status, kind, reason, envs, tags }) {
-  return [name, id, model, status, kind, reason, ...envs, ...tags].join(" ");
-}
+const describeRun = ({ name, id, model, status, kind, reason, envs, tags }) =>
+  [name, id, model, status, kind, reason, ...envs, ...tags].join(" ");
 
 function sortRuns(runs, sort) {
   const key = { reward: (run) => run.reward?.[1] ?? -Infinity, usd: (run) => run.usd ?? -Infinity }[sort];

@@ -1,10 +1,8 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 import { load } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
-import {
-  apiPath, checkControl, choiceControl, formatReward, formatSigned, growRows, h, isKnown, keepFocus, makeHash, makeRow,
-  makeRunView, makeTable, meanOf, plural, replace, textControl, textLine,
-} from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, formatReward, formatSigned, growRows, h, isKnown, keepFocus, makeHash,
+  makeRow, makeRunView, makeTable, meanOf, plural, replace, textControl, textLine } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
@@ -44,7 +42,8 @@ export async function showTasks([, id], query) {
     textControl("Search", "q", query), envs.length > 2 && choiceControl("Environment", "env", envs, query),
     choiceControl("Sort", "sort", SORTS, query), checkControl("Never solved", "unsolved", query));
   const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary), toolbar);
-  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, table.node], { refresh, requery, close: () => stop() });
+  const others = { refresh, requery, close: () => stop() };
+  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, table.node], others);
 }
 
 /** Return the tasks of columnar records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */

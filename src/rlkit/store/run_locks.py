@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlkit.view.records.reader import LIVE_S
-
 _LOCKS, _MOUNTS = Path("/proc/locks"), Path("/proc/self/mountinfo")
 _SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "gpfs", "lustre", "nfs", "smb", "virtiofs")
 """Beginnings of the kinds of file systems that several machines may use."""
+
+LIVE_S = 600.0
+"""Time after the last write until a run whose process is not known counts as ended."""
 
 
 def is_locked(path: Path, *, clock: Callable[[], float] = time.time) -> bool:

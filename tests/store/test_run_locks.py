@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.store import acquire_lock
-from rlkit.view import locks
-from rlkit.view.locks import is_locked
+from rlkit.store import acquire_lock, run_locks
+from rlkit.store.run_locks import is_locked
 
 NOW_S = 1_000_000.0
 
@@ -38,7 +37,7 @@ def mounts(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The system's list of file systems; one that several machines share holds the run."""
     path = tmp_path / "mountinfo"
     path.write_text(make_mounts(run, "nfs4"))
-    monkeypatch.setattr(locks, "_MOUNTS", path)
+    monkeypatch.setattr(run_locks, "_MOUNTS", path)
     return path
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.errors import UsageError
-from rlkit.view.tables import Row
 
 _FILES_MAX = 300
 _TEXT_BYTES = 1 << 20
 
 
-def list_files(info: Mapping[str, Any]) -> list[Row]:
+def list_files(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the files of an episode's trial, if its folder was kept."""
     folder = _find_folder(info)
     if folder is None:
@@ -30,7 +29,7 @@ def list_files(info: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def read_file(info: Mapping[str, Any], name: str) -> Row:
+def read_file(info: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the text of a file of the trial, at most a megabyte of it."""
     folder = _find_folder(info)
     path = None if folder is None else (folder / name).resolve()

@@ -1,0 +1,44 @@
+"""The mean reward of each step of a run, from its metrics, and a small chart of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from rlkit.errors import RlkitError
+from rlkit.store.history import read_metrics
+
+_BARS = "▁▂▃▄▅▆▇█"
+_BARS_MAX = 24
+
+
+def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | None:
+    """Return the mean reward over the environments of a step (`env`) or an evaluation (`eval`)."""
+    total = metrics.get(f"{prefix}/all/reward/mean")
+    if total is not None:
+        return total
+    names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
+    rewards = [reward for name in names if name.count("/") == 3 and (reward := metrics[name]) is not None]
+    return fmean(rewards) if rewards else None
+
+
+def read_rewards(directory: Path) -> list[float]:
+    """Return the mean reward of each step; none if they cannot be read."""
+    with suppress(RlkitError, OSError):
+        rewards = (mean_reward(metrics, "env") for _, metrics in read_metrics(directory / "metrics.jsonl"))
+        return [reward for reward in rewards if reward is not None]
+    return []
+
+
+def draw_bars(values: Sequence[float]) -> str:
+    """Return a chart of blocks, at most `_BARS_MAX` wide; each is the mean of its steps."""
+    if not values:
+        return ""
+    count = min(len(values), _BARS_MAX)
+    ends = [round(place * len(values) / count) for place in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(ends)]
+    low, high = min(means), max(means)
+    return "".join(_BARS[int((mean - low) / ((high - low) or 1) * (len(_BARS) - 1))] for mean in means)
