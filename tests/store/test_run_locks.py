@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlkit._util.files.run_locks import is_locked
 from rlkit.store import acquire_lock, run_locks
-from rlkit.store.run_locks import is_locked
 
 NOW_S = 1_000_000.0
 

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlkit._util.files import run_locks
 from rlkit.envs.harbor.trial_files import list_files
 from rlkit.errors import UsageError
-from rlkit.store import run_locks, table
+from rlkit.store import table
 from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.token_records.updates import read_update, update_path

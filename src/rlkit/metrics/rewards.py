@@ -1,15 +1,10 @@
-"""The mean reward of each step of a run, from its metrics, and a small chart of it."""
+"""The mean reward of a step, from its metrics, and a small chart of several."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
-
-from rlkit.errors import RlkitError
-from rlkit.store.history import read_metrics
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_MAX = 24
@@ -23,14 +18,6 @@ def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | Non
     names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
     rewards = [reward for name in names if name.count("/") == 3 and (reward := metrics[name]) is not None]
     return fmean(rewards) if rewards else None
-
-
-def read_rewards(directory: Path) -> list[float]:
-    """Return the mean reward of each step; none if they cannot be read."""
-    with suppress(RlkitError, OSError):
-        rewards = (mean_reward(metrics, "env") for _, metrics in read_metrics(directory / "metrics.jsonl"))
-        return [reward for reward in rewards if reward is not None]
-    return []
 
 
 def draw_bars(values: Sequence[float]) -> str:

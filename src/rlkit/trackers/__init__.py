@@ -12,10 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from rlkit.errors import RlkitError
 
 if TYPE_CHECKING:
     from rlkit._util.threads import DaemonThreadPool
@@ -132,13 +135,24 @@ class RunResult:
 
     def _summarize(self) -> str:
         """Return a line with a small chart of the mean reward."""
-        from rlkit.metrics.rewards import draw_bars, read_rewards
+        from rlkit.metrics.rewards import draw_bars
 
-        rewards = read_rewards(self.directory)
+        rewards = _read_rewards(self.directory)
         reward = f", reward {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""
         used = "" if self.spending is None else f", {self.spending.tokens:,} tokens, {self.spending.seconds:.0f} s"
         chart = f" {draw_bars(rewards)}" if rewards else ""
         return f"{self.name}: {self.status} after {self.steps} steps{reward}{used}{chart}"
+
+
+def _read_rewards(directory: Path) -> list[float]:
+    """Return the mean reward of each step; none if they cannot be read, because showing a result never fails."""
+    from rlkit.metrics.rewards import mean_reward
+    from rlkit.store.history import read_metrics
+
+    with suppress(RlkitError, OSError):
+        rewards = (mean_reward(metrics, "env") for _, metrics in read_metrics(directory / "metrics.jsonl"))
+        return [reward for reward in rewards if reward is not None]
+    return []
 
 
 class Tracker:

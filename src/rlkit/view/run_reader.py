@@ -14,6 +14,7 @@ from typing import Any, override
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_rows
+from rlkit._util.files.run_locks import is_locked
 from rlkit._util.paths import ARTEFACTS
 from rlkit.config.loading.resolved import find_tags, read_settings
 from rlkit.errors import UsageError
@@ -21,7 +22,6 @@ from rlkit.metrics.diagnostics import find_problems
 from rlkit.metrics.rewards import mean_reward
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
-from rlkit.store.run_locks import is_locked
 from rlkit.view.episode import read_episode, read_replies
 from rlkit.view.group import list_groups, search_replies
 from rlkit.view.records.reader import Match, Place, RecordReader, Row, Step

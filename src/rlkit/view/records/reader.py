@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, override
 
+from rlkit._util.files.run_locks import LIVE_S
 from rlkit.errors import UsageError
-from rlkit.store.run_locks import LIVE_S
 
 type Row = dict[str, Any]
 """JSON object."""
