@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlkit._util.files import run_locks
 from rlkit._util.files.run_locks import is_locked
-from rlkit.store import acquire_lock, run_locks
+from rlkit.store import acquire_lock
 
 NOW_S = 1_000_000.0
 
