@@ -31,14 +31,14 @@ def _section(path: str, shape: Shape, *, heading: str = "") -> Iterator[str]:
     if path:
         yield f"## {heading or f'`{path}`'}\n"
         yield f"{shape.description}\n"
-    rows = {name: field for name, field in shape.fields.items() if not _has_page(name, field.shape)}
+    rows = {name: field for name, field in shape.fields.items() if not _has_page(path, name, field.shape)}
     if rows:
         yield "| key | type | default | |"
         yield "| --- | --- | --- | --- |"
         yield from _rows(path, rows)
         yield ""
     for name, field in shape.fields.items():
-        if not _has_page(name, field.shape):
+        if not _has_page(path, name, field.shape):
             continue
         key = f"{path}.{name}" if path else name
         if field.shape.choices and field.description:
@@ -59,9 +59,9 @@ def _pages(path: str, shape: Shape) -> Iterator[str]:
         )
 
 
-def _has_page(name: str, shape: Shape) -> bool:
+def _has_page(path: str, name: str, shape: Shape) -> bool:
     # A section whose null means "inherited" is described where it is inherited from.
-    inherited = shape.nullable and name in outline().fields
+    inherited = path and shape.nullable and name in outline().fields
     return not inherited and bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlkit.env import Task
 from rlkit.tasks.sources import Mixture
-from rlkit.types import Episode, Group, Prompt, TokenPiece, Turn
+from rlkit.types import Episode, Group, Message, Prompt, TokenPiece, Turn
 
 
 def piece(token: int) -> TokenPiece:
@@ -17,7 +17,13 @@ def piece(token: int) -> TokenPiece:
 
 
 def turn(
-    prompt: Sequence[int], completion: Sequence[int], *, forced: int = 0, parent: int | None = None, version: int = 0
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    forced: int = 0,
+    parent: int | None = None,
+    version: int = 0,
+    messages: tuple[Message, ...] = (),
 ) -> Turn:
     """A turn whose log-probabilities are −0.1, −0.2, … for the sampled tokens."""
     count = len(completion)
@@ -31,6 +37,7 @@ def turn(
         stop="stop",
         version=version,
         parent=parent,
+        messages=messages,
     )
 
 

@@ -24,6 +24,7 @@ QUICK = (
     "arithmetic_hard.yaml",
     "circle_packing.yaml",
     "copy_rule.yaml",
+    "distillation.yaml",
     "erdos.yaml",
     "erdos_small.yaml",
     "erdos_ttt.yaml",

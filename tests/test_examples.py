@@ -71,6 +71,19 @@ def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> Non
     assert metrics(tmp_path)[-1]["step"] == 1
 
 
+def test_a_prompted_model_is_distilled_into_itself(
+    byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    settings = {"batch": {"groups": 2, "group_size": 2}, "optimizer": {"learning_rate": 1e-3}, "trackers": []}
+    result = rlkit.train(EXAMPLES / "distillation.yaml", model=str(byte_model_dir), steps=2, **settings)
+    assert result.steps == 2
+    before, _, after = metrics(tmp_path)
+    assert before["eval/held_out/teacher/kl"] > 0
+    assert after["teacher/v1"] > 0
+    assert after["optim/sequences"] == 4
+
+
 @pytest.mark.parametrize("name", ["arithmetic.yaml", "arithmetic_hard.yaml"])
 def test_a_configuration_trains(
     name: str, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TypedDict, Unpack, cast
+from typing import Literal, TypedDict, Unpack, cast
 
 from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
@@ -47,6 +47,8 @@ class Settings(TypedDict, total=False):
     rollouts: SectionLike
     schedule: SectionLike
     loss: SectionLike
+    reward: Literal["train", "none"]
+    teacher: SectionLike
     kl_penalty: SectionLike
     length_penalty: SectionLike
     lora: SectionLike

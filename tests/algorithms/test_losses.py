@@ -16,7 +16,10 @@ from rlkit.metrics.metrics import update_metrics
 from rlkit.types import Datum, as_prompt
 from tests.builders import group
 
-NUMBERS = st.lists(st.tuples(st.floats(-3, 3), st.floats(-2, 2)), min_size=1, max_size=8)
+# Products of subnormal numbers have no digits left to compare.
+NUMBERS = st.lists(
+    st.tuples(st.floats(-3, 3, allow_subnormal=False), st.floats(-2, 2, allow_subnormal=False)), min_size=1, max_size=8
+)
 
 
 def test_settings_have_the_names_of_the_service() -> None:

@@ -60,6 +60,20 @@ def own_estimator(group: rlkit.Group) -> np.ndarray:
     return group.rewards - group.rewards.mean()
 
 
+class Talk(rlkit.SingleTurnEnv):
+    """A conversation of one reply."""
+
+    def prompt(self) -> list[rlkit.Message]:
+        return [{"role": "user", "content": "hello"}]
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return 1.0
+
+
+def own_prompt(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    return messages[:1]
+
+
 def own_loss(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
     return torch.stack([row.sum() for row in logprobs]).sum(), {}
 
@@ -155,7 +169,15 @@ def test_every_option_is_read_where_the_table_says(
     monkeypatch: pytest.MonkeyPatch,
     byte_model_dir: Path,
 ) -> None:
-    for number, settings in enumerate(RUNS):
+    prices = {"prefill": 1.0, "sample": 1.0, "train": 1.0}
+    teacher = {"model": str(byte_model_dir), "prices": prices, "prompt": f"{__file__}:own_prompt"}
+    taught: dict[str, object] = {
+        "envs": {"talk": {"env": f"{__file__}:Talk", "teacher": teacher, "reward": "none"}, "words": WORDS},
+        "teacher": {},
+        "chat": {"tokenizer": str(byte_model_dir)},
+        "prices": prices,
+    }
+    for number, settings in enumerate([*RUNS, taught]):
         for resume in (False, True):
             trainer = RLTrainer(
                 load_config([], settings=BASE | {"steps": 3 if resume else 2} | settings),

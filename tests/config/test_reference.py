@@ -25,7 +25,7 @@ def test_the_reference_has_every_field_with_its_sentence() -> None:
     assert all(len(row) == 4 and row[3].strip(" |") for row in rows)
     names = {row[0].strip("| `").rsplit(".", 1)[-1] for row in rows}
     assert {name for section in sections() for name in section.model_fields} - names == {
-        "sampling", "batch", "loss", "lora", "optimizer", "checkpoint", "eval", "service", "chat", "envs",
+        "sampling", "batch", "loss", "lora", "optimizer", "eval", "service", "chat", "envs",
         "prices", "best", "kl_penalty", "length_penalty", "curriculum", "budget_forcing",
         "track", "workers",
     }  # fmt: skip

@@ -317,3 +317,33 @@ def test_rejected_budget_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(rlkit.ConfigError, match="the price of simulated is unknown"):
         run.train()
     assert not run.directory.exists()
+
+
+def test_a_price_has_those_of_the_teachers() -> None:
+    own = {"prices": {"prefill": 5, "sample": 6, "train": 7}}
+    prices = {"prefill": 1, "sample": 2, "train": 3}
+    price = price_of(make_config(prices=prices, teacher={"model": "big", **own}), "url")
+    assert price is not None
+    assert price.teachers == {"big": Price(5, 5, 6, 7)}
+    usage = Usage(prefill_tokens=100, sampled_tokens=1, other_usd=price.scoring_difference("big", 100, 1))
+    assert price.usd(usage) == pytest.approx((100 * 5 + 6) / 1e6)
+    assert price.scoring_difference("another checkpoint of the run's model", 100, 1) == 0
+    assert price_of(make_config(prices=prices, teacher={"model": "unknown"}), "url") is None
+    with pytest.raises(ConfigError, match=r"budget_usd: the price of unknown is unknown\.Set|Set teacher\.prices"):
+        price_of(make_config(prices=prices, teacher={"model": "unknown"}, budget_usd=1), "url")
+
+
+def test_the_price_of_a_teacher_is_kept_over_processes(tmp_path: Path) -> None:
+    usage = Usage(prefill_tokens=1_000_000, other_usd=2.5)
+    clock = iter(range(100)).__next__
+
+    def open_budget(used: Usage) -> Budget:
+        config = make_config(budget_usd=6)
+        return Budget(config, tmp_path, price=Price(1, 1, 1, 1), used=lambda: used, clock=clock, note=pytest.fail)
+
+    open_budget(usage).write()
+    again = open_budget(Usage())
+    assert again.spending.usd == pytest.approx(3.5)
+    assert again.metrics()["usage/usd"] == pytest.approx(3.5)
+    assert again.reached_limit is None
+    assert open_budget(Usage(other_usd=2.5)).reached_limit is not None

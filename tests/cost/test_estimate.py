@@ -197,6 +197,20 @@ def test_estimate_counts_the_reference_of_a_penalty() -> None:
     assert assumed == Band(pytest.approx(5), pytest.approx(5))  # type: ignore[arg-type]  likewise
 
 
+@pytest.mark.parametrize(("last_step", "share"), [(None, 1.0), (2, 0.4)])
+def test_estimate_counts_a_teacher_at_its_own_price(last_step: int | None, share: float) -> None:
+    rollouts = {"words": (make_rollout(), make_rollout())}
+    taught = make_config(teacher={"model": "big", "last_step": last_step})
+    price = Price(1, 1, 2, 3, teachers={"big": Price(10, 10, 20, 30)})
+    with_teacher = estimate(taught, rollouts, {}, price=price, speed=None)
+    without = estimate(make_config(), rollouts, {}, price=price, speed=None)
+    scored = 5 * 3 * 4 * 30 * share
+    assert with_teacher.tokens.high - without.tokens.high == pytest.approx(scored)
+    assert with_teacher.usd is not None
+    assert without.usd is not None
+    assert with_teacher.usd.high - without.usd.high == pytest.approx(10 * scored / 1e6)
+
+
 @pytest.mark.parametrize("weight", [1e308, 1e-320, 7.0])
 def test_shares_sum_to_one_for_any_weights(weight: float) -> None:
     envs = {"words": {"weight": weight}, "others": {"weight": weight}}

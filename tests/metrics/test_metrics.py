@@ -285,6 +285,7 @@ OPTIONAL = {
     "sampling": {"max_tokens": 6, "budget_forcing": {"context_window_tokens": 400, "phrase": "so"}},
     "loss": {"name": "ppo"},
     "kl_penalty": {"coefficient": 0.01},
+    "teacher": {"weight": 0.5},
     "prices": {"prefill": 1.0, "sample": 2.0, "train": 3.0},
     "envs": {
         "words": {"curriculum": {"name": "filter"}},

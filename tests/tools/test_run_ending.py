@@ -54,7 +54,7 @@ class Source(rlkit.TaskSource):
         self.draw_count = int(str(state["drawn"]))
 
 
-async def lookup(*_: object) -> None:
+async def lookup(*_: object, **settings: object) -> None:
     """Preparation of a run with a mistake."""
     answers: dict[str, float] = {}
     answers["answer"]
@@ -75,7 +75,7 @@ def test_key_error_of_user_code_is_reported_with_its_line(tmp_path: Path) -> Non
 
 def test_unexpected_error_is_reported_with_type_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Simulation(tmp_path / "run")
-    monkeypatch.setattr("rlkit.training.trainer.load_kl_reference", lookup)
+    monkeypatch.setattr("rlkit.training.trainer.load_references", lookup)
     with pytest.raises(KeyError):
         run.train()
     report = run_doctor(run.directory)

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit._util.threads import run_together
 from rlkit.algorithms.advantages import estimate_advantages, estimate_metrics
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
 from rlkit.errors import RunFailed
-from rlkit.types import Datum, Episode, Floats, Group, Prompt, join
+from rlkit.types import Datum, Episode, Floats, Group, Prompt, Turn, join
 
 if TYPE_CHECKING:
-    from rlkit.algorithms.kl_penalty import Drifts, KLPenalty
+    from rlkit.algorithms.references import Drifts, Reference
 
 type OverlongAction = Literal["truncate", "drop", "error"]
 
@@ -38,7 +39,7 @@ class PreparedGroup:
         overlong: number of sequences that were too long.
         length_penalty: mean that was subtracted from the rewards of valid episodes; None without a penalty.
         clipped: share of the advantages that were clipped; None without a limit.
-        drifts: log-ratios to the reference of the KL penalty; None without a penalty.
+        drifts: log-ratios to each reference whose term counts for the group.
         estimator_metrics: result of `Estimator.metrics`.
     """
 
@@ -49,7 +50,7 @@ class PreparedGroup:
     overlong: int = 0
     length_penalty: float | None = None
     clipped: float | None = None
-    drifts: Drifts | None = None
+    drifts: Sequence[tuple[Reference, Drifts]] = ()
     estimator_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -59,22 +60,23 @@ class PreparedGroup:
 
     @property
     def has_signal(self) -> bool:
-        """True if an episode has an advantage; a KL penalty or a local loss may train without advantages."""
-        return bool(self.data) and any(row.any() for row in self.advantages)
+        """True if a teacher counts or an episode has an advantage; a KL penalty or a local loss may train without."""
+        is_taught = any(reference.is_teacher for reference, _ in self.drifts)
+        return bool(self.data) and (is_taught or any(row.any() for row in self.advantages))
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """Settings that turn groups into training sequences.
 
-    The length penalty is subtracted from rewards before the estimator runs. Then advantages are clipped, the KL penalty
-    is added, and the sum is normalised.
+    The length penalty is subtracted from rewards before the estimator runs. Then advantages are clipped, the terms of
+    references are added, and the sum is normalised.
 
     Args:
         every_sequence: keep sequences whose advantages are all 0. They have no gradient under the service's own losses.
         overlong: action for longer sequences: keep their beginning, drop them, or end the run.
         clip: largest absolute advantage of an episode.
-        kl_penalty: penalty of each token; it gives every sequence advantages.
+        references: KL penalty and teacher of each environment; they give every sequence advantages.
     """
 
     estimators: Mapping[str, Estimator]
@@ -83,7 +85,7 @@ class Preparation:
     overlong: OverlongAction = "truncate"
     length_penalty: Mapping[str, LengthPenalty] = field(default_factory=dict[str, LengthPenalty])
     clip: float | None = None
-    kl_penalty: KLPenalty | None = None
+    references: Mapping[str, Sequence[Reference]] = field(default_factory=dict[str, "Sequence[Reference]"])
     normalization: Normalization | None = None
 
     async def prepare(self, group: Group) -> PreparedGroup:
@@ -92,11 +94,13 @@ class Preparation:
         Raises:
             EnvironmentFault: the estimator failed.
             RunFailed: a sequence is too long, and `overlong` is `error`.
-            ServiceError: the reference of the KL penalty failed.
+            ServiceError: a reference failed.
         """
         (draft,) = self._draft([group])
-        drifts = None if self.kl_penalty is None else await self.kl_penalty.drifts(draft.data)
-        return self._finish(draft, drifts)
+        references = self._active_references(group)
+        roots = [root_of(group.episodes[member], last) for member, last in draft.paths] if references else []
+        drifts = await run_together(each.drifts(draft.data, roots) for each in references)
+        return self._finish(draft, tuple(zip(references, drifts, strict=True)))
 
     @property
     def needs_whole_steps(self) -> bool:
@@ -128,19 +132,19 @@ class Preparation:
             for member, (episode, row) in enumerate(zip(group.episodes, rows, strict=True)):
                 for last, datum in episode_data(episode, row) if _is_trainable(episode) else ():
                     fitting = self._fit(datum, group)
-                    overlong += fitting is not datum and self._is_trained(datum)
+                    overlong += fitting is not datum and self._is_trained(datum, group)
                     if fitting is not None:
                         data.append(fitting)
                         paths.append((member, last))
             sequences = tuple(data), tuple(paths)
-            drafts.append(PreparedGroup(group, rows, *sequences, overlong, subtracted, clipped, None, metrics))
+            drafts.append(PreparedGroup(group, rows, *sequences, overlong, subtracted, clipped, (), metrics))
         return drafts
 
-    def _finish(self, draft: PreparedGroup, drifts: Drifts | None) -> PreparedGroup:
-        """Apply the KL penalty and the normalisation to the sequences, and drop those without an advantage."""
+    def _finish(self, draft: PreparedGroup, drifts: Sequence[tuple[Reference, Drifts]]) -> PreparedGroup:
+        """Apply references and the normalisation to the sequences, and drop those without an advantage."""
         data: Sequence[Datum] = draft.data
-        if self.kl_penalty is not None and drifts is not None:
-            data = self.kl_penalty.apply(data, drifts)
+        for reference, reference_drifts in drifts:
+            data = reference.apply(data, reference_drifts)
         if self.normalization is not None:
             # trained tokens of each member, including members without a sequence
             tokens = {member: 0 for member, episode in enumerate(draft.group.episodes) if _is_trainable(episode)}
@@ -152,19 +156,22 @@ class Preparation:
                 replace(datum, advantages=datum.advantages * weights[member])
                 for datum, (member, _) in zip(data, draft.paths, strict=True)
             ]
-        trained = [self._is_trained(datum) for datum in data]
+        trained = [self._is_trained(datum, draft.group) for datum in data]
         return replace(
             draft, data=tuple(compress(data, trained)), paths=tuple(compress(draft.paths, trained)), drifts=drifts
         )
 
-    def _is_trained(self, datum: Datum) -> bool:
-        return self.every_sequence or self.kl_penalty is not None or bool(datum.advantages.any())
+    def _active_references(self, group: Group) -> list[Reference]:
+        return [reference for reference in self.references.get(group.env, ()) if reference.is_active(group)]
+
+    def _is_trained(self, datum: Datum, group: Group) -> bool:
+        return self.every_sequence or bool(datum.advantages.any()) or bool(self._active_references(group))
 
     def _fit(self, datum: Datum, group: Group) -> Datum | None:
         """Return a sequence within the limit; None if it is dropped."""
         if self.max_tokens is None or len(datum.targets) < self.max_tokens:
             return datum
-        if self.overlong == "error" and self._is_trained(datum):
+        if self.overlong == "error" and self._is_trained(datum, group):
             raise RunFailed(
                 f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is longer than "
                 f"batch.max_tokens = {self.max_tokens}"
@@ -259,6 +266,11 @@ def sequence_lengths(episode: Episode) -> list[int]:
         ends.append(start + len(turn.prompt) + len(turn.completion))
     parents = {turn.parent for turn in episode.turns}
     return [end for index, end in enumerate(ends) if index not in parents]
+
+
+def root_of(episode: Episode, last: int) -> Turn:
+    """Return the first turn of the sequence that ends with turn `last`."""
+    return episode.turns[_path(episode, last)[0]]
 
 
 def _path(episode: Episode, last: int) -> list[int]:

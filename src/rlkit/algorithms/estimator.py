@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from rlkit._util.sections import NamedSection
 from rlkit.algorithms.reward_scale import Values, map_rewards
 
@@ -100,3 +102,12 @@ class StepEstimator(Estimator):
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
         raise NotImplementedError
+
+
+class NoAdvantage(Estimator):
+    """Advantages of 0, for episodes that only a teacher trains."""
+
+    name: ClassVar = "none"
+
+    def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
+        return np.zeros(len(group.episodes))

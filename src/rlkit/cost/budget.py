@@ -79,6 +79,7 @@ class Budget:
             record = {}
         counts = {field.name: record.get(field.name) for field in fields(Usage)}
         self._before = Usage(**{name: count for name, count in counts.items() if isinstance(count, int)})
+        self._before.other_usd = float(record.get("other_usd") or 0.0)
         seconds = record.get("seconds")
         self._before_s = float(seconds) if isinstance(seconds, int | float) else 0.0
         self._recorded_s = self._before_s  # working time of the run at the last record
@@ -120,7 +121,7 @@ class Budget:
     def metrics(self) -> dict[str, float]:
         """Return the usage by all processes under `usage/…`, with dollars if the price is known."""
         usage = self.usage
-        counts = {f"usage/{name}": float(value) for name, value in asdict(usage).items()}
+        counts = {f"usage/{name}": float(value) for name, value in asdict(usage).items() if name != "other_usd"}
         return counts if self._price is None else {**counts, "usage/usd": self._price.usd(usage)}
 
     def write(self) -> None:

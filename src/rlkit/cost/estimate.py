@@ -190,7 +190,7 @@ def estimate(
         draws: number of tasks to draw from each environment, with `epochs`.
     """
     ends = [_End(config, rollouts, evaluated, extent(config, draws, long=long), long) for long in (False, True)]
-    usages = [end.usage() for end in ends]
+    usages = [end.usage(price) for end in ends]
     tokens = Band(*(float(usage.tokens) for usage in usages))
     usd = None if price is None else Band(*(price.usd(usage) for usage in usages))
     if speed is None:
@@ -237,19 +237,33 @@ class _End:
     run: Extent
     long: bool
 
-    def usage(self) -> Usage:
-        """Count the tokens of the run."""
-        config, played = self.config, 1 + self.run.replaced
+    def usage(self, price: Price | None) -> Usage:
+        """Count the tokens of the run; the price tells what those of teachers cost more."""
+        config, played, other_usd = self.config, 1 + self.run.replaced, 0.0
         total, evaluated = np.zeros(4), evaluations(config, self.run.steps)
         for name, groups in self.run.groups.items():
             size, rollout = self._group_size(name), self.rollouts[name][self.long]
             trained = groups * size * rollout.trained
             total += groups * played * self._sampled(rollout, size)
             total += [played * trained * bool(config.kl_penalty.coefficient), 0, 0, self._passes() * trained]
+            taught = played * trained * self._taught_share(name)
+            total += [taught, 0, 0, 0]
+            teacher = config.teacher_of(name)
+            other_usd += price.scoring_difference(teacher.model or config.model, taught) if teacher and price else 0.0
         for name, spec in config.eval.envs.items():
             pair, tasks = self.evaluated[name]
             total += evaluated * tasks * self._sampled(pair[self.long], spec.attempts)
-        return Usage(0, *(round(count) for count in total.tolist()))
+        return Usage(0, *(round(count) for count in total.tolist()), other_usd=other_usd)
+
+    def _taught_share(self, name: str) -> float:
+        """Return the share of the steps with the teacher of an environment."""
+        teacher, steps = self.config.teacher_of(name), self.run.steps
+        if teacher is None:
+            return 0.0
+        return max(0, min(steps, teacher.last_step or steps) - teacher.first_step + 1) / steps
+
+    def _has_references(self) -> bool:
+        return bool(self.config.kl_penalty.coefficient) or any(map(self.config.teacher_of, self.config.envs))
 
     def _group_size(self, name: str) -> int:
         return self.config.envs[name].group_size or self.config.batch.group_size
@@ -257,7 +271,7 @@ class _End:
     def _passes(self) -> float:
         """Return the mean number of training passes over a played sequence."""
         config, loss = self.config, self.config.loss
-        is_every = config.batch.replace_uninformative or config.kl_penalty.coefficient or loss.needs_every_sequence
+        is_every = config.batch.replace_uninformative or self._has_references() or loss.needs_every_sequence
         return loss.passes * (1.0 if self.long or is_every else 0.0)
 
     def _sampled(self, rollout: Rollout, size: int) -> np.ndarray[Any, Any]:
@@ -285,7 +299,7 @@ class _End:
         tokens = sum(rollout.trained * count for rollout, count in in_step)
         trained_s = self._passes() * tokens / speed.trained.end(high=not long)
         trained_s += speed.step_s.end(high=long) * config.batch.substeps
-        if config.kl_penalty.coefficient:
+        if self._has_references():
             scored_s = played * tokens / (speed.reference or speed.trained).end(high=not long)
             # A group is scored while other rollouts run: at best all scoring overlaps with rollouts, at worst none.
             played_s = played_s + scored_s if long else max(played_s, scored_s)

@@ -6,7 +6,7 @@ Invariant: only answered requests count. A price is complete or absent; a listed
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from operator import add, attrgetter
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from rlkit.config.schema import Config
+    from rlkit.config.schema import Config, PricesConfig
 
 _MILLION = 1e6
 
@@ -31,6 +31,7 @@ class Usage:
         cached_tokens: prompt tokens from its cache, or computed for another sample of the same request.
         sampled_tokens: tokens of completions.
         trained_tokens: tokens of the sequences whose gradient was computed.
+        other_usd: US dollars to add to the price of the run's model, because a teacher's tokens have another price.
     """
 
     requests: int = 0
@@ -38,6 +39,7 @@ class Usage:
     cached_tokens: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
+    other_usd: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, _counts(self), _counts(other)))
@@ -65,7 +67,7 @@ class Usage:
         self.trained_tokens += tokens
 
 
-_counts: Callable[[Usage], tuple[int, ...]] = attrgetter(*(field.name for field in fields(Usage)))
+_counts: Callable[[Usage], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(Usage)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Price:
 
     Args:
         date: day on which this was the price, as 2026-10-07; "" for a price from the configuration.
+        teachers: prices of the models of teachers.
     """
 
     prefill: float
@@ -81,6 +84,17 @@ class Price:
     sample: float
     train: float
     date: str = ""
+    teachers: Mapping[str, Price] = field(default_factory=dict[str, "Price"])
+
+    def scoring_difference(self, teacher: str, tokens: float, requests: float = 0.0) -> float:
+        """Return the US dollars that a teacher's scoring costs more than with this price.
+
+        Args:
+            tokens: scored tokens.
+            requests: number of requests, each of which samples one token.
+        """
+        own = self.teachers.get(teacher, self)
+        return ((own.prefill - self.prefill) * tokens + (own.sample - self.sample) * requests) / _MILLION
 
     def usd(self, usage: Usage) -> float:
         """Return the cost of usage: Σ tokens × price / 10⁶, without the storage of checkpoints."""
@@ -89,7 +103,7 @@ class Price:
             + usage.cached_tokens * self.cached
             + usage.sampled_tokens * self.sample
             + usage.trained_tokens * self.train
-        ) / _MILLION
+        ) / _MILLION + usage.other_usd
 
 
 FREE = Price(0.0, 0.0, 0.0, 0.0)
@@ -97,7 +111,7 @@ FREE = Price(0.0, 0.0, 0.0, 0.0)
 
 
 def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price | None:
-    """Return the price of a run's tokens; None if it is unknown.
+    """Return the price of a run's tokens and of its teachers; None if one of them is unknown.
 
     The embedded engine is free. The price table applies only to the hosted service.
 
@@ -113,14 +127,28 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
                     "TINKER_API_KEY for the hosted service"
                 )
         return FREE
+    price, teachers = _find_price(config.model, prices, config, "prices", kind), dict[str, Price]()
+    for name in (*config.envs, *config.eval.envs):
+        teacher = config.teacher_of(name)
+        if teacher is not None and teacher.model not in (None, config.model):
+            own = _find_price(teacher.model, teacher.prices, config, "teacher.prices", kind)
+            if own is None:
+                return None
+            teachers[teacher.model] = own
+    return price and replace(price, teachers=teachers)
+
+
+def _find_price(
+    model: str, prices: PricesConfig, config: Config, field_name: str, kind: Literal["hosted", "url"]
+) -> Price | None:
     if prices.prefill is not None and prices.sample is not None and prices.train is not None:
         cached = prices.prefill if prices.cached_prefill is None else prices.cached_prefill
         return Price(prices.prefill, cached, prices.sample, prices.train)
-    price = listed_price(config.model) if kind == "hosted" else None
+    price = listed_price(model) if kind == "hosted" else None
     if price is None and config.budget_usd is not None:
         raise ConfigError(
-            f"budget_usd: the price of {config.model} is unknown.{similar_model(config.model)} "
-            "Set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
+            f"budget_usd: the price of {model} is unknown.{similar_model(model)} Set {field_name}.prefill, "
+            f"{field_name}.sample and {field_name}.train, in US dollars per million tokens"
         )
     return price
 

@@ -34,7 +34,8 @@ from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, connect, describe_service
-from rlkit.training.from_config import load_kl_reference, make_learning_rate, make_preparation
+from rlkit.training.from_config import make_learning_rate, make_preparation
+from rlkit.training.references import load_references
 from rlkit.types import Datum, Group
 from rlkit.workers.from_config import open_runner
 
@@ -80,7 +81,7 @@ async def run_pilot(
 
     Raises:
         RolloutsFailed: an environment has no valid rollout with a turn.
-        UsageError: the service does not have the reference of the KL penalty.
+        UsageError: the service does not have a reference.
         ServiceError: the service failed after retries.
     """
     note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe_service(choice)}")
@@ -106,16 +107,17 @@ async def run_pilot(
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
         estimators = {name: NudgedEstimator(inner=estimator) for name, estimator in load_estimators(config, {}).items()}
-        reference = await load_kl_reference(config, service, watch)
-        preparation = make_preparation(config, estimators, load_loss(config.loss), reference=reference)
+        references = await load_references(config, service, watch, chat, price=None, note=note)
+        preparation = make_preparation(config, estimators, load_loss(config.loss), references=references)
         prepared_groups, scored_s = await _timed(run_together(preparation.prepare(group) for group in played_groups))
         data = [datum for group in preparation.prepare_step(prepared_groups) for datum in group.data]
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
     episodes = [episode for group in played_groups for episode in group.episodes]
     sampled, scored = sum(episode.sampled_tokens for episode in episodes), 0
-    if reference is not None:
-        scored = sum(trained_tokens(episode) for episode in episodes if episode.reward is not None)
+    for group in played_groups:
+        tokens = sum(trained_tokens(episode) for episode in group.episodes if episode.reward is not None)
+        scored += tokens * len(references.get(group.env, ()))
     sampling_s = sum(turn.seconds for episode in episodes for turn in episode.turns)
     speed = make_speed(
         stream=tokens_per_second(sampled, sampling_s),

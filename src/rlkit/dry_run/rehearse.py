@@ -374,6 +374,8 @@ def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
     """Return the parts that only the real service can check."""
     reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"
     paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": reference}
+    teachers = {name: config.teacher_of(name) for name in config.envs}
+    paths |= {f"teacher of {name}": each.checkpoint or each.model for name, each in teachers.items() if each}
     parts = [
         Part("service", "not tried", f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it")
     ]

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
+from rlkit.algorithms.datums import episode_data, root_of
+from rlkit.algorithms.references import Reference
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.resolved import ResolvedConfig
@@ -27,7 +29,7 @@ from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
-from rlkit.metrics.metrics import group_metrics
+from rlkit.metrics.metrics import group_metrics, mean_drift
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, RolloutRunner
@@ -61,11 +63,13 @@ class Evaluation:
     Args:
         tasks: tasks by name of the environment.
         every: steps between evaluations; 0 to evaluate only before the first step and after the last.
+        teachers: teachers by environment, whose divergence is measured.
     """
 
     tasks: Mapping[str, Sequence[Env]]
     player: Player
     every: int
+    teachers: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
 
     def is_due(self, step: int, *, last: int) -> bool:
         """Return whether to evaluate the weights of a step."""
@@ -84,6 +88,21 @@ class Evaluation:
         player = replace(self.player, record=record, record_score=record)
         groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in tasks)
         return [EvaluatedTask(group, attempts[group.env, group.draw]) for group in groups]
+
+    async def measure_divergence(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Return `eval/<env>/teacher/kl`, the mean log-ratio of sampled tokens to the teacher; raise ServiceError."""
+        metrics = dict[str, float]()
+        for name, teacher in self.teachers.items():
+            episodes = [each for group in groups if group.env == name for each in group.episodes]
+            pairs = [
+                (datum, root_of(episode, last))
+                for episode in episodes
+                for last, datum in episode_data(episode, np.zeros(len(episode.turns)))
+            ]
+            drifts = await teacher.drifts([datum for datum, _ in pairs], [root for _, root in pairs])
+            if (kl := mean_drift(drifts)) is not None:
+                metrics[f"eval/{name}/teacher/kl"] = kl
+        return metrics
 
 
 async def compute_eval_metrics(tasks: Sequence[EvaluatedTask]) -> Mapping[str, float]:

@@ -206,6 +206,8 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
     - `length_penalty`, `clipped`: mean penalty of an episode and share of clipped advantages, as means over groups;
       missing if the setting is off.
     - `kl_reference/v1`, `v2`: estimates of KL(q‖p_ref) over all sampled tokens, as in `update_metrics`.
+    - `teacher/v1`, `v2`: the same of the teachers; `teacher/quarter/1` to `4` are `v1` of each quarter of the sampled
+      tokens of a sequence; `env/<name>/teacher/kl` is `v1` of an environment.
 
     Args:
         version: version of the weights that train on the groups.
@@ -241,15 +243,43 @@ def _estimator_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
 def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     penalties = [group.length_penalty for group in prepared if group.length_penalty is not None]
     shares = [group.clipped for group in prepared if group.clipped is not None]
-    drifts = [drift for group in prepared if group.drifts is not None for drift in group.drifts]
     metrics = dict[str, float]()
     if penalties:
         metrics["batch/length_penalty"] = _mean(penalties)
     if shares:
         metrics["batch/clipped"] = _mean(shares)
-    if tokens := sum(len(drift) for drift in drifts):
-        metrics["kl_reference/v1"] = sum(float(drift.sum()) for drift in drifts) / tokens
-        metrics["kl_reference/v2"] = sum(float(np.square(drift).sum()) for drift in drifts) / tokens / 2
+    pairs = [pair for group in prepared for pair in group.drifts]
+    penalty = [drift for reference, drifts in pairs if not reference.is_teacher for drift in drifts]
+    teacher = [drift for reference, drifts in pairs if reference.is_teacher for drift in drifts]
+    for env in {group.group.env for group in prepared}:
+        own_pairs = [pair for group in prepared if group.group.env == env for pair in group.drifts]
+        kl = mean_drift([drift for reference, drifts in own_pairs if reference.is_teacher for drift in drifts])
+        if kl is not None:
+            metrics[f"env/{env}/teacher/kl"] = kl
+    return metrics | _kl_metrics("kl_reference", penalty) | _kl_metrics("teacher", teacher) | _quarter_metrics(teacher)
+
+
+def mean_drift(drifts: Sequence[NDArray[np.float64]]) -> float | None:
+    """Return mean d over sampled tokens, an estimate of KL(q‖p_ref); None without tokens."""
+    values = np.concatenate([np.empty(0), *drifts])
+    return float(values.mean()) if len(values) else None
+
+
+def _kl_metrics(prefix: str, drifts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Return mean d and ½ mean d² of the sampled tokens, two estimates of KL(q‖p_ref)."""
+    values = np.concatenate([np.empty(0), *drifts])
+    if not len(values):
+        return {}
+    return {f"{prefix}/v1": float(values.mean()), f"{prefix}/v2": float(np.square(values).mean()) / 2}
+
+
+def _quarter_metrics(drifts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Return mean d of each quarter of the sampled tokens of a sequence."""
+    metrics = dict[str, float]()
+    for quarter in range(4):
+        parts = [drift[np.arange(len(drift)) * 4 // max(len(drift), 1) == quarter] for drift in drifts]
+        if (kl := mean_drift(parts)) is not None:
+            metrics[f"teacher/quarter/{quarter + 1}"] = kl
     return metrics
 
 

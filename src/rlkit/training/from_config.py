@@ -6,7 +6,6 @@ Invariant: each part gets only its own settings, never the whole configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.estimator import Estimator
@@ -14,15 +13,10 @@ from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
-from rlkit.service import Service
-from rlkit.service.watch import ServiceWatch
 from rlkit.training.model_selection import ModelSelection
+from rlkit.training.references import References
 from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe
-from rlkit.types import Floats, Prompt
-
-if TYPE_CHECKING:
-    from rlkit.algorithms.kl_penalty import Score
 
 
 def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
@@ -53,14 +47,10 @@ def make_step_recipe(
 
 
 def make_preparation(
-    config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, reference: Score | None
+    config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, references: References
 ) -> Preparation:
-    """Return the settings that turn groups into training sequences.
-
-    Args:
-        reference: computes log-probabilities by the reference of the KL penalty; None without a penalty.
-    """
-    batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
+    """Return the settings that turn groups into training sequences."""
+    batch, length = config.batch, config.length_penalty
     penalties = {
         name: LengthPenalty(length.coefficient, length.from_tokens, config.full_penalty_tokens(name))
         for name in (config.envs if length.coefficient else ())
@@ -69,11 +59,6 @@ def make_preparation(
     if batch.normalize != "none":
         tokens = batch.normalize_tokens or config.sampling.max_tokens
         normalization = Normalization(batch.normalize, batch.groups / batch.substeps, tokens)
-    penalty = None
-    if reference is not None:
-        from rlkit.algorithms.kl_penalty import KLPenalty
-
-        penalty = KLPenalty(reference, kl.coefficient, kl.discount)
     return Preparation(
         estimators,
         loss.needs_every_sequence,
@@ -81,7 +66,7 @@ def make_preparation(
         batch.overlong,
         length_penalty=penalties,
         clip=batch.clip_advantages,
-        kl_penalty=penalty,
+        references={name: terms for name, terms in references.items() if name in config.envs},
         normalization=normalization,
     )
 
@@ -97,21 +82,6 @@ def make_learning_rate(config: Config) -> LearningRate:
         final_fraction=optimizer.final_fraction,
         steps=config.step_count,
     )
-
-
-async def load_kl_reference(config: Config, service: Service, watch: ServiceWatch) -> Score | None:
-    """Load the reference of the KL penalty, with retries of its calls; return None without a penalty."""
-    if not config.kl_penalty.coefficient:
-        return None
-    path = None if config.kl_penalty.reference == "base" else config.kl_penalty.reference
-    scorer = await watch.call(
-        lambda: service.scorer(model=config.model, checkpoint=path), "loading the reference", retry=True
-    )
-
-    async def score(prompt: Prompt, last: int) -> Floats:
-        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "scoring by the reference", retry=True)
-
-    return score
 
 
 def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[str, float]]]) -> ModelSelection:

@@ -154,7 +154,7 @@ class Groups:
         Raises:
             EnvironmentFault: the advantage estimator failed.
             RunFailed: a sequence is too long, and `batch.overlong` is `error`.
-            ServiceError: the service of the KL penalty's reference failed.
+            ServiceError: a reference failed.
         """
         is_usable = int(group.valid_mask.sum()) >= self.player.settings[group.env].min_valid
         return PlayedGroup(await self.preparation.prepare(group), is_usable)
@@ -209,10 +209,10 @@ class Groups:
         self._failures.add(task, episode)
 
     def _usage_of(self, episode: Episode) -> Usage:
-        """Return the usage of training on an episode; the reference of a KL penalty samples one token per sequence."""
+        """Return the usage of training on an episode; a reference samples one token per sequence."""
         if episode.reward is None:
             return Usage()
         lengths = sequence_lengths(episode)
-        scored = lengths if self.preparation.kl_penalty is not None else []
+        scored = lengths * max(map(len, self.preparation.references.values()), default=0)
         trained = (sum(lengths) - len(lengths)) * self.passes
         return Usage(prefill_tokens=sum(scored), sampled_tokens=len(scored), trained_tokens=trained)

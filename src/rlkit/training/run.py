@@ -170,7 +170,8 @@ class Run:
     async def _evaluate(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
         results = await self.evaluation.play(sampler, rank=rank)
         await self.store.write_evaluation(step, [(result.group, result.attempts) for result in results])
-        return await compute_eval_metrics(results)
+        divergence = await self.evaluation.measure_divergence([result.group for result in results])
+        return {**await compute_eval_metrics(results), **divergence}
 
     async def _evaluate_if_last(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
         """Evaluate the weights of a step if the running groups make no further step."""

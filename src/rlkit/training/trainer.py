@@ -49,7 +49,6 @@ from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import CheckpointSaver
 from rlkit.training.from_config import (
-    load_kl_reference,
     make_learning_rate,
     make_model_selection,
     make_preparation,
@@ -58,6 +57,7 @@ from rlkit.training.from_config import (
 )
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
+from rlkit.training.references import References, evaluation_teachers, load_references
 from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
 from rlkit.training.run import Run
 from rlkit.workers.from_config import open_runner
@@ -207,8 +207,9 @@ class RLTrainer(Trainer):
                 clock=asyncio.get_running_loop().time,
                 note=note,
             )
+            references = await load_references(config, service, watch, chat, price=price, note=note)
             run, learner, groups = await self._build(
-                store, service, watch=watch, budget=budget, resumption=resumption, runner=runner
+                store, service, references, watch=watch, budget=budget, resumption=resumption, runner=runner
             )
             budget.pending_usage = lambda: groups.pending_usage + learner.pending_usage
             info = RunInfo(
@@ -247,6 +248,7 @@ class RLTrainer(Trainer):
         self,
         store: RunStore,
         service: Service,
+        references: References,
         *,
         watch: ServiceWatch,
         budget: Budget,
@@ -262,8 +264,7 @@ class RLTrainer(Trainer):
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
         # The service knows the exact context only once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        reference = await load_kl_reference(config, service, watch)
-        preparation = make_preparation(config, self._estimators, self._loss, reference=reference)
+        preparation = make_preparation(config, self._estimators, self._loss, references=references)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
         slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
         groups = Groups(
@@ -281,13 +282,14 @@ class RLTrainer(Trainer):
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
         evaluator = replace(make_eval_player(config, runner, slots=slots, context=context), record=failures.add)
         selection = make_model_selection(config, store.read_metrics())
+        teachers = evaluation_teachers(config, references)
         run = Run(
             steps=config.step_count,
             step=resumption.step,
             store=store,
             trackers=trackers,
             groups=groups,
-            evaluation=Evaluation(self._eval_tasks, evaluator, config.eval.every),
+            evaluation=Evaluation(self._eval_tasks, evaluator, config.eval.every, teachers),
             checkpoints=CheckpointSaver(
                 config.checkpoint, store, trackers, watch, selection=selection, delete=service.delete
             ),

@@ -16,11 +16,10 @@ from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ClippedLoss, ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
-from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig
+from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig, RewardUse
 from rlkit.config.schema.metric_names import metric_problem
 from rlkit.config.schema.objective import (
     AdvantageConfig,
-    KLPenaltyConfig,
     LengthPenaltyConfig,
     LoraConfig,
     LossConfig,
@@ -28,6 +27,7 @@ from rlkit.config.schema.objective import (
 )
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import RolloutsConfig, SamplingConfig
+from rlkit.config.schema.teacher import KLPenaltyConfig, TeacherConfig
 from rlkit.config.schema.track import TrackConfig, track_config
 from rlkit.errors import ConfigError
 
@@ -97,6 +97,8 @@ class EvalConfig(Section):
 
 _INHERITED = (
     (None, "advantage"),
+    (None, "reward"),
+    (None, "teacher"),
     ("batch", "group_size"),
     ("sampling", "temperature"),
     ("sampling", "max_tokens"),
@@ -152,6 +154,11 @@ class Config(Section):
     """Estimator of advantages from rewards. A bare name uses the estimator's default settings; `package.module:name` or
     `file.py:name` is short for `custom`. The default `group_mean` is the simplest: it only subtracts the mean."""
     loss: LossConfig = ImportanceSampling()
+    reward: RewardUse = "train"
+    """Use of rewards: `train` on their advantages, or `none`, so that only the teacher counts. They are measured either
+    way."""
+    teacher: TeacherConfig | None = None
+    """Model to imitate, in addition to the rewards; null for none."""
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     lora: LoraConfig = LoraConfig()
@@ -191,7 +198,12 @@ class Config(Section):
                 )
             size = env.group_size or self.batch.group_size
             self._check_valid_episodes(name, env, size)
-            self._check_estimator(f"envs.{name}", env.advantage or self.advantage, size)
+            if self.trains_on_rewards(name):
+                self._check_estimator(f"envs.{name}", env.advantage or self.advantage, size)
+            self._check_teacher(name, env)
+        unused = [name for name in ("advantage", "length_penalty") if not self.is_default(name)]
+        if unused and not any(map(self.trains_on_rewards, self.envs)):
+            raise ValueError(f"{unused[0]}: has no effect, because reward is none; leave out one of them")
         self._check_length()
         self._check_overrides()
         self._check_best()
@@ -202,6 +214,27 @@ class Config(Section):
         """Training steps of the run. With `epochs`, `rlkit.tasks.from_config.resolve_steps` must have set them."""
         assert self.steps is not None, "the number of tasks is unknown"
         return self.steps
+
+    def teacher_of(self, env: str) -> TeacherConfig | None:
+        """Return the teacher of an environment: its own, or the run's."""
+        spec = self.envs.get(env)
+        return self.teacher if spec is None or spec.teacher is None else spec.teacher
+
+    def trains_on_rewards(self, env: str) -> bool:
+        """Return whether the rewards of an environment give advantages."""
+        return (self.envs[env].reward or self.reward) == "train"
+
+    def _check_teacher(self, name: str, env: EnvConfig) -> None:
+        """Check that an environment has something to learn from, and that all of it counts."""
+        teacher, field = self.teacher_of(name), f"envs.{name}" if env.teacher is not None else "teacher"
+        if teacher is not None and self.steps is not None and teacher.first_step > self.steps:
+            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {self.steps}")
+        if self.trains_on_rewards(name):
+            return
+        if teacher is None:
+            raise ValueError(f"envs.{name}: reward is none and there is no teacher, so nothing trains; set teacher")
+        if env.advantage is not None:
+            raise ValueError(f"envs.{name}.advantage: has no effect, because reward is none; leave out one of them")
 
     def _check_length(self) -> None:
         if self.steps is None and self.epochs is None:
@@ -292,6 +325,8 @@ class Config(Section):
         remedies = dict[str, str]()
         if not self.kl_penalty.coefficient:
             remedies["kl_reference"] = "set kl_penalty.coefficient"
+        if not any(map(self.teacher_of, self.envs)):
+            remedies["teacher"] = "set teacher"
         if not self.length_penalty.coefficient:
             remedies["batch/length_penalty"] = "set length_penalty.coefficient"
         if self.batch.clip_advantages is None:

@@ -13,9 +13,11 @@ from pydantic import Field, JsonValue, model_validator
 from rlkit._util.sections import Positive, Probability, Section
 from rlkit.config.schema.objective import AdvantageConfig
 from rlkit.config.schema.sampling import WorkersConfig
+from rlkit.config.schema.teacher import TeacherConfig
 from rlkit.errors import ConfigError
 
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
+type RewardUse = Literal["train", "none"]
 type Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -106,6 +108,10 @@ class EnvConfig(Section):
     """Switch a running rollout to newer weights at its next turn; if false, it keeps its initial weights."""
     advantage: AdvantageConfig | None = None
     """Estimator of advantages for this environment; null for the run's `advantage`."""
+    reward: RewardUse | None = None
+    """Use of rewards for this environment; null for the run's `reward`."""
+    teacher: TeacherConfig | None = None
+    """Teacher of this environment; null for the run's `teacher`."""
     curriculum: CurriculumConfig | None = None
     """Choice of tasks by solve rate. Null plays every task once per epoch, because solve rates are unknown before the
     run."""

@@ -19,7 +19,7 @@ EPISODE_METRICS = (
     *[f"tokens/{name}" for name in _LENGTHS],
     *[f"turn_tokens/{name}" for name in _LENGTHS],
     *("groups/mixed", "groups/all_good", "groups/all_bad", "stop/stop", "stop/length"),
-    *("retried/groups", "retried/gap", "advantage/saturated"),
+    *("retried/groups", "retried/gap", "advantage/saturated", "teacher/kl"),
     *[f"tasks/{name}" for name in ("seen", "solve_rate", "too_hard", "too_easy", "effective")],
     *[f"tasks/{name}" for name in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")],
 )
@@ -35,6 +35,7 @@ STEP_METRICS = {
         *("ratio/max", "ratio/min", "ratio/effective", "ratio/clipped"),
     ),
     "kl_reference": ("v1", "v2"),
+    "teacher": ("v1", "v2", *[f"quarter/{number}" for number in (1, 2, 3, 4)]),
     "time": ("sample_s", "train_s", "step_s", "tokens_per_s", "episodes_per_s", "utilisation", "env_busy"),
     "workers": ("live", "restarts", "queue"),
     "usage": ("requests", "prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens", "usd"),

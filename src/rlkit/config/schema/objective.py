@@ -67,29 +67,6 @@ type AdvantageConfig = Annotated[_Choice, BeforeValidator(_section, json_schema_
 type LossConfig = Annotated[Loss, _LOSSES, BeforeValidator(_check_supported)]
 
 
-class KLPenaltyConfig(Section):
-    """Penalty on each sampled token by its log-probability ratio to a reference model. It costs a pass of the reference
-    over every sequence. The penalties are centred in the group, so only differences between tokens matter."""
-
-    coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Advantage per nat of log-probability ratio. 0 is off, because on-policy LoRA training rarely drifts."""
-    discount: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Discount of the penalties of later tokens, per token of distance. At 0, a token has only its own penalty, which
-    has the least variance."""
-    reference: str = "base"
-    """Reference model: `base` without an adapter, or the `tinker://…/sampler_weights/…` path of a checkpoint."""
-
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
-        if not self.coefficient:
-            self.refuse_unused("discount", "reference", fix="set coefficient above 0")
-        if self.reference != "base" and (not self.reference.startswith("tinker://") or "/weights/" in self.reference):
-            raise ValueError(
-                f"reference: {self.reference!r} is neither base nor a path of the form tinker://…/sampler_weights/…"
-            )
-        return self
-
-
 class LengthPenaltyConfig(Section):
     """Penalty on the length of an episode, subtracted from its reward before advantages are estimated: 0 up to
     `from_tokens`, `coefficient` from `to_tokens` on, linear in between. Recorded rewards do not change.

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import as_estimator, step_estimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
+from rlkit.algorithms.estimator import NoAdvantage
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.kl_penalty import KLPenalty, discounted_sums
+from rlkit.algorithms.references import Reference, discounted_sums
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
-from rlkit.errors import ServiceError
+from rlkit.errors import EnvironmentFault, ServiceError
 from rlkit.testing.world import digest
-from rlkit.types import Datum, Floats, Group, Prompt
+from rlkit.types import Datum, Floats, Group, Message, Prompt, as_prompt
 from tests.builders import episode, group, turn
 
 
@@ -72,8 +73,8 @@ def compute_by_hand(
 def test_penalty_is_the_centred_drift_of_each_sampled_token(
     data: list[Datum], coefficient: float, discount: float
 ) -> None:
-    penalty = KLPenalty(score, coefficient, discount)
-    found_drifts = asyncio.run(penalty.drifts(data))
+    penalty = Reference(score, coefficient, discount)
+    found_drifts = asyncio.run(penalty.drifts(data, [turn([1], [1])] * len(data)))
     penalized = penalty.apply(data, found_drifts)
     rows, drifts = compute_by_hand(data, coefficient, discount)
     for datum, row in zip(penalized, rows, strict=True):
@@ -96,7 +97,9 @@ def test_discounted_sums_are_those_of_their_definition(values: list[float], disc
 
 
 def prepare(played: Group, **more: object) -> PreparedGroup:
-    return asyncio.run(Preparation({"env": GroupMean()}, kl_penalty=KLPenalty(score, 1.0), **more).prepare(played))  # type: ignore[arg-type]
+    return asyncio.run(
+        Preparation({"env": GroupMean()}, references={"env": [Reference(score, 1.0)]}, **more).prepare(played)
+    )  # type: ignore[arg-type]
 
 
 def test_equal_rewards_are_trained_for_the_penalty_but_have_no_signal() -> None:
@@ -112,8 +115,7 @@ def test_equal_rewards_are_trained_for_the_penalty_but_have_no_signal() -> None:
 def test_failed_episode_is_not_scored() -> None:
     result = prepare(group([1, None, 0]))
     assert len(result.data) == 2
-    assert result.drifts is not None
-    assert [len(drift) for drift in result.drifts] == [2, 2]
+    assert [[len(drift) for drift in drifts] for _, drifts in result.drifts] == [[2, 2]]
 
 
 def test_penalty_of_a_group_is_repeatable() -> None:
@@ -134,7 +136,7 @@ def test_step_estimates_keep_the_penalty_without_new_requests() -> None:
 
     preparation = Preparation(
         {"env": as_estimator(step_estimator(minus_the_steps_mean))},
-        kl_penalty=KLPenalty(counting, 1.0, 0.5),
+        references={"env": [Reference(counting, 1.0, 0.5)]},
         length_penalty={"env": LengthPenalty(0.5, 0, 4)},
         clip=0.6,
         normalization=Normalization("token", 2, 1),
@@ -154,6 +156,73 @@ def test_missing_logprob_of_the_reference_is_a_service_error() -> None:
     async def nothing(prompt: Prompt, last: int) -> Floats:
         return np.full(last, np.nan, np.float32)
 
-    preparation = Preparation({"env": GroupMean()}, kl_penalty=KLPenalty(nothing, 1.0))
+    preparation = Preparation({"env": GroupMean()}, references={"env": [Reference(nothing, 1.0)]})
     with pytest.raises(ServiceError, match="no log-probability for a sampled token"):
         asyncio.run(preparation.prepare(group([0, 1])))
+
+
+def compute_teacher_by_hand(data: Sequence[Datum], weight: float, discount: float, clip: float | None) -> list[float]:
+    """The terms of all sampled tokens, one number at a time, in float64."""
+    terms = list[float]()
+    for datum in data:
+        tokens = [*datum.prompt.tokens.tolist(), int(datum.targets[-1])]
+        drifts = list[float]()
+        for place in np.flatnonzero(datum.mask).tolist():
+            drift = float(datum.logprobs[place]) - float(np.float32(-5 * digest(*tokens[: place + 2]) / 2**64))
+            drifts.append(drift if clip is None else max(-clip, min(clip, drift)))
+        for first in range(len(drifts)):
+            terms.append(-weight * sum(discount**later * drift for later, drift in enumerate(drifts[first:])))
+    return terms
+
+
+@given(sequences(), st.floats(0.01, 3), st.sampled_from([0.0, 0.9]), st.none() | st.floats(0.1, 5))
+def test_a_teacher_adds_the_uncentred_ratio_of_each_sampled_token(
+    data: list[Datum], weight: float, discount: float, clip: float | None
+) -> None:
+    teacher = Reference(score, weight, discount, is_teacher=True, clip=clip)
+    taught = teacher.apply(data, asyncio.run(teacher.drifts(data, [turn([1], [1])] * len(data))))
+    terms = [b.advantages[b.mask] - a.advantages[a.mask] for a, b in zip(data, taught, strict=True)]
+    expected = compute_teacher_by_hand(data, weight, discount, clip)
+    np.testing.assert_allclose(np.concatenate([np.empty(0), *terms]), expected, rtol=1e-4, atol=1e-4)
+    assert not any(datum.advantages[~datum.mask].any() for datum in taught)
+
+
+def test_a_teacher_is_a_signal_without_rewards() -> None:
+    preparation = Preparation({"env": NoAdvantage()}, references={"env": [Reference(score, 1.0, is_teacher=True)]})
+    prepared = asyncio.run(preparation.prepare(group([0])))
+    assert prepared.has_signal
+    assert [row.any() for row in prepared.advantages] == [False]
+    assert prepared.data[0].advantages[prepared.data[0].mask].all()
+
+
+@pytest.mark.parametrize(("version", "is_active"), [(0, False), (1, True), (2, True), (3, False)])
+def test_a_teacher_counts_in_its_steps_only(version: int, is_active: bool) -> None:
+    played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3], version=version)]),))
+    teacher = Reference(score, 1.0, is_teacher=True, first_step=2, last_step=3)
+    prepared = asyncio.run(Preparation({"env": NoAdvantage()}, references={"env": [teacher]}).prepare(played))
+    assert bool(prepared.drifts) == prepared.has_signal == is_active
+
+
+def test_a_teacher_sees_its_own_prompt_and_the_same_reply() -> None:
+    seen = list[list[int]]()
+
+    async def note_tokens(prompt: Prompt, last: int) -> Floats:
+        seen.append(prompt.tokens.tolist())
+        return await score(prompt, last)
+
+    def make_context(messages: Sequence[Message]) -> Prompt:
+        return as_prompt([len(messages), 7, 7, 7])
+
+    messages: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})
+    turns = [
+        turn([1, 2], [3, 4], messages=messages),
+        turn([5], [6], parent=0, messages=messages),
+        turn([8], [9, 10], messages=(messages[0], *messages)),
+    ]
+    played = Group("env", "task", 0, (episode(1.0, turns=turns),))
+    teacher = Reference(note_tokens, 1.0, is_teacher=True, make_context=make_context)
+    asyncio.run(Preparation({"env": NoAdvantage()}, references={"env": [teacher]}).prepare(played))
+    assert sorted(seen) == [[1, 7, 7, 7, 3, 4, 5, 6], [2, 7, 7, 7, 9, 10]]
+    bare = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2])]),))
+    with pytest.raises(EnvironmentFault, match=r"use policy\.chat, or leave out teacher\.prompt"):
+        asyncio.run(Preparation({"env": NoAdvantage()}, references={"env": [teacher]}).prepare(bare))

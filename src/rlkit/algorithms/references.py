@@ -1,0 +1,115 @@
+"""Advantage terms of single tokens from a reference model: the KL penalty, and teachers.
+
+Invariant: only sampled tokens get a term; a reference that fails is a `ServiceError`, never an advantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit._util.threads import run_together
+from rlkit.errors import EnvironmentFault, ServiceError
+from rlkit.types import Datum, Floats, Group, Message, Prompt, Turn, as_prompt
+
+type Score = Callable[[Prompt, int], Awaitable[Floats]]
+"""Function from a prompt and a count to the reference's float32 log-probabilities of the last `count` tokens."""
+
+type Drifts = Sequence[NDArray[np.float64]]
+"""For each sequence of a group, d = log q − log p_ref of its sampled tokens, [sampled] float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A term w · Σ_k γ^k (m − d_{t+k}) in the advantage of sampled token t, with d = log q − log p_ref.
+
+    The sum is over the sampled tokens of the sequence from t on; without a discount γ the term is w · (m − d_t).
+
+    - The KL penalty subtracts drifts from their mean m over the sampled tokens of the group. Source: tinker-cookbook,
+      `incorporate_kl_penalty`, whose mean is over the batch; here a group is prepared before the batch is complete.
+      Either mean is a baseline: it changes the expected gradient only by the token's own share of the mean.
+    - A teacher has m = 0, so the expected gradient is that of −KL(q‖p_ref) of each token: on-policy distillation
+      (Agarwal et al. 2024, "On-Policy Distillation of Language Models", with the reverse KL).
+
+    Args:
+        score: computes the reference's log-probabilities.
+        weight: w > 0.
+        discount: γ, from 0 to 1.
+        is_teacher: the reference is to be approached, so its drifts are not centred.
+        clip: largest |d| in the term; None for no limit.
+        first_step: first training step of the term.
+        last_step: last training step of the term; None for no end.
+        make_context: makes the prompt that the reference sees in the place of a segment's first prompt, from the
+            messages of that prompt; None for the same prompt.
+    """
+
+    score: Score
+    weight: float
+    discount: float = 0.0
+    is_teacher: bool = False
+    clip: float | None = None
+    first_step: int = 1
+    last_step: int | None = None
+    make_context: Callable[[Sequence[Message]], Prompt] | None = None
+
+    def is_active(self, group: Group) -> bool:
+        """Return whether the term counts for a group: a group belongs to the step after that of its newest weights."""
+        step = 1 + max((turn.version for episode in group.episodes for turn in episode.turns), default=0)
+        return self.first_step <= step and (self.last_step is None or step <= self.last_step)
+
+    async def drifts(self, data: Sequence[Datum], roots: Sequence[Turn]) -> Drifts:
+        """Request the drifts of a group's sequences; raise ServiceError if the reference fails.
+
+        Args:
+            roots: first turn of each sequence.
+        """
+        return await run_together(self._drift(datum, root) for datum, root in zip(data, roots, strict=True))
+
+    def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
+        """Return a group's sequences with the term in their advantages."""
+        limit = np.inf if self.clip is None else self.clip
+        group_drifts = np.concatenate([np.empty(0), *drifts]).clip(-limit, limit)
+        mean = 0.0 if self.is_teacher or not len(group_drifts) else float(group_drifts.mean())
+        changed = list[Datum]()
+        for datum, drift in zip(data, drifts, strict=True):
+            advantages = datum.advantages.copy()
+            terms = discounted_sums(mean - drift.clip(-limit, limit), self.discount)
+            advantages[datum.mask] += self.weight * terms
+            changed.append(replace(datum, advantages=advantages))
+        return changed
+
+    async def _drift(self, datum: Datum, root: Turn) -> NDArray[np.float64]:
+        """Request the drift of a sequence, [sampled] float64."""
+        places = np.flatnonzero(datum.mask)
+        if not len(places):
+            return np.empty(0)
+        last = len(datum.targets) - int(places[0])  # from the first sampled token on
+        sequence = datum.prompt + as_prompt(datum.targets[-1:])
+        if self.make_context is not None:
+            if not root.messages:
+                raise EnvironmentFault(
+                    "teacher.prompt: a turn has tokens and no messages, because its environment called policy.sample; "
+                    "use policy.chat, or leave out teacher.prompt"
+                )
+            sequence = self.make_context(root.messages[:-1]) + sequence.drop_first(len(root.prompt))
+        scores = await self.score(sequence, last)
+        drift = (datum.logprobs[-last:].astype(np.float64) - scores)[datum.mask[-last:]]
+        if not np.isfinite(drift).all():
+            raise ServiceError("asking the reference: the service returned no log-probability for a sampled token")
+        return drift
+
+
+def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
+    """Return Σ_k discount^k · values[t + k] for each t, [N] float64."""
+    if not discount:
+        return values
+
+    def add(later: float, value: float) -> float:
+        return value + discount * later
+
+    backwards: list[float] = values[::-1].tolist()
+    return np.array(list(accumulate(backwards, add)), np.float64)[::-1]

@@ -1,0 +1,72 @@
+"""The sections of the models whose log-probabilities enter the advantages: the KL penalty's reference, and teachers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rlkit._util.sections import Positive, Section
+from rlkit.config.schema.operation import PricesConfig
+
+
+class KLPenaltyConfig(Section):
+    """Penalty on each sampled token by its log-probability ratio to a reference model. It costs a pass of the reference
+    over every sequence. The penalties are centred in the group, so only differences between tokens matter."""
+
+    coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Advantage per nat of log-probability ratio. 0 is off, because on-policy LoRA training rarely drifts."""
+    discount: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Discount of the penalties of later tokens, per token of distance. At 0, a token has only its own penalty, which
+    has the least variance."""
+    reference: str = "base"
+    """Reference model: `base` without an adapter, or the `tinker://…/sampler_weights/…` path of a checkpoint."""
+
+    @model_validator(mode="after")
+    def _check_used(self) -> Self:
+        if not self.coefficient:
+            self.refuse_unused("discount", "reference", fix="set coefficient above 0")
+        if self.reference != "base" and not _is_sampler_path(self.reference):
+            raise ValueError(
+                f"reference: {self.reference!r} is neither base nor a path of the form tinker://…/sampler_weights/…"
+            )
+        return self
+
+
+class TeacherConfig(Section):
+    """Model of the service that the policy learns to imitate: on-policy distillation. Each sampled token gets the
+    advantage −weight · (log q − log p), with its probabilities q by the policy and p by the teacher. It costs a pass of
+    the teacher over every sequence."""
+
+    model: str | None = None
+    """Base model; its tokenizer must be that of the run's model. Null for the run's model."""
+    checkpoint: str | None = None
+    """`tinker://…/sampler_weights/…` path of a checkpoint of the model; null for the model itself."""
+    prompt: str | None = None
+    """`package.module:name` or `file.py:name` of a function from the messages of a prompt to those that the teacher
+    sees, such as with a system prompt. Null for the same prompt."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Advantage per nat of log-probability ratio; relative to the advantages of rewards, if there are any."""
+    discount: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Discount of the ratios of later tokens, per token of distance. At 0, a token has only its own ratio, which has
+    the least variance."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Largest absolute ratio of a token, in nats; null for no limit, because a rare token must stay rare."""
+    first_step: Positive = 1
+    """First training step with the teacher."""
+    last_step: Positive | None = None
+    """Last training step with the teacher; null for the end of the run."""
+    prices: PricesConfig = PricesConfig()
+    """Prices of the teacher's model, in US dollars per million tokens; all null for rlkit's price table."""
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.checkpoint is not None and not _is_sampler_path(self.checkpoint):
+            raise ValueError(f"checkpoint: {self.checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
+        if self.last_step is not None and self.last_step < self.first_step:
+            raise ValueError(f"last_step: {self.last_step} is before first_step, {self.first_step}")
+        return self
+
+
+def _is_sampler_path(path: str) -> bool:
+    return path.startswith("tinker://") and "/weights/" not in path

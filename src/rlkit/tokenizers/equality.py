@@ -1,0 +1,61 @@
+"""Comparison of the tokenizers of two models.
+
+Invariant: two models count as equal only if every id that both can tell has the same text, and a sample of text the
+same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from rlkit.config.schema import Config
+from rlkit.errors import UsageError
+from rlkit.tokenizers.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+
+_SAMPLE = (
+    "Prove that 12 + 7,381.05 = 7393.05.\n\tdef f(x): return x**2  # naïve\n\n"
+    '<think>Ωmega, 数学, и 🙂</think> {"role": "user"} \\frac{1}{2}   THE END'
+)
+
+
+def require_equal_tokenizers(config: Config, teacher: str, *, note: Callable[[str], None]) -> None:
+    """Raise UsageError if the tokenizer of a teacher's model is not that of the run's model."""
+    if teacher == config.model:
+        return
+    own = load_tokenizer(config.model, with_weights=False, tokenizer=config.chat.tokenizer, note=note)
+    other = load_tokenizer(teacher, with_weights=False, note=note)
+    problem = find_difference(own, other)
+    if problem is not None:
+        raise UsageError(
+            f"teacher.model: the tokenizer of {teacher} is not that of {config.model}: {problem}; "
+            "choose a teacher of the same family of models"
+        )
+
+
+def find_difference(own: Tokenizer, other: Tokenizer) -> str | None:
+    """Return the first difference of two tokenizers in words; None if there is none."""
+    vocabularies = [_vocabulary(tokenizer) for tokenizer in (own, other)]
+    if None not in vocabularies:
+        first, second = cast("list[dict[str, int]]", vocabularies)
+        for text, token in first.items():
+            if second.get(text, token) != token:
+                return f"the token {text!r} is {token} in one and {second[text]} in the other"
+        texts = {token: text for text, token in second.items()}
+        for text, token in first.items():
+            if texts.get(token, text) != text:
+                return f"token {token} is {text!r} in one and {texts[token]!r} in the other"
+    ids = [tokenizer.encode(_SAMPLE) for tokenizer in (own, other)]
+    if ids[0] != ids[1]:
+        place = next((n for n, (a, b) in enumerate(zip(*ids, strict=False)) if a != b), min(map(len, ids)))
+        return f"they encode a sample text differently from token {place} on"
+    return None
+
+
+def _vocabulary(tokenizer: object) -> dict[str, int] | None:
+    """Return the ids of a tokenizer's texts; None if it has no list of them."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    return None if get_vocab is None else cast("dict[str, int]", get_vocab())

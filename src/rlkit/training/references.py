@@ -1,0 +1,131 @@
+"""The references of a run, on its service: of the KL penalty, and the teachers of its environments.
+
+Invariant: a teacher has the tokens of the run's model, so each of its log-probabilities is that of the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import cast
+
+from rlkit._util.frames import describe_error
+from rlkit._util.json_values import describe_type
+from rlkit._util.threads import in_thread
+from rlkit.algorithms.references import Reference, Score
+from rlkit.chat.format import ChatFormat
+from rlkit.config.loading.objects import load_object
+from rlkit.config.schema import Config
+from rlkit.config.schema.teacher import TeacherConfig
+from rlkit.cost.usage import Price
+from rlkit.errors import ConfigError, EnvironmentFault
+from rlkit.service import Service
+from rlkit.service.watch import ServiceWatch
+from rlkit.tokenizers.equality import require_equal_tokenizers
+from rlkit.types import Floats, Message, Prompt
+
+type References = Mapping[str, Sequence[Reference]]
+"""References by environment."""
+
+
+async def load_references(
+    config: Config,
+    service: Service,
+    watch: ServiceWatch,
+    chat: ChatFormat,
+    *,
+    price: Price | None,
+    note: Callable[[str], None],
+) -> References:
+    """Load the references of all environments, with retries of their calls; environments of evaluations have teachers.
+
+    Args:
+        price: price of the run's model and of its teachers, if it is known.
+
+    Raises:
+        UsageError: the tokenizer of a teacher differs from that of the run's model, or a checkpoint does not exist.
+    """
+    penalty, kl = list[Reference](), config.kl_penalty
+    if kl.coefficient:
+        path = None if kl.reference == "base" else kl.reference
+        penalty.append(Reference(await _load_score(service, watch, config.model, path), kl.coefficient, kl.discount))
+    teachers, references = dict[str, Reference](), dict[str, Sequence[Reference]]()
+    for env in (*config.envs, *config.eval.envs):
+        spec, terms = config.teacher_of(env), penalty if env in config.envs else []
+        if spec is not None:
+            key = spec.model_dump_json()
+            if key not in teachers:
+                model = spec.model or config.model
+                await in_thread(partial(require_equal_tokenizers, config, model, note=note))
+                score = await _load_score(service, watch, model, spec.checkpoint)
+                if price is not None and model in price.teachers:
+                    score = _count_difference(score, service, price, model)
+                teachers[key] = _make_teacher(spec, score, chat)
+            terms = [*terms, teachers[key]]
+        if terms:
+            references[env] = terms
+    return references
+
+
+def evaluation_teachers(config: Config, references: References) -> Mapping[str, Reference]:
+    """Return the teachers of evaluated environments whose replies are samples of the policy's own distribution."""
+    return {
+        name: reference
+        for name, spec in config.eval.envs.items()
+        for reference in references.get(name, ())
+        if reference.is_teacher and spec.temperature == 1
+    }
+
+
+async def _load_score(service: Service, watch: ServiceWatch, model: str, checkpoint: str | None) -> Score:
+    scorer = await watch.call(
+        lambda: service.scorer(model=model, checkpoint=checkpoint), "loading the reference", retry=True
+    )
+
+    async def score(prompt: Prompt, last: int) -> Floats:
+        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "scoring by the reference", retry=True)
+
+    return score
+
+
+def _count_difference(score: Score, service: Service, price: Price, model: str) -> Score:
+    """Return a score function that also counts the price of its model; its tokens are counted with the run's price."""
+
+    async def count(prompt: Prompt, last: int) -> Floats:
+        logprobs = await score(prompt, last)
+        service.usage.other_usd += price.scoring_difference(model, len(prompt), 1)
+        return logprobs
+
+    return count
+
+
+def _make_teacher(spec: TeacherConfig, score: Score, chat: ChatFormat) -> Reference:
+    return Reference(
+        score,
+        spec.weight,
+        spec.discount,
+        is_teacher=True,
+        clip=spec.clip,
+        first_step=spec.first_step,
+        last_step=spec.last_step,
+        make_context=None if spec.prompt is None else _load_context(spec.prompt, chat),
+    )
+
+
+def _load_context(path: str, chat: ChatFormat) -> Callable[[Sequence[Message]], Prompt]:
+    """Return a function from the messages of a prompt to the teacher's prompt, by the user's function at a path."""
+    function = load_object(path, field="teacher.prompt")
+    if not callable(function):
+        raise ConfigError(f"teacher.prompt: {path} is not a function of messages")
+
+    def make_context(messages: Sequence[Message]) -> Prompt:
+        try:
+            context: object = function(list(messages))
+            if isinstance(context, list) and context:
+                return chat.render(cast("list[Message]", context))
+        except Exception as error:  # the user's own code
+            raise EnvironmentFault(f"teacher.prompt: {path} failed: {describe_error(error)}") from error
+        answer = describe_type(cast("object", context))
+        raise EnvironmentFault(f"teacher.prompt: {path} returned {answer}: it must return a list of messages")
+
+    return make_context

@@ -1,0 +1,218 @@
+"""Teachers, through the real Tinker SDK, on the embedded engine with small real models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import rlkit
+from rlkit.config.loading.load import load_config
+from rlkit.engine.model.model_files import load_tokenizer
+from rlkit.errors import ConfigError, RlkitError, UsageError
+from rlkit.store.history import read_groups, read_metrics, table_path
+from rlkit.testing import byte_model, tiny_model
+from rlkit.token_records.updates import read_update, update_path
+from rlkit.tools.audit import audit
+from rlkit.training.trainer import RLTrainer
+from tests.limits import HANG_S
+
+TOKENS = 6
+
+
+@dataclass(frozen=True)
+class Talk(rlkit.SingleTurnEnv):
+    """Say anything: every reply has the same reward."""
+
+    start: str
+
+    def prompt(self) -> list[rlkit.Message]:
+        return [{"role": "user", "content": self.start}]
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return 1.0
+
+
+TASKS = [Talk(text) for text in ("one", "two", "six", "ten")]
+
+
+def speak_loudly(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    return [{"role": "system", "content": "SHOUT!"}, *messages]
+
+
+def return_text(messages: list[rlkit.Message]) -> object:
+    return "no list"
+
+
+def make_trainer(model: Path, *, directory: Path | None = None, resume: bool = False, **more: object) -> RLTrainer:
+    settings: Mapping[str, object] = {
+        "model": str(model),
+        "envs": {"talk": {}},
+        "eval": {"envs": {"talk": {"env": f"{__name__}:TASKS", "temperature": 1.0, "attempts": 16}}, "every": 5},
+        "reward": "none",
+        "batch": {"groups": 4, "group_size": 16},
+        "sampling": {"max_tokens": TOKENS, "stop": ["\x00"]},
+        "optimizer": {"learning_rate": 1e-2},
+        "lora": {"rank": 16, "train_unembed": True},
+        "service": {"engine_threads": 1},
+        **more,
+    }
+    return RLTrainer(load_config([], settings=settings), envs={"talk": TASKS}, directory=directory, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def teacher_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same kind with other weights."""
+    return byte_model(tmp_path_factory.mktemp("models") / "teacher", seed=7)
+
+
+def assert_trained_exactly_once(run: Path) -> None:
+    for report in asyncio.run(audit(run)).values():
+        assert report.mismatch is None
+        assert report.tokens > 0
+
+
+@cache
+def load_network(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+
+
+def score(model: Path, tokens: list[int]) -> np.ndarray:
+    """Log-probabilities of transformers, [P - 1] float64, of each token but the first."""
+    network = load_network(model)
+    with torch.no_grad():
+        logprobs = network(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    return logprobs[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+
+
+def test_the_advantage_is_the_log_ratio_of_both_models(byte_model_dir: Path, teacher_dir: Path) -> None:
+    result = asyncio.run(make_trainer(byte_model_dir, steps=1, teacher={"model": str(teacher_dir)}, eval=None).train())
+    update = read_update(update_path(result.directory, 1))
+    checked = 0
+    for record in read_groups(table_path(result.directory, 1)):
+        for sequence in update[record.group.draw].sequences:
+            (turn,) = record.group.episodes[sequence.member].turns
+            tokens = [*turn.prompt.tokens.tolist(), *turn.completion.tolist()]
+            ratio = score(byte_model_dir, tokens) - score(teacher_dir, tokens)
+            np.testing.assert_allclose(sequence.advantages, -ratio[-len(turn.completion) :], atol=2e-4)
+            checked += len(turn.completion)
+    assert checked == result.metrics["optim/tokens"] > 4 * 15 * TOKENS
+    assert result.metrics["teacher/v1"] > 0.1
+    assert result.metrics["env/talk/teacher/kl"] == result.metrics["teacher/v1"]
+    quarters = [result.metrics[f"teacher/quarter/{number}"] for number in (1, 2, 3, 4)]
+    assert min(quarters) < result.metrics["teacher/v1"] < max(quarters)
+    assert_trained_exactly_once(result.directory)
+
+
+def test_a_student_approaches_its_teacher_without_rewards(byte_model_dir: Path, teacher_dir: Path) -> None:
+    batch = {"groups": 4, "group_size": 64}
+    trainer = make_trainer(byte_model_dir, steps=10, teacher={"model": str(teacher_dir)}, batch=batch)
+    result = asyncio.run(trainer.train())
+    lines = dict(read_metrics(result.directory / "metrics.jsonl"))
+    kl = [lines[step]["eval/talk/teacher/kl"] for step in (0, 5, 10)]
+    assert kl[0] > kl[1] > kl[2]
+    assert kl[2] < 0.6 * kl[0]
+    assert lines[10]["env/talk/reward/mean"] == 1.0
+
+
+def test_a_teacher_with_a_prompt_of_its_own_scores_the_same_replies(byte_model_dir: Path) -> None:
+    teacher = {"prompt": f"{__name__}:speak_loudly"}
+    result = asyncio.run(make_trainer(byte_model_dir, steps=1, teacher=teacher).train())
+    update = read_update(update_path(result.directory, 1))
+    first = read_groups(table_path(result.directory, 1))[0].group
+    (turn,) = first.episodes[0].turns
+    messages = speak_loudly([{"role": "user", "content": TASKS[first.draw % len(TASKS)].start}])
+    tokenizer = load_tokenizer(byte_model_dir)
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    reply = turn.completion.tolist()
+    ratio = score(byte_model_dir, [*turn.prompt.tokens.tolist(), *reply])[-len(reply) :]
+    ratio = ratio - score(byte_model_dir, [*prompt, *reply])[-len(reply) :]
+    (sequence,) = [each for each in update[first.draw].sequences if each.member == 0]
+    np.testing.assert_allclose(sequence.advantages, -ratio, atol=2e-4)
+
+
+def test_each_environment_may_have_its_own_teacher_for_some_steps(byte_model_dir: Path, teacher_dir: Path) -> None:
+    teacher = {"model": str(teacher_dir), "first_step": 2, "last_step": 2}
+    envs = {"talk": {}, "chat": {"env": f"{__name__}:TASKS", "teacher": teacher}}
+    settings = {"envs": envs, "reward": "train", "eval": None, "batch": {"groups": 2, "group_size": 2}}
+    result = asyncio.run(make_trainer(byte_model_dir, steps=3, **settings).train())
+    lines = [line for _, line in read_metrics(result.directory / "metrics.jsonl")]
+    assert ["env/chat/teacher/kl" in line for line in lines] == [False, True, False]
+    assert not any("env/talk/teacher/kl" in line for line in lines)
+    assert ["optim/sequences" in line for line in lines] == [False, True, False]
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(
+    byte_model_dir: Path, teacher_dir: Path, tmp_path: Path
+) -> None:
+    settings = {"steps": 6, "teacher": {"model": str(teacher_dir)}, "eval": None, "checkpoint": {"every": 2}}
+    whole = asyncio.run(make_trainer(byte_model_dir, directory=tmp_path / "whole", **settings).train())
+    trainer = make_trainer(byte_model_dir, directory=tmp_path / "cut", **settings)
+
+    async def cut() -> None:
+        task = asyncio.create_task(trainer.train())
+        async with asyncio.timeout(HANG_S):
+            while not (tmp_path / "cut" / "updates" / "000003.parquet").exists():
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(cut())
+    resumed = asyncio.run(make_trainer(byte_model_dir, directory=tmp_path / "cut", resume=True, **settings).train())
+    assert resumed.metrics["teacher/v1"] == whole.metrics["teacher/v1"]
+    assert_trained_exactly_once(resumed.directory)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(byte_model_dir: Path, tmp_path: Path) -> None:
+    other = tiny_model(tmp_path / "tiny")
+    trainer = make_trainer(byte_model_dir, steps=1, teacher={"model": str(other)}, eval=None)
+    with pytest.raises(UsageError, match=r"teacher\.model: the tokenizer of .*tiny is not that of .*: "):
+        asyncio.run(trainer.train())
+
+
+def test_a_missing_teacher_is_named(byte_model_dir: Path) -> None:
+    path = "tinker://nobody:train:0/sampler_weights/none"
+    with pytest.raises(UsageError, match=path):
+        asyncio.run(make_trainer(byte_model_dir, steps=1, teacher={"checkpoint": path}, eval=None).train())
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ({"prompt": f"{__name__}:return_text"}, "returned a value of type str: it must return a list of messages"),
+        ({"prompt": f"{__name__}:TOKENS"}, "is not a function of messages"),
+        ({"prompt": f"{__name__}:nothing"}, "nothing"),
+    ],
+)
+def test_a_prompt_function_that_is_wrong_ends_the_run(
+    byte_model_dir: Path, teacher: Mapping[str, object], message: str
+) -> None:
+    with pytest.raises(RlkitError, match=message):
+        asyncio.run(make_trainer(byte_model_dir, steps=1, teacher=teacher, eval=None).train())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "reward is none and there is no teacher"),
+        ({"teacher": {"weight": 0}}, "teacher.weight"),
+        ({"teacher": {"last_step": 2, "first_step": 3}}, "last_step: 2 is before first_step, 3"),
+        ({"teacher": {"first_step": 9}, "steps": 8}, "teacher.first_step: 9 is after the last step, 8"),
+        ({"teacher": {"checkpoint": "runs/last"}}, "is not a path of the form tinker://"),
+        ({"teacher": {}, "envs": {"talk": {"advantage": "grpo"}}}, "envs.talk.advantage: has no effect"),
+        ({"teacher": {}, "advantage": "grpo"}, "advantage: has no effect, because reward is none"),
+        ({"teacher": {}, "length_penalty": {"coefficient": 1.0}}, "length_penalty: has no effect"),
+        ({"teacher": {"modle": "x"}}, "modle"),
+    ],
+)
+def test_a_wrong_setting_is_named(byte_model_dir: Path, settings: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(byte_model_dir, **settings)
