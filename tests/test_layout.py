@@ -28,7 +28,7 @@ FLOORS = (
     ("view",),
     ("check", "serving", "trackers"),
     ("evaluation", "redteam"),
-    ("interop", "training"),
+    ("interop", "judges", "training"),
     ("api", "dry_run", "tools"),
     ("cli",),
     ("__main__",),

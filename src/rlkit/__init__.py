@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from rlkit.evaluation.evaluate import evaluate
+    from rlkit.judges.judge import Judge, JudgementError
     from rlkit.policy import Policy
     from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
     from rlkit.training import StopSignal, Trainer
@@ -55,6 +56,7 @@ _MODULES = {
         "UsageError",
     ],
     "envs.callable": ["CallableEnv"],
+    "judges.judge": ["Judge", "JudgementError"],
     "policy": ["Policy"],
     "evaluation.evaluate": ["evaluate"],
     "dry_run.rehearse": ["rehearse"],
@@ -76,6 +78,8 @@ __all__ = [
     "EnvironmentFault",
     "Episode",
     "Group",
+    "Judge",
+    "JudgementError",
     "LimitReached",
     "Message",
     "MissingError",

@@ -1,0 +1,1 @@
+"""Judges: models that grade what no program can grade, inside an environment."""

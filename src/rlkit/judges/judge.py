@@ -1,0 +1,258 @@
+"""A model that grades replies by a rubric, for environments.
+
+Invariant: a judge never changes, so tasks share it; its counts are those of a process. A judgement that fails, or stays
+unreadable, raises, and never has a score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from rlkit._util.paths import cache_dir
+from rlkit._util.seeds import derive_seed
+from rlkit._util.threads import in_thread
+from rlkit.config.schema.operation import ServiceConfig
+from rlkit.cost.usage import FREE, Price, Usage, listed_price
+from rlkit.errors import EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
+from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
+from rlkit.judges.records import JudgeRecords
+from rlkit.judges.rubric import ask_for_verdict, fill_prompt, hash_text, read_field_names, read_verdict
+from rlkit.policy import Limits, Policy
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
+from rlkit.types import Sampling
+from rlkit.workers.resource import WorkerResource
+
+
+class JudgementError(EnvironmentFault):
+    """A judge gave no readable verdict. The episode, or the group, fails and has no reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict of a judge.
+
+    Args:
+        scores: the score of each reply, in their order; one for `Judge.score`.
+        text: the answer of the judge.
+        metrics: for an `Outcome`: `judge/requests`, `judge/cached`, `judge/unreadable`, `judge/tokens`, and `judge/usd`
+            (0 if the price is unknown).
+    """
+
+    scores: tuple[float, ...]
+    text: str
+    metrics: Mapping[str, float]
+
+    @property
+    def score(self) -> float:
+        """The score of the first reply."""
+        return self.scores[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """A model that scores replies by a rubric, in an environment::
+
+        class Polite(rlkit.Env):
+            judge = rlkit.Judge(model="Qwen/Qwen3-32B", prompt="Is this polite?\\n\\n{reply}", scale=(0, 10))
+            async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome:
+                reply = await policy.chat([{"role": "user", "content": "Where is the station?"}])
+                verdict = await self.judge.score(reply=reply.text)
+                return rlkit.Outcome(verdict.score / 10, verdict.metrics)
+
+    Args:
+        model: name of a model or `tinker://` path of sampler weights; with `url`, the endpoint's name of a model.
+        prompt: rubric with fields such as `{reply}`; the form of the verdict is appended. `{mark}` is a word that
+            follows from the fields, for lines around a reply that the reply cannot forge.
+        scale: lowest and highest score.
+        url: address of an OpenAI-compatible endpoint, which ends with `/v1`; None for a Tinker service.
+        key_env: environment variable that holds the key of the endpoint.
+        service: address of a Tinker service, or "engine" for the embedded engine; None chooses as a run does.
+        max_tokens: limit of the tokens of an answer.
+        temperature: 0 needs `attempts=1`, because it repeats unreadable answers.
+        attempts: requests until a verdict is readable, each with a seed of its own (endpoints get no seed).
+        timeout_s: limit of a request in seconds.
+        max_concurrent: limit of concurrent requests of a process.
+        requests_per_minute: limit of the requests of all processes that share the folder.
+        budget_tokens, budget_usd: limits of what all processes and runs spend in the folder, apart from requests that
+            are under way.
+        prices: US dollars per million tokens of prompts and of answers; None for rlkit's price table.
+        folder: folder of verdicts and spending; by default `judges` in rlkit's cache.
+
+    Raises:
+        UsageError: a setting is out of range or has no effect.
+    """
+
+    model: str
+    prompt: str
+    scale: tuple[float, float]
+    url: str | None = None
+    key_env: str | None = None
+    service: str | None = None
+    max_tokens: int = 4096
+    temperature: float = 1.0
+    attempts: int = 3
+    timeout_s: float = 600.0
+    max_concurrent: int = 16
+    requests_per_minute: float = math.inf
+    budget_tokens: int | None = None
+    budget_usd: float | None = None
+    prices: tuple[float, float] | None = None
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        limits = (self.max_tokens, self.attempts, self.timeout_s, self.max_concurrent, self.requests_per_minute)
+        for is_wrong, problem in (
+            (not -math.inf < self.scale[0] < self.scale[1] < math.inf, "scale: give the lowest score first"),
+            (not read_field_names(self.prompt), "prompt: it has no field such as {reply}"),
+            (min(limits) <= 0, "a limit must be above 0"),
+            (self.temperature <= 0 and self.attempts > 1, "temperature 0 repeats an answer: set attempts=1"),
+            (self.url and self.service, "service has no effect with url"),
+            (self.key_env and not self.url, "key_env has no effect without url"),
+        ):
+            if is_wrong:
+                raise UsageError(f"judge: {problem}")
+
+    @property
+    def usage(self) -> Mapping[str, float]:
+        """Sums of the metrics of this process, also of judgements that failed."""
+        return dict(_get_counts(self))
+
+    async def score(self, /, **fields: str) -> Judgement:
+        """Score one reply, given the value of each field of the prompt.
+
+        Raises:
+            JudgementError: no answer was readable, or the model did not answer.
+            UsageError, MissingError: wrong fields, a budget is used up, or a key or the service is missing; ends a run.
+        """
+        return await self._judge(fields, None)
+
+    async def compare(self, replies: Sequence[str], /, **fields: str) -> Judgement:
+        """Score the replies of a group in one request, for `score_group`; errors as in `score`.
+
+        The prompt has the field `{replies}`. Equal replies are shown once and get the same score. The order of the
+        others follows from their texts, so that no member has a place of its own.
+        """
+        if not replies or "replies" not in read_field_names(self.prompt):
+            raise UsageError("judge: compare needs replies, and a prompt with the field {replies}")
+        shown = sorted(set(replies), key=hash_text)
+        verdict = await self._judge(fields, shown)
+        score_of = dict(zip(shown, verdict.scores, strict=True))
+        return replace(verdict, scores=tuple(score_of[reply] for reply in replies))
+
+    async def _judge(self, fields: Mapping[str, str], replies: Sequence[str] | None) -> Judgement:
+        count = None if replies is None else len(replies)
+        prompt = f"{fill_prompt(self.prompt, fields, replies)}\n\n{ask_for_verdict(self.scale, count)}"
+        root = cache_dir() / "judges" if self.folder is None else Path(self.folder)
+        source = [self.model, self.url, self.service]
+        records, key = (
+            JudgeRecords(root / hash_text(source)[:16]),
+            hash_text([source, self.max_tokens, self.temperature, prompt]),
+        )
+        counts, read = dict.fromkeys(_get_counts(self), 0.0), partial(read_verdict, scale=self.scale, count=count)
+        try:
+            async with _locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock()):
+                text = await in_thread(records.read_verdict, key)
+                scores = read(text)
+                counts["judge/cached"] = float(scores is not None)
+                for attempt in range(0 if scores else self.attempts):
+                    seed = derive_seed(0, "judge", key, attempt)
+                    text = await self._request(prompt, records, counts, seed=seed)
+                    if scores := read(text):
+                        await in_thread(records.write_verdict, key, text)
+                        break
+                    counts["judge/unreadable"] += 1
+        except (ServiceError, EnvironmentFault, LimitReached, TimeoutError) as error:
+            raise JudgementError(f"the judge {self.model} failed: {str(error) or type(error).__name__}") from error
+        finally:
+            for name, value in counts.items():
+                _get_counts(self)[name] += value
+        if scores is None:
+            end = " ".join(text.split())[-200:]
+            raise JudgementError(f"the judge {self.model} gave no readable verdict; its last answer ended: {end!r}")
+        return Judgement(scores, text, counts)
+
+    async def _request(self, prompt: str, records: JudgeRecords, counts: dict[str, float], *, seed: int) -> str:
+        """Return an answer; "" if it is cut off."""
+        connection = await _share_connection(replace(self, prompt="{reply}", scale=(0, 1))).get()
+        price = Price(self.prices[0], self.prices[0], self.prices[1], 0.0) if self.prices else connection.price
+        if self.budget_usd is not None and price in (None, FREE):
+            raise UsageError("judge: budget_usd needs a price above 0: set prices, or budget_tokens in its place")
+        limits, interval_s = {"tokens": self.budget_tokens, "usd": self.budget_usd}, 60.0 / self.requests_per_minute
+        async with connection.slots:
+            start = partial(records.start_request, limits=limits, interval_s=interval_s, now_s=time.time())
+            await asyncio.sleep(await in_thread(start) - time.time())
+            async with asyncio.timeout(self.timeout_s):
+                policy = connection.make_policy(Sampling(self.max_tokens, self.temperature), seed)
+                reply = await policy.chat([{"role": "user", "content": prompt}])
+            usage = Usage()
+            usage.add_sampling(prompt=len(reply.turn.prompt), cached=0, completions=[len(reply.turn.completion)])
+            usd = 0.0 if price is None else price.usd(usage)
+            for name, value in (("requests", 1), ("tokens", usage.tokens), ("usd", usd)):
+                counts[f"judge/{name}"] += value
+            await in_thread(records.add_spending, usage.tokens, usd)
+        return "" if reply.truncated else reply.text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Connection:
+    make_policy: Callable[[Sampling, int], Policy]
+    price: Price | None
+    slots: asyncio.Semaphore
+
+
+_locks = WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock]()
+"""Locks of running requests, so that equal requests are sent once."""
+
+
+@cache
+def _get_counts(judge: Judge) -> dict[str, float]:
+    return {f"judge/{name}": 0.0 for name in ("requests", "cached", "unreadable", "tokens", "usd")}
+
+
+@cache
+def _share_connection(judge: Judge) -> WorkerResource[_Connection]:
+    """Return the connection of this process, which judges with other rubrics share."""
+    return WorkerResource(partial(_connect, judge))
+
+
+@asynccontextmanager
+async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
+    slots, is_engine = asyncio.Semaphore(judge.max_concurrent), judge.service == "engine"
+    if judge.url is not None:
+        key = os.environ.get(judge.key_env) if judge.key_env else None
+        if judge.key_env and not key:
+            raise MissingError(f"judge: the environment variable {judge.key_env} (key_env) is not set")
+        async with connect_endpoint(Endpoint(judge.url, judge.model, key), timeout_s=judge.timeout_s) as make:
+            yield _Connection(lambda sampling, seed: make(sampling, Limits()), None, slots)
+        return
+    from rlkit.chat.renderers import chat_format
+    from rlkit.tokenizers.load import load_tokenizer
+
+    config = ServiceConfig(base_url=None if is_engine else judge.service)
+    choice = ServiceChoice("engine", None, "the judge's service") if is_engine else choose_service(config)
+    is_engine = choice.kind == "engine"
+    async with connect(config, choice=choice) as service:
+        checkpoint = judge.model if judge.model.startswith("tinker://") else None
+        model = judge.model if checkpoint is None else await service.model_of(checkpoint)
+        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=is_engine, note=lambda message: None))
+        sampler, chat = await service.sampler(model=model, checkpoint=checkpoint), chat_format(model, tokenizer)
+        limits = Limits(context_tokens=await service.context_tokens(model))
+
+        def make_policy(sampling: Sampling, seed: int) -> Policy:
+            return RecordingPolicy(
+                sampler=lambda: sampler, chat=chat, sampling=sampling, seed=lambda turn: seed, limits=limits
+            )
+
+        yield _Connection(
+            make_policy, FREE if is_engine else listed_price(model) if choice.kind == "hosted" else None, slots
+        )

@@ -1,0 +1,71 @@
+"""A judge's files: its verdicts, its spending and the time of its last request, for all processes.
+
+Invariant: an answered request is in the record of spending before its verdict is used. A cached verdict is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit._util import files
+from rlkit._util.files import json_lines
+from rlkit.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRecords:
+    """The folder of a judged model; its methods raise `RunFailed` if it cannot be written."""
+
+    folder: Path
+
+    def read_verdict(self, key: str) -> str:
+        """Return the text of a cached verdict; "" if there is none, or its file is damaged."""
+        try:
+            return str(json_lines.read_object(self._verdict_path(key)).get("text", ""))
+        except (FileNotFoundError, UsageError):
+            return ""
+
+    def write_verdict(self, key: str, text: str) -> None:
+        """Store the text of a verdict."""
+        with files.report_write_errors(self.folder):
+            files.write_text(self._verdict_path(key), json.dumps({"text": text}))
+
+    def start_request(self, *, limits: Mapping[str, float | None], interval_s: float, now_s: float) -> float:
+        """Return the time at which a request may start, `interval_s` after the one before, in seconds like `now_s`.
+
+        Raises:
+            UsageError: a limit of `tokens` or `usd` is reached, or the record is damaged.
+        """
+        with self._change_spending() as spending:
+            for name, limit in limits.items():
+                if limit is not None and spending[name] >= limit:
+                    used = f"{spending[name]:,.6g} of {limit:,.6g} {name} are used in {self.folder}"
+                    raise UsageError(f"judge: budget_{name}: {used}: raise the limit, then resume the run")
+            spending["start_s"] = max(now_s, spending["start_s"] + interval_s)
+            return spending["start_s"]
+
+    def add_spending(self, tokens: int, usd: float) -> None:
+        """Record an answered request."""
+        with self._change_spending() as spending:
+            spending["tokens"] += tokens
+            spending["usd"] += usd
+
+    @contextmanager
+    def _change_spending(self) -> Generator[dict[str, float]]:
+        path = self.folder / "spending.json"
+        with files.report_write_errors(self.folder):
+            files.make_folder(self.folder)
+            with (self.folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other processes hold it for milliseconds
+                spending = json_lines.read_object(path) if path.exists() else {}
+                spending = {name: float(spending.get(name, 0)) for name in ("tokens", "usd", "start_s")}
+                yield spending
+                files.write_text(path, json.dumps(spending))
+
+    def _verdict_path(self, key: str) -> Path:
+        return self.folder / "verdicts" / key[:2] / f"{key}.json"

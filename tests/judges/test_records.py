@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import RunFailed, UsageError
+from rlkit.judges.records import JudgeRecords
+
+NO_LIMITS = {"tokens": None, "usd": None}
+
+
+def start(records: JudgeRecords, now_s: float, interval_s: float = 2.0, **limits: float) -> float:
+    return records.start_request(limits=NO_LIMITS | limits, interval_s=interval_s, now_s=now_s)
+
+
+def test_requests_start_an_interval_apart(tmp_path: Path) -> None:
+    records = JudgeRecords(tmp_path / "new" / "folder")
+    assert [start(records, now_s) for now_s in (100.0, 100.0, 100.5, 109.0)] == [100.0, 102.0, 104.0, 109.0]
+    assert start(JudgeRecords(records.folder), 109.0) == 111.0, "another process shares the limit"
+    assert start(records, 109.0, interval_s=0.0) == 111.0
+
+
+def test_a_used_budget_starts_no_request(tmp_path: Path) -> None:
+    records = JudgeRecords(tmp_path)
+    records.add_spending(600, 0.25)
+    assert start(records, 1.0, tokens=601, usd=0.26) == 2.0
+    with pytest.raises(UsageError, match=f"budget_tokens: 600 of 600 tokens are used in {tmp_path}: raise the limit"):
+        start(records, 1.0, tokens=600)
+    with pytest.raises(UsageError, match=r"budget_usd: 0\.25 of 0\.2 usd are used"):
+        start(records, 1.0, usd=0.2)
+
+
+def add_often(folder: Path, times: int) -> None:
+    records = JudgeRecords(folder)
+    for number in range(times):
+        records.add_spending(3, 0.5)
+        records.write_verdict("aa", f"{number} " * 1000)
+
+
+def test_no_spending_of_several_processes_is_lost(tmp_path: Path) -> None:
+    processes = [multiprocessing.get_context("spawn").Process(target=add_often, args=(tmp_path, 30)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        text = JudgeRecords(tmp_path).read_verdict("aa")
+        assert len(set(text.split())) <= 1, "a reader sees a whole verdict"
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    with pytest.raises(UsageError, match="270 of 1 tokens"):
+        start(JudgeRecords(tmp_path), 1.0, tokens=1)
+    assert json.loads((tmp_path / "spending.json").read_text())["usd"] == 45.0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"text": 1', "\udcff"])
+def test_a_damaged_verdict_is_none(tmp_path: Path, content: str) -> None:
+    records = JudgeRecords(tmp_path)
+    assert records.read_verdict("abcd") == ""
+    records.write_verdict("abcd", "Score: 3")
+    assert records.read_verdict("abcd") == "Score: 3"
+    (path,) = tmp_path.glob("verdicts/ab/abcd.json")
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    assert records.read_verdict("abcd") == ""
+
+
+def test_a_damaged_record_of_spending_is_named(tmp_path: Path) -> None:
+    (tmp_path / "spending.json").write_text("{")
+    with pytest.raises(UsageError, match=r"spending\.json is damaged"):
+        start(JudgeRecords(tmp_path), 1.0)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFailed, match="cannot write to"):
+        JudgeRecords(tmp_path / "file").write_verdict("aa", "x")
