@@ -13,9 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rlkit
+from rlkit.check import Finding, check
+from rlkit.check.checks import _rank
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, UsageError
 from rlkit.judges.judge import Judgement
@@ -241,8 +244,8 @@ def test_a_key_comes_from_the_named_variable(
         ({"attempts": 0}, "above 0"),
         ({"requests_per_minute": 0}, "above 0"),
         ({"temperature": 0.0}, "attempts=1"),
-        ({"service": "engine"}, "service has no effect"),
-        ({"url": None, "key_env": "K"}, "key_env has no effect"),
+        ({"service": "engine"}, "exclude each other"),
+        ({"url": None, "key_env": "K"}, "exclude each other"),
     ],
 )
 def test_settings_without_sense_are_errors(
@@ -417,3 +420,73 @@ def test_a_connection_opens_at_the_first_request_and_closes_with_the_loop(
 
     assert run(main()) == 1
     assert run(main()) == 0, "cached verdicts need no connection"
+
+
+class Labelled(rlkit.SingleTurnEnv):
+    judge_tolerance = 0.5
+
+    def __init__(self, judge: rlkit.Judge, labels: Sequence[float]) -> None:
+        self.judge = judge
+        self.judged_examples = [({"reply": "x" * (place + 1)}, label) for place, label in enumerate(labels)]
+
+    def prompt(self) -> str:
+        return "a"
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return float(len(reply.text) % 2)
+
+
+def check_judge(env: rlkit.Env) -> Finding:
+    report = run(check([env, env], timeout_s=120.0, tasks=2))
+    (finding,) = [finding for finding in report.findings if finding.check == "judge"]
+    return finding
+
+
+def test_agreement_with_labels_is_measured(endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]) -> None:
+    judge = make_judge()
+    finding = check_judge(Labelled(judge, [1, 2, 3.5, 4, 9]))
+    assert (finding.status, finding.detail) == (
+        "passed",
+        "80% of 5 verdicts within 0.5 of the label, rank correlation 1.00",
+    )
+    assert sorted(endpoint.prompts) == sorted(set(endpoint.prompts)), "tasks share their examples"
+    finding = check_judge(Labelled(judge, [4, 3, 2, 1]))
+    assert finding.status == "failed"
+    assert finding.detail == (
+        "0% of 4 verdicts within 0.5 of the label, rank correlation -1.00; judge_agreement is 80%"
+    )
+    assert "prompt" in finding.fix
+    assert check_judge(Labelled(judge, [1, 1])).detail.endswith("rank correlation 0.00; judge_agreement is 80%")
+
+
+def test_a_judge_that_fails_is_a_finding(endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]) -> None:
+    endpoint.answer = lambda prompt: "I like it"
+    finding = check_judge(Labelled(make_judge(), [1, 2]))
+    assert finding.status == "failed"
+    assert "no verdict: JudgementError: the judge m gave no readable verdict" in finding.detail
+    assert check_judge(Lengths()).status == "skipped"
+
+
+class Agrees(rlkit.Env):
+    gold, max_reward = "yes", 9.0
+
+    def __init__(self, judge: rlkit.Judge) -> None:
+        self.judge = judge
+
+    async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome:
+        reply = await policy.chat([{"role": "user", "content": "Agree."}])
+        verdict = await self.judge.score(reply=reply.text)
+        return rlkit.Outcome(verdict.score, verdict.metrics)
+
+
+def test_an_environment_with_a_judge_passes_its_check(
+    endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]
+) -> None:
+    endpoint.answer = lambda prompt: f"Score: {9 * ('yes' in prompt)}"
+    report = run(check(Agrees(make_judge()), timeout_s=120.0))
+    assert [finding for finding in report.findings if finding.status == "failed"] == []
+    assert len(endpoint.prompts) == len(set(endpoint.prompts)) > 10
+
+
+def test_equal_values_share_a_rank() -> None:
+    assert _rank(np.array([5.0, 1.0, 5.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]

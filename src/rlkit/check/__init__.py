@@ -39,7 +39,8 @@ async def check(
     the reward must not depend on the time, on chance or on earlier rollouts.
 
     Optional attributes of an environment: `gold: str` is an answer that earns the full reward, `max_reward: float` is
-    the full reward (default 1.0), and `stochastic = True` allows the reward to depend on chance.
+    the full reward (default 1.0), and `stochastic = True` allows the reward to depend on chance. `judged_examples` is a
+    list of pairs, fields and label, with which the verdicts of its `judge` are compared.
 
     Args:
         chat: the model's chat format; `ByteChat()` by default.

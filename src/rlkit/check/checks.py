@@ -13,8 +13,11 @@ import pickle
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from typing import cast
+from itertools import batched, product
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlkit.check.conditions import make_conditions, seed_chance
 from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks, limit_time
@@ -31,6 +34,9 @@ TIME = "time limit"
 
 NOISE_REPLIES = 20
 """Number of noise replies."""
+
+JUDGED_AT_ONCE, AGREEMENT = 8, 0.8
+"""Number of concurrent judgements; least share of verdicts near their labels."""
 
 CUT_TOKENS = 7
 """Limit that truncates some replies."""
@@ -103,6 +109,56 @@ async def _check_empty_answer(context: CheckContext) -> str:
     if not rewards:
         raise Skip("no empty answer has a reward, or the empty answer is right")
     return f"gets at most {max(rewards):g}"
+
+
+class _Judge(Protocol):
+    """The part of `rlkit.Judge` that its check uses."""
+
+    scale: tuple[float, float]
+
+    def score(self, /, **fields: str) -> Awaitable[_Verdict]: ...
+
+
+class _Verdict(Protocol):
+    @property
+    def score(self) -> float: ...
+
+
+async def _check_judge(context: CheckContext) -> str:
+    examples, scores = dict[str, tuple[_Judge, Mapping[str, str], float]](), list[float]()
+    for env in context.envs:
+        for fields, label in getattr(env, "judged_examples", ()):
+            examples[json.dumps([fields, label])] = cast("_Judge", getattr(env, "judge", None)), fields, label
+    if not examples:
+        raise Skip("the environment has no `judged_examples`")
+    for some in batched(examples.values(), JUDGED_AT_ONCE):
+        context.player.announce(f"judging example {len(scores) + 1} of {len(examples)}")
+        try:
+            async with asyncio.timeout(context.player.timeout_s):
+                scores += [v.score for v in await asyncio.gather(*(judge.score(**fields) for judge, fields, _ in some))]
+        except Exception as error:
+            context.problems.append(
+                f"example {len(scores) + 1} or later has no verdict: {type(error).__name__}: {error}"
+            )
+            return ""
+    env, (low, high) = context.envs[0], next(iter(examples.values()))[0].scale
+    labels, verdicts = np.array([label for _, _, label in examples.values()], np.float64), np.array(scores, np.float64)
+    tolerance, wanted = getattr(env, "judge_tolerance", (high - low) / 10), getattr(env, "judge_agreement", AGREEMENT)
+    share = float(np.mean(np.abs(labels - verdicts) <= tolerance + 1e-9))
+    ranks = _rank(labels), _rank(verdicts)
+    correlation = np.corrcoef(*ranks)[0, 1] if min(map(np.ptp, ranks)) else 0.0
+    detail = (
+        f"{share:.0%} of {len(scores)} verdicts within {tolerance:g} of the label, rank correlation {correlation:.2f}"
+    )
+    if share < wanted:
+        context.problems.append(f"{detail}; judge_agreement is {wanted:.0%}")
+    return detail
+
+
+def _rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ranks, [N]; equal values share the mean of theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
 
 async def _check_exact_tokens(context: CheckContext) -> str:
@@ -263,6 +319,7 @@ CHECKS = (
     Check("prompt", _check_prompt, "request a reply from the policy, with a prompt that is not empty"),
     Check("gold answer", _check_gold_answer, "give env.gold the reward env.max_reward (or 1.0), or correct env.gold"),
     Check("empty answer", _check_empty_answer, "make the grader reject a reply without an answer"),
+    Check("judge", _check_judge, "correct the judge's prompt, choose a stronger model, or set judge_tolerance"),
     Check("token prefix", _check_exact_tokens, "append reply.message unchanged; do not edit earlier messages"),
     Check("turn limit", _check_turn_limit, "catch rlkit.LimitReached around the policy and grade the turns so far"),
     Check("clean-up", _check_clean_up, "close resources in a `finally`, and await the tasks that a rollout starts"),

@@ -21,7 +21,7 @@ from rlkit._util.paths import cache_dir
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
 from rlkit.config.schema.operation import ServiceConfig
-from rlkit.cost.usage import FREE, Price, Usage, listed_price
+from rlkit.cost.usage import Price, Usage, listed_price
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
 from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.judges.records import JudgeRecords
@@ -39,14 +39,7 @@ class JudgementError(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict of a judge.
-
-    Args:
-        scores: the score of each reply, in their order; one for `Judge.score`.
-        text: the answer of the judge.
-        metrics: for an `Outcome`: `judge/requests`, `judge/cached`, `judge/unreadable`, `judge/tokens`, and `judge/usd`
-            (0 if the price is unknown).
-    """
+    """The verdict of a judge: its text, and its usage as `metrics` of an `Outcome`, `judge/tokens` and others."""
 
     scores: tuple[float, ...]
     text: str
@@ -54,42 +47,32 @@ class Judgement:
 
     @property
     def score(self) -> float:
-        """The score of the first reply."""
+        """The score of the first reply, or of the only one."""
         return self.scores[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """A model that scores replies by a rubric, in an environment::
+    """A model that scores replies by a rubric, in the methods of an environment::
 
-        class Polite(rlkit.Env):
-            judge = rlkit.Judge(model="Qwen/Qwen3-32B", prompt="Is this polite?\\n\\n{reply}", scale=(0, 10))
-            async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome:
-                reply = await policy.chat([{"role": "user", "content": "Where is the station?"}])
-                verdict = await self.judge.score(reply=reply.text)
-                return rlkit.Outcome(verdict.score / 10, verdict.metrics)
+        judge = rlkit.Judge(model="Qwen/Qwen3-32B", prompt="Is this polite?\n\n{reply}", scale=(0, 10))
+        verdict = await judge.score(reply=reply.text)
+        return rlkit.Outcome(verdict.score / 10, verdict.metrics)
 
     Args:
         model: name of a model or `tinker://` path of sampler weights; with `url`, the endpoint's name of a model.
         prompt: rubric with fields such as `{reply}`; the form of the verdict is appended. `{mark}` is a word that
             follows from the fields, for lines around a reply that the reply cannot forge.
         scale: lowest and highest score.
-        url: address of an OpenAI-compatible endpoint, which ends with `/v1`; None for a Tinker service.
-        key_env: environment variable that holds the key of the endpoint.
+        url, key_env: address of an OpenAI-compatible endpoint, and the environment variable that holds its key.
         service: address of a Tinker service, or "engine" for the embedded engine; None chooses as a run does.
-        max_tokens: limit of the tokens of an answer.
-        temperature: 0 needs `attempts=1`, because it repeats unreadable answers.
+        max_tokens, temperature: sampling of an answer; a temperature of 0 repeats it, and needs `attempts=1`.
         attempts: requests until a verdict is readable, each with a seed of its own (endpoints get no seed).
-        timeout_s: limit of a request in seconds.
-        max_concurrent: limit of concurrent requests of a process.
+        timeout_s, max_concurrent: limit of a request in seconds; limit of concurrent requests of a process.
         requests_per_minute: limit of the requests of all processes that share the folder.
-        budget_tokens, budget_usd: limits of what all processes and runs spend in the folder, apart from requests that
-            are under way.
+        budget_tokens, budget_usd: limits of what all processes and runs spend in the folder.
         prices: US dollars per million tokens of prompts and of answers; None for rlkit's price table.
         folder: folder of verdicts and spending; by default `judges` in rlkit's cache.
-
-    Raises:
-        UsageError: a setting is out of range or has no effect.
     """
 
     model: str
@@ -111,15 +94,14 @@ class Judge:
 
     def __post_init__(self) -> None:
         limits = (self.max_tokens, self.attempts, self.timeout_s, self.max_concurrent, self.requests_per_minute)
-        for is_wrong, problem in (
-            (not -math.inf < self.scale[0] < self.scale[1] < math.inf, "scale: give the lowest score first"),
-            (not read_field_names(self.prompt), "prompt: it has no field such as {reply}"),
-            (min(limits) <= 0, "a limit must be above 0"),
-            (self.temperature <= 0 and self.attempts > 1, "temperature 0 repeats an answer: set attempts=1"),
-            (self.url and self.service, "service has no effect with url"),
-            (self.key_env and not self.url, "key_env has no effect without url"),
+        for is_right, problem in (
+            (-math.inf < self.scale[0] < self.scale[1] < math.inf, "scale: give the lowest score first"),
+            (read_field_names(self.prompt), "prompt: it has no field such as {reply}"),
+            (min(limits) > 0, "a limit must be above 0"),
+            (self.temperature > 0 or self.attempts == 1, "temperature 0 repeats an answer: set attempts=1"),
+            (self.service is None if self.url else self.key_env is None, "service and key_env exclude each other"),
         ):
-            if is_wrong:
+            if not is_right:
                 raise UsageError(f"judge: {problem}")
 
     @property
@@ -132,15 +114,14 @@ class Judge:
 
         Raises:
             JudgementError: no answer was readable, or the model did not answer.
-            UsageError, MissingError: wrong fields, a budget is used up, or a key or the service is missing; ends a run.
+            UsageError, MissingError: wrong fields, a used budget, no key or no service; ends a run.
         """
         return await self._judge(fields, None)
 
     async def compare(self, replies: Sequence[str], /, **fields: str) -> Judgement:
-        """Score the replies of a group in one request, for `score_group`; errors as in `score`.
+        """Score the replies of a group in one request, for `score_group`; the prompt has the field `{replies}`.
 
-        The prompt has the field `{replies}`. Equal replies are shown once and get the same score. The order of the
-        others follows from their texts, so that no member has a place of its own.
+        Equal replies are shown once. The order follows from the texts, so that no member has a place of its own.
         """
         if not replies or "replies" not in read_field_names(self.prompt):
             raise UsageError("judge: compare needs replies, and a prompt with the field {replies}")
@@ -150,6 +131,7 @@ class Judge:
         return replace(verdict, scores=tuple(score_of[reply] for reply in replies))
 
     async def _judge(self, fields: Mapping[str, str], replies: Sequence[str] | None) -> Judgement:
+        """Return the verdict from the cache or the model; `replies` is None for one reply."""
         count = None if replies is None else len(replies)
         prompt = f"{fill_prompt(self.prompt, fields, replies)}\n\n{ask_for_verdict(self.scale, count)}"
         root = cache_dir() / "judges" if self.folder is None else Path(self.folder)
@@ -183,19 +165,15 @@ class Judge:
 
     async def _request(self, prompt: str, records: JudgeRecords, counts: dict[str, float], *, seed: int) -> str:
         """Return an answer; "" if it is cut off."""
-        connection = await _share_connection(replace(self, prompt="{reply}", scale=(0, 1))).get()
-        price = Price(self.prices[0], self.prices[0], self.prices[1], 0.0) if self.prices else connection.price
-        if self.budget_usd is not None and price in (None, FREE):
-            raise UsageError("judge: budget_usd needs a price above 0: set prices, or budget_tokens in its place")
+        make_policy, price, slots = await _share_connection(replace(self, prompt="{reply}", scale=(0, 1))).get()
         limits, interval_s = {"tokens": self.budget_tokens, "usd": self.budget_usd}, 60.0 / self.requests_per_minute
-        async with connection.slots:
-            start = partial(records.start_request, limits=limits, interval_s=interval_s, now_s=time.time())
-            await asyncio.sleep(await in_thread(start) - time.time())
+        async with slots:
+            start_s = await in_thread(lambda: records.start_request(limits, interval_s=interval_s, now_s=time.time()))
+            await asyncio.sleep(start_s - time.time())
             async with asyncio.timeout(self.timeout_s):
-                policy = connection.make_policy(Sampling(self.max_tokens, self.temperature), seed)
+                policy = make_policy(Sampling(self.max_tokens, self.temperature), seed)
                 reply = await policy.chat([{"role": "user", "content": prompt}])
-            usage = Usage()
-            usage.add_sampling(prompt=len(reply.turn.prompt), cached=0, completions=[len(reply.turn.completion)])
+            usage = Usage(1, len(reply.turn.prompt), 0, len(reply.turn.completion))
             usd = 0.0 if price is None else price.usd(usage)
             for name, value in (("requests", 1), ("tokens", usage.tokens), ("usd", usd)):
                 counts[f"judge/{name}"] += value
@@ -203,12 +181,8 @@ class Judge:
         return "" if reply.truncated else reply.text
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Connection:
-    make_policy: Callable[[Sampling, int], Policy]
-    price: Price | None
-    slots: asyncio.Semaphore
-
+type _Connection = tuple[Callable[[Sampling, int], Policy], Price | None, asyncio.Semaphore]
+"""Factory of the policy of a request, price of its tokens, and limit of concurrent requests."""
 
 _locks = WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock]()
 """Locks of running requests, so that equal requests are sent once."""
@@ -228,12 +202,14 @@ def _share_connection(judge: Judge) -> WorkerResource[_Connection]:
 @asynccontextmanager
 async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
     slots, is_engine = asyncio.Semaphore(judge.max_concurrent), judge.service == "engine"
+    price = Price(judge.prices[0], judge.prices[0], judge.prices[1], 0.0) if judge.prices else None
     if judge.url is not None:
         key = os.environ.get(judge.key_env) if judge.key_env else None
         if judge.key_env and not key:
             raise MissingError(f"judge: the environment variable {judge.key_env} (key_env) is not set")
+        _require_price(judge, price)
         async with connect_endpoint(Endpoint(judge.url, judge.model, key), timeout_s=judge.timeout_s) as make:
-            yield _Connection(lambda sampling, seed: make(sampling, Limits()), None, slots)
+            yield lambda sampling, seed: make(sampling, Limits()), price, slots
         return
     from rlkit.chat.renderers import chat_format
     from rlkit.tokenizers.load import load_tokenizer
@@ -244,15 +220,15 @@ async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
     async with connect(config, choice=choice) as service:
         checkpoint = judge.model if judge.model.startswith("tinker://") else None
         model = judge.model if checkpoint is None else await service.model_of(checkpoint)
+        price = price or (listed_price(model) if choice.kind == "hosted" else None)
+        _require_price(judge, price)
         tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=is_engine, note=lambda message: None))
         sampler, chat = await service.sampler(model=model, checkpoint=checkpoint), chat_format(model, tokenizer)
+        play = partial(RecordingPolicy, sampler=lambda: sampler, chat=chat)
         limits = Limits(context_tokens=await service.context_tokens(model))
+        yield lambda sampling, seed: play(sampling=sampling, seed=lambda turn: seed, limits=limits), price, slots
 
-        def make_policy(sampling: Sampling, seed: int) -> Policy:
-            return RecordingPolicy(
-                sampler=lambda: sampler, chat=chat, sampling=sampling, seed=lambda turn: seed, limits=limits
-            )
 
-        yield _Connection(
-            make_policy, FREE if is_engine else listed_price(model) if choice.kind == "hosted" else None, slots
-        )
+def _require_price(judge: Judge, price: Price | None) -> None:
+    if judge.budget_usd is not None and price is None:
+        raise UsageError("judge: budget_usd needs a price: set prices, or budget_tokens in its place")

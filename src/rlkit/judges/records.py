@@ -16,10 +16,13 @@ from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
 
+_QUEUE_MAX = 1_000
+"""Limit of the requests that wait for their start, in all processes."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeRecords:
-    """The folder of a judged model; its methods raise `RunFailed` if it cannot be written."""
+    """The folder of a judge's model."""
 
     folder: Path
 
@@ -32,11 +35,10 @@ class JudgeRecords:
 
     def write_verdict(self, key: str, text: str) -> None:
         """Store the text of a verdict."""
-        with files.report_write_errors(self.folder):
-            files.write_text(self._verdict_path(key), json.dumps({"text": text}))
+        files.write_text(self._verdict_path(key), json.dumps({"text": text}))
 
-    def start_request(self, *, limits: Mapping[str, float | None], interval_s: float, now_s: float) -> float:
-        """Return the time at which a request may start, `interval_s` after the one before, in seconds like `now_s`.
+    def start_request(self, limits: Mapping[str, float | None], *, interval_s: float, now_s: float) -> float:
+        """Return when a request may start: now, or `interval_s` after the one before.
 
         Raises:
             UsageError: a limit of `tokens` or `usd` is reached, or the record is damaged.
@@ -46,7 +48,9 @@ class JudgeRecords:
                 if limit is not None and spending[name] >= limit:
                     used = f"{spending[name]:,.6g} of {limit:,.6g} {name} are used in {self.folder}"
                     raise UsageError(f"judge: budget_{name}: {used}: raise the limit, then resume the run")
-            spending["start_s"] = max(now_s, spending["start_s"] + interval_s)
+            wait_s = spending["start_s"] + interval_s - now_s
+            # A clock that was wrong must not delay requests for ever.
+            spending["start_s"] = now_s + (wait_s if 0 < wait_s < _QUEUE_MAX * interval_s else 0.0)
             return spending["start_s"]
 
     def add_spending(self, tokens: int, usd: float) -> None:
@@ -58,14 +62,13 @@ class JudgeRecords:
     @contextmanager
     def _change_spending(self) -> Generator[dict[str, float]]:
         path = self.folder / "spending.json"
-        with files.report_write_errors(self.folder):
-            files.make_folder(self.folder)
-            with (self.folder / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # other processes hold it for milliseconds
-                spending = json_lines.read_object(path) if path.exists() else {}
-                spending = {name: float(spending.get(name, 0)) for name in ("tokens", "usd", "start_s")}
-                yield spending
-                files.write_text(path, json.dumps(spending))
+        files.make_folder(self.folder)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other processes hold it for milliseconds
+            spending = json_lines.read_object(path) if path.exists() else {}
+            spending = {name: float(spending.get(name, 0)) for name in ("tokens", "usd", "start_s")}
+            yield spending
+            files.write_text(path, json.dumps(spending))
 
     def _verdict_path(self, key: str) -> Path:
         return self.folder / "verdicts" / key[:2] / f"{key}.json"
