@@ -13,12 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import rlkit
 from rlkit.check import Finding, check
-from rlkit.check.checks import _rank
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, UsageError
 from rlkit.judges.judge import Judgement
@@ -174,6 +172,7 @@ def test_no_verdict_is_an_error(endpoint: Endpoint, make_judge: Callable[..., rl
     with pytest.raises(rlkit.JudgementError, match="the judge m") as error:
         run(judge.score(reply="a"))
     assert isinstance(error.value, rlkit.EnvironmentFault)
+    assert ("[cut off at max_tokens]" in str(error.value)) == str(answer).endswith("…")
     assert len(endpoint.prompts) == (2 if isinstance(answer, str) else 1)
     assert judge.usage["judge/unreadable"] == (2.0 if isinstance(answer, str) else 0.0)
     endpoint.answer = count_letters
@@ -333,7 +332,7 @@ def test_an_unreadable_verdict_fails_the_episode(
 def test_a_group_is_compared_in_a_run(
     endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge], byte_model_dir: Path
 ) -> None:
-    episodes = load_episodes(train(byte_model_dir, [Compared(make_judge(prompt="{replies}"))]))
+    episodes = load_episodes(train(byte_model_dir, [Compared(make_judge(prompt="{replies}", scale=[0, 10]))]))
     assert [episode.reward for episode in episodes] == [float(len(str(episode.info["text"]))) for episode in episodes]
     assert all(episode.group_scored for episode in episodes)
 
@@ -447,16 +446,14 @@ def test_agreement_with_labels_is_measured(endpoint: Endpoint, make_judge: Calla
     finding = check_judge(Labelled(judge, [1, 2, 3.5, 4, 9]))
     assert (finding.status, finding.detail) == (
         "passed",
-        "80% of 5 verdicts within 0.5 of the label, rank correlation 1.00",
+        "80% of 5 verdicts within 0.5 of the label, correlation 0.92",
     )
     assert sorted(endpoint.prompts) == sorted(set(endpoint.prompts)), "tasks share their examples"
     finding = check_judge(Labelled(judge, [4, 3, 2, 1]))
     assert finding.status == "failed"
-    assert finding.detail == (
-        "0% of 4 verdicts within 0.5 of the label, rank correlation -1.00; judge_agreement is 80%"
-    )
+    assert finding.detail == ("0% of 4 verdicts within 0.5 of the label, correlation -1.00; judge_agreement is 80%")
     assert "prompt" in finding.fix
-    assert check_judge(Labelled(judge, [1, 1])).detail.endswith("rank correlation 0.00; judge_agreement is 80%")
+    assert check_judge(Labelled(judge, [1, 1])).detail.endswith("correlation 0.00; judge_agreement is 80%")
 
 
 def test_a_judge_that_fails_is_a_finding(endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]) -> None:
@@ -486,7 +483,3 @@ def test_an_environment_with_a_judge_passes_its_check(
     report = run(check(Agrees(make_judge()), timeout_s=120.0))
     assert [finding for finding in report.findings if finding.status == "failed"] == []
     assert len(endpoint.prompts) == len(set(endpoint.prompts)) > 10
-
-
-def test_equal_values_share_a_rank() -> None:
-    assert _rank(np.array([5.0, 1.0, 5.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]

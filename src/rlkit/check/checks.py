@@ -17,7 +17,6 @@ from itertools import batched, product
 from typing import Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlkit.check.conditions import make_conditions, seed_chance
 from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks, limit_time
@@ -145,20 +144,11 @@ async def _check_judge(context: CheckContext) -> str:
     labels, verdicts = np.array([label for _, _, label in examples.values()], np.float64), np.array(scores, np.float64)
     tolerance, wanted = getattr(env, "judge_tolerance", (high - low) / 10), getattr(env, "judge_agreement", AGREEMENT)
     share = float(np.mean(np.abs(labels - verdicts) <= tolerance + 1e-9))
-    ranks = _rank(labels), _rank(verdicts)
-    correlation = np.corrcoef(*ranks)[0, 1] if min(map(np.ptp, ranks)) else 0.0
-    detail = (
-        f"{share:.0%} of {len(scores)} verdicts within {tolerance:g} of the label, rank correlation {correlation:.2f}"
-    )
+    correlation = np.corrcoef(labels, verdicts)[0, 1] if np.ptp(labels) and np.ptp(verdicts) else 0.0
+    detail = f"{share:.0%} of {len(scores)} verdicts within {tolerance:g} of the label, correlation {correlation:.2f}"
     if share < wanted:
         context.problems.append(f"{detail}; judge_agreement is {wanted:.0%}")
     return detail
-
-
-def _rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ranks, [N]; equal values share the mean of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
 
 async def _check_exact_tokens(context: CheckContext) -> str:

@@ -93,6 +93,8 @@ class Judge:
     folder: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("scale", "prices"):  # a list has no hash
+            object.__setattr__(self, name, getattr(self, name) and tuple(getattr(self, name)))
         limits = (self.max_tokens, self.attempts, self.timeout_s, self.max_concurrent, self.requests_per_minute)
         for is_right, problem in (
             (-math.inf < self.scale[0] < self.scale[1] < math.inf, "scale: give the lowest score first"),
@@ -164,8 +166,10 @@ class Judge:
         return Judgement(scores, text, counts)
 
     async def _request(self, prompt: str, records: JudgeRecords, counts: dict[str, float], *, seed: int) -> str:
-        """Return an answer; "" if it is cut off."""
+        """Return an answer; the last line of one that was cut off says so, and is no verdict."""
         make_policy, price, slots = await _share_connection(replace(self, prompt="{reply}", scale=(0, 1))).get()
+        if self.budget_usd is not None and price is None:
+            raise UsageError("judge: budget_usd needs a price: set prices, or budget_tokens in its place")
         limits, interval_s = {"tokens": self.budget_tokens, "usd": self.budget_usd}, 60.0 / self.requests_per_minute
         async with slots:
             start_s = await in_thread(lambda: records.start_request(limits, interval_s=interval_s, now_s=time.time()))
@@ -178,7 +182,7 @@ class Judge:
             for name, value in (("requests", 1), ("tokens", usage.tokens), ("usd", usd)):
                 counts[f"judge/{name}"] += value
             await in_thread(records.add_spending, usage.tokens, usd)
-        return "" if reply.truncated else reply.text
+        return f"{reply.text}\n[cut off at max_tokens]" if reply.truncated else reply.text
 
 
 type _Connection = tuple[Callable[[Sampling, int], Policy], Price | None, asyncio.Semaphore]
@@ -207,7 +211,6 @@ async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
         key = os.environ.get(judge.key_env) if judge.key_env else None
         if judge.key_env and not key:
             raise MissingError(f"judge: the environment variable {judge.key_env} (key_env) is not set")
-        _require_price(judge, price)
         async with connect_endpoint(Endpoint(judge.url, judge.model, key), timeout_s=judge.timeout_s) as make:
             yield lambda sampling, seed: make(sampling, Limits()), price, slots
         return
@@ -221,14 +224,8 @@ async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
         checkpoint = judge.model if judge.model.startswith("tinker://") else None
         model = judge.model if checkpoint is None else await service.model_of(checkpoint)
         price = price or (listed_price(model) if choice.kind == "hosted" else None)
-        _require_price(judge, price)
         tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=is_engine, note=lambda message: None))
         sampler, chat = await service.sampler(model=model, checkpoint=checkpoint), chat_format(model, tokenizer)
         play = partial(RecordingPolicy, sampler=lambda: sampler, chat=chat)
         limits = Limits(context_tokens=await service.context_tokens(model))
         yield lambda sampling, seed: play(sampling=sampling, seed=lambda turn: seed, limits=limits), price, slots
-
-
-def _require_price(judge: Judge, price: Price | None) -> None:
-    if judge.budget_usd is not None and price is None:
-        raise UsageError("judge: budget_usd needs a price: set prices, or budget_tokens in its place")
