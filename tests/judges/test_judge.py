@@ -305,7 +305,7 @@ def load_episodes(result: rlkit.RunResult) -> list[Episode]:
     return [episode for member in history.groups(1) for episode in member.group.episodes]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_is_judged_in_its_process_and_in_workers(
     endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge], byte_model_dir: Path, workers: int
 ) -> None:

@@ -112,6 +112,7 @@ def test_the_advantage_is_the_log_ratio_of_both_models(byte_model_dir: Path, tea
     assert_trained_exactly_once(result.directory)
 
 
+@pytest.mark.slow
 def test_a_student_approaches_its_teacher_without_rewards(byte_model_dir: Path, teacher_dir: Path) -> None:
     batch = {"groups": 4, "group_size": 64}
     trainer = make_trainer(byte_model_dir, steps=10, teacher={"model": str(teacher_dir)}, batch=batch)
