@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, override
 
+from rlkit.errors import EnvironmentFault
 from rlkit.types import Completion, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ class Limits:
     context_tokens: int | None = None
 
 
+NO_OPPONENTS = "opponent(): this policy has no weights but its own; play it in a training run"
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """The arguments of `Policy.sample`."""
@@ -31,6 +36,8 @@ class SampleRequest:
     max_tokens: int | None
     temperature: float | None
     stop: Sequence[str] | Sequence[int] | None
+    role: str | None = None
+    opponent: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class ChatRequest:
     min_reply_tokens: int
     context_tokens: int | None
     stop: Sequence[str] = ()
+    role: str | None = None
+    opponent: int | str | None = None
 
 
 class Policy(ABC):
@@ -54,6 +63,7 @@ class Policy(ABC):
         self._sampling = sampling
         self._limits = limits
         self._turns: list[Turn] = []
+        self._has_opponents = False
         self.endpoint_host: str | None = None
         """Name or address of this machine for clients of `endpoint` on others; None for clients on this machine."""
 
@@ -73,7 +83,35 @@ class Policy(ABC):
         return self._limits.context_tokens
 
     def reward(self, value: float) -> None:
-        """Add a reward to the last turn, for estimators that assign credit by turn; the base class ignores it."""
+        """Add a reward to the last turn of this role, for estimators that assign credit by turn."""
+        self._reward_turn(value, None)
+
+    def role(self, name: str) -> Policy:
+        """Return a handle of this policy whose turns belong to a role, with a reward of its own (`Outcome.rewards`)."""
+        return _RoleHandle(self, name, None)
+
+    def opponent(self, *, step: int | None = None, checkpoint: str | None = None, role: str = "opponent") -> Policy:
+        """Return a handle that samples from frozen weights. Its turns are recorded and never trained.
+
+        Args:
+            step: plays with the last checkpoint that `checkpoint.every` asks for up to this step; 0 is the start. A
+                number below 0 counts back from the newest weights.
+            checkpoint: `tinker://` path of sampler weights of the same model, instead of a step.
+            role: role of the turns in records.
+
+        Raises:
+            ValueError: there is not exactly one of `step` and `checkpoint`, or one has the wrong type.
+            EnvironmentFault: this policy has no weights but its own, as a served model.
+        """
+        is_step = type(step) is int and checkpoint is None
+        if not is_step and not (step is None and isinstance(checkpoint, str) and checkpoint):
+            raise ValueError(f"opponent() needs a whole number as step, or a checkpoint; got {step!r}, {checkpoint!r}")
+        if not self._has_opponents:
+            raise EnvironmentFault(NO_OPPONENTS)
+        return _RoleHandle(self, role, step if checkpoint is None else checkpoint)
+
+    def _reward_turn(self, value: float, role: str | None) -> None:
+        """Add a reward to the last turn of a role that is not frozen; the base class ignores it."""
         return
 
     def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
@@ -146,6 +184,29 @@ class Policy(ABC):
         return await self._respond(request)
 
 
+class _RoleHandle(Policy):
+    """A role of a policy. Its requests are those of the policy, which records them under the role."""
+
+    def __init__(self, policy: Policy, role: str, opponent: int | str | None) -> None:
+        if not re.fullmatch(r"[\w.-]{1,64}", role):
+            raise ValueError(f"the role {role!r} must have 1 to 64 letters, digits, `_`, `-` or `.`")
+        super().__init__(sampling=policy._sampling, limits=policy._limits)
+        self.endpoint_host = policy.endpoint_host
+        self._turns, self._has_opponents = policy._turns, policy._has_opponents
+        self._policy, self._role, self._opponent = policy, role, opponent
+
+    @override
+    def _reward_turn(self, value: float, role: str | None) -> None:
+        if self._opponent is not None:
+            raise ValueError("an opponent is not trained, and takes no reward")
+        self._policy._reward_turn(value, role or self._role)
+
+    @override
+    async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
+        opponent = self._opponent if request.opponent is None else request.opponent
+        return await self._policy._respond(replace(request, role=request.role or self._role, opponent=opponent))
+
+
 class Sampler(Protocol):
     """A client that samples from one version of the weights."""
 
@@ -163,3 +224,15 @@ class Sampler(Protocol):
             ServiceError: the service failed after retries.
         """
         ...
+
+
+type OpponentSamplers = Callable[[int | str], Awaitable[Sampler]]
+"""Returns the sampler of an opponent, by its step or checkpoint; EnvironmentFault if its weights are not available."""
+
+
+class Samplers(NamedTuple):
+    """Samplers of a rollout: of its first turn, of later turns, and of its opponents."""
+
+    first: Callable[[], Sampler]
+    later: Callable[[], Sampler]
+    opponents: OpponentSamplers | None = None

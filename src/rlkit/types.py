@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, NotRequired, Required, TypedDict
+from statistics import fmean
+from typing import Literal, NamedTuple, NotRequired, Required, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +157,8 @@ class Turn:
         request_id: the service's id of the request, if any.
         messages: for people: messages of the conversation after those of the parent, the reply included; empty after
             `sample`. Image n of the prompt is `#n`.
+        role: role that it was played in, see `Policy.role`; None for the policy itself.
+        frozen: an opponent's weights sampled it (`Policy.opponent`), so `sampled_mask` is False and nothing is trained.
     """
 
     prompt: Prompt
@@ -169,6 +172,8 @@ class Turn:
     seconds: float = 0.0
     request_id: str | None = None
     messages: tuple[Message, ...] = ()
+    role: str | None = None
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.completion) == len(self.logprobs) == len(self.sampled_mask):
@@ -222,19 +227,25 @@ class Outcome:
     """The result of `Env.rollout`; a bare number stands for `Outcome(number)`.
 
     Args:
-        reward: the episode's reward, a finite number.
+        reward: the episode's reward, a finite number; by default the mean of `rewards`.
         metrics: numbers to average over episodes, such as `{"correct": 1.0}`.
         info: anything for people, recorded as JSON of at most 1 MiB: messages, the parsed answer, paths of artefacts.
             Objects that JSON cannot hold are recorded by their `repr`.
         truncated: a limit cut the episode short; its reward still counts.
         masked: exclude the episode's tokens from training; its reward still counts in the statistics of its group.
+        rewards: reward of each role that had a turn (`Policy.role`); without any, all roles share `reward`.
     """
 
-    reward: float
+    reward: float = None  # pyright: ignore[reportAssignmentType]  a number from `__post_init__` on
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     truncated: bool = False
     masked: bool = False
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        if self.rewards and cast("float | None", self.reward) is None:
+            object.__setattr__(self, "reward", fmean(self.rewards.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,6 +261,7 @@ class Episode:
         error: reason of the failure in one line.
         masked: its tokens are excluded from training; its reward counts in the statistics of its group.
         group_scored: `GroupScorer.score_group` gave its reward.
+        rewards: reward of each role; empty if all roles share `reward`.
     """
 
     member: int
@@ -263,6 +275,7 @@ class Episode:
     error: str | None = None
     masked: bool = False
     group_scored: bool = False
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status == "failed"):
@@ -272,6 +285,14 @@ class Episode:
     def sampled_tokens(self) -> int:
         """Number of tokens that the model sampled, over all turns."""
         return sum([int(np.count_nonzero(turn.sampled_mask)) for turn in self.turns])
+
+    def seen_by(self, role: str | None) -> tuple[Episode, list[int]]:
+        """Return the episode with the reward and the turns of a role, but no frozen ones, and their indices."""
+        places = [place for place, turn in enumerate(self.turns) if turn.role == role and not turn.frozen]
+        indices: dict[int | None, int] = {place: index for index, place in enumerate(places)}
+        turns = [replace(self.turns[place], parent=indices.get(self.turns[place].parent)) for place in places]
+        reward = self.reward if role is None else self.rewards.get(role, self.reward)
+        return replace(self, turns=tuple(turns), reward=reward, rewards={}), places
 
     @property
     def segment_count(self) -> int:

@@ -324,7 +324,7 @@ def test_layout_of_an_episode_is_that_of_the_format() -> None:
     header = json.loads(data[4 : 4 + size])
     assert (header["member"], header["attempt"], header["reward"], header["status"]) == (2, 1, 0.5, "completed")
     assert header["turns"][0][:5] == [2, 3, "stop", 3, None]
-    assert header["turns"][0][-2:] == [[[1, 1, 7, "png"]], []]
+    assert header["turns"][0][-4:] == [[[1, 1, 7, "png"]], [], None, False]
     tokens = struct.pack("<2i1i", 5, -1, 6) + struct.pack("<3i1i", 7, 8, 9, 1)
     logprobs = struct.pack("<3f1f", -0.5, -1, 0, -2)
     assert data[4 + size :] == tokens + logprobs + bytes([0b10110000]) + b"picture"

@@ -1,13 +1,14 @@
 """Checked advantages of each turn, from a built-in estimator or the user's own.
 
-Invariants: advantages are finite; an episode that failed or is masked gets 0, whatever the estimator returns.
+Invariants: advantages are finite; an episode that failed or is masked gets 0, whatever the estimator returns. An
+estimator sees one role at a time; the turn of an opponent gets 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -101,9 +102,29 @@ def as_estimator(estimator: AnyEstimator) -> Estimator:
 def estimate_advantages(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
     """Return [turns] float64 for each episode of each group; the groups are of one environment.
 
+    The estimator compares the rewards of the same role. Its groups have the episodes in which the role had a turn.
+
     Raises:
         EnvironmentFault: the estimator raised, or returned the wrong number or kind of values.
     """
+    turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+    if not any(turn.role is not None or turn.frozen for turn in turns):  # usually
+        return _estimate_role(estimator, groups)
+    rows = [[np.zeros(len(episode.turns)) for episode in group.episodes] for group in groups]
+    for role in dict.fromkeys(turn.role for turn in turns if not turn.frozen):
+        role_groups, targets = list[Group](), list[tuple[NDArray[np.float64], list[int]]]()
+        for group, group_rows in zip(groups, rows, strict=True):
+            views = [episode.seen_by(role) for episode in group.episodes]
+            members = tuple([episode for episode, places in views if places])
+            role_groups += [replace(group, episodes=members)] if members else []
+            targets += [(row, places) for row, (_, places) in zip(group_rows, views, strict=True) if places]
+        estimates = [row for group_rows in _estimate_role(estimator, role_groups) for row in group_rows]
+        for (row, places), estimate in zip(targets, estimates, strict=True):
+            row[places] = estimate
+    return rows
+
+
+def _estimate_role(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
     env = groups[0].env
     with _name_in_errors(estimator, env):
         advantages: object = estimator.step_advantages(groups)

@@ -133,7 +133,7 @@ class Preparation:
                 for last, datum in episode_data(episode, row) if _is_trainable(episode) else ():
                     fitting = self._fit(datum, group)
                     overlong += fitting is not datum and self._is_trained(datum, group)
-                    if fitting is not None:
+                    if fitting is not None and fitting.mask.any():  # an opponent's sequence has nothing to train
                         data.append(fitting)
                         paths.append((member, last))
             sequences = tuple(data), tuple(paths)

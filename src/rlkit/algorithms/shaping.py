@@ -38,7 +38,10 @@ class LengthPenalty:
         for episode in group.episodes:
             penalty = 0.0 if episode.reward is None else self.amount(episode.sampled_tokens)
             total += penalty
-            episodes.append(episode if episode.reward is None else replace(episode, reward=episode.reward - penalty))
+            if episode.reward is not None:
+                rewards = {role: reward - penalty for role, reward in episode.rewards.items()}
+                episode = replace(episode, reward=episode.reward - penalty, rewards=rewards)  # noqa: PLW2901  a new record
+            episodes.append(episode)
         return replace(group, episodes=tuple(episodes)), total / max(int(group.valid_mask.sum()), 1)
 
 

@@ -195,7 +195,7 @@ class WatchedPolicy(ScriptedPolicy):
 async def _run_rollout(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
     try:
         result: object = await env.rollout(policy)
-        outcome = as_outcome(result, env="it")
+        outcome = as_outcome(result, env="it", turns=policy.turns)
     except asyncio.CancelledError:
         return "cancelled", None, "raised CancelledError"
     except LimitReached as error:

@@ -92,7 +92,7 @@ def _row(episode: Episode) -> tuple[float, ...]:
             first = prompt
         else:
             later, repeated = later + prompt, repeated + repeat
-    sampled = sum(int(np.count_nonzero(turn.sampled_mask)) for turn in turns)
+    sampled = sum(len(turn.completion) if turn.frozen else int(np.count_nonzero(turn.sampled_mask)) for turn in turns)
     # Concurrent turns take less time than their sum.
     waited = min(seconds, sum(turn.seconds for turn in turns))
     return len(turns), first, later, repeated, sampled, trained_tokens(episode), seconds - waited

@@ -26,6 +26,7 @@ from rlkit.cost.estimate import Band, Pair, Rollout, Speed
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed
+from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
@@ -100,10 +101,9 @@ async def run_pilot(
         )
         weights = await watch.call(lambda: learner.sampler(0), "transferring weights", retry=True)
         sampler = PatientSampler(weights, watch, 0)
-        settings = make_env_settings(config, context=context)
-        player = Player(
-            runner, settings, seed=config.seed, slots=Slots(config.rollouts.max_concurrent), purpose="pilot"
-        )
+        settings, slots = make_env_settings(config, context=context), Slots(config.rollouts.max_concurrent)
+        opponents = Opponents(config, service, watch).of
+        player = Player(runner, settings, seed=config.seed, slots=slots, purpose="pilot", opponents=opponents)
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
         estimators = {name: NudgedEstimator(inner=estimator) for name, estimator in load_estimators(config, {}).items()}

@@ -32,6 +32,7 @@ from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
+from rlkit.policy import OpponentSamplers, Sampler
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
@@ -235,6 +236,7 @@ class _Rehearser:
         groups = list[Group]()
         for task, factor in ((tasks[0], _SHORT_REPLY), (tasks[-1], _LONG_REPLY)):
             sampler = await _simulate(factor * limit).sampler(model=self.config.model)
+            player = replace(player, opponents=_play_itself)
             groups.append(await player.play(task, lambda sampler=sampler: sampler))
         seconds = time.monotonic() - began_s
         episodes = [episode for group in groups for episode in group.episodes]
@@ -383,3 +385,10 @@ def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
         if path not in (None, "base"):
             parts.append(Part(name, "not tried", f"existence of {path}"))
     return parts
+
+
+def _play_itself(sampler: Callable[[], Sampler]) -> OpponentSamplers:
+    async def find(_: int | str) -> Sampler:
+        return sampler()
+
+    return find

@@ -31,6 +31,7 @@ from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
 from rlkit.metrics.metrics import group_metrics, mean_drift
 from rlkit.policy import Limits, Sampler
+from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, RolloutRunner
 from rlkit.rollout.settings import EnvSettings, make_sampling
@@ -172,6 +173,7 @@ async def evaluate(
         patient = PatientSampler(sampler, watch, sampler.version)
         async with open_runner(config, LocalRunner(chat), {}, tasks) as runner:
             player = make_eval_player(config, runner, slots=slots, context=context)
+            player = replace(player, opponents=Opponents(config, service, watch).of)
             return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
 
 

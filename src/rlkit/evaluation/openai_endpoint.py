@@ -98,7 +98,7 @@ class EndpointPolicy(Policy):
         clock = asyncio.get_running_loop().time
         started = clock()
         reply = await self._request(self._make_settings(request) | body, forced)
-        turn = replace(reply.turn, seconds=clock() - started)
+        turn = replace(reply.turn, seconds=clock() - started, role=request.role)
         self._turns.append(turn)
         return replace(reply, turn=turn)
 

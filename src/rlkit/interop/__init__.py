@@ -39,4 +39,4 @@ def as_chat(request: SampleRequest | ChatRequest) -> ChatRequest:
     if not isinstance(request.prompt, str) or request.stop is not None:
         raise EnvironmentFault("an evaluation framework accepts neither tokens nor `stop`: use texts, or `policy.chat`")
     message: Message = {"role": "user", "content": request.prompt}
-    return ChatRequest([message], (), (), request.max_tokens, request.temperature, 1, None)
+    return ChatRequest([message], (), (), request.max_tokens, request.temperature, 1, None, role=request.role)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, override
 
 from inspect_ai import Task
@@ -91,6 +91,7 @@ class _InspectPolicy(Policy):
         if output.stop_reason == "model_length":
             raise ContextFull("the context of the model has no room for a reply")
         reply = read_reply(_as_openai(output), None)
+        reply = replace(reply, turn=replace(reply.turn, role=request.role))
         self._replies.append((reply.message, output.message))
         self._turns.append(reply.turn)
         return reply

@@ -80,7 +80,7 @@ class RlkitHarness(vf.Harness[vf.HarnessConfig]):
         env, address = trace.state.env, Endpoint(endpoint, ctx.model, secret)
         async with connect_endpoint(address, timeout_s=600, policy=_InterceptedPolicy) as make_policy:
             policy = make_policy(Sampling(ctx.sampling.max_tokens or MAX_TOKENS), Limits())
-            outcome = as_outcome(await env.rollout(policy), env=type(env).__name__)
+            outcome = as_outcome(await env.rollout(policy), env=type(env).__name__, turns=policy.turns)
         trace.state.outcome = outcome
         trace.record_metrics(outcome.metrics)
         trace.info.update(outcome.info, truncated=outcome.truncated)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
 from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
-from rlkit.types import Bools, Episode, Group, Turn
+from rlkit.types import Bools, Group, Turn
 
 if TYPE_CHECKING:
     from rlkit.config.schema import Config
@@ -71,7 +71,7 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     if not valid:
         return metrics
-    turns = [turn for episode in valid for turn in episode.turns]
+    turns = [turn for episode in valid for turn in episode.turns if not turn.frozen]
     rewards = np.array([episode.reward for episode in valid], dtype=np.float64)
     mean, deviation = _mean_and_deviation(rewards)
     metrics |= {
@@ -93,7 +93,10 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_unique_bigrams(groups),
         **_retried(groups),
     }
-    return _reported(valid) | metrics  # rlkit's own metrics win
+    rewards = [{f"reward/{role}/mean": reward for role, reward in episode.rewards.items()} for episode in valid]
+    return (
+        _mean_by_key([episode.metrics for episode in valid]) | _mean_by_key(rewards) | metrics
+    )  # rlkit's own metrics win
 
 
 def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -190,9 +193,9 @@ def _retried(groups: Sequence[Group]) -> dict[str, float]:
     return {**metrics, "retried/gap": _mean(gaps)} if gaps else metrics
 
 
-def _reported(episodes: Sequence[Episode]) -> dict[str, float]:
-    keys = dict.fromkeys(key for episode in episodes for key in episode.metrics)
-    return {key: _mean(float(e.metrics[key]) for e in episodes if key in e.metrics) for key in keys}
+def _mean_by_key(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: _mean(float(row[key]) for row in rows if key in row) for key in keys}
 
 
 def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, float]:
@@ -214,7 +217,7 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
     """
     trained = [group.played.prepared for group in groups if group.is_trained]
     episodes = [episode for group in trained for episode in group.group.episodes if episode.reward is not None]
-    ages = [version - turn.version for episode in episodes for turn in episode.turns]
+    ages = [version - turn.version for episode in episodes for turn in episode.turns if not turn.frozen]
     return {
         "batch/groups": float(len(trained)),
         "batch/replaced": float(sum(group.played.is_usable and not group.is_trained for group in groups)),

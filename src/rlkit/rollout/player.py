@@ -13,7 +13,7 @@ from functools import cache
 from rlkit._util.priority_semaphore import Slots, SlotsClosed
 from rlkit._util.threads import run_together
 from rlkit.env import GroupScorer, SingleTurnEnv, Task
-from rlkit.policy import Sampler
+from rlkit.policy import OpponentSamplers, Sampler, Samplers
 from rlkit.rollout.request_batcher import RequestBatcher
 from rlkit.rollout.runner import Rollout, RolloutRunner
 from rlkit.rollout.settings import EnvSettings
@@ -56,6 +56,7 @@ class Player:
         slots: limit of concurrent rollouts; earlier draws have priority.
         record: receives each episode when it ends, failed episodes too.
         record_score: receives each episode whose reward changed when its group was scored.
+        opponents: returns the samplers of a rollout's opponents, for its sampler of the newest weights.
     """
 
     runner: RolloutRunner
@@ -66,6 +67,7 @@ class Player:
     record: Callable[[Task, Episode], None] = lambda task, episode: None
     record_score: Callable[[Task, Episode], None] = lambda task, episode: None
     counts: Counts = field(default_factory=Counts)
+    opponents: Callable[[Callable[[], Sampler]], OpponentSamplers] | None = None
 
     async def play(
         self,
@@ -113,9 +115,10 @@ class Player:
             return episodes
         scores, error = await self.runner.score(task, valid, timeout_s=timeout_s)
         if error is not None:
-            changed = [replace(episode, status="failed", reward=None, error=error) for episode in valid]
+            changed = [replace(episode, status="failed", reward=None, rewards={}, error=error) for episode in valid]
         elif scores is not None:
-            changed = [replace(e, reward=score, group_scored=True) for e, score in zip(valid, scores, strict=True)]
+            pairs = zip(valid, scores, strict=True)
+            changed = [replace(e, reward=score, rewards={}, group_scored=True) for e, score in pairs]
         else:
             return episodes
         for episode in changed:
@@ -156,7 +159,8 @@ class Player:
         first_sampler = sampler if batcher is None else (lambda: batcher.wrap(sampler()))
         rollout = Rollout(group.task.draw, group.settings, member, attempt, self.seed, self.purpose)
         try:
-            return await self.runner.play(group.task, rollout, sampler, first_sampler)
+            samplers = Samplers(first_sampler, sampler, self.opponents and self.opponents(sampler))
+            return await self.runner.play(group.task, rollout, samplers)
         finally:
             self.counts.running -= 1
             self.slots.release()

@@ -1,7 +1,7 @@
 """The policy handle of a rollout, which records every token.
 
 Invariant: every completion is recorded as sampled before the rollout receives it, and training data is made from the
-record alone. A token that was not sampled is marked and has no log-probability.
+record alone. A token that was not sampled is marked and has no log-probability; an opponent's token is marked, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
-from rlkit.policy import ChatRequest, Limits, Policy, Sampler, SampleRequest
+from rlkit.policy import ChatRequest, Limits, OpponentSamplers, Policy, Sampler, SampleRequest
 from rlkit.rollout.validation import as_float
 from rlkit.token_records.messages import new_messages
 from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn, as_prompt, join
@@ -73,6 +73,7 @@ class RecordingPolicy(Policy):
         seed: returns the seed of turn n.
         first_sampler: replaces `sampler` for the first turn.
         endpoint_host: see `Policy.endpoint_host`.
+        opponents: returns the samplers of opponents; None if there are none.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class RecordingPolicy(Policy):
         limits: Limits = Limits(),
         first_sampler: Callable[[], Sampler] | None = None,
         endpoint_host: str | None = None,
+        opponents: OpponentSamplers | None = None,
     ) -> None:
         super().__init__(sampling=sampling, limits=limits)
         self.endpoint_host = endpoint_host
+        self._opponents, self._has_opponents = opponents, opponents is not None
         self._sampler = sampler
         self._first_sampler = first_sampler or sampler
         self._chat = chat
@@ -138,14 +141,15 @@ class RecordingPolicy(Policy):
         return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls, stop_text)
 
     @override
-    def reward(self, value: float) -> None:
-        if not self._turns:
+    def _reward_turn(self, value: float, role: str | None) -> None:
+        turns, places = self._turns, reversed(range(len(self._turns)))
+        place = next((place for place in places if turns[place].role == role and not turns[place].frozen), None)
+        if place is None:
             raise ValueError("reward() needs a turn: call sample or chat first")
         number = as_float(value)
         if number is None or not math.isfinite(number):
             raise ValueError(f"the reward of a turn must be a finite number, not {render_value(value)}")
-        last = self._turns[-1]
-        self._turns[-1] = replace(last, reward=number + (last.reward or 0.0))
+        turns[place] = replace(turns[place], reward=number + (turns[place].reward or 0.0))
 
     def _merge_settings(
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
@@ -238,12 +242,16 @@ class RecordingPolicy(Policy):
             model_input, sampling, context, request.min_reply_tokens if isinstance(request, ChatRequest) else 1
         )
         seed = self._seed(self._requests)
-        sampler = self._sampler() if self._requests else self._first_sampler()
+        make_sampler = self._sampler if self._requests else self._first_sampler
         self._requests += 1
         clock = asyncio.get_running_loop().time
         started_s = clock()
         forcing = sampling.forcing if isinstance(request, ChatRequest) else None
         try:
+            if request.opponent is not None and self._opponents is not None:
+                sampler = await self._opponents(request.opponent)
+            else:
+                sampler = make_sampler()
             (completion,) = await sampler.sample(model_input, sampling, seed=seed)
             completion = self._cut(completion, request)
             pieces.append(_sampled_piece(completion))
@@ -266,12 +274,14 @@ class RecordingPolicy(Policy):
             prompt=prompt if parent is None else prompt.drop_first(len(parent.tokens)),
             completion=tokens,
             logprobs=logprobs,
-            sampled_mask=sampled,
+            sampled_mask=sampled if request.opponent is None else np.zeros(len(tokens), np.bool_),
             stop=completion.stop,
             version=sampler.version,
             parent=None if parent is None else parent.index,
             seconds=clock() - started_s,
             request_id=completion.request_id,
+            role=request.role,
+            frozen=request.opponent is not None,
         )
         self._turns.append(turn)
         if parent in self._segments:  # otherwise the turn forks

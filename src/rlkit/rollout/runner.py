@@ -22,7 +22,7 @@ from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.chat.format import ChatFormat
 from rlkit.env import Env, GroupScorer, Task
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
-from rlkit.policy import Limits, Policy, Sampler
+from rlkit.policy import Limits, Policy, Samplers
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.settings import EnvSettings
 from rlkit.rollout.task_guard import EnvironmentExit, guard_tasks, stop
@@ -65,10 +65,8 @@ class RolloutRunner(ABC):
     """Time to wait for the first requests of a group, see `RequestBatcher`."""
 
     @abstractmethod
-    async def play(
-        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
-    ) -> Episode:
-        """Play a rollout of a task; `first_sampler` returns the sampler of its first turn. Errors as in `play_env`."""
+    async def play(self, task: Task, rollout: Rollout, samplers: Samplers) -> Episode:
+        """Play a rollout of a task; errors as in `play_env`."""
 
     @abstractmethod
     async def score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> GroupScores:
@@ -91,22 +89,21 @@ class LocalRunner(RolloutRunner):
     chat: ChatFormat | None
     make_policy: Callable[[Sampling, Limits], Policy] | None = None
 
-    async def play(  # noqa: D102  inherited
-        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
-    ) -> Episode:
+    async def play(self, task: Task, rollout: Rollout, samplers: Samplers) -> Episode:  # noqa: D102  inherited
         settings, member, attempt = rollout.settings, rollout.member, rollout.attempt
         if self.make_policy is not None:
             policy = self.make_policy(settings.sampling, settings.limits)
         else:
             assert self.chat is not None  # a policy over a sampler has a format
             policy = RecordingPolicy(
-                sampler=sampler,
-                first_sampler=first_sampler,
+                sampler=samplers.later,
+                first_sampler=samplers.first,
                 chat=self.chat,
                 sampling=settings.sampling,
                 seed=rollout.seed_of,
                 limits=settings.limits,
                 endpoint_host=settings.endpoint_host,
+                opponents=samplers.opponents,
             )
         clock = asyncio.get_running_loop().time
         started_s = clock()
@@ -116,7 +113,8 @@ class LocalRunner(RolloutRunner):
             return Episode(member, attempt, policy.turns, "failed", None, {}, {}, seconds, error)
         status = "truncated" if outcome.truncated else "completed"
         scored = (outcome.reward, outcome.metrics, outcome.info)
-        episode = Episode(member, attempt, policy.turns, status, *scored, seconds, masked=outcome.masked)
+        rewards, masked = outcome.rewards, outcome.masked
+        episode = Episode(member, attempt, policy.turns, status, *scored, seconds, masked=masked, rewards=rewards)
         return add_picture(task.env, episode)
 
     async def score(  # noqa: D102  inherited
@@ -141,8 +139,11 @@ async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = ""
         MissingError: a package, model or credential is missing.
     """
     kind = type(env).__name__
-    parse = partial(as_outcome, env=kind)
-    playing = _await_call(lambda: env.rollout(policy), parse, f"{kind}.rollout")
+    playing = _await_call(
+        lambda: env.rollout(policy),
+        lambda result: as_outcome(result, env=kind, turns=policy.turns),
+        f"{kind}.rollout",
+    )
     return await _guard(playing, "the rollout", Stopwatch(name or kind), timeout_s)
 
 

@@ -14,21 +14,23 @@ import numpy as np
 
 from rlkit._util.json_values import JsonBudget, NotJson, TooLarge, json_bytes, render_value, safe_str, to_json
 from rlkit.errors import RewardError
-from rlkit.types import Json, Outcome
+from rlkit.types import Json, Outcome, Turn
 
 INFO_BYTES = 2**20
 """Limit of an episode's info as JSON."""
 
 
-def as_outcome(result: object, *, env: str = "the environment") -> Outcome:
+def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[Turn] = ()) -> Outcome:
     """Return the result of a rollout as an outcome.
 
     Args:
         result: an outcome, or a reward.
         env: name of the environment for messages.
+        turns: turns of the rollout.
 
     Raises:
-        RewardError: the result has another type, a reward or metric is not finite, or the info is no JSON or too large.
+        RewardError: the result has another type, a reward or metric is not finite, the rewards are not those of the
+            roles that played, or the info is no JSON or too large.
     """
     outcome = result if isinstance(result, Outcome) else None
     reward = outcome.reward if outcome else result
@@ -39,8 +41,10 @@ def as_outcome(result: object, *, env: str = "the environment") -> Outcome:
         raise RewardError(f"{env} returned the reward {value}; rewards must be finite")
     if outcome is None:
         return Outcome(value)
-    metrics, info = _check_metrics(outcome.metrics, env), _check_info(outcome.info, env)
-    return Outcome(value, metrics, info, bool(outcome.truncated), bool(outcome.masked))
+    metrics, info = _check_numbers(outcome.metrics, env, "metric", "names"), _check_info(outcome.info, env)
+    rewards = _check_numbers(outcome.rewards, env, "reward", "roles")
+    _check_roles(rewards, env, turns)
+    return Outcome(value, metrics, info, bool(outcome.truncated), bool(outcome.masked), rewards)
 
 
 def as_scores(result: object, *, count: int, env: str) -> list[float] | None:
@@ -64,17 +68,32 @@ def as_float(value: object) -> float | None:
     return float(number) if isinstance(number, numbers.Real) else None
 
 
-def _check_metrics(metrics: object, env: str) -> Mapping[str, float]:
-    if not isinstance(metrics, Mapping):
-        raise RewardError(f"{env} returned the metrics {render_value(metrics)}; metrics map names to numbers")
+def _check_numbers(values: object, env: str, kind: str, names: str) -> Mapping[str, float]:
+    if not isinstance(values, Mapping):
+        raise RewardError(f"{env} returned the {kind}s {render_value(values)}; {kind}s map {names} to numbers")
     checked = dict[str, float]()
-    for name, value in cast("Mapping[object, object]", metrics).items():
+    for name, value in cast("Mapping[object, object]", values).items():
         number = as_float(value)
         if number is None or not math.isfinite(number):
-            metric = f"{safe_str(name)} = {render_value(value)}"
-            raise RewardError(f"{env} returned the metric {metric}; it must be a finite number")
+            pair = f"{safe_str(name)} = {render_value(value)}"
+            raise RewardError(f"{env} returned the {kind} {pair}; it must be a finite number")
         checked[safe_str(name)] = number
     return checked
+
+
+def _check_roles(rewards: Mapping[str, float], env: str, turns: Sequence[Turn]) -> None:
+    """Raise RewardError unless each role with a turn to train has a reward, and no other has one."""
+    roles = dict.fromkeys(turn.role for turn in turns if not turn.frozen)
+    for role in {**dict.fromkeys(rewards), **roles} if rewards else ():
+        if role is None:
+            fix = "take them from policy.role(name), or return only the episode's reward"
+            raise RewardError(f"{env} returned rewards of roles, and has turns without one: {fix}")
+        if role not in rewards:
+            raise RewardError(f"{env} returned no reward of the role {role}, which has turns: rewards name each role")
+        if role not in roles:
+            names = ", ".join(map(str, roles)) or "none"
+            problem = f"a reward of the role {role}, which has no turn to train; roles with turns: {names}"
+            raise RewardError(f"{env} returned {problem}")
 
 
 def _check_info(info: object, env: str) -> Mapping[str, Json]:

@@ -23,6 +23,9 @@ EPISODE_FIELDS = tuple(field.name for field in fields(Episode) if field.name != 
 TURN_FIELDS = ("stop", "version", "parent", "reward", "seconds", "request_id")
 """Fields of a turn except its prompt, its arrays and its messages."""
 
+LATER_TURN_FIELDS = {"role": None, "frozen": False}
+"""Fields of a turn that earlier releases did not record, with their values there."""
+
 _IMAGES = 2 + len(TURN_FIELDS)  # place of the images in a turn's header
 
 _HEADER_BYTES = 4
@@ -36,7 +39,7 @@ def encode(episode: Episode) -> bytes:
 
     Tokens are int32, log-probabilities float32, masks one bit per token; everything is little-endian. The header of a
     turn is a list, because a list is written faster than an object: the lengths of prompt and completion,
-    `TURN_FIELDS`, start, length, bytes and format of each image, and the messages.
+    `TURN_FIELDS`, start, length, bytes and format of each image, the messages, and `LATER_TURN_FIELDS`.
     """
     turns = episode.turns
     header: dict[str, object] = {name: getattr(episode, name) for name in EPISODE_FIELDS}
@@ -47,6 +50,8 @@ def encode(episode: Episode) -> bytes:
             *_turn_values(turn),
             [(image.start, image.length, len(image.data), image.format) for image in turn.prompt.images],
             turn.messages,
+            turn.role,
+            turn.frozen,
         )
         for turn in turns
     ]
@@ -96,10 +101,11 @@ def decode(data: bytes) -> Episode:
             sampled_mask=sampled[i],
             **dict(zip(TURN_FIELDS, head[2:_IMAGES], strict=True)),
             messages=tuple(head[_IMAGES + 1]) if len(head) > _IMAGES + 1 else (),  # earlier releases have none
+            **dict(zip(LATER_TURN_FIELDS, head[_IMAGES + 2 :], strict=False)),
         )
         for i, head in enumerate(heads)
     ]
-    return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS})
+    return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS if name in header})
 
 
 def to_json(value: Mapping[str, object] | Sequence[object]) -> str:

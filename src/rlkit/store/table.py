@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit._util import files
-from rlkit.store.codec import EPISODE_FIELDS, TURN_FIELDS, to_json
+from rlkit.store.codec import EPISODE_FIELDS, LATER_TURN_FIELDS, TURN_FIELDS, to_json
 from rlkit.token_records.list_columns import join_arrays, make_lists, row_ends, split_lists
 from rlkit.types import Episode, Group, Image, Prompt, Turn
 
@@ -46,6 +46,8 @@ _TURN = pa.struct(
         ("reward", pa.float64()),
         ("seconds", pa.float64()),
         ("request_id", pa.string()),
+        ("role", pa.string()),
+        ("frozen", pa.bool_()),
     ]
 )
 SCHEMA = pa.schema(
@@ -66,6 +68,7 @@ SCHEMA = pa.schema(
         ("seconds", pa.float64()),
         ("metrics", pa.string()),
         ("info", pa.string()),
+        ("rewards", pa.string()),
         ("turns", pa.list_(_TURN)),
     ],
     metadata={"rlkit": "1"},
@@ -75,13 +78,14 @@ SCHEMA = pa.schema(
 - `position`: index of the group in the step.
 - `counts`: false if another group replaced this group.
 - `final`: true for the last attempt of each member.
-- `metrics`, `info`, `messages`: JSON.
+- `metrics`, `info`, `rewards`, `messages`: JSON.
 """
 
 _COLUMNS = SCHEMA.names[:-1]
 """All columns except `turns`."""
 
-_COPIED_FIELDS = [name for name in EPISODE_FIELDS if name not in ("metrics", "info")]
+_JSON_FIELDS = ("metrics", "info", "rewards")
+_COPIED_FIELDS = [name for name in EPISODE_FIELDS if name not in _JSON_FIELDS]
 """Fields of an episode that are columns without conversion."""
 
 _DICTIONARIES = [
@@ -114,8 +118,7 @@ def write(path: Path, groups: Sequence[RecordedGroup]) -> None:
         "counts": [group.is_trained for _, group, _ in rows],
         **{name: [getattr(group.group, name) for _, group, _ in rows] for name in ("draw", "env", "task")},
         "final": [id(episode) in final for episode in episodes],
-        "metrics": [to_json(episode.metrics) for episode in episodes],
-        "info": [to_json(episode.info) for episode in episodes],
+        **{name: [to_json(getattr(episode, name)) for episode in episodes] for name in _JSON_FIELDS},
         **{name: [getattr(episode, name) for episode in episodes] for name in _COPIED_FIELDS},
     }
     arrays = [pa.array(columns[name], SCHEMA.field(name).type) for name in _COLUMNS]
@@ -145,7 +148,7 @@ def read_table(path: Path) -> list[RecordedGroup]:
     all_turns = _decode_turns(turns.flatten())
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
     for row, (start, end) in zip(rows, pairwise(row_ends(turns)), strict=True):
-        row |= {name: json.loads(row[name]) for name in ("metrics", "info")}
+        row |= {name: json.loads(row[name]) for name in _JSON_FIELDS if name in row}
         episode = Episode(
             turns=tuple(all_turns[start:end]), **{name: row[name] for name in EPISODE_FIELDS if name in row}
         )
@@ -188,7 +191,10 @@ def _encode_turns(turns: Sequence[Turn]) -> pa.StructArray:
         join_arrays([turn.sampled_mask for turn in turns], pa.bool_()),
         pa.array([to_json(turn.messages) if turn.messages else None for turn in turns], pa.large_string()),
         make_lists(pa.array(images, _IMAGE), [len(turn.prompt.images) for turn in turns]),
-        *(pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type) for name in TURN_FIELDS),
+        *(
+            pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type)
+            for name in (*TURN_FIELDS, *LATER_TURN_FIELDS)
+        ),
     ]
     return pa.StructArray.from_arrays(fields, fields=list(_TURN))
 
@@ -199,7 +205,7 @@ def _decode_turns(turns: pa.StructArray) -> list[Turn]:
         split_lists(fields[name]) for name in ("prompt", "completion", "logprobs", "sampled")
     )
     images = cast("list[list[dict[str, Any]]]", fields["images"].to_pylist())
-    copied = {name: fields[name].to_pylist() for name in TURN_FIELDS}
+    copied = {name: fields[name].to_pylist() for name in (*TURN_FIELDS, *LATER_TURN_FIELDS) if name in fields}
     # Tables of earlier releases have no messages.
     texts = fields["messages"].to_pylist() if "messages" in fields else [None] * len(prompts)
     messages = [() if text is None else tuple(json.loads(text)) for text in cast("list[str | None]", texts)]

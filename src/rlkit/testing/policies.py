@@ -188,7 +188,11 @@ class _AuthoredPolicy(RecordingPolicy):
             sampling=Sampling(max_tokens=max_tokens),
             seed=lambda turn: seed + turn,
             limits=limits,
+            opponents=self._find_opponent,
         )
+
+    async def _find_opponent(self, weights: int | str) -> ScriptedSampler:
+        return self.sampler  # an opponent reads the same script
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -100,9 +100,9 @@ class SimulatedTinker(TinkerService):
 
     @override
     async def model_of(self, path: str) -> str:
-        if path not in self.world.checkpoints:
+        if path not in self.world.checkpoints and "/sampler_weights/" not in path:  # these are not remembered
             raise UsageError(f"requesting {path}: there is no such checkpoint")
-        return "simulated"
+        return self.world.model
 
     @override
     async def context_tokens(self, model: str) -> int | None:
@@ -121,6 +121,7 @@ class SimulatedClient:
         self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
     ) -> SimulatedFuture[SimulatedTrainingClient]:
         """Make an adapter whose weights depend on the model and the seed."""
+        self._world.model = base_model
         return self._load_client(digest(base_model, rank, seed))
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> SimulatedFuture[SimulatedTrainingClient]:

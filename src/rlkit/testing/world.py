@@ -84,6 +84,8 @@ class World:
     step_digests: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     """Digests of each optimiser step's sequences, in their order."""
     checkpoints: dict[str, int] = field(default_factory=dict[str, int])
+    model: str = "simulated"
+    """Model of the last new adapter, which all checkpoints have."""
     max_concurrent_samples: int = 0
     """Highest number of concurrent samples."""
     _requests: Counter[str] = field(default_factory=Counter[str])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +138,10 @@ async def audit_group(
     """Rebuild a group's training sequences and check them, and the record of the update if there is one."""
     estimators = {group.env: as_estimator(_number_turns)}
     numbered = Preparation(estimators, every_sequence=True, max_tokens=max_tokens, overlong=overlong)
-    prepared = await numbered.prepare(group)
+    # an estimator sees one role at a time, and numbers the turns of all
+    turns = [tuple(replace(turn, role=None, frozen=False) for turn in episode.turns) for episode in group.episodes]
+    episodes = [replace(episode, turns=own) for episode, own in zip(group.episodes, turns, strict=True)]
+    prepared = await numbered.prepare(replace(group, episodes=tuple(episodes)))
     result = check(group, prepared.data, whole=max_tokens is None)
     if recorded is None or result.mismatch is not None:
         return result

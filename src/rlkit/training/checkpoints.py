@@ -50,6 +50,8 @@ class CheckpointSaver:
     _lost_states: set[str] = field(default_factory=set[str])
     _last_save_failed: bool = False
     _recording: asyncio.Task[None] | None = None
+    _settled_step: int = 0  # all saves up to this step are recorded, or have failed
+    _settling: asyncio.Event = field(default_factory=asyncio.Event)
     _deletions: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
 
     def resume_from(self, step: int, *, newest_tried: int) -> None:
@@ -57,6 +59,7 @@ class CheckpointSaver:
         recorded = checkpoints(self.store.directory)
         self._lost_states |= {saved.state for saved in recorded if step < saved.step <= newest_tried}
         self.newest = next((saved for saved in reversed(self.usable) if saved.step == step), None)
+        self._settled_step = max(self._settled_step, step)
 
     def is_recorded(self, step: int) -> bool:
         """Return whether a usable checkpoint of a step is recorded."""
@@ -82,6 +85,15 @@ class CheckpointSaver:
         """Record a requested checkpoint once it is saved; a failure is only reported."""
         self._last_save_failed = False
         self._recording = asyncio.create_task(self._record_later(self._recording, step, pending))
+
+    async def find_saved(self, step: int) -> Checkpoint | None:
+        """Wait for the due checkpoint of a step; return it, or the newest before it if its save failed; else None."""
+        while step > self._settled_step and not self.is_recorded(step):
+            self._settling.clear()
+            await self._settling.wait()
+        oldest = step if self.config.keep_last else 1  # it may be deleted
+        candidates = [saved for saved in self.usable if oldest <= saved.step <= step]
+        return max(candidates, key=lambda saved: saved.step, default=None)
 
     async def is_saved(self, step: int) -> bool:
         """Wait for pending records, and return whether the newest checkpoint is from this step."""
@@ -136,6 +148,8 @@ class CheckpointSaver:
         except RlkitError as error:
             self._last_save_failed = True
             self.trackers.on_note(f"the checkpoint of step {step} could not be saved: {error}")
+        self._settled_step = max(self._settled_step, step)
+        self._settling.set()
 
     def _record(self, step: int, state: str, sampler: str) -> None:
         expires = None if self._ttl_s is None else self.now() + self._ttl_s

@@ -135,7 +135,7 @@ def interrupted_groups(history: History, config: Config, *, retry_failed: bool) 
             episodes={
                 member: episode
                 for member, episode in last.items()
-                if all(turn.version >= oldest for turn in episode.turns)
+                if all(turn.version >= oldest or turn.frozen for turn in episode.turns)
                 and not (retry_failed and episode.status == "failed")
             },
             attempts={member: episode.attempt + 1 for member, episode in last.items()},

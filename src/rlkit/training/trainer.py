@@ -32,6 +32,7 @@ from rlkit.env import Task
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
+from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, RolloutRunner
 from rlkit.rollout.settings import make_env_settings
@@ -258,8 +259,7 @@ class RLTrainer(Trainer):
         """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
         loader = WeightsLoader(config, service, store, note)
-        # Steps without metrics are replayed to measure them.
-        measured = store.find_last_measured_step(resumption.step)
+        measured = store.find_last_measured_step(resumption.step)  # steps without metrics are replayed for them
         note(f"starting a training session for {config.model}")
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
         # The service knows the exact context only once the model is loaded.
@@ -267,9 +267,13 @@ class RLTrainer(Trainer):
         preparation = make_preparation(config, self._estimators, self._loss, references=references)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
         slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
+        selection = make_model_selection(config, store.read_metrics())
+        saver = CheckpointSaver(config.checkpoint, store, trackers, watch, selection=selection, delete=service.delete)
+        opponents = Opponents(config, service, watch, saver.find_saved).of
+        settings = make_env_settings(config, context=context)
         groups = Groups(
             self._sources,
-            Player(runner, make_env_settings(config, context=context), seed=config.seed, slots=slots),
+            Player(runner, settings, seed=config.seed, slots=slots, opponents=opponents),
             preparation,
             make_supply_limits(config, is_repeatable=service.is_repeatable),
             is_streaming=recipe.is_streaming,
@@ -280,8 +284,8 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluator = replace(make_eval_player(config, runner, slots=slots, context=context), record=failures.add)
-        selection = make_model_selection(config, store.read_metrics())
+        evaluator = make_eval_player(config, runner, slots=slots, context=context)
+        evaluator = replace(evaluator, record=failures.add, opponents=opponents)
         teachers = evaluation_teachers(config, references)
         run = Run(
             steps=config.step_count,
@@ -290,9 +294,7 @@ class RLTrainer(Trainer):
             trackers=trackers,
             groups=groups,
             evaluation=Evaluation(self._eval_tasks, evaluator, config.eval.every, teachers),
-            checkpoints=CheckpointSaver(
-                config.checkpoint, store, trackers, watch, selection=selection, delete=service.delete
-            ),
+            checkpoints=saver,
             selection=selection,
             stop=self._stop,
             slots=slots,

@@ -13,15 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal, override
 
 from rlkit._util.stopwatch import Request, Stopwatch, use_stopwatches
-from rlkit.errors import UsageError
-from rlkit.policy import Sampler
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.policy import NO_OPPONENTS, Sampler, Samplers
 from rlkit.rollout.task_guard import GRACE_S
 from rlkit.workers import messages
 from rlkit.workers.connection import Connect, WorkerLoss, WorkerOwner
 from rlkit.workers.task_pickles import TaskPickle
-
-type Samplers = tuple[Callable[[], Sampler], Callable[[], Sampler]]
-"""Samplers of the first and of later turns of a rollout."""
 
 _EXCUSE_EVERY_S = 1.0
 _RAW_CHARACTERS = 500
@@ -189,18 +186,23 @@ class WorkerClient(WorkerOwner):
 
     async def _answer(self, call: _Call, ask: messages.Ask, probe: _WaitProbe) -> None:
         assert call.samplers is not None  # scores need no completions
-        error, completions = None, ()
+        error, completions, version = None, (), -1
+        first, later, opponents = call.samplers
         try:
-            if call.sampler is None or ask.is_new_turn:
-                call.sampler = call.samplers[0 if call.sampler is None else 1]()
             with use_stopwatches([probe]):
-                completions = await call.sampler.sample(
-                    ask.prompt, ask.sampling, seed=ask.seed, num_samples=ask.num_samples
-                )
+                if ask.opponent is not None:
+                    if opponents is None:
+                        raise EnvironmentFault(NO_OPPONENTS)
+                    sampler = await opponents(ask.opponent)
+                elif call.sampler is None or ask.is_new_turn:
+                    sampler = call.sampler = first() if call.sampler is None else later()
+                else:
+                    sampler = call.sampler
+                version = sampler.version
+                completions = await sampler.sample(ask.prompt, ask.sampling, seed=ask.seed, num_samples=ask.num_samples)
         except Exception as failure:  # raised in the worker, and from there in the call's result
             error = messages.as_portable(failure)
         excused_s = 0.0 if probe.request is None else probe.request.excused_s
-        version = -1 if call.sampler is None else call.sampler.version
         self._connection.send(messages.encode(messages.Answer(ask.request, completions, version, excused_s, error)))
 
     async def _send_excuses(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from rlkit._util.activity import current_activity
 from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import UsageError
-from rlkit.policy import Sampler
+from rlkit.policy import Samplers
 from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.sandbox.spec import MIB
 from rlkit.tasks.sources import Tasks
@@ -100,10 +100,8 @@ class _PoolsByEnv(RolloutRunner):
 
     batch_wait_s = WorkerPool.batch_wait_s
 
-    async def play(
-        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
-    ) -> Episode:
-        return await self._of(task).play(task, rollout, sampler, first_sampler)
+    async def play(self, task: Task, rollout: Rollout, samplers: Samplers) -> Episode:
+        return await self._of(task).play(task, rollout, samplers)
 
     async def score(self, task: Task, episodes: Sequence[Episode], *, timeout_s: float) -> GroupScores:
         return await self._of(task).score(task, episodes, timeout_s=timeout_s)

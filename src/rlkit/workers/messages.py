@@ -107,6 +107,7 @@ class Ask(NamedTuple):
 
     Args:
         is_new_turn: sample from the newest weights of the rollout, not from those of its last request.
+        opponent: step or checkpoint of other weights to sample from.
     """
 
     call: int
@@ -116,6 +117,7 @@ class Ask(NamedTuple):
     seed: int
     num_samples: int
     is_new_turn: bool
+    opponent: int | str | None = None
 
 
 class Withdraw(NamedTuple):

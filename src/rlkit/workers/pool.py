@@ -17,10 +17,10 @@ from rlkit._util.threads import run_together
 from rlkit.config.loading.objects import loaded_files
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.policy import Sampler
+from rlkit.policy import Samplers
 from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.types import Episode
-from rlkit.workers.client import Samplers, WorkerClient, WorkerLost
+from rlkit.workers.client import WorkerClient, WorkerLost
 from rlkit.workers.connection import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
 from rlkit.workers.task_pickles import TaskPickle, pickle_task
@@ -97,13 +97,11 @@ class WorkerPool(RolloutRunner):
             workers, self._workers = self._workers, []  # none is replaced from here on
             await run_together(worker.close() for worker in workers)
 
-    async def play(  # noqa: D102  inherited
-        self, task: Task, rollout: Rollout, sampler: Callable[[], Sampler], first_sampler: Callable[[], Sampler]
-    ) -> Episode:
+    async def play(self, task: Task, rollout: Rollout, samplers: Samplers) -> Episode:  # noqa: D102  inherited
         pickle = self._pickle(task)
         began_s = asyncio.get_running_loop().time()
         try:
-            played = await self._call(Play(0, pickle.number, rollout), pickle, (first_sampler, sampler))
+            played = await self._call(Play(0, pickle.number, rollout), pickle, samplers)
             return cast("Episode", played)
         except EnvironmentFault as fault:
             seconds = asyncio.get_running_loop().time() - began_s

@@ -34,7 +34,7 @@ from rlkit._util.threads import DaemonThreadPool
 from rlkit.config.loading.objects import load_file
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, RlkitError
-from rlkit.policy import Sampler
+from rlkit.policy import Sampler, Samplers
 from rlkit.rollout.runner import RolloutRunner
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Completion, Prompt, Sampling
@@ -158,7 +158,11 @@ class Worker:
         if isinstance(message, messages.Score):
             return await self._runner.score(task, message.episodes, timeout_s=message.timeout_s)
         make_sampler = partial(_RemoteSampler, self, message.call)
-        return await self._runner.play(task, message.rollout, make_sampler, make_sampler)
+
+        async def make_opponent(weights: int | str) -> Sampler:
+            return make_sampler(weights)
+
+        return await self._runner.play(task, message.rollout, Samplers(make_sampler, make_sampler, make_opponent))
 
 
 @dataclass(eq=False)
@@ -186,10 +190,11 @@ class RemoteRequest:
 
 @dataclass(eq=False)
 class _RemoteSampler(Sampler):
-    """The newest sampler of a rollout, which is in the process of the run."""
+    """The newest sampler of a rollout, or that of an opponent, which is in the process of the run."""
 
     worker: Worker
     call: int
+    opponent: int | str | None = None
     _version: int | None = None
 
     @property
@@ -202,7 +207,7 @@ class _RemoteSampler(Sampler):
     ) -> Sequence[Completion]:
         is_new = self._version is None
         answer = await self.worker.ask(
-            lambda number: messages.Ask(self.call, number, prompt, sampling, seed, num_samples, is_new)
+            lambda number: messages.Ask(self.call, number, prompt, sampling, seed, num_samples, is_new, self.opponent)
         )
         self._version = answer.version
         return answer.completions
