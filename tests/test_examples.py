@@ -59,7 +59,9 @@ def test_an_example_of_an_agent_imports_nothing_while_it_plays(path: Path) -> No
     assert not [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
 
 
-@pytest.mark.parametrize("name", ["custom_env.py", pytest.param("multi_turn.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["custom_env.py", "self_play.py", pytest.param("multi_turn.py", marks=pytest.mark.slow)]
+)
 def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> None:
     small = ["--steps", "1", "--groups", "2", "--model", str(byte_model_dir)]
     environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}
@@ -256,6 +258,30 @@ def test_the_guessing_game_pays_for_the_number_and_takes_for_senseless_guesses(
     assert callable(game)
     reward, truncated = asyncio.run(play(game(5), *replies))
     assert (pytest.approx(reward), truncated) == expected
+
+
+@pytest.mark.parametrize(
+    ("pile", "begins", "replies", "reward", "metrics"),
+    [
+        (5, True, ["1", "2", "2"], 1.0, {"legal": 1.0, "best_moves": 1.0}),  # 5 - 1, - 2, and the player takes the last
+        (5, True, ["2", "3"], 0.0, {"legal": 1.0, "best_moves": 0.0}),
+        (5, True, ["x"], 0.0, {"legal": 0.0, "best_moves": 0.0}),
+        (5, False, ["4"], 1.0, {"legal": 1.0}),  # the opponent breaks the rules
+        (6, False, ["3", "3"], 1.0, {"legal": 1.0, "best_moves": 1.0}),
+        (5, False, ["3", "3"], 0.0, {"legal": 0.0, "best_moves": 0.0}),  # more than are left
+    ],
+)
+def test_the_game_of_two_players_is_won_with_the_last_stick(
+    pile: int, begins: bool, replies: list[str], reward: float, metrics: dict[str, float]
+) -> None:
+    import asyncio
+
+    game = load("examples/self_play.py:Nim")
+    assert callable(game)
+    policy = ScriptedPolicy(replies)
+    outcome = asyncio.run(game(pile, begins).rollout(policy))
+    assert (outcome.reward, dict(outcome.metrics)) == (reward, metrics)
+    assert [turn.frozen for turn in policy.turns] == [begins == bool(n % 2) for n in range(len(replies))]
 
 
 @pytest.mark.parametrize("path", ["examples/custom_env.py:words", "examples/multi_turn.py:games"])
