@@ -60,7 +60,8 @@ def test_an_example_of_an_agent_imports_nothing_while_it_plays(path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["custom_env.py", "self_play.py", pytest.param("multi_turn.py", marks=pytest.mark.slow)]
+    "name",
+    ["custom_env.py", *(pytest.param(name, marks=pytest.mark.slow) for name in ("self_play.py", "multi_turn.py"))],
 )
 def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> None:
     small = ["--steps", "1", "--groups", "2", "--model", str(byte_model_dir)]

@@ -84,7 +84,7 @@ def describe(result: rlkit.RunResult) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("function", [chat_as_client, stream_as_client])
+@pytest.mark.parametrize("function", [chat_as_client, pytest.param(stream_as_client, marks=pytest.mark.slow)])
 def test_a_run_through_the_endpoint_equals_a_run_with_chat(
     function: Any, byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

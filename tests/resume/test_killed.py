@@ -68,7 +68,9 @@ def assert_same(answer: dict[str, Any], *, metrics: bool) -> None:
             assert line.get("service/loss:sum") == pytest.approx(expected.get("service/loss:sum"), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "sync" else pytest.mark.slow) for name in SCHEDULES]
+)
 def test_killed_run_trains_like_an_uninterrupted_one(name: str, killed: Killed) -> None:
     # With async the weights that a rollout began with depend on timing, and so do some of the numbers.
     answer = killed(SCHEDULES[name], kills=4)

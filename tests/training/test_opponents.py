@@ -188,6 +188,7 @@ def lines_of(result: rlkit.RunResult) -> list[dict[str, float]]:
     return [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_roles_learn_opposite_things_against_an_opponent(byte_model_dir: Path) -> None:
     result = train(byte_model_dir, steps=24)
     lines = lines_of(result)
@@ -222,7 +223,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         run.train()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_meet_the_same_opponents(byte_model_dir: Path, workers: int) -> None:
     def rows(result: rlkit.RunResult) -> list[object]:
         return [

@@ -123,7 +123,13 @@ def check(act: str, reason: str | None) -> None:
     assert not processes_with(id_text)
 
 
-@pytest.mark.parametrize("act", FAULTS)
+QUICK_FAULTS = ("exits", "holds_the_interpreter", "kills_itself")
+"""Faults that the test command plays; each takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "act", [pytest.param(act, marks=[] if act in QUICK_FAULTS else pytest.mark.slow) for act in FAULTS]
+)
 def test_a_hostile_rollout_fails_alone(act: str) -> None:
     check(act, FAULTS[act])
 
@@ -144,13 +150,16 @@ def test_workers_do_not_wait_for_busy_threads(monkeypatch: pytest.MonkeyPatch) -
     assert [episode.status for episode in played.groups["hostile"].episodes] == ["completed"] * 4
 
 
+@pytest.mark.slow
 def test_the_order_of_a_set_is_equal_in_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     played = play({"e": AsksForSet()}, 4)
     assert len({str(episode.info) for episode in played.groups["e"].episodes}) == 1
 
 
-@pytest.mark.parametrize(("act", "reason"), [("exits", FAULTS["exits"]), ("waits_for_ever", BLOCKED)])
+@pytest.mark.parametrize(
+    ("act", "reason"), [("exits", FAULTS["exits"]), pytest.param("waits_for_ever", BLOCKED, marks=pytest.mark.slow)]
+)
 def test_a_score_that_ends_or_blocks_its_worker_is_named(act: str, reason: str) -> None:
     settings = {"e": make_settings(group_size=2, retries=0, timeout_s=LIMIT_S)}
     played = play({"e": HostileScore(act)}, 1, settings=settings)
@@ -187,6 +196,7 @@ LIMIT = partial(LocalWorker, memory_bytes=900 * 2**20)
 """Starts a worker with a limit; a fresh one needs about 100 MiB."""
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaks_is_replaced_and_no_rollout_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.workers.pool.loaded_files", tuple)  # other tests may have loaded large packages
     settings = {"leaking": make_settings(group_size=6, retries=0)}
@@ -449,6 +459,7 @@ def test_a_cancelled_rollout_cleans_up(tmp_path: Path, is_hasty: bool) -> None:
     assert (tmp_path / "ended").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_between_rollouts_is_replaced() -> None:
     async def main() -> None:
         task = Task(0, "talk", Talk())

@@ -40,7 +40,7 @@ SETTINGS = {
 # The members of a group share its retries. If these are used up, the order in which members fail says who has none.
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     here, there = (play(ENVS, count, settings=SETTINGS) for count in (0, workers))
     for name in ENVS:

@@ -79,6 +79,7 @@ class WhereAmI(rlkit.Env):
         return float(os.getpid())
 
 
+@pytest.mark.slow
 def test_environments_have_the_workers_of_their_settings() -> None:
     names = {"shared": None, "also_shared": None, "own": {"count": 1, "cpus": 2}, "here": 0}
     envs = {name: {"env": "arithmetic", "workers": workers} for name, workers in names.items()}
