@@ -341,3 +341,14 @@ def test_non_finite_numbers_are_no_evidence() -> None:
         find_problems(make_lines(30, lambda step: {"stop__length": math.nan, "optim__kl_sample_train_v2": math.inf}))
         == []
     )
+
+
+def test_equal_rewards_are_no_finding_if_a_teacher_trains_on_them(tmp_path: Path) -> None:
+    tasks, batch = [Same(number) for number in range(80)], {"groups": 2, "group_size": 3}
+    settings = {"steps": 8, "batch": batch, "teacher": {}, "reward": "none"}
+    run = Simulation(tmp_path / "taught", settings=settings, tasks=tasks)
+    run.train()
+    lines = read_metrics(run.directory / "metrics.jsonl")
+    assert "dead_groups" not in {finding.name for finding in find_problems(lines)}
+    untaught = [(step, {key: value for key, value in line.items() if "teacher" not in key}) for step, line in lines]
+    assert "dead_groups" in {finding.name for finding in find_problems(untaught)}

@@ -211,13 +211,13 @@ _EPISODES = re.compile("env/.+/episodes")
 
 
 def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose groups that mostly have equal rewards, and so no gradient; groups of size 1 are ignored."""
+    """Diagnose groups that mostly have equal rewards, and so no gradient; not groups of size 1, or with a teacher."""
     mixed = history.mean(f"env/{env}/groups/mixed")
     episodes, groups = history.mean(f"env/{env}/episodes"), history.mean(f"env/{env}/groups")
     good, bad = (history.mean(f"env/{env}/groups/all_{kind}") for kind in ("good", "bad"))
     if mixed is None or episodes is None or groups is None or good is None or bad is None:
         return None
-    if mixed.value >= MIXED_MIN or episodes.value <= groups.value:
+    if mixed.value >= MIXED_MIN or episodes.value <= groups.value or history.mean(f"env/{env}/teacher/kl"):
         return None
     evidence = f"{mixed.steps}, {good.value:.0%} of the groups had equal rewards ≥ 1, {bad.value:.0%} equal lower ones"
     tasks = "harder" if good.value > bad.value else "easier"
