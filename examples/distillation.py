@@ -12,14 +12,8 @@ import rlkit
 STYLE = "You answer like a pirate, in one short sentence that begins with Arr."
 
 TOPICS = (
-    "the moon",
-    "a good breakfast",
-    "rain",
-    "your favourite book",
-    "bicycles",
-    "the colour blue",
-    "winter",
-    "cats",
+    *("the moon", "a good breakfast", "rain", "your favourite book"),
+    *("bicycles", "the colour blue", "winter", "cats"),
 )
 QUESTIONS = ("What is special about {}?", "Tell me something about {}.", "Why do people like {}?")
 
