@@ -31,7 +31,7 @@ import numpy as np
 from rlkit._util.gc_tuning import rare_garbage_collection
 from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Env, Task
-from rlkit.policy import Limits, Policy, Sampler
+from rlkit.policy import Limits, Policy, Sampler, Samplers
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, Rollout, RolloutRunner
 from rlkit.rollout.settings import EnvSettings
@@ -178,7 +178,7 @@ async def scale(requests: int) -> float:
     start = encode(Start((), LocalRunner(ByteChat()), ()))
     for _ in range(CONNECTIONS):
         clients.append(WorkerClient(connect, start, print_line=print_nothing, replace=print_nothing))
-    samplers = (lambda: sampler, lambda: sampler)
+    samplers = Samplers(lambda: sampler, lambda: sampler)
     play = Play(0, 0, Rollout(0, SETTINGS, 0, 0, 0, "train"))
     calls = [
         asyncio.create_task(client.call(play, TaskPickle(0, b""), samplers)) for client in clients for _ in range(CALLS)
