@@ -106,7 +106,7 @@ def check_forced_tokens(groups: Sequence[Group], *, phrase: bytes | None = None)
 def check_advantages(groups: Sequence[Group], config: Config) -> int:
     """Check each token's advantage against the formula; how many groups have any."""
     beta, contrasted = 2.0, 0
-    prepare = make_preparation(config, load_estimators(config, {}), load_loss(config.loss), reference=None).prepare
+    prepare = make_preparation(config, load_estimators(config, {}), load_loss(config.loss), references={}).prepare
     for group in groups:
         weights = np.exp(beta * (group.rewards - group.rewards.max()))
         others = (weights.sum() - weights) / (len(weights) - 1)
