@@ -44,7 +44,7 @@ def settle(visit: Visit) -> tuple[str, str, list[Any]]:
     visit.page.wait_for_function(
         "() => [...document.querySelectorAll('#main .chart .plot')].every((plot) => plot.querySelector('canvas'))"
     )
-    text = re.sub(r"\\d+ (min|s|h) ago|just now", "", visit.text())
+    text = re.sub(r"\d+ (min|s|h) ago|just now", "", visit.text())
     return visit.hash, text, visit.page.evaluate(CONTROLS)
 
 
