@@ -30,6 +30,7 @@ QUICK = (
     "erdos_ttt.yaml",
     "maths/arithmetic.yaml",
     "migrated/tinking_arithmetic.yaml",
+    "warm_start.yaml",
 )
 
 

@@ -41,8 +41,9 @@ FOLDER_MAX = 14
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 7_787
-"""Lines of the trunk that are not blank. This number may only fall, but for what an issue adds: teachers and roles."""
+TRUNK_MAX = 7_939
+"""Lines of the trunk that are not blank. This number may only fall, but for what an issue adds: so far teachers, roles
+and conversations."""
 
 
 @dataclass(frozen=True)

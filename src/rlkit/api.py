@@ -43,6 +43,8 @@ class Settings(TypedDict, total=False):
     budget_tokens: int | None
     max_hours: float | None
     sampling: SectionLike
+    source: SectionLike
+    warm_start: SectionLike
     batch: SectionLike
     rollouts: SectionLike
     schedule: SectionLike

@@ -25,6 +25,7 @@ class Limits:
 
 
 NO_OPPONENTS = "opponent(): this policy has no weights but its own; play it in a training run"
+NO_DEMONSTRATIONS = "demonstrate(): this policy only samples; train on conversations in the process of a training run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,24 @@ class Policy(ABC):
         if not self._has_opponents:
             raise EnvironmentFault(NO_OPPONENTS)
         return _RoleHandle(self, role, step if checkpoint is None else checkpoint)
+
+    def demonstrate(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), trained: Sequence[int] | None = None
+    ) -> None:
+        """Record messages of a conversation as if the model had sampled them, to train on them by `cross_entropy`.
+
+        Args:
+            trained: indices of the messages to train on; None for all of the assistant.
+
+        Raises:
+            ContextFull: the conversation does not fit the context.
+            EnvironmentFault: the chat format cannot write it as a prompt and its reply, or this policy only samples.
+        """
+        raise EnvironmentFault(NO_DEMONSTRATIONS)
+
+    def replay(self, turns: Sequence[Turn]) -> None:
+        """Record the turns of an earlier episode, token for token; errors as in `demonstrate`."""
+        raise EnvironmentFault(NO_DEMONSTRATIONS)
 
     def _reward_turn(self, value: float, role: str | None) -> None:
         """Add a reward to the last turn of a role that is not frozen; the base class ignores it."""

@@ -327,6 +327,11 @@ class Group:
         return np.array([np.nan if e.reward is None else e.reward for e in self.episodes], dtype=np.float64)
 
     @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the model sampled, over all episodes."""
+        return sum(episode.sampled_tokens for episode in self.episodes)
+
+    @property
     def valid_mask(self) -> Bools:
         """Mask of the episodes that did not fail, [G] bool."""
         return np.array([e.reward is not None for e in self.episodes], dtype=np.bool_)

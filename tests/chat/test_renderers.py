@@ -11,7 +11,7 @@ import pytest
 from rlkit.chat.format import MAX_NESTING, ChatFormat
 from rlkit.chat.renderers import CookbookChat, TemplateChat, chat_format
 from rlkit.engine.model.model_files import load_tokenizer
-from rlkit.errors import UsageError
+from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import tiny_model
@@ -261,6 +261,13 @@ def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
     assert second.images == first.images
     assert [turn.parent for turn in policy.turns] == [None, 0]
     assert policy.turns[1].prompt.images == ()
+
+    shown = converse(chat, sampler)
+    shown.demonstrate([question, {"role": "assistant", "content": "a cat"}])
+    assert shown.turns[0].prompt.images == first.images
+    assert shown.turns[0].completion.tolist() == policy.turns[0].completion.tolist()
+    with pytest.raises(EnvironmentFault, match="message 0, of the role user, has an image: leave it out"):
+        shown.demonstrate([question], trained=[0])
 
 
 def test_template_without_tools_gets_tools_and_calls_as_text(byte_model_dir: Path) -> None:

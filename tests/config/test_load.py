@@ -155,7 +155,10 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
             "optimizer.warmup_steps: the run ends after 100 steps, before the full learning rate",
         ),
         ("loss: {name: stable_reinforce}", "loss: stable_reinforce is not supported: it needs data"),
-        ("loss: {name: cross_entropy}", "loss: cross_entropy is not supported: it is for supervised"),
+        (
+            "loss: {name: cross_entropy}",
+            "loss: cross_entropy is for the conversations of source and warm_start, and not for arithmetic",
+        ),
         ("loss: {name: cispo, beta: 1}", "loss.beta: is not a field of cispo, it belongs to dro"),
         ("batch: {normalize: token}\nloss: {name: dro}", "a.yaml:2: batch.normalize: dro is not linear"),
         ("batch: {normalize_tokens: 9}", "batch: normalize_tokens has no effect: set normalize to constant"),
@@ -234,9 +237,9 @@ def test_group_of_one_needs_a_custom_estimator(load: Load, refused: Refused, fol
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("steps: 3", "a.yaml: envs: is missing: name the environments"),
-        ("envs:", "a.yaml: envs: is missing: name the environments"),
-        ("envs: {}", "a.yaml:1: envs: must not be empty: add at least one"),
+        ("steps: 3", "a.yaml: envs: name the environments to train on, for instance envs: {arithmetic: {}}"),
+        ("envs:", "a.yaml: envs: name the environments to train on"),
+        ("envs: {}", "a.yaml:1: envs: name the environments to train on"),
         ("envs: [arithmetic]", "a.yaml:1: envs: expected a mapping, found a list"),
         ("envs: {'bad name': {}}", 'a.yaml:1: envs."bad name": the name may contain only letters'),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,9 @@ from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import require_run_directory
 from rlkit.config.schema import Config
+from rlkit.config.schema.supervised import SourceConfig, WarmStartConfig
 from rlkit.config.schema.track import track_config
+from rlkit.envs.demonstrations import demonstrations
 from rlkit.rollout.runner import LocalRunner
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
@@ -40,6 +43,9 @@ TABLE = Path(__file__).parents[2] / "docs" / "options.md"
 TASKS = [Word(number) for number in range(8)]
 WORDS = {"env": f"{__file__}:TASKS"}
 TRACKED = {"wandb": {"mode": "offline"}, "trackio": {}, "tensorboard": {}, "docent": {}, "openreward": {}}
+
+
+TALKS = str(Path(__file__).parents[2] / "examples" / "warm_start.jsonl")
 
 
 class NoDocent:
@@ -92,6 +98,7 @@ RUNS: list[dict[str, object]] = [
     {"epochs": 1, "steps": None, "envs": {"words": WORDS, "more": WORDS}},
     {"envs": {"words": {**WORDS, "curriculum": {"name": "filter", "max_solve_rate": 0.9}}}},
     {"envs": {"words": {**WORDS, "curriculum": {"name": "target"}}}},
+    {"source": {"files": TALKS}, "warm_start": {"files": TALKS, "steps": 1}},
 ]
 """Together they use every section."""
 
@@ -106,7 +113,7 @@ BASE: dict[str, object] = {
 
 
 @pytest.fixture
-def fields_read(monkeypatch: pytest.MonkeyPatch) -> Mapping[tuple[str, str], set[str]]:
+def fields_read(monkeypatch: pytest.MonkeyPatch) -> defaultdict[tuple[str, str], set[str]]:
     """Map the class and field of each section that is read to the modules that read it, validation excluded."""
     modules_by_field = defaultdict[tuple[str, str], set[str]](set)
     plain = Section.__getattribute__
@@ -120,16 +127,25 @@ def fields_read(monkeypatch: pytest.MonkeyPatch) -> Mapping[tuple[str, str], set
     return modules_by_field
 
 
+_FOR_OTHERS = {("rlkit.config.schema", name) for name in ("step_count", "warm_start_steps")}
+"""Properties that read fields for their callers."""
+
+_SORTING = {"reinforced_envs", "field_of"}
+"""Properties and methods that tell conversations from rollouts."""
+
+
 def _reader(frame: FrameType | None) -> str | None:
     """Return the reading module; None for validation, which is a private function of the schema or raises errors."""
     modules = list[tuple[str, str]]()
     while frame is not None and len(modules) < 4:
-        modules.append((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module != __name__ and (module, function) not in _FOR_OTHERS:
+            modules.append((module, function))
         frame = frame.f_back
     if any(name.startswith("rlkit.config") and function.startswith(("_", "refuse_")) for name, function in modules):
         return None
-    if modules[0] == ("rlkit.config.schema", "step_count"):  # it only says that the number is known
-        return modules[2][0]
+    if modules[0][1] in _SORTING:
+        return None
     return modules[0][0] if modules[0][0].startswith("rlkit.") else None
 
 
@@ -164,7 +180,7 @@ def _sections_in(annotation: object) -> Iterator[type[Section]]:
 
 
 def test_every_option_is_read_where_the_table_says(
-    fields_read: Mapping[tuple[str, str], set[str]],
+    fields_read: defaultdict[tuple[str, str], set[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     byte_model_dir: Path,
@@ -209,6 +225,9 @@ def test_every_option_is_read_where_the_table_says(
     with suppress(rlkit.MissingError):
         asyncio.run(connect(quick, choice=elsewhere).__aenter__())
 
+    for name in inspect.signature(demonstrations).parameters.keys() & SourceConfig.model_fields.keys():
+        for section in (SourceConfig, WarmStartConfig):  # they are passed as arguments
+            fields_read[section.__name__, name].add("rlkit.envs.demonstrations")
     acts = {
         option: ", ".join(sorted(f"`{module}`" for module in set.union(*(fields_read[place] for place in places))))
         for option, places in list_options().items()

@@ -128,7 +128,7 @@ def test_environment_with_an_empty_value_has_its_defaults(load: Load) -> None:
     [
         (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is no such section to remove. Did you mean 'small'?"),
         (ENVS, "eval.envs.arithmetic=null", "eval.envs.arithmetic={} to add it with default settings"),
-        (ENVS, "envs.arithmetic=null", "envs: must not be empty: add at least one"),
+        (ENVS, "envs.arithmetic=null", "envs: name the environments to train on"),
         (f"{ENVS}eval: {{every: 5, envs: {{arithmetic: {{}}}}}}", "eval.envs.arithmetic=null", "(eval=null)"),
     ],
 )

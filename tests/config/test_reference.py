@@ -27,7 +27,7 @@ def test_the_reference_has_every_field_with_its_sentence() -> None:
     assert {name for section in sections() for name in section.model_fields} - names == {
         "sampling", "batch", "loss", "lora", "optimizer", "eval", "service", "chat", "envs",
         "prices", "best", "kl_penalty", "length_penalty", "curriculum", "budget_forcing",
-        "track", "workers",
+        "track", "workers", "source", "warm_start",
     }  # fmt: skip
     assert "| `envs.<name>.args` | mapping of names to values | `{}` |" in text
     assert "| `sampling.max_tokens` | integer ≥ 1 | `256` |" in text

@@ -90,7 +90,8 @@ class Request:
 
     Args:
         root: parent of the folders of the runs.
-        schedule: settings of the schedule, or "engine" for a run on the embedded engine.
+        schedule: settings of the schedule, or "engine" for a run on the embedded engine. With a number of steps as
+            `warm_start`, these are supervised, and a teacher counts in the others.
         kills: number of runs killed at seeded random moments.
         dooms: additional moments, one run for each.
     """
@@ -212,15 +213,23 @@ def train(folder: Path, schedule: dict[str, object], *, doom: Doom | None, at_s:
     """Train with the simulated service, in this process, which may not survive it."""
     world_file = folder / "world.pickle"
     world: World = pickle.loads(world_file.read_bytes()) if resume else World(seed=3)
-    settings = {
+    schedule, supervised_steps = dict(schedule), int(str(schedule.get("warm_start", 0)))
+    settings: dict[str, object] = {
         "model": "simulated",
         "envs": {"words": {}},
-        "steps": STEPS,
+        "steps": STEPS - supervised_steps,
         "batch": {"groups": 3, "group_size": 4, "replace_uninformative": True},
         "schedule": schedule,
         "checkpoint": {"every": 2},
         "rollouts": {"max_concurrent": 10, "coalesce": "always"},
     }
+    if schedule.pop("warm_start", None):
+        talks = [[{"role": "user", "content": str(n)}, {"role": "assistant", "content": "e" * n}] for n in range(1, 8)]
+        files.write_text(folder / "talks.jsonl", "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+        settings |= {
+            "warm_start": {"files": str(folder / "talks.jsonl"), "steps": supervised_steps},
+            "teacher": {"weight": 0.5, "first_step": supervised_steps + 1},
+        }
     service = SimulatedTinker(world=world, latency=Latency(mean_tokens=12, sigma=0.6))
     trainer = RLTrainer(
         load_config([], settings=settings),

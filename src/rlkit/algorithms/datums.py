@@ -209,6 +209,7 @@ class UpdateResult:
         groups: groups whose sequences were trained, in order.
         logprobs: trainer's log-probabilities before the optimiser step, [N] float32 for each datum.
         metrics: metrics of the service, merged over its answers.
+        supervised: environments of conversations, which were not sampled.
     """
 
     groups: Sequence[PreparedGroup]
@@ -216,6 +217,7 @@ class UpdateResult:
     metrics: Mapping[str, float]
     loss: Loss
     learning_rate: float
+    supervised: frozenset[str] = frozenset()
 
     @property
     def data(self) -> list[Datum]:

@@ -111,3 +111,12 @@ class NoAdvantage(Estimator):
 
     def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
         return np.zeros(len(group.episodes))
+
+
+class UnitAdvantage(Estimator):
+    """Advantages of 1, for conversations to imitate."""
+
+    name: ClassVar = "unit"
+
+    def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
+        return np.ones(len(group.episodes))

@@ -174,6 +174,12 @@ class DRO(LocalLoss):
         return torch.stack(terms).sum(), {}
 
 
+class CrossEntropy(Loss):
+    """−Σ A·log p, with an advantage of 1 for each token to imitate: supervised learning, for `source`."""
+
+    name: ClassVar = "cross_entropy"
+
+
 class GSPO(PPO):
     """PPO's clipped surrogate with one ratio for a whole sequence, the geometric mean of its sampled tokens' p/q."""
 
@@ -191,7 +197,7 @@ class GSPO(PPO):
         return super().clips(mean, advantages)
 
 
-LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (ImportanceSampling, PPO, CISPO, DRO, GSPO)}
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (ImportanceSampling, PPO, CISPO, DRO, GSPO, CrossEntropy)}
 """Classes of the losses by name; add a class of your own to make its name known."""
 
 

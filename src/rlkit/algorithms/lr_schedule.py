@@ -29,6 +29,7 @@ class LearningRate:
     Args:
         final_fraction: f, from 0 to below 1.
         steps: N > W.
+        earlier: rate of the steps before those of this schedule, which are counted from 1 after them; None for none.
     """
 
     peak: float
@@ -36,9 +37,14 @@ class LearningRate:
     warmup_steps: int = 0
     final_fraction: float = 0.0
     steps: int = 1
+    earlier: LearningRate | None = None
 
     def at(self, step: int) -> float:
         """Return the rate of a step, 1 … N, and its substeps."""
+        if self.earlier is not None:
+            if step <= self.earlier.steps:
+                return self.earlier.at(step)
+            step -= self.earlier.steps
         if step <= self.warmup_steps:
             return self.peak * step / (self.warmup_steps + 1)
         part = (step - self.warmup_steps - 1) / (self.steps - self.warmup_steps)

@@ -42,6 +42,10 @@ class ChatFormat(Protocol):
         """Return the prompt for the assistant's next message."""
         ...
 
+    def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        """Return a conversation without the beginning of a next message."""
+        ...
+
     def parse(self, completion: Tokens) -> ParsedReply:
         """Return the message of a completion; never raises."""
         ...

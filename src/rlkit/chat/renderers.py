@@ -125,6 +125,15 @@ class TemplateChat(_TokenizerChat):
 
     @override
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        return self._apply_template(messages, tools, add_generation_prompt=True)
+
+    @override
+    def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        return self._apply_template(messages, tools, add_generation_prompt=False)
+
+    def _apply_template(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
+    ) -> Prompt:
         template = cast("object", self._tokenizer.chat_template)
         if not template:
             name = getattr(self._tokenizer, "name_or_path", "") or "the model"
@@ -140,7 +149,7 @@ class TemplateChat(_TokenizerChat):
             text = self._tokenizer.apply_chat_template(
                 cast("list[dict[str, str]]", [_template_message(message) for message in messages]),
                 tools=[{"type": "function", "function": dict(tool)} for tool in tools] or None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )
         except TemplateError as error:
@@ -210,20 +219,31 @@ class CookbookChat(_TokenizerChat):
 
     @override
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        return self._render(messages, tools, whole=False)
+
+    @override
+    def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        return self._render(messages, tools, whole=True)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, whole: bool) -> Prompt:
         from tinker_cookbook.exceptions import RendererError
+        from tinker_cookbook.renderers import TrainOnWhat
 
         conversation = [_cookbook_message(message) for message in messages]
         if tools:
             conversation = self._with_tools(conversation, tools)
         images = sum(part["type"] == "image" for message in messages for part in _as_parts(message["content"]))
         try:
-            chunks = self._renderer.build_generation_prompt(conversation).chunks
+            if whole:
+                model_input, _ = self._renderer.build_supervised_example(conversation, TrainOnWhat.ALL_TOKENS)
+            else:
+                model_input = self._renderer.build_generation_prompt(conversation)
         except (NotImplementedError, AssertionError, RendererError) as error:
             if not images:
                 raise
             raise self._no_images_error() from error
         pieces = list[Prompt]()
-        for chunk in chunks:
+        for chunk in model_input.chunks:
             if chunk.type == "encoded_text":
                 pieces.append(as_prompt(chunk.tokens))
             elif chunk.type == "image":

@@ -75,7 +75,7 @@ def evaluate(
     )
     with report_periodically(report_progress):
         metrics = run_terminable(evaluation)
-    envs = list(resolved.config.eval.envs or resolved.config.envs)
+    envs = list(resolved.config.eval.envs or resolved.config.reinforced_envs)
     report = EvaluationReport.from_metrics(metrics, groups, envs=envs)
     output.result({"checkpoint": checkpoint, "endpoint": endpoint, **report.to_json()}, report.render(tasks=tasks))
     return 0 if report.is_measured else FAILED

@@ -189,6 +189,9 @@ def estimate(
         evaluated: rollouts and number of tasks, by environment of `eval.envs`.
         draws: number of tasks to draw from each environment, with `epochs`.
     """
+    for name in rollouts.keys() - config.reinforced_envs.keys():  # conversations are not sampled
+        short, long = (Rollout(0, 0, 0, 0, 0, rollout.trained, rollout.own_s) for rollout in rollouts[name])
+        rollouts = {**rollouts, name: (short, long)}
     ends = [_End(config, rollouts, evaluated, extent(config, draws, long=long), long) for long in (False, True)]
     usages = [end.usage(price) for end in ends]
     tokens = Band(*(float(usage.tokens) for usage in usages))
@@ -206,17 +209,20 @@ def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Ex
     """
     batch = config.batch
     replaced_max = (batch.max_replaced_groups or 4 * batch.groups) if batch.replace_uninformative else 0
+    first = config.warm_start_steps
+    conversations = {"warm_start": float(first * batch.groups)} if first else dict[str, float]()
     if draws is None:
-        groups = {name: config.step_count * batch.groups * share for name, share in shares(config).items()}
-        return Extent(config.step_count, groups, replaced_max / batch.groups if long else 0.0)
-    fewest = math.ceil(sum(draws.values()) / (batch.groups + replaced_max))
-    return Extent(config.step_count if long else fewest, draws)
+        groups = {name: (config.step_count - first) * batch.groups * share for name, share in shares(config).items()}
+        return Extent(config.step_count, groups | conversations, replaced_max / batch.groups if long else 0.0)
+    fewest = math.ceil(sum(draws.values()) / (batch.groups + replaced_max)) + first
+    return Extent(config.step_count if long else fewest, {**draws, **conversations})
 
 
 def shares(config: Config) -> dict[str, float]:
-    """Return each environment's share of the groups; the shares sum to 1."""
-    largest = max(spec.weight for spec in config.envs.values())  # because the sum of large weights may overflow
-    weights = {name: spec.weight / largest for name, spec in config.envs.items()}
+    """Return each environment's share of the groups after the warm start; the shares sum to 1."""
+    specs = {name: spec for name, spec in config.envs.items() if name != "warm_start"}
+    largest = max(spec.weight for spec in specs.values())  # because the sum of large weights may overflow
+    weights = {name: spec.weight / largest for name, spec in specs.items()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
@@ -244,6 +250,9 @@ class _End:
         for name, groups in self.run.groups.items():
             size, rollout = self._group_size(name), self.rollouts[name][self.long]
             trained = groups * size * rollout.trained
+            if name not in config.reinforced_envs:
+                total += [0, 0, 0, trained]
+                continue
             total += groups * played * self._sampled(rollout, size)
             total += [played * trained * bool(config.kl_penalty.coefficient), 0, 0, self._passes() * trained]
             taught = played * trained * self._taught_share(name)

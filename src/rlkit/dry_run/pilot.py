@@ -114,7 +114,7 @@ async def run_pilot(
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
     episodes = [episode for group in played_groups for episode in group.episodes]
-    sampled, scored = sum(episode.sampled_tokens for episode in episodes), 0
+    sampled, scored = sum(group.sampled_tokens for group in played_groups if group.env in config.reinforced_envs), 0
     for group in played_groups:
         tokens = sum(trained_tokens(episode) for episode in group.episodes if episode.reward is not None)
         scored += tokens * len(references.get(group.env, ()))

@@ -177,6 +177,8 @@ def _shrink_config(config: Config, group_size: int) -> Config:
     tree["batch"]["groups"] = max(config.batch.substeps, 2)
     for section in (tree["batch"], *tree["envs"].values()):
         section["group_size"] = section["group_size"] and min(section["group_size"], group_size)
+    if config.warm_start is not None:
+        tree["warm_start"]["steps"] = 1
     for spec in tree["eval"]["envs"].values():
         spec["tasks"] = min(spec["tasks"], _TASK_COUNT)
     return Config.model_validate_json(json.dumps(tree), strict=True)

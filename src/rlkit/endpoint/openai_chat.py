@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, override
 
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, Field
 
 from rlkit.endpoint.protocol import (
     Call,
@@ -67,7 +67,7 @@ class _Call(BaseModel):
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Items[Annotated[Text | _Image, Field(discriminator="type")]] | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "thinking"))
     tool_calls: Items[_Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None

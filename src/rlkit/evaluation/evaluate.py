@@ -27,6 +27,7 @@ from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
 from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
+from rlkit.errors import ConfigError
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
 from rlkit.metrics.metrics import group_metrics, mean_drift
@@ -147,7 +148,10 @@ async def evaluate(
     """
     config = config.config if isinstance(config, ResolvedConfig) else config
     field = "eval.envs" if config.eval.envs else "envs"
-    specs = config.eval.envs or {name: _evaluate_as_trained(name, spec) for name, spec in config.envs.items()}
+    trained = config.reinforced_envs
+    specs = config.eval.envs or {name: _evaluate_as_trained(name, spec) for name, spec in trained.items()}
+    if not specs:
+        raise ConfigError("eval.envs: there is no environment to evaluate, because all have conversations; add one")
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
     tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
     slots = Slots(config.rollouts.max_concurrent)

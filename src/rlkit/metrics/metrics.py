@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from math import comb, isfinite
+from operator import not_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
 from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
-from rlkit.types import Bools, Group, Turn
+from rlkit.types import Bools, Datum, Floats, Group, Turn
 
 if TYPE_CHECKING:
+    from rlkit.algorithms.losses import Loss
     from rlkit.config.schema import Config
 
 HEALTHY_KL = 0.01
@@ -28,10 +31,13 @@ SOLVED = 1 - EQUAL
 """Smallest reward that counts as solved: 1, minus rounding error."""
 
 _PERCENTILES = (10, 50, 90)
+_OF_REWARDS = re.compile("reward/|solved|groups/|pass_at_|retried/")
 _PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 
 
-def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
+def group_metrics(
+    groups: Sequence[Group], *, prefix: str, supervised: frozenset[str] = frozenset()
+) -> dict[str, float]:
     """Return rewards and outcomes per environment (`<prefix>/<env>/…`) and of all environments (`<prefix>/all/…`).
 
     `failed` counts failed episodes and `retries` failed attempts. All other metrics are over episodes with a reward:
@@ -49,14 +55,19 @@ def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
       the `retried/groups` groups with both.
     - `budget_forced`: share of turns with a forced end (`BudgetForcing`); missing if no turn has one.
 
+    Environments of conversations (`supervised`) have no metric of rewards, and count as all only where all are such.
+
     Sorting the tokens is slow, so call it in a thread.
     """
     metrics, env = dict[str, float](), dict[str, float]()
     names = list(dict.fromkeys(group.env for group in groups))
     for name in names:
         env = _env_metrics([group for group in groups if group.env == name])
+        if name in supervised:
+            env = {key: value for key, value in env.items() if not _OF_REWARDS.match(key)}
         metrics |= {f"{prefix}/{name}/{key}": value for key, value in env.items()}
-    every = env if len(names) == 1 else _env_metrics(groups)
+    played = [group for group in groups if group.env not in supervised]
+    every = env if len(names) == 1 or not played else _env_metrics(played)
     return metrics | {f"{prefix}/all/{key}": value for key, value in every.items()}
 
 
@@ -297,9 +308,28 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     - `entropy`: −mean log q.
     - `ratio/effective`: effective sample size as a share, (Σw)² / (N Σw²), from 1/N to 1 (Kong 1992).
     - `ratio/clipped`: share of tokens that the loss clips; missing if the loss does not clip.
+    - `nll`: −mean log p of the tokens of conversations, which were not sampled and count in no other metric of these.
     """
-    sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data], dtype=np.float64)
-    pairs = zip(update.data, update.logprobs, strict=True)
+    is_given = [group.group.env in update.supervised for group in update.groups for _ in group.data]
+    pairs = list(zip(update.data, update.logprobs, strict=True))
+    sampled, given = list(compress(pairs, map(not_, is_given))), list(compress(pairs, is_given))
+    metrics = _divergence(sampled) | _clipping_metrics(update.loss, sampled) if sampled else dict[str, float]()
+    if given:
+        metrics["optim/nll"] = -float(
+            np.concatenate([row[datum.mask] for datum, row in given], dtype=np.float64).mean()
+        )
+    return {
+        **metrics,
+        "optim/sequences": float(len(pairs)),
+        "optim/tokens": float(sum(int(np.count_nonzero(datum.mask)) for datum, _ in pairs)),
+        "optim/learning_rate": update.learning_rate,
+        **{f"service/{key}": float(value) for key, value in update.metrics.items()},
+    }
+
+
+def _divergence(pairs: Sequence[tuple[Datum, Floats]]) -> dict[str, float]:
+    """Return the divergence of sampler and trainer on sequences with their log-probabilities by the trainer."""
+    sampled = np.concatenate([datum.logprobs[datum.mask] for datum, _ in pairs], dtype=np.float64)
     trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs], dtype=np.float64)
     # The trainer's probability of a token may be 0 or NaN; a finding then reports the non-finite metric.
     # In place, because page faults of new arrays would take longer than the arithmetic.
@@ -313,11 +343,6 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
         "optim/kl_sample_train_v2": v2,
         "optim/entropy": entropy,
         **ratios,
-        **_clipping_metrics(update),
-        "optim/sequences": float(len(update.data)),
-        "optim/tokens": float(len(sampled)),
-        "optim/learning_rate": update.learning_rate,
-        **{f"service/{key}": float(value) for key, value in update.metrics.items()},
     }
 
 
@@ -358,11 +383,11 @@ def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _clipping_metrics(update: UpdateResult) -> dict[str, float]:
+def _clipping_metrics(loss: Loss, pairs: Sequence[tuple[Datum, Floats]]) -> dict[str, float]:
     clipped = list[Bools]()
-    for datum, logprobs in zip(update.data, update.logprobs, strict=True):
+    for datum, logprobs in pairs:
         differences = (logprobs[datum.mask] - datum.logprobs[datum.mask]).astype(np.float64)
-        if (clips := update.loss.clips(differences, datum.advantages[datum.mask].astype(np.float64))) is None:
+        if (clips := loss.clips(differences, datum.advantages[datum.mask].astype(np.float64))) is None:
             return {}
         clipped.append(clips)
     return {"optim/ratio/clipped": float(np.concatenate(clipped).mean())} if clipped else {}

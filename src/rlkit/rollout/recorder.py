@@ -22,6 +22,7 @@ import numpy as np
 from rlkit._util.json_values import render_value
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import DaemonThreadPool
+from rlkit.chat.demonstration import split_conversation
 from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.policy import ChatRequest, Limits, OpponentSamplers, Policy, Sampler, SampleRequest
@@ -139,6 +140,30 @@ class RecordingPolicy(Policy):
         replies = earlier.replies if earlier is not None and segment.turn.parent == earlier.index else ()
         segment.replies = (*replies, (segment.index, len(segment.messages)))
         return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls, stop_text)
+
+    @override
+    def demonstrate(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), trained: Sequence[int] | None = None
+    ) -> None:
+        if trained is None:
+            trained = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        version, context = self._sampler().version, self._limits.context_tokens
+        for index, prompt, tokens in split_conversation(self._chat, messages, tools, trained):
+            if context is not None and len(prompt) + len(tokens) > context:
+                length = len(prompt) + len(tokens)
+                raise ContextFull(f"a conversation of {length} tokens does not fit the context of {context}")
+            ones = _ones(len(tokens).bit_length())[: len(tokens)]
+            parent = self._find_parent(prompt, self._segments)
+            new = prompt if parent is None else prompt.drop_first(len(parent.tokens))
+            turn = Turn(new, tokens, np.zeros(len(tokens), np.float32), ones, "stop", version, parent and parent.index)
+            segment = self._add_turn(turn, prompt, parent)
+            segment.messages = messages[: index + 1]
+            self._turns[-1] = replace(turn, messages=new_messages(segment.messages, turn, self._turns))
+
+    @override
+    def replay(self, turns: Sequence[Turn]) -> None:
+        version = self._sampler().version
+        self._turns += [replace(turn, version=version) for turn in turns]
 
     @override
     def _reward_turn(self, value: float, role: str | None) -> None:
@@ -266,9 +291,7 @@ class RecordingPolicy(Policy):
                     pieces += [_forced_piece(phrase), _sampled_piece(self._cut(completion, request))]
         except UsageError as error:  # the fault of this rollout's request must not end the run
             raise EnvironmentFault(str(error)) from error
-        segments = self._segments if earlier is None else [earlier, *self._segments]
-        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
-        parent = max(fitting, key=lambda segment: len(segment.tokens), default=None)
+        parent = self._find_parent(prompt, self._segments if earlier is None else [earlier, *self._segments])
         tokens, logprobs, sampled = _join_pieces(pieces)
         turn = Turn(
             prompt=prompt if parent is None else prompt.drop_first(len(parent.tokens)),
@@ -283,12 +306,22 @@ class RecordingPolicy(Policy):
             role=request.role,
             frozen=request.opponent is not None,
         )
+        return self._add_turn(turn, prompt, parent)
+
+    @staticmethod
+    def _find_parent(prompt: Prompt, segments: Sequence[_Segment]) -> _Segment | None:
+        """Return the longest segment that a prompt extends token for token."""
+        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
+        return max(fitting, key=lambda segment: len(segment.tokens), default=None)
+
+    def _add_turn(self, turn: Turn, prompt: Prompt, parent: _Segment | None) -> _Segment:
+        """Record a turn, and return the segment that it ends."""
         self._turns.append(turn)
         if parent in self._segments:  # otherwise the turn forks
             self._segments.remove(parent)
-        segment = _Segment(len(self._turns) - 1, turn, Prompt(np.concatenate([prompt.tokens, tokens]), prompt.images))
-        self._segments.append(segment)
-        return segment
+        tokens = Prompt(np.concatenate([prompt.tokens, turn.completion]), prompt.images)
+        self._segments.append(_Segment(len(self._turns) - 1, turn, tokens))
+        return self._segments[-1]
 
     def _cut(self, completion: Completion, request: SampleRequest | ChatRequest) -> Completion:
         """Return a completion up to the token that completes a stop string of a chat, as if it had ended there."""

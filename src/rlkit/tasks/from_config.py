@@ -41,7 +41,7 @@ def load_tasks(
     """
     tasks_by_env = dict[str, Tasks]()
     for name, spec in config.envs.items():
-        field = f"envs.{name}"
+        field = config.field_of(name)
         tasks = envs.get(name)
         if tasks is None:
             pin = partial(manifest.pin, field)
@@ -100,7 +100,8 @@ def count_draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | 
     """Return the number of draws of each environment; None without `epochs`. Raise UsageError if it is unknown."""
     if config.epochs is None:
         return None
-    return {name: config.epochs * len(_countable_tasks(tasks[name], field=f"envs.{name}")) for name in tasks}
+    names = tasks.keys() - {"warm_start"}
+    return {name: config.epochs * len(_countable_tasks(tasks[name], field=f"envs.{name}")) for name in names}
 
 
 def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None]) -> Config:
@@ -133,12 +134,13 @@ def make_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
             spec.curriculum,
             field=f"envs.{name}.curriculum",
             seed=derive_seed(config.seed, "tasks", name),
-            epochs=config.epochs,
+            epochs=None if name == "warm_start" else config.epochs,
         )
         for name, spec in config.envs.items()
     }
     weights = {name: spec.weight for name, spec in config.envs.items()} if config.epochs is None else None
-    return Mixture(sources, weights=weights, seed=config.seed)
+    first = "warm_start", config.warm_start_steps * config.batch.groups
+    return Mixture(sources, weights=weights, seed=config.seed, first=first)
 
 
 def task_source(

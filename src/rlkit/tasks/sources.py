@@ -75,10 +75,19 @@ class Mixture:
         sources: sources by name of the environment.
         weights: relative weights by the same names. None uses the number of remaining tasks, as if all tasks were
             shuffled together; every source must then be a `SequenceSource` with an end.
+        first: environment of the first draws, and their number; it has no later draws.
     """
 
-    def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float] | None, seed: int) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, TaskSource],
+        *,
+        weights: Mapping[str, float] | None,
+        seed: int,
+        first: tuple[str, int] = ("", 0),
+    ) -> None:
         self._sources = sources
+        self._first = first
         self._weights = weights
         self._seed = seed
         self.draws = 0
@@ -148,10 +157,14 @@ class Mixture:
 
     def _open_weights(self) -> dict[str, float]:
         """Return the weights of the sources that may have another task."""
+        first, count = self._first
+        if self.draws < count and first not in self._exhausted:
+            return {first: 1.0}
+        later = {name: source for name, source in self._sources.items() if name != first}
         if self._weights is None:
-            counts = {name: cast("SequenceSource", source).remaining for name, source in self._sources.items()}
+            counts = {name: cast("SequenceSource", source).remaining for name, source in later.items()}
             return {name: count for name, count in counts.items() if count}
-        return {name: self._weights[name] for name in self._sources if name not in self._exhausted}
+        return {name: self._weights[name] for name in later if name not in self._exhausted}
 
     def _choose(self, weights: Mapping[str, float]) -> str:
         names = list(weights)

@@ -66,12 +66,17 @@ class ByteChat(ChatFormat):
         self.keeps_thinking = keeps_thinking
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
+        return self.render_whole(messages, tools) + as_prompt([ROLES["assistant"]])
+
+    def render_whole(  # noqa: D102  inherited
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> Prompt:
         parts: list[Tokens] = [_special(BEGIN)]
         if tools:
             parts += self._render_message("system", f"Tools:\n{json.dumps(list(tools))}")
         for message in messages:
             parts += self._render_message(message["role"], self._render_body(message))
-        return as_prompt(np.concatenate([*parts, _special(ROLES["assistant"])]))
+        return as_prompt(np.concatenate(parts))
 
     def parse(self, completion: Tokens) -> ParsedReply:  # noqa: D102  inherited
         return parse_text(self.decode(completion))

@@ -158,7 +158,8 @@ class SimulatedTrainingClient:
         """Add to the gradient; the loss is −Σ advantage · log-probability."""
 
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
-            advantages = [np.asarray(datum.loss_fn_inputs["advantages"].data, np.float64) for datum in data]
+            weights = "weights" if loss_fn == "cross_entropy" else "advantages"
+            advantages = [np.asarray(datum.loss_fn_inputs[weights].data, np.float64) for datum in data]
             return {"loss:sum": math.fsum(-float(a @ logp) for a, logp in zip(advantages, logprobs, strict=True))}
 
         return self._differentiate(data, loss, passes=1)
@@ -331,7 +332,7 @@ class SimulatedSamplingClient:
 
 def _datum_digest(datum: types.Datum) -> int:
     inputs = datum.loss_fn_inputs
-    arrays = (inputs[name].data for name in ("target_tokens", "logprobs", "advantages"))
+    arrays = (inputs[name].data for name in ("target_tokens", "logprobs", "advantages", "weights") if name in inputs)
     images = b"".join(chunk.data for chunk in datum.model_input.chunks if isinstance(chunk, types.ImageChunk))
     return digest(*(np.asarray(values, np.float64).tobytes() for values in arrays), *([images] if images else []))
 

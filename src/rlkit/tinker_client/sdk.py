@@ -17,7 +17,7 @@ import tinker
 from tinker import types
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.losses import LocalLoss, Loss, compute_loss
+from rlkit.algorithms.losses import CrossEntropy, LocalLoss, Loss, compute_loss
 from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
@@ -189,7 +189,7 @@ class TinkerLearner(Learner):
         self._usage = usage
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
-        wire = [_to_datum(datum, by_sequence=loss.has_sequence_ratio) for datum in data]
+        wire = [_to_datum(datum, loss) for datum in data]
         if isinstance(loss, LocalLoss):
             future = self._client.forward_backward_custom(wire, lambda _, logprobs: compute_loss(loss, data, logprobs))
         else:
@@ -327,13 +327,15 @@ def model_input(prompt: Prompt, *, as_arrays: bool = False) -> types.ModelInput:
     return types.ModelInput(chunks=chunks)
 
 
-def _to_datum(datum: Datum, *, by_sequence: bool) -> types.Datum:
+def _to_datum(datum: Datum, loss: Loss) -> types.Datum:
+    weights = "weights" if isinstance(loss, CrossEntropy) else "advantages"
     inputs = {
         "target_tokens": types.TensorData.from_numpy(datum.targets.astype(np.int64)),
-        "logprobs": types.TensorData.from_numpy(datum.logprobs),
-        "advantages": types.TensorData.from_numpy(datum.advantages),
+        weights: types.TensorData.from_numpy(datum.advantages),
     }
-    if by_sequence:
+    if not isinstance(loss, CrossEntropy):
+        inputs["logprobs"] = types.TensorData.from_numpy(datum.logprobs)
+    if loss.has_sequence_ratio:
         inputs["sequence_ratio_mask"] = types.TensorData.from_numpy(datum.mask.astype(np.float32))
     return types.Datum(model_input=model_input(datum.prompt, as_arrays=True), loss_fn_inputs=inputs)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
 from rlkit.tokenizers.load import load_tokenizer
@@ -22,18 +23,26 @@ _SAMPLE = (
 )
 
 
-def require_equal_tokenizers(config: Config, teacher: str, *, note: Callable[[str], None]) -> None:
-    """Raise UsageError if the tokenizer of a teacher's model is not that of the run's model."""
-    if teacher == config.model:
+def require_equal_tokenizers(config: Config, model: str, *, field: str, note: Callable[[str], None]) -> None:
+    """Raise UsageError, with the field of another model, if its tokenizer is not that of the run's model."""
+    if model == config.model:
         return
     own = load_tokenizer(config.model, with_weights=False, tokenizer=config.chat.tokenizer, note=note)
-    other = load_tokenizer(teacher, with_weights=False, note=note)
+    other = load_tokenizer(model, with_weights=False, note=note)
     problem = find_difference(own, other)
     if problem is not None:
         raise UsageError(
-            f"teacher.model: the tokenizer of {teacher} is not that of {config.model}: {problem}; "
-            "choose a teacher of the same family of models"
+            f"{field}: the tokenizer of {model} is not that of {config.model}: {problem}; choose a model of the same "
+            "family"
         )
+
+
+def check_source_runs(config: Config, *, note: Callable[[str], None]) -> None:
+    """Raise UsageError if a run, whose episodes are trained on, has another tokenizer than the run's model."""
+    for name, source in (("source", config.source), ("warm_start", config.warm_start)):
+        if source is not None and source.run is not None:
+            model = load_run_config(find_run(source.run)).model
+            require_equal_tokenizers(config, model, field=f"{name}.run", note=note)
 
 
 def find_difference(own: Tokenizer, other: Tokenizer) -> str | None:

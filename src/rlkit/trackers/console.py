@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlkit.cost.budget import Spending
     from rlkit.cost.estimate import Band, Estimate
 
-KL = "optim/kl_sample_train_v1"
+KL, NLL = "optim/kl_sample_train_v1", "optim/nll"
 
 QUIET_S = 15.0
 """Seconds without output after which a progress line is printed."""
@@ -56,6 +56,8 @@ def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: 
         *(f"{name} {render_number(value)}" for name, value in collect_rewards(metrics).items()),
     ]
     parts += [f"best of {name} {text}" for name, text in collect_best_values(metrics).items()]
+    if NLL in metrics:
+        parts.append(f"nll {render_number(metrics[NLL])}")
     if KL in metrics:
         parts.append(f"kl {round(metrics[KL], 4) + 0.0:.4f}")  # + 0.0 turns −0.0 into 0.0
     if failed := metrics.get("env/all/failed"):

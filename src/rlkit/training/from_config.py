@@ -6,6 +6,7 @@ Invariant: each part gets only its own settings, never the whole configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.estimator import Estimator
@@ -43,6 +44,7 @@ def make_step_recipe(
         config.batch.substeps,
         streaming=config.schedule.streaming(is_repeatable=is_repeatable),
         finish_groups=preparation.prepare_step if preparation.needs_whole_steps else None,
+        supervised=frozenset(config.envs.keys() - config.reinforced_envs.keys()),
     )
 
 
@@ -66,22 +68,27 @@ def make_preparation(
         batch.overlong,
         length_penalty=penalties,
         clip=batch.clip_advantages,
-        references={name: terms for name, terms in references.items() if name in config.envs},
+        references={name: terms for name, terms in references.items() if name in config.reinforced_envs},
         normalization=normalization,
     )
 
 
 def make_learning_rate(config: Config) -> LearningRate:
     """Return the learning rate of each step; `ConfigError` if it is `auto` and no rate is known for the model."""
-    optimizer = config.optimizer
+    optimizer, warm_start = config.optimizer, config.warm_start
     peak = optimizer.learning_rate
-    return LearningRate(
+    rate = LearningRate(
         peak=advised_learning_rate(config.model) if peak == "auto" else peak,
         shape=optimizer.schedule,
         warmup_steps=optimizer.warmup_steps,
         final_fraction=optimizer.final_fraction,
-        steps=config.step_count,
+        steps=config.step_count - config.warm_start_steps,
     )
+    if warm_start is None:
+        return rate
+    warmup_steps = min(optimizer.warmup_steps, warm_start.steps - 1)
+    peak = warm_start.learning_rate or rate.peak
+    return replace(rate, earlier=replace(rate, peak=peak, warmup_steps=warmup_steps, steps=warm_start.steps))
 
 
 def make_model_selection(config: Config, metrics: Sequence[tuple[int, Mapping[str, float]]]) -> ModelSelection:

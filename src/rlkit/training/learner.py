@@ -196,7 +196,10 @@ class PolicyLearner:
         """Wait for the weights of a step; return their sampler, its metrics, and a task that records its sequences."""
         played = [group.played.prepared.group for group in groups]
         # For a million tokens, these calls would block the event loop.
-        metrics = await in_thread(lambda: group_metrics(played, prefix="env") | batch_metrics(groups, version=step - 1))
+        supervised = self.recipe.supervised
+        metrics = await in_thread(
+            lambda: group_metrics(played, prefix="env", supervised=supervised) | batch_metrics(groups, version=step - 1)
+        )
         result = await update.wait(self.watch)
         prepared, estimators = [group.played.prepared for group in groups], self.groups.preparation.estimators
         recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)

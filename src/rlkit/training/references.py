@@ -21,7 +21,7 @@ from rlkit.cost.usage import Price
 from rlkit.errors import ConfigError, EnvironmentFault
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
-from rlkit.tokenizers.equality import require_equal_tokenizers
+from rlkit.tokenizers.equality import check_source_runs, require_equal_tokenizers
 from rlkit.types import Floats, Message, Prompt
 
 type References = Mapping[str, Sequence[Reference]]
@@ -43,20 +43,22 @@ async def load_references(
         price: price of the run's model and of its teachers, if it is known.
 
     Raises:
-        UsageError: the tokenizer of a teacher differs from that of the run's model, or a checkpoint does not exist.
+        UsageError: a checkpoint does not exist, or the tokenizer of a teacher, or of a run whose episodes are trained
+            on, is not that of the run's model.
     """
+    await in_thread(partial(check_source_runs, config, note=note))
     penalty, kl = list[Reference](), config.kl_penalty
     if kl.coefficient:
         path = None if kl.reference == "base" else kl.reference
         penalty.append(Reference(await _load_score(service, watch, config.model, path), kl.coefficient, kl.discount))
     teachers, references = dict[str, Reference](), dict[str, Sequence[Reference]]()
     for env in (*config.envs, *config.eval.envs):
-        spec, terms = config.teacher_of(env), penalty if env in config.envs else []
+        spec, terms = config.teacher_of(env), penalty if env in config.reinforced_envs else []
         if spec is not None:
             key = spec.model_dump_json()
             if key not in teachers:
                 model = spec.model or config.model
-                await in_thread(partial(require_equal_tokenizers, config, model, note=note))
+                await in_thread(partial(require_equal_tokenizers, config, model, field="teacher.model", note=note))
                 score = await _load_score(service, watch, model, spec.checkpoint)
                 if price is not None and model in price.teachers:
                     score = _count_difference(score, service, price, model)

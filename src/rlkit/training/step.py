@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlkit.algorithms.datums import PreparedGroup, UpdateResult
-from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.losses import CrossEntropy, Loss
 from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.algorithms.schedules import Streaming
 from rlkit.config.schema.objective import OptimizerConfig
@@ -22,6 +22,8 @@ from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import ServiceWatch
 from rlkit.types import Datum
+
+_CROSS_ENTROPY = CrossEntropy()
 
 type _Request = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
 
@@ -35,6 +37,7 @@ class StepRecipe:
         substeps: number of optimiser steps, each on an equal share of the groups.
         streaming: condition to request gradients before the step is complete; None requests them afterwards.
         finish_groups: estimates the advantages of a complete step's groups together; nothing is requested before.
+        supervised: environments of conversations, whose groups have the loss `cross_entropy`.
     """
 
     loss: Loss
@@ -44,6 +47,11 @@ class StepRecipe:
     substeps: int = 1
     streaming: Streaming | None = None
     finish_groups: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
+    supervised: frozenset[str] = frozenset()
+
+    def loss_of(self, env: str) -> Loss:
+        """Return the loss of the groups of an environment."""
+        return _CROSS_ENTROPY if env in self.supervised else self.loss
 
     @property
     def is_streaming(self) -> bool:
@@ -85,7 +93,7 @@ class StepUpdate:
         self._groups.append(prepared)
         self._tokens += prepared.tokens
         if self._recipe.is_streaming:
-            self._include(prepared.data)
+            self._include(prepared)
 
     def finish(self) -> None:
         """Request the remaining gradients, the last optimiser step and the new sampler; call after the last `add`.
@@ -94,12 +102,13 @@ class StepUpdate:
             EnvironmentFault: the advantage estimator failed.
         """
         if not self._recipe.is_streaming:
-            self._groups.sort(key=lambda prepared: prepared.group.draw)
+            supervised = self._recipe.supervised  # a request has one loss, so its groups come together
+            self._groups.sort(key=lambda prepared: (prepared.group.env not in supervised, prepared.group.draw))
             if self._recipe.finish_groups is not None:
                 self._groups = list(self._recipe.finish_groups(self._groups))
                 self._tokens = sum(prepared.tokens for prepared in self._groups)
             for prepared in self._groups:
-                self._include(prepared.data)
+                self._include(prepared)
         self.is_finished = True
         self._request_sampler()
 
@@ -115,7 +124,7 @@ class StepUpdate:
         self._reset(learner)
         if self.is_finished or self._recipe.is_streaming:
             for prepared in self._groups:
-                self._include(prepared.data)
+                self._include(prepared)
         if self.is_finished:
             self._request_sampler()
 
@@ -141,21 +150,26 @@ class StepUpdate:
             **_merge(reports, [1] * len(reports)),
         }
         rate = self._recipe.rate.at(self._version)
-        return self._sampler.result(), UpdateResult(tuple(self._groups), logprobs, metrics, self._recipe.loss, rate)
+        groups, supervised = tuple(self._groups), self._recipe.supervised
+        return self._sampler.result(), UpdateResult(groups, logprobs, metrics, self._recipe.loss, rate, supervised)
 
     def _reset(self, learner: Learner | None) -> None:
         self._learner = learner
         self._included_groups = self._substeps = 0
         self._unrequested: list[Datum] = []
+        self._loss = self._recipe.loss  # of the unrequested data
         self._gradient_tokens: list[tuple[asyncio.Future[Gradient], int]] = []
         self._has_new_gradient = False
         self._requests: list[_Request] = []
         self._optimizer_steps: list[asyncio.Future[Mapping[str, float]]] = []
         self._sampler: asyncio.Future[Sampler] | None = None
 
-    def _include(self, data: Sequence[Datum]) -> None:
+    def _include(self, prepared: PreparedGroup) -> None:
         self._included_groups += 1
-        self._unrequested += data
+        if (loss := self._recipe.loss_of(prepared.group.env)) is not self._loss:
+            self._request_gradient()
+            self._loss = loss
+        self._unrequested += prepared.data
         share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
         ends_substep = self._included_groups >= share and self._substeps < self._recipe.substeps - 1
         match self._recipe.streaming:
@@ -179,7 +193,7 @@ class StepUpdate:
     def _request_gradient(self) -> None:
         if not self._unrequested or self._learner is None:
             return
-        gradient = asyncio.ensure_future(self._learner.gradient(self._unrequested, self._recipe.loss))
+        gradient = asyncio.ensure_future(self._learner.gradient(self._unrequested, self._loss))
         if self._recipe.streaming == "ready_groups":
             gradient.add_done_callback(self._request_next_gradient)
         self._gradient_tokens.append((gradient, sum(len(datum.targets) for datum in self._unrequested)))

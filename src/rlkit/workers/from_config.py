@@ -54,6 +54,7 @@ async def open_runner(
     """
     run = config.rollouts.workers
     settings = {name: run if env.workers is None else env.workers for name, env in config.envs.items()}
+    settings |= dict.fromkeys(config.envs.keys() - config.reinforced_envs.keys())  # they play nothing
     users = dict[WorkersConfig, dict[str, list[Tasks]]]()
     for name in {**tasks, **eval_tasks}:
         if workers := settings.get(name, run):

@@ -34,7 +34,7 @@ from rlkit._util.threads import DaemonThreadPool
 from rlkit.config.loading.objects import load_file
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, RlkitError
-from rlkit.policy import Sampler, Samplers
+from rlkit.policy import NO_DEMONSTRATIONS, Sampler, Samplers
 from rlkit.rollout.runner import RolloutRunner
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Completion, Prompt, Sampling
@@ -199,7 +199,8 @@ class _RemoteSampler(Sampler):
 
     @property
     def version(self) -> int:
-        assert self._version is not None  # known from the first answer
+        if self._version is None:  # known from the first answer
+            raise EnvironmentFault(f"{NO_DEMONSTRATIONS}, with envs.<name>.workers = 0")
         return self._version
 
     async def sample(

@@ -168,10 +168,11 @@ def _make_path_absolute(keys: KeyPath, node: Node) -> Node:
     """Make the path of a user's file, or of a model's directory, absolute."""
     if not isinstance(node.value, str):
         return node
-    folder = node.origin.folder
-    if keys == ("model",) and folder is not None and node.value:
+    folder, is_conversations = node.origin.folder, keys[:2] in (("source", "files"), ("warm_start", "files"))
+    if (keys == ("model",) or is_conversations) and folder is not None and node.value:
         path = folder / Path(node.value).expanduser()
-        return Node(str(path.resolve()), node.origin, node.template) if path.is_dir() else node
+        is_there = path.is_file() if is_conversations else path.is_dir()
+        return Node(str(path.resolve()), node.origin, node.template) if is_there else node
     reference = FILE_OBJECT.fullmatch(node.value)
     if reference is None:
         return node

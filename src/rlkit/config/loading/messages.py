@@ -88,8 +88,7 @@ def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None
     if kind == "extra_forbidden":
         return _unknown(keys, parent, tag)
     if kind == "missing":
-        hint = ": name the environments to train on, for instance envs: {arithmetic: {}}" if keys == ("envs",) else ""
-        return f"is missing{hint}"
+        return "is missing"
     if kind.startswith("union_tag"):
         choices = list(parent.choices) if parent else []
         near = did_you_mean(node.value, choices) if node and isinstance(node.value, str) and not node.template else ""

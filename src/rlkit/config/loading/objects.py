@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "arithmetic": "rlkit.envs.arithmetic:arithmetic",
+    "demonstrations": "rlkit.envs.demonstrations:demonstrations",
     "discovery": "rlkit.envs.discovery:discovery",
     "harbor": "rlkit.envs.harbor:harbor",
     "math": "rlkit.envs.math:maths",
@@ -161,18 +162,18 @@ def list_envs(value: object, *, subject: str = "envs is") -> list[Env]:
 def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
     """Return the estimator of each environment: an entry of `overrides`, its own `advantage`, or the run's.
 
-    An environment whose rewards are not trained on has advantages of 0.
+    An environment whose rewards are not trained on has advantages of 0; conversations have advantages of 1.
 
     Raises:
         ConfigError: the import path of an estimator is not a function, or the schedule does not support the estimator.
     """
     from rlkit.algorithms.advantages import as_estimator
-    from rlkit.algorithms.estimator import NoAdvantage
+    from rlkit.algorithms.estimator import NoAdvantage, UnitAdvantage
 
     estimators = dict[str, Estimator]()
     for name, env in config.envs.items():
         chosen = (env.advantage or config.advantage) if config.trains_on_rewards(name) else NoAdvantage()
-        estimator: object = overrides.get(name, chosen)
+        estimator: object = overrides.get(name, chosen) if name in config.reinforced_envs else UnitAdvantage()
         if isinstance(estimator, CustomAdvantage):
             loaded = load_object(estimator.function, field="advantage")
             if not callable(loaded) and not isinstance(loaded, Estimator):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.secrets import secret_warnings
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from rlkit.env import Env, TaskSource
@@ -29,7 +30,7 @@ def load_target(
         warn: receives a line for each literal secret in the arguments of an environment.
 
     Raises:
-        UsageError: the target does not exist, or its arguments are invalid.
+        UsageError: the target does not exist or has only conversations, or its arguments are invalid.
     """
     is_file = Path(name).suffix in CONFIG_SUFFIXES
     # A single environment is loaded as a configuration, so that values are parsed and errors reported alike.
@@ -38,7 +39,9 @@ def load_target(
     for env, spec in cast("dict[str, dict[str, dict[str, Json]]]", resolved.tree["envs"]).items():
         for warning in secret_warnings(spec["args"], field=f"envs.{env}.args" if is_file else "--args"):
             warn(warning)
-    config = resolved.config
+    config, played = resolved.config, resolved.config.reinforced_envs
+    if not played:
+        raise UsageError(f"{name}: conversations play nothing to look at; try them by rlkit train FILE --dry-run")
     if not is_file:
         return {name: load_envs(name, config.envs["target"], field="target", seed=seed)}
-    return {env: load_envs(env, spec, field=f"envs.{env}", seed=config.seed) for env, spec in config.envs.items()}
+    return {env: load_envs(env, spec, field=f"envs.{env}", seed=config.seed) for env, spec in played.items()}

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.losses import ClippedLoss, ImportanceSampling
+from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
 from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig, RewardUse
 from rlkit.config.schema.metric_names import metric_problem
@@ -27,6 +27,7 @@ from rlkit.config.schema.objective import (
 )
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import RolloutsConfig, SamplingConfig
+from rlkit.config.schema.supervised import DEMONSTRATIONS, SourceConfig, WarmStartConfig
 from rlkit.config.schema.teacher import KLPenaltyConfig, TeacherConfig
 from rlkit.config.schema.track import TrackConfig, track_config
 from rlkit.errors import ConfigError
@@ -143,8 +144,12 @@ class Config(Section):
     """Budget in hours of working time, over all resumptions; null for no limit."""
     load_checkpoint: str | None = None
     """`tinker://…/weights/…` path of a checkpoint to start from; null for a fresh adapter."""
-    envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
+    envs: dict[EnvName, EnvConfig] = Field(default_factory=dict[EnvName, EnvConfig])
     """Environments for training, by a name of your choice."""
+    source: SourceConfig | None = None
+    """Conversations to train on, as the environment `source`; null for none."""
+    warm_start: WarmStartConfig | None = None
+    """Supervised steps before reinforcement, as the environment `warm_start`; null for none."""
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
@@ -172,6 +177,32 @@ class Config(Section):
     track: TrackConfig = Field(default_factory=track_config)
 
     @model_validator(mode="after")
+    def _add_sources(self) -> Self:
+        """Add the environments of `source` and `warm_start`, and choose the loss of a run without rollouts."""
+        for name, section in (("source", self.source), ("warm_start", self.warm_start)):
+            spec = self.envs.pop(name, None)
+            if spec is not None and spec.env != DEMONSTRATIONS:
+                raise ValueError(
+                    f"envs.{name}: this name is reserved for the conversations of `{name}`; choose another"
+                )
+            if section is not None:
+                self.envs[name] = section.as_env()
+        if not self.envs.keys() - {"warm_start"}:
+            fix = "; for supervised steps alone, rename warm_start to source" if self.warm_start else ""
+            raise ValueError(f"envs: name the environments to train on, for instance envs: {{arithmetic: {{}}}}{fix}")
+        is_supervised = isinstance(self.loss, CrossEntropy)
+        if self.reinforced_envs and is_supervised:
+            names = ", ".join(self.reinforced_envs)
+            raise ValueError(
+                f"loss: cross_entropy is for the conversations of source and warm_start, and not for {names}"
+            )
+        if not self.reinforced_envs and not is_supervised:
+            if not self.is_default("loss"):
+                raise ValueError(f"loss: {self.loss.name} needs rollouts, and there are none; set it to cross_entropy")
+            object.__setattr__(self, "loss", CrossEntropy())  # sections are frozen
+        return self
+
+    @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         path = self.load_checkpoint
         if path is not None and (not path.startswith("tinker://") or "/sampler_weights/" in path):
@@ -184,7 +215,7 @@ class Config(Section):
                     f"{field}.all: this name is reserved for the metrics of all environments together; choose another "
                     "name, and set its `env`"
                 )
-        for name, env in self.envs.items():
+        for name, env in self.reinforced_envs.items():
             forcing, thinking_tokens = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
             if forcing is not None and forcing.context_window_tokens <= thinking_tokens:
                 raise ValueError(
@@ -203,7 +234,8 @@ class Config(Section):
             self._check_teacher(name, env)
         unused = [name for name in ("advantage", "length_penalty") if not self.is_default(name)]
         if unused and not any(map(self.trains_on_rewards, self.envs)):
-            raise ValueError(f"{unused[0]}: has no effect, because reward is none; leave out one of them")
+            reason = "reward is none; leave out one of them" if self.reinforced_envs else "there are no rollouts"
+            raise ValueError(f"{unused[0]}: has no effect, because {reason}")
         self._check_length()
         self._check_overrides()
         self._check_best()
@@ -211,24 +243,40 @@ class Config(Section):
 
     @property
     def step_count(self) -> int:
-        """Training steps of the run. With `epochs`, `rlkit.tasks.from_config.resolve_steps` must have set them."""
+        """Steps of the run and its warm start. With `epochs`, `rlkit.tasks.from_config.resolve_steps` must have run."""
         assert self.steps is not None, "the number of tasks is unknown"
-        return self.steps
+        return self.steps + self.warm_start_steps
+
+    @property
+    def warm_start_steps(self) -> int:
+        """Supervised steps before reinforcement."""
+        return self.warm_start.steps if self.warm_start else 0
+
+    @property
+    def reinforced_envs(self) -> dict[str, EnvConfig]:
+        """Environments that rollouts play; the others hold conversations, and are supervised."""
+        return {name: spec for name, spec in self.envs.items() if (spec.env or name) != DEMONSTRATIONS}
+
+    def field_of(self, env: str) -> str:
+        """Return the field that describes an environment."""
+        return env if self.envs[env].env == DEMONSTRATIONS and env in ("source", "warm_start") else f"envs.{env}"
 
     def teacher_of(self, env: str) -> TeacherConfig | None:
-        """Return the teacher of an environment: its own, or the run's."""
+        """Return the teacher of an environment: its own, or the run's; None for conversations."""
         spec = self.envs.get(env)
+        if spec is not None and env not in self.reinforced_envs:
+            return None
         return self.teacher if spec is None or spec.teacher is None else spec.teacher
 
     def trains_on_rewards(self, env: str) -> bool:
         """Return whether the rewards of an environment give advantages."""
-        return (self.envs[env].reward or self.reward) == "train"
+        return env in self.reinforced_envs and (self.envs[env].reward or self.reward) == "train"
 
     def _check_teacher(self, name: str, env: EnvConfig) -> None:
         """Check that an environment has something to learn from, and that all of it counts."""
         teacher, field = self.teacher_of(name), f"envs.{name}" if env.teacher is not None else "teacher"
-        if teacher is not None and self.steps is not None and teacher.first_step > self.steps:
-            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {self.steps}")
+        if teacher is not None and self.steps is not None and teacher.first_step > self.step_count:
+            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {self.step_count}")
         if self.trains_on_rewards(name):
             return
         if teacher is None:
@@ -327,6 +375,8 @@ class Config(Section):
             remedies["kl_reference"] = "set kl_penalty.coefficient"
         if not any(map(self.teacher_of, self.envs)):
             remedies["teacher"] = "set teacher"
+        if self.envs.keys() == self.reinforced_envs.keys():
+            remedies["optim/nll"] = "set source or warm_start"
         if not self.length_penalty.coefficient:
             remedies["batch/length_penalty"] = "set length_penalty.coefficient"
         if self.batch.clip_advantages is None:

@@ -31,8 +31,8 @@ STEP_METRICS = {
         *("length_penalty", "clipped"),
     ),
     "optim": (
-        *("skipped", "kl_sample_train_v1", "kl_sample_train_v2", "entropy", "sequences", "tokens", "learning_rate"),
-        *("ratio/max", "ratio/min", "ratio/effective", "ratio/clipped"),
+        *("skipped", "kl_sample_train_v1", "kl_sample_train_v2", "entropy", "nll", "sequences", "tokens"),
+        *("learning_rate", "ratio/max", "ratio/min", "ratio/effective", "ratio/clipped"),
     ),
     "kl_reference": ("v1", "v2"),
     "teacher": ("v1", "v2", *[f"quarter/{number}" for number in (1, 2, 3, 4)]),

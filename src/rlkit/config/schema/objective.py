@@ -39,7 +39,6 @@ class CustomLoss(LocalLoss):
 _UNSUPPORTED = {
     "stable_reinforce": "it needs data about the sampling of each token that rlkit does not record; "
     "use cispo or ppo for off-policy data",
-    "cross_entropy": "it is for supervised learning and ignores advantages; use importance_sampling",
 }
 
 

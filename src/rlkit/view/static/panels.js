@@ -33,7 +33,7 @@ function listPanels(env, score) {
     { title: "Evaluation", series: scores, findings: ["evaluation_diverges"], isEvaluation: true },
     { title: "KL sampler–trainer", series: kl, findings: ["sampler_trainer_kl", "no_kl"], guides: [0.01] },
     { title: "KL to the teacher, nats a token", series: lines({ "": "v1" }, "teacher"), findings: [] },
-    { title: "Entropy, nats a token", series: lines({ "": "entropy" }, "optim"), findings: ["entropy_collapse"] },
+    { title: "Nats/token", series: lines({ entropy: "entropy", nll: "nll" }, "optim"), findings: ["entropy_collapse"] },
     { title: "Tokens of an episode", series: spread("tokens"), findings: ["truncation"] },
     { title: "Groups", series: groups, findings: ["dead_groups"], isStacked: true },
     { title: "Truncation", series: lines({ episodes: "truncated", turns: "stop/length" }), findings: ["truncation"] },

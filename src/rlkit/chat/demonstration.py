@@ -1,0 +1,36 @@
+"""Conversations that somebody else wrote, as prompts and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rlkit.chat.format import ChatFormat
+from rlkit.errors import EnvironmentFault
+from rlkit.types import Message, Prompt, Tokens, Tool, as_prompt
+
+
+def split_conversation(
+    chat: ChatFormat, messages: Sequence[Message], tools: Sequence[Tool], indices: Sequence[int]
+) -> Iterator[tuple[int, Prompt, Tokens]]:
+    """Yield the index of each of these messages, its prompt, and its tokens.
+
+    The tokens of a reply follow the prompt for it, up to its stop token; other messages have the header of their role.
+
+    Raises:
+        EnvironmentFault: a message has an image, or the format has no prompt that its reply extends.
+    """
+    for index in indices:
+        role, before = messages[index]["role"], messages[:index]
+        is_reply = role == "assistant"
+        render = chat.render if is_reply else chat.render_whole
+        prompt = render(before, tools) if before or is_reply else as_prompt(())
+        whole = chat.render_whole(messages[: index + 1], tools)
+        tail = whole.drop_first(len(prompt)) if whole.starts_with(prompt) else as_prompt(())
+        if not len(tail) or tail.images:
+            problem = "an image" if tail.images else "no tokens after its prompt in this chat format"
+            raise EnvironmentFault(f"message {index}, of the role {role}, has {problem}: leave it out")
+        ends = np.flatnonzero(np.isin(tail.tokens, [stop for stop in chat.stop if isinstance(stop, int)]))
+        # a template may write a line break after the stop token, which no model samples
+        yield index, prompt, tail.tokens[: ends[-1] + 1] if is_reply and len(ends) else tail.tokens

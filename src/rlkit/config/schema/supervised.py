@@ -1,0 +1,61 @@
+"""The sections of supervised steps: the conversations to train on, and their steps before reinforcement."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlkit._util.sections import Positive, Section
+from rlkit.config.schema.envs import EnvConfig
+
+DEMONSTRATIONS = "demonstrations"
+"""Name of the built-in environment of conversations."""
+
+REWARD_CONDITION = re.compile(r"^(>=|>|<=|<|==) *(-?\d+(?:\.\d+)?(?:e\d+)?)$")
+
+
+class SourceConfig(Section):
+    """Conversations to train on instead of rollouts, by the loss `cross_entropy`: those of files, or the episodes of a
+    run. Each counts as a group, so a step trains on `batch.groups` of them."""
+
+    files: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """Files of JSON lines with `messages`, and optionally `tools`, in the shape of OpenAI's chat API. A message may
+    have `thinking`, and `weight: 0` not to be trained."""
+    run: str | None = None
+    """Name or directory of a run, whose episodes are trained on token for token; its tokenizer must be that of the
+    model."""
+    reward: str | None = None
+    """With `run`: rewards of the episodes to take, such as `>= 1`; null for all."""
+    newest: Positive | None = None
+    """With `run`: maximum number of episodes, the newest of them; null for all."""
+    roles: Annotated[tuple[Literal["assistant", "user", "system", "tool"], ...], Field(min_length=1)] = ("assistant",)
+    """With `files`: roles of the messages to train on. Only the model's own, because it will never write the others."""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if (self.files is None) == (self.run is None):
+            raise ValueError("set either files or run")
+        if self.reward is not None and not REWARD_CONDITION.fullmatch(self.reward):
+            raise ValueError(f"reward: {self.reward!r} is not a condition such as '>= 1'")
+        if self.run is None:
+            self.refuse_unused("reward", "newest", fix="set run instead of files")
+        else:
+            self.refuse_unused("roles", fix="the episodes of a run have the tokens that it trained on")
+        return self
+
+    def as_env(self) -> EnvConfig:
+        """Return the environment of these conversations."""
+        args = self.model_dump(mode="json", include=set(SourceConfig.model_fields), exclude_defaults=True)
+        return EnvConfig(env=DEMONSTRATIONS, args=args, group_size=1)
+
+
+class WarmStartConfig(SourceConfig):
+    """Supervised steps before reinforcement, in addition to `steps`. The schedule of the learning rate begins anew
+    after them."""
+
+    steps: Positive = 50
+    """Number of supervised steps."""
+    learning_rate: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Learning rate of these steps; null for `optimizer.learning_rate`."""

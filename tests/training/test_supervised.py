@@ -1,0 +1,357 @@
+"""Supervised steps and warm starts, through the real Tinker SDK, on the embedded engine with a small real model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlkit
+from rlkit.config.loading.load import load_config
+from rlkit.config.loading.targets import load_target
+from rlkit.engine.model.model_files import load_tokenizer
+from rlkit.errors import ConfigError, EnvironmentFault, RolloutsFailed, UsageError
+from rlkit.policy import Limits
+from rlkit.store.history import read_groups, read_metrics, table_path
+from rlkit.testing import tiny_model
+from rlkit.token_records.updates import read_update, update_path
+from rlkit.training.trainer import RLTrainer
+from rlkit.types import Sampling, Turn
+from tests.training.test_teachers import assert_trained_exactly_once, score
+
+TALKS = [("one", "1"), ("two", "2"), ("six", "6"), ("ten", "10")]
+
+
+@dataclass(frozen=True)
+class Number(rlkit.SingleTurnEnv):
+    """A number to write in digits; other replies differ a little, too."""
+
+    word: str
+    digits: str
+
+    def prompt(self) -> list[rlkit.Message]:
+        return [{"role": "user", "content": self.word}]
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        digits = sum(character.isdigit() for character in reply.text)
+        return digits / 4 + int(reply.turn.completion.sum()) % 8 / 1024
+
+
+TASKS = [Number(*pair) for pair in TALKS]
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    path = tmp_path / "talks.jsonl"
+    lines = [
+        {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": digits}]}
+        for word, digits in TALKS
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def make_settings(model: Path, **more: object) -> Mapping[str, object]:
+    return {
+        "model": str(model),
+        "batch": {"groups": 4} if "source" in more else {"groups": 4, "group_size": 4},
+        "sampling": {"max_tokens": 4, "stop": ["\x00"]},
+        "optimizer": {"learning_rate": 1e-2},
+        "lora": {"rank": 16, "train_unembed": True},
+        "service": {"engine_threads": 1},
+        **more,
+    }
+
+
+def train(settings: Mapping[str, object], *, directory: Path | None = None, resume: bool = False) -> rlkit.RunResult:
+    config = load_config([], settings=settings)
+    envs = {"numbers": TASKS} if "numbers" in config.config.envs else {}
+    return asyncio.run(RLTrainer(config, envs=envs, directory=directory, resume=resume).train())
+
+
+def read_lines(result: rlkit.RunResult) -> dict[int, dict[str, float]]:
+    return dict(read_metrics(result.directory / "metrics.jsonl"))
+
+
+def turns_of(directory: Path, step: int, env: str) -> list[Turn]:
+    groups = [record.group for record in read_groups(table_path(directory, step)) if record.group.env == env]
+    return [turn for group in groups for episode in group.episodes for turn in episode.turns]
+
+
+def test_the_loss_of_conversations_is_that_of_transformers(byte_model_dir: Path, talks: Path) -> None:
+    result = train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1))
+    tokenizer, total, count = load_tokenizer(byte_model_dir), 0.0, 0
+    for word, digits in TALKS:
+        messages = [{"role": "user", "content": word}]
+        prompt: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        reply = [*tokenizer.encode(digits, add_special_tokens=False), tokenizer.eos_token_id]
+        total -= score(byte_model_dir, [*prompt, *reply])[-len(reply) :].sum()
+        count += len(reply)
+    assert result.metrics["service/loss:sum"] == pytest.approx(total, rel=1e-5)
+    assert result.metrics["optim/nll"] == pytest.approx(total / count, rel=1e-5)
+    assert result.metrics["optim/tokens"] == count == 9
+    assert result.metrics["usage/sampled_tokens"] == 0
+    assert not any("reward" in name or "kl_sample" in name for name in result.metrics)
+    assert_trained_exactly_once(result.directory)
+
+
+def test_a_run_of_conversations_learns_them(byte_model_dir: Path, talks: Path) -> None:
+    evaluation = {"envs": {"numbers": {"env": f"{__name__}:TASKS"}}, "every": 0}
+    result = train(make_settings(byte_model_dir, source={"files": [str(talks)]}, epochs=20, eval=evaluation))
+    lines = read_lines(result)
+    assert sorted(lines) == list(range(21))  # four conversations in steps of four
+    assert lines[20]["optim/nll"] < 0.2 * lines[1]["optim/nll"]
+    assert lines[20]["eval/numbers/reward/mean"] > lines[0]["eval/numbers/reward/mean"]
+    assert result.checkpoint is not None
+
+
+def test_the_loss_is_chosen_by_the_source(byte_model_dir: Path, talks: Path) -> None:
+    given = load_config([], settings=make_settings(byte_model_dir, source={"files": str(talks)})).config
+    named = {"loss": {"name": "cross_entropy"}, "source": {"files": str(talks)}}
+    assert given.loss == load_config([], settings=make_settings(byte_model_dir, **named)).config.loss
+    assert given.loss.name == "cross_entropy"
+    assert given.envs["source"].group_size == 1
+
+
+def test_a_warm_start_comes_before_reinforcement(byte_model_dir: Path, talks: Path) -> None:
+    settings = make_settings(
+        byte_model_dir,
+        envs={"numbers": {}},
+        warm_start={"files": str(talks), "steps": 3, "learning_rate": 2e-2},
+        steps=3,
+        optimizer={"learning_rate": 1e-3, "schedule": "linear"},
+    )
+    result = train(settings)
+    lines = read_lines(result)
+    assert sorted(lines) == [1, 2, 3, 4, 5, 6]
+    rates = [lines[step]["optim/learning_rate"] for step in range(1, 7)]
+    assert rates == pytest.approx([2e-2, 2e-2 * 2 / 3, 2e-2 / 3, 1e-3, 1e-3 * 2 / 3, 1e-3 / 3])  # the schedule anew
+    for step in (1, 2, 3):
+        assert {record.group.env for record in read_groups(table_path(result.directory, step))} == {"warm_start"}
+        assert "optim/nll" in lines[step]
+        assert "env/all/reward/mean" not in lines[step]
+        assert {turn.version for turn in turns_of(result.directory, step, "warm_start")} == {step - 1}
+    for step in (4, 5, 6):
+        assert {record.group.env for record in read_groups(table_path(result.directory, step))} == {"numbers"}
+        assert "optim/nll" not in lines[step]
+        assert abs(lines[step]["optim/kl_sample_train_v1"]) < 1e-3  # sampled from the weights that they train
+        assert "env/all/reward/mean" in lines[step]
+    assert_trained_exactly_once(result.directory)
+
+
+@pytest.mark.slow
+def test_an_interrupted_warm_start_goes_on_as_if_it_had_not_been(
+    byte_model_dir: Path, talks: Path, tmp_path: Path
+) -> None:
+    settings = make_settings(
+        byte_model_dir, envs={"numbers": {}}, warm_start={"files": str(talks), "steps": 2}, steps=2, seed=5
+    )
+    whole = train(settings)
+    for cut in (1, 2, 3):
+        directory = tmp_path / f"cut{cut}"
+        stop = rlkit.StopSignal()
+
+        class Stopping(rlkit.Tracker):
+            def on_step(self, step: int, metrics: Mapping[str, float], *, cut: int = cut) -> None:
+                if step == cut:
+                    stop.request()  # noqa: B023  called within the same pass
+
+        config = load_config([], settings=settings)
+        trainer = RLTrainer(config, envs={"numbers": TASKS}, directory=directory, stop=stop, trackers=[Stopping()])
+        first = asyncio.run(trainer.train())
+        assert first.steps < 4
+        again = train(settings, directory=directory, resume=True)
+        assert again.steps == 4
+        for step in range(1, 5):
+            assert read_lines(again)[step].get("service/loss:sum") == pytest.approx(
+                read_lines(whole)[step].get("service/loss:sum"), rel=1e-6
+            )
+        assert_trained_exactly_once(directory)
+
+
+def test_the_best_episodes_of_a_run_are_trained_on_token_for_token(byte_model_dir: Path, tmp_path: Path) -> None:
+    first = train(make_settings(byte_model_dir, envs={"numbers": {}}, steps=3), directory=tmp_path / "first")
+    episodes = [
+        (record.group.draw, episode.member, episode)
+        for step in (1, 2, 3)
+        for record in read_groups(table_path(first.directory, step))
+        for episode in record.group.episodes
+    ]
+    rewards = sorted({episode.reward for _, _, episode in episodes if episode.reward is not None})
+    best = [entry for entry in episodes if (entry[2].reward or 0) >= rewards[-1]]
+    source = {"run": str(first.directory), "reward": f">= {rewards[-1]:.10f}"}
+    result = train(make_settings(byte_model_dir, source=source, epochs=1, batch={"groups": 1}))
+    groups = [
+        record.group
+        for step in range(1, result.steps + 1)
+        for record in read_groups(table_path(result.directory, step))
+    ]
+    assert sorted(group.task for group in groups) == sorted(f"first/{draw}/{member}" for draw, member, _ in best)
+    originals = {f"first/{draw}/{member}": episode for draw, member, episode in best}
+    for group in groups:
+        (turn,), (original,) = group.episodes[0].turns, originals[group.task].turns
+        assert turn.completion.tolist() == original.completion.tolist()
+        assert turn.prompt.tokens.tolist() == original.prompt.tokens.tolist()
+        assert turn.messages == original.messages
+        assert group.episodes[0].reward == rewards[-1]
+    update = read_update(update_path(result.directory, 1))
+    assert all(np.all(each.advantages == 1) for record in update.values() for each in record.sequences)
+    newest = {**source, "reward": None, "newest": 5}
+    last = train(make_settings(byte_model_dir, source=newest, epochs=1, batch={"groups": 5}))
+    tasks = {record.group.task for record in read_groups(table_path(last.directory, 1))}
+    assert tasks == {f"first/{draw}/{member}" for draw, member, _ in episodes[-5:]}
+
+
+def test_conversations_and_rollouts_share_the_steps_of_a_run(byte_model_dir: Path, talks: Path) -> None:
+    envs = {"numbers": {}, "demonstrations": {"args": {"files": str(talks)}, "group_size": 1, "weight": 1}}
+    result = train(make_settings(byte_model_dir, envs=envs, steps=2, batch={"groups": 8, "group_size": 4}))
+    lines = read_lines(result)
+    for step in (1, 2):
+        assert lines[step]["optim/nll"] > 0
+        assert abs(lines[step]["optim/kl_sample_train_v1"]) < 1e-3
+        assert lines[step]["env/all/groups"] == lines[step]["env/numbers/groups"] < 8
+    assert_trained_exactly_once(result.directory)
+
+
+def test_an_environment_of_its_own_may_demonstrate(byte_model_dir: Path, tmp_path: Path) -> None:
+    class Teaching(rlkit.Env):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            policy.demonstrate([{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
+            return 0.0
+
+    settings = make_settings(byte_model_dir, envs={"demonstrations": {}}, steps=1, batch={"groups": 2, "group_size": 1})
+    config = load_config([], settings=settings)
+    result = asyncio.run(RLTrainer(config, envs={"demonstrations": [Teaching()]}).train())
+    assert result.metrics["optim/nll"] > 0
+
+
+FAULTS = [
+    ({"source": {}}, "source: set either files or run"),
+    ({"source": {"files": "TALKS", "run": "x"}}, "source: set either files or run"),
+    ({"source": {"files": "TALKS", "newest": 3}}, "source: newest has no effect: set run instead of files"),
+    ({"source": {"run": "x", "roles": ["user"]}}, "source: roles has no effect: the episodes of a run have"),
+    ({"source": {"run": "x", "reward": "high"}}, "source: reward: 'high' is not a condition such as '>= 1'"),
+    ({"source": {"files": "TALKS", "roles": ["robot"]}}, r"source\.roles"),
+    (
+        {"source": {"files": "TALKS"}, "loss": {"name": "ppo"}},
+        "loss: ppo needs rollouts, and there are none; set it to",
+    ),
+    ({"envs": {"numbers": {}}, "loss": {"name": "cross_entropy"}}, "loss: cross_entropy is for the conversations of"),
+    ({"warm_start": {"files": "TALKS"}}, "envs: name the environments to train on.*rename warm_start to source"),
+    ({}, "envs: name the environments to train on"),
+    ({"envs": {"warm_start": {}}}, r"envs\.warm_start: this name is reserved"),
+    ({"source": {"files": "TALKS"}, "advantage": "maxrl"}, "advantage: has no effect, because there are no rollouts"),
+    ({"source": {"files": "TALKS"}, "batch": {"group_size": 4}}, r"batch\.group_size: has no effect"),
+]
+
+
+@pytest.mark.parametrize(("settings", "problem"), FAULTS, ids=lambda value: str(value)[:40])
+def test_a_contradiction_names_its_field(settings: dict[str, Any], problem: str, talks: Path) -> None:
+    text = json.dumps(settings).replace("TALKS", str(talks))
+    with pytest.raises(ConfigError, match=problem):
+        load_config([], settings=json.loads(text))
+
+
+LINES = [
+    (b"", "no conversation of .*talks.jsonl has a message of a role in assistant"),
+    (b'{"messages": [{"role": "user", "content": "x"}]}', "has a message of a role in assistant"),
+    (b"[1]", "line 1: "),
+    (b"\n{", "line 2: "),
+    (b'{"text": "x"}', "line 1: messages: Field required"),
+    (b'{"messages": [{"role": "robot", "content": "x"}]}', r"line 1: messages\.0\.role: "),
+    (b'{"messages": [{"role": "assistant", "content": "\xff"}]}', "line 1: "),
+    (b'{"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "x"}}]}]}',
+     "line 1: the arguments of the tool call '1' are not a JSON object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "problem"), LINES)
+def test_a_file_that_cannot_be_read_names_the_line(
+    content: bytes, problem: str, talks: Path, byte_model_dir: Path
+) -> None:
+    talks.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem):
+        train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1))
+
+
+def test_a_file_or_run_that_does_not_exist_is_named(byte_model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"source: .*nothing\.jsonl cannot be read: No such file"):
+        train(make_settings(byte_model_dir, source={"files": str(tmp_path / "nothing.jsonl")}, steps=1))
+    with pytest.raises(ConfigError, match="source: there is no run 'nothing'"):
+        train(make_settings(byte_model_dir, source={"run": "nothing"}, steps=1))
+
+
+def test_weights_and_roles_choose_what_is_trained(byte_model_dir: Path, talks: Path) -> None:
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "no", "weight": 0},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+    ]
+    talks.write_text(json.dumps({"messages": messages, "tools": None}))
+    result = train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1, batch={"groups": 1}))
+    tokenizer = load_tokenizer(byte_model_dir)
+    (turn,) = turns_of(result.directory, 1, "source")
+    assert "no" in tokenizer.decode(turn.prompt.tokens)
+    assert "yes" in tokenizer.decode(turn.completion)
+    assert turn.messages[-1].get("thinking") == "hm"
+    source = {"files": str(talks), "roles": ["user"]}
+    result = train(make_settings(byte_model_dir, source=source, steps=1, batch={"groups": 1}))
+    texts = [tokenizer.decode(turn.completion) for turn in turns_of(result.directory, 1, "source")]
+    assert [text.count("one") + text.count("two") for text in texts] == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_run_of_another_tokenizer_is_refused(byte_model_dir: Path, tmp_path: Path) -> None:
+    first = train(make_settings(byte_model_dir, envs={"numbers": {}}, steps=1), directory=tmp_path / "first")
+    other = tiny_model(tmp_path / "other")
+    with pytest.raises(UsageError, match=r"source\.run: the tokenizer of .* is not that of"):
+        train(make_settings(other, source={"run": str(first.directory)}, steps=1))
+
+
+def test_conversations_that_do_not_fit_end_the_run_with_their_reason(byte_model_dir: Path, talks: Path) -> None:
+    talks.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "x" * 9000}, {"role": "assistant", "content": "1"}]})
+    )
+    with pytest.raises(RolloutsFailed, match="does not fit the context"):
+        train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1))
+
+
+class Parrot(rlkit.Policy):
+    async def _respond(self, request: object) -> rlkit.Reply:
+        raise NotImplementedError
+
+
+def test_a_policy_that_only_samples_refuses_demonstrations() -> None:
+    policy = Parrot(sampling=Sampling(4), limits=Limits())
+    with pytest.raises(EnvironmentFault, match="this policy only samples"):
+        policy.demonstrate([{"role": "assistant", "content": "1"}])
+    with pytest.raises(EnvironmentFault, match="this policy only samples"):
+        policy.replay([])
+
+
+def test_a_check_of_conversations_alone_names_the_dry_run(talks: Path) -> None:
+    with pytest.raises(UsageError, match="conversations play nothing to look at; try them by rlkit train FILE --dry"):
+        load_target("demonstrations", [f"files={talks}"])
+
+
+def test_an_evaluation_of_conversations_alone_names_the_field(byte_model_dir: Path, talks: Path) -> None:
+    config = load_config([], settings=make_settings(byte_model_dir, source={"files": str(talks)}))
+    with pytest.raises(ConfigError, match=r"eval\.envs: there is no environment to evaluate"):
+        asyncio.run(rlkit.evaluate(config))
+
+
+def test_the_call_from_python_trains_on_conversations(
+    byte_model_dir: Path, talks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    result = rlkit.train(
+        model=str(byte_model_dir), source={"files": str(talks)}, steps=1, service={"engine_threads": 1}
+    )
+    assert result.metrics["optim/nll"] > 0
