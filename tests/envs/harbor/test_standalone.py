@@ -62,7 +62,6 @@ def test_trials_of_one_model_share_a_connection(
             assert result.agent_result.metadata["end"] == "max_turns"
             assert result.agent_result.n_output_tokens <= 8
             assert result.agent_info.model_info.name in str(byte_model_dir)
-        await standalone.disconnect()
 
     asyncio.run(main())
     assert len(connections) == 1

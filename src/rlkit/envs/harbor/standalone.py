@@ -9,10 +9,10 @@ the end of the event loop. A failure of the service is an error of the trial, ne
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast, override
-from weakref import WeakKeyDictionary
 
 from harbor.llms.base import BaseLLM
 from pydantic import Field
@@ -31,9 +31,10 @@ from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.tokenizers.load import load_tokenizer
 from rlkit.types import Sampling
+from rlkit.workers.resource import WorkerResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
     from harbor.environments.base import BaseEnvironment
@@ -81,8 +82,9 @@ class TinkerTerminus2(PolicyTerminus2):
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
         options = cast("TinkerOptions", self.options)
-        source = _Source(self._requested_model, options.checkpoint_path, options.base_url, options.renderer)
-        connection = await _get_connection(source, timeout_s=options.timeout_s, note=self.logger.info)
+        weights = self._requested_model, options.checkpoint_path, options.base_url, options.renderer
+        source = _Source(*weights, options.timeout_s, self.logger.info)
+        connection = await _share_connection(source).get()
         limits = [tokens for tokens in (connection.context_tokens, options.context_tokens) if tokens is not None]
         sampling = Sampling(
             max_tokens=options.max_tokens or MAX_TOKENS,
@@ -104,14 +106,16 @@ class TinkerTerminus2(PolicyTerminus2):
         await super().setup(environment)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Source:
-    """Weights, their service, and the chat format."""
+    """Weights, their service, and the chat format; the first trial of a source sets the limit and the log."""
 
     model: str | None
     checkpoint: str | None
     base_url: str | None
     renderer: str | None
+    timeout_s: float = field(compare=False)
+    note: Callable[[str], None] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,52 +126,24 @@ class _Connection:
     context_tokens: int | None
 
 
-type _PendingConnection = tuple[asyncio.Future[_Connection], asyncio.Task[None]]
-"""An open or pending connection, and the task that keeps it open."""
-
-_CONNECTIONS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _PendingConnection]] = WeakKeyDictionary()
-
-
-async def disconnect() -> None:
-    """Close the connections of this event loop; the end of the loop also closes them."""
-    tasks = [task for _, task in _CONNECTIONS.pop(asyncio.get_running_loop(), {}).values()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+@cache
+def _share_connection(source: _Source) -> WorkerResource[_Connection]:
+    return WorkerResource(partial(_connect, source))
 
 
-async def _get_connection(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
-    loop = asyncio.get_running_loop()
-    connections = _CONNECTIONS.setdefault(loop, {})
-    if source not in connections or connections[source][1].done():
-        ready = loop.create_future()
-        connections[source] = ready, asyncio.create_task(_keep_connected(ready, source, timeout_s=timeout_s, note=note))
-    return await asyncio.shield(connections[source][0])  # a cancelled trial must not cancel the others
-
-
-async def _keep_connected(
-    ready: asyncio.Future[_Connection], source: _Source, *, timeout_s: float, note: Callable[[str], None]
-) -> None:
-    """Connect, and keep the connection open until this task or its event loop ends."""
-    config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
-    choice, watch = choose_service(config), ServiceWatch(note, timeout_s)
-    try:
-        async with connect(config, choice=choice, note=note) as service:
-            model, checkpoint = source.model, source.checkpoint
-            if model is None:
-                assert checkpoint is not None
-                model = await service.model_of(checkpoint)
-            tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=choice.kind == "engine", note=note))
-            chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=source.renderer))
-            sampler = await watch.call(
-                lambda: service.sampler(model=model, checkpoint=checkpoint), "preparing to sample", retry=True
-            )
-            context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
-            ready.set_result(_Connection(model, PatientSampler(sampler, watch, 0), chat, context))
-            await asyncio.Event().wait()
-    except Exception as error:
-        if ready.done():
-            raise
-        ready.set_exception(error)
-    finally:
-        ready.cancel()  # if still pending, so that no trial waits forever
+@asynccontextmanager
+async def _connect(source: _Source) -> AsyncGenerator[_Connection]:
+    config = ServiceConfig(base_url=source.base_url, timeout_s=source.timeout_s)
+    choice, watch, note = choose_service(config), ServiceWatch(source.note, source.timeout_s), source.note
+    async with connect(config, choice=choice, note=note) as service:
+        model, checkpoint = source.model, source.checkpoint
+        if model is None:
+            assert checkpoint is not None
+            model = await service.model_of(checkpoint)
+        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=choice.kind == "engine", note=note))
+        chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=source.renderer))
+        sampler = await watch.call(
+            lambda: service.sampler(model=model, checkpoint=checkpoint), "preparing to sample", retry=True
+        )
+        context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
+        yield _Connection(model, PatientSampler(sampler, watch, 0), chat, context)
