@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 def error_place(error: BaseException) -> Place | None:
     """Return the line of the user's code that raised an error or its cause; otherwise the error's last line."""
-    stacks = [_places(cause) for cause in _causes(error)]
+    stacks = [_places(cause) for cause in iter_causes(error)]
     for stack in reversed(stacks):  # the first cause comes last
         for place in reversed(stack):
             if place.is_user_code:
@@ -53,6 +53,17 @@ def describe_error(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {safe_str(error)}{place}"
+
+
+def iter_causes(error: BaseException, *, suppressed: bool = False) -> Iterator[BaseException]:
+    """Yield an error and its chain of causes; with `suppressed` also those that a `from None` hides."""
+    cause: BaseException | None = error
+    for _ in range(_DEEPEST_CAUSE):
+        if cause is None:
+            return
+        yield cause
+        is_last = cause.__suppress_context__ and not suppressed
+        cause = cause.__cause__ or (None if is_last else cause.__context__)
 
 
 def stack_place(frame: FrameType) -> Place:
@@ -71,16 +82,6 @@ def stack_place(frame: FrameType) -> Place:
 def _places(error: BaseException) -> list[Place]:
     stack = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
     return [Place(frame.filename, frame.lineno or 0, frame.name) for frame in stack]
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes."""
-    cause: BaseException | None = error
-    for _ in range(_DEEPEST_CAUSE):
-        if cause is None:
-            return
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 @cache

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rlkit._util.frames import iter_causes
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.errors import UsageError
@@ -68,15 +69,8 @@ class CallableEnv(Env):
             try:
                 outcome = await self.function(client)
             except Exception as error:
-                causes = _iter_causes(error)
+                causes = iter_causes(error, suppressed=True)
                 if endpoint.limit is not None and any(isinstance(cause, openai.APIError) for cause in causes):
                     raise endpoint.limit from error
                 raise
         return outcome if endpoint.limit is None else replace(as_outcome(outcome), truncated=True)
-
-
-def _iter_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it came from, because frameworks wrap the errors of their clients."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from urllib.parse import urlsplit
 
+from rlkit._util.frames import iter_causes
 from rlkit._util.threads import in_thread
 from rlkit.errors import ConfigError, ServiceUnreachable
 
@@ -140,7 +141,7 @@ def _reasons(error: Exception, limit_s: float) -> Iterator[str]:
     """Yield reasons of a failed request, the most informative first."""
     import httpx
 
-    for cause in _causes(error):
+    for cause in reversed([*iter_causes(error, suppressed=True)]):
         match cause:
             case socket.gaierror():
                 yield f"its name cannot be resolved ({cause.strerror})"
@@ -157,15 +158,6 @@ def _reasons(error: Exception, limit_s: float) -> Iterator[str]:
             case _:
                 pass
     yield (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes, suppressed exceptions too, innermost first."""
-    chain = list[BaseException]()
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    yield from reversed(chain)
 
 
 @dataclass(frozen=True, slots=True)

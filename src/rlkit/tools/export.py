@@ -149,18 +149,13 @@ def _build(base: str, adapter: Path, output: Path, form: ExportForm) -> None:
 @contextmanager
 def _set_api_key(api_key: str | None) -> Generator[None]:
     """Set TINKER_API_KEY, the only way to pass a key to tinker-cookbook."""
-    if api_key is None:
-        yield
-        return
     previous = os.environ.get("TINKER_API_KEY")
-    os.environ["TINKER_API_KEY"] = api_key
+    os.environ |= {} if api_key is None else {"TINKER_API_KEY": api_key}
     try:
         yield
     finally:
-        if previous is None:
-            del os.environ["TINKER_API_KEY"]
-        else:
-            os.environ["TINKER_API_KEY"] = previous
+        os.environ.pop("TINKER_API_KEY", None)
+        os.environ |= {} if previous is None else {"TINKER_API_KEY": previous}
 
 
 def _first_line(error: Exception) -> str:

@@ -28,10 +28,8 @@ _FAILURES = {
 }
 """Fixes by the class name of the error."""
 
-_ERRORS_WITHOUT_LOCATION = frozenset(
-    ["ServiceError", "ServiceUnreachable", "RolloutsFailed", "MissingError", "UsageError", "ConfigError", "RunFailed"]
-)
-"""Errors whose cause is not in the line of code that raised them."""
+_ERRORS_OF_CODE = ("EnvironmentFault", "RewardError", "OSError")
+"""The failures among them whose cause is in the line of code that raised them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def read_run_ending(directory: Path) -> RunEnding | None:
 
 def _remedy(kind: str, place: str, resume: str) -> str:
     """Return the fix for an error of class `kind`; `place` is the line of the user's code that raised it, or ""."""
-    if place and kind not in _ERRORS_WITHOUT_LOCATION:
+    if place and (kind in _ERRORS_OF_CODE or kind not in _FAILURES):
         return f"fix {place}, then {resume}"
     if kind in _FAILURES:
         return _FAILURES[kind].format(resume=resume)
