@@ -138,10 +138,8 @@ class Judge:
         prompt = f"{fill_prompt(self.prompt, fields, replies)}\n\n{ask_for_verdict(self.scale, count)}"
         root = cache_dir() / "judges" if self.folder is None else Path(self.folder)
         source = [self.model, self.url, self.service]
-        records, key = (
-            JudgeRecords(root / hash_text(source)[:16]),
-            hash_text([source, self.max_tokens, self.temperature, prompt]),
-        )
+        records = JudgeRecords(root / hash_text(source)[:16])
+        key = hash_text([source, self.max_tokens, self.temperature, prompt])
         counts, read = dict.fromkeys(_get_counts(self), 0.0), partial(read_verdict, scale=self.scale, count=count)
         try:
             async with _locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock()):

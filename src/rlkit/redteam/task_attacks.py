@@ -168,8 +168,6 @@ def _find_skip_reason(scripts: Sequence[Mapping[str, Json]]) -> str:
     last = scripts[-1]
     output = cast("str", last["output"]).strip().splitlines()
     reason = output[-1].strip() if output else "no output"
-    return (
-        reason
-        if last["exit_code"] == SKIP_EXIT_CODE
-        else f"its script ended with exit code {last['exit_code']}: {reason}"
-    )
+    if last["exit_code"] == SKIP_EXIT_CODE:
+        return reason
+    return f"its script ended with exit code {last['exit_code']}: {reason}"

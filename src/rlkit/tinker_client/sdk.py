@@ -69,10 +69,8 @@ class TinkerService(Service):
                 if not self._opening:  # else there is no session to close, and the SDK is still connecting
                     # In a thread: the SDK acquires a lock that a call to a silent service can hold for ever.
                     await (await in_thread(self._client.close, status))
-                if (
-                    self._address.embedded and self._rest_client is not None
-                ):  # its connections are global to the process
-                    holder = self._rest_client.holder
+                if self._address.embedded and self._rest_client is not None:
+                    holder = self._rest_client.holder  # its connections are global to the process
                     await holder.run_coroutine_threadsafe(holder.aclose())
 
     async def open_session(self) -> None:

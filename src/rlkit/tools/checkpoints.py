@@ -127,7 +127,7 @@ async def _list_stored_checkpoints(service: ServiceConfig, note: Note) -> Sequen
 async def list_checkpoints(
     run: str | Path | None = None,
     *,
-    checkpoint_filter: CheckpointFilter | None = None,
+    checkpoint_filter: CheckpointFilter,
     note: Note = lambda message: None,
 ) -> list[dict[str, Json]]:
     """Describe the checkpoints of the account or of a run, newest first.
@@ -135,7 +135,6 @@ async def list_checkpoints(
     The checkpoints of a run also have `step`, `best` and `exists`. `exists` is false if the service has deleted the
     checkpoint.
     """
-    checkpoint_filter = checkpoint_filter or CheckpointFilter()
     directory = None if run is None else find_run(run)
     service = ServiceConfig() if directory is None else load_run_config(directory).service
     selected = checkpoint_filter.select(await _list_stored_checkpoints(service, note))
@@ -187,25 +186,18 @@ async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda m
     async with connect(chosen.service, note=note, session=False) as connection:
         model = await connection.model_of(chosen.path)
         stored = await connection.list_checkpoints()
+    run, saved = chosen.run, chosen.checkpoint
     details: dict[str, Json] = {"path": chosen.path, "model": model}
-    if chosen.run is not None and chosen.checkpoint is not None:
-        details = {
-            "run": chosen.run.name,
-            "step": chosen.checkpoint.step,
-            **details,
-            "sampler": chosen.checkpoint.sampler,
-        }
-    for checkpoint in stored:
-        if checkpoint.path == chosen.path:
-            details |= asdict(checkpoint)
-    return details
+    if run is not None and saved is not None:
+        details = {"run": run.name, "step": saved.step, **details, "sampler": saved.sampler}
+    return details | next((asdict(known) for known in stored if known.path == chosen.path), dict[str, Json]())
 
 
 async def select_checkpoints(
     names: Sequence[str],
     *,
     select_all: bool = False,
-    checkpoint_filter: CheckpointFilter | None = None,
+    checkpoint_filter: CheckpointFilter,
     note: Note = lambda message: None,
 ) -> CheckpointSelection:
     """Select checkpoints by run or path, or all checkpoints of the account.
@@ -222,7 +214,6 @@ async def select_checkpoints(
         raise UsageError("--all selects every checkpoint of the account: leave out the names, or --all")
     if not select_all and not names:
         raise UsageError("name runs or tinker:// paths, or use --all for every checkpoint of the account")
-    checkpoint_filter = checkpoint_filter or CheckpointFilter()
     paths = {name for name in names if name.startswith("tinker://")}
     runs = tuple(find_run(name) for name in names if name not in paths)
     services = [load_run_config(run).service for run in runs] or [ServiceConfig()]
@@ -270,10 +261,10 @@ async def delete_checkpoints(
 
 
 async def set_expiry(
-    selected: CheckpointSelection, *, ttl_s: int | None, now: float | None = None, note: Note = lambda message: None
+    selected: CheckpointSelection, *, ttl_s: int | None, now: float, note: Note = lambda message: None
 ) -> None:
     """Set checkpoints to expire in `ttl_s` seconds (None for never), and record it in their runs."""
-    expires = None if ttl_s is None else (time.time() if now is None else now) + ttl_s
+    expires = None if ttl_s is None else now + ttl_s
     async with connect(selected.service, note=note, session=False) as connection:
         for checkpoint in selected.checkpoints:
             await connection.set_ttl(checkpoint.path, ttl_s)

