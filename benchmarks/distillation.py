@@ -1,0 +1,218 @@
+"""Compare the distillation of rlkit with that of tinker-cookbook: the same engine, models, prompts and settings.
+
+    uv run python benchmarks/distillation.py [--steps 24]
+
+Student and teacher are byte-level models of 131,776 random parameters. Each step plays 8 prompts, 8 replies each of 16
+tokens. Printed for each side: the divergence from the teacher, KL(q‖p) in nats a token, at the start and at the end
+(mean of three steps), and the sampled tokens and the wall time until that mean is at most 0.6 of the start; then the
+ratios of cookbook to rlkit. The loops take turns, so that other work on the machine hits both; the best of the
+repetitions counts. Both ask for the same gradients, so the tokens differ by chance only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import chz
+import tinker
+import transformers
+from tinker_cookbook import tokenizer_utils
+from tinker_cookbook.distillation import datasets, train_on_policy
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder, StepResult
+
+import rlkit
+from rlkit.engine import EngineServer
+from rlkit.testing import byte_model
+
+GROUPS, MEMBERS, TOKENS, RATE, RANK = 8, 8, 16, 1e-2, 16
+PROMPTS = [f"question {number}: " for number in range(GROUPS)]
+SHARE = 0.6
+MEAN_STEPS = 3
+
+
+class Prompted(Env):
+    """A reply to a prompt, for tinker-cookbook."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, list[str]]:
+        return tinker.ModelInput.from_ints(list(self._prompt.encode())), ["\x00"]
+
+    async def step(self, action: list[int], *, extra: object = None) -> StepResult:
+        empty = tinker.ModelInput.empty()
+        return StepResult(reward=0.0, episode_done=True, next_observation=empty, next_stop_condition=["\x00"])
+
+
+class Group(EnvGroupBuilder):
+    """The replies to a prompt, for tinker-cookbook."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+
+    async def make_envs(self) -> Sequence[Env]:
+        return [Prompted(self._prompt) for _ in range(MEMBERS)]
+
+    def logging_tags(self) -> list[str]:
+        return ["prompts"]
+
+
+class Prompts(RLDataset):
+    """The same prompts in each step."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return [Group(prompt) for prompt in PROMPTS]
+
+    def __len__(self) -> int:
+        return self._steps
+
+
+@chz.chz
+class PromptsBuilder(RLDatasetBuilder):
+    """Make the prompts."""
+
+    steps: int
+
+    async def __call__(self) -> tuple[RLDataset, None]:
+        return Prompts(self.steps), None
+
+
+@dataclass(frozen=True)
+class Completion(rlkit.SingleTurnEnv):
+    """A reply to a prompt, for rlkit."""
+
+    text: str
+
+    def prompt(self) -> str:
+        """Return the text to complete."""
+        return self.text
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        """Return 0, because only the teacher counts."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The divergence of each step of a run, and the seconds since its start at the end of each step."""
+
+    kl: Sequence[float]
+    seconds: Sequence[float]
+
+    def means(self) -> list[float]:
+        """Return the mean of the last steps at each step from the third on."""
+        ends = range(MEAN_STEPS, len(self.kl) + 1)
+        return [sum(self.kl[end - MEAN_STEPS : end]) / MEAN_STEPS for end in ends]
+
+    def step_of_share(self) -> int:
+        """Return the index of the first step whose mean is at most `SHARE` of the first mean."""
+        means = self.means()
+        return next(index for index, mean in enumerate(means) if mean <= SHARE * means[0]) + MEAN_STEPS - 1
+
+
+def train_rlkit(student: Path, teacher: Path, engine: EngineServer, steps: int, folder: Path) -> Curve:
+    """Run rlkit's loop."""
+    start_s = time.time()
+    result = rlkit.train(
+        model=str(student),
+        envs=[Completion(prompt) for prompt in PROMPTS],
+        teacher={"model": str(teacher)},
+        reward="none",
+        steps=steps,
+        name=folder.name,
+        batch={"groups": GROUPS, "group_size": MEMBERS},
+        sampling={"max_tokens": TOKENS, "stop": ["\x00"]},
+        optimizer={"learning_rate": RATE},
+        lora={"rank": RANK, "train_unembed": True},  # as the SDK does by default
+        service={"base_url": engine.url},
+        trackers=[],
+    )
+    lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["step"]]
+    ends_s = [(result.directory / f"updates/{line['step']:06d}.parquet").stat().st_mtime - start_s for line in lines]
+    return Curve([line["teacher/v1"] for line in lines], ends_s)
+
+
+def train_cookbook(student: Path, teacher: Path, engine: EngineServer, steps: int, folder: Path) -> Curve:
+    """Run tinker-cookbook's loop."""
+    start_s = time.time()
+    teacher_config = datasets.TeacherConfig(base_model=str(teacher))
+    source = datasets.DistillationDatasetConfig(
+        dataset_builder=PromptsBuilder(steps=steps), teacher_config=teacher_config, groups_per_batch=GROUPS
+    )
+    config = train_on_policy.Config(
+        learning_rate=RATE,
+        dataset_configs=[source],
+        model_name=str(student),
+        recipe_name="benchmark",
+        max_tokens=TOKENS,
+        lora_rank=RANK,
+        log_path=str(folder),
+        base_url=engine.url,
+        eval_every=0,
+        save_every=0,
+    )
+    with _quiet():
+        asyncio.run(train_on_policy.main(config))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "teacher_kl" in line]
+    total_s = time.time() - start_s
+    times = [line["time/total"] for line in lines]
+    first_s = total_s - sum(times)  # the session and the last checkpoint
+    return Curve([line["teacher_kl"] for line in lines], [first_s + sum(times[: end + 1]) for end in range(len(times))])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere), redirect_stdout(nowhere):
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--repeat", type=int, default=3)
+    arguments = parser.parse_args()
+    logging.raiseExceptions = False  # the cookbook's handlers outlive the stream that they write to
+    sides = {"rlkit": train_rlkit, "cookbook": train_cookbook}
+    best: dict[str, Mapping[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["RLKIT_RUNS_DIR"] = str(folder / "runs")
+        student, teacher = byte_model(folder / "student"), byte_model(folder / "teacher", seed=7)
+        tokenizer_utils.register_tokenizer(
+            str(student), lambda: transformers.AutoTokenizer.from_pretrained(str(student))
+        )
+        for number in range(arguments.repeat):
+            for side, train in sides.items():
+                with EngineServer(threads=1, root=folder / f"{side}-{number}-engine") as engine:
+                    os.environ["TINKER_API_KEY"] = engine.api_key
+                    curve = train(student, teacher, engine, arguments.steps, folder / f"{side}-{number}")
+                place, means = curve.step_of_share(), curve.means()
+                numbers = {"start": means[0], "end": means[-1], "tokens": (place + 1) * GROUPS * MEMBERS * TOKENS}
+                numbers["seconds"] = curve.seconds[place]
+                print(f"{side:9}", *(f"{key} {value:,.3f}" for key, value in numbers.items()), sep="  ", flush=True)
+                if side not in best or numbers["seconds"] < best[side]["seconds"]:
+                    best[side] = numbers
+    for key in ("tokens", "seconds"):
+        print(f"{key} to {SHARE:g} of the start, cookbook/rlkit: {best['cookbook'][key] / best['rlkit'][key]:.2f}x")
+
+
+if __name__ == "__main__":
+    main()
