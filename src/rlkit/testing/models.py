@@ -179,17 +179,13 @@ def _make_byte_tokenizer() -> Tokenizer:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
-    tokenizer = Tokenizer(BPE(vocab={_get_byte_character(byte): byte for byte in range(256)}, merges=[]))
+    from rlkit.tokenizers.token_text import bytes_by_character
+
+    tokenizer = Tokenizer(BPE(vocab=dict(bytes_by_character()), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>", "<pad>"])
     return tokenizer
-
-
-def _get_byte_character(byte: int) -> str:
-    """Return the printable character for `byte` in byte-level vocabularies (GPT-2, `bytes_to_unicode`)."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    return chr(byte if byte in printable else 256 + len(set(range(byte)) - printable))
 
 
 @cache

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, override
+from typing import TYPE_CHECKING, Any, override
 
 import numpy as np
 import tinker
@@ -66,10 +66,6 @@ class SimulatedTinker(TinkerService):
     @override
     def is_repeatable(self) -> bool:
         return self._is_repeatable
-
-    @override
-    async def __aenter__(self) -> Self:
-        return self
 
     @override
     async def __aexit__(self, *error: object) -> None:
@@ -247,8 +243,8 @@ class SimulatedSamplingClient:
     def __init__(self, world: World, latency: Latency, slots: int | None) -> None:
         self._world = world
         self._latency = latency
-        self._free = math.inf if slots is None else slots
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._slots = asyncio.Semaphore(sys.maxsize if slots is None else slots)
+        self._turn = asyncio.Lock()
 
     def sample(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
@@ -289,13 +285,20 @@ class SimulatedSamplingClient:
         )
 
     async def _respond(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
-        await self._acquire(count)
-        self._world.start_samples(count)
+        held = 0
         try:
-            return await resolve_later(self._world, "sample", seconds, lambda: response)
+            async with self._turn:  # a request gets all its slots before the next one gets any
+                while held < count:
+                    await self._slots.acquire()
+                    held += 1
+            self._world.start_samples(count)
+            try:
+                return await resolve_later(self._world, "sample", seconds, lambda: response)
+            finally:
+                self._world.end_samples(count)
         finally:
-            self._world.end_samples(count)
-            self._release(count)
+            for _ in range(held):
+                self._slots.release()
 
     def _draw_sequence(self, draw: int, params: types.SamplingParams) -> tuple[np.ndarray[Any, Any], bool]:
         rng = np.random.default_rng(draw)
@@ -307,27 +310,6 @@ class SimulatedSamplingClient:
     def _compute_duration(self, draw: int, tokens: int) -> float:
         slow = self._world.draw_uniform("slow", draw) < self._latency.slow_share
         return (self._latency.first_s + tokens * self._latency.token_s) * (self._latency.slow_factor if slow else 1)
-
-    async def _acquire(self, count: int) -> None:
-        if self._free >= count and not self._waiting:
-            self._free -= count
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((count, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the slot was granted at the time of the cancellation
-                self._release(count)
-            raise
-
-    def _release(self, count: int) -> None:
-        self._free += count
-        while self._waiting and (self._waiting[0][1].done() or self._free >= self._waiting[0][0]):
-            required, turn = self._waiting.popleft()
-            if not turn.done():
-                self._free -= required
-                turn.set_result(None)
 
 
 def _datum_digest(datum: types.Datum) -> int:

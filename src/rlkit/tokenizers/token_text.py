@@ -25,14 +25,14 @@ def token_text(tokenizer: Tokenizer | PackagedTokenizer, token: int) -> bytes:
     if match := _BYTE.fullmatch(name):
         return bytes.fromhex(match[1])
     if "\ufffd" in text:
-        values = _bytes_by_character()
+        values = bytes_by_character()
         return bytes(values[character] for character in name) if all(c in values for c in name) else text.encode()
     # SentencePiece drops the space before the first token of a text.
     return (" " + text if name.startswith("▁") and not text.startswith(" ") else text).encode()
 
 
 @cache
-def _bytes_by_character() -> Mapping[str, int]:
+def bytes_by_character() -> Mapping[str, int]:
     """Return the byte for each character in the names of byte-level tokens (Radford et al. 2019, GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
