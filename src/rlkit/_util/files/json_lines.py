@@ -69,17 +69,13 @@ def repair(path: Path) -> None:
     """Drop the last line if the process died while it wrote it, and sync all other lines to the disk."""
     if path.exists():
         text = _read_text(path)
-        complete = _complete_lines(text)
+        complete = text[: text.rfind("\n") + 1]
         if complete != text:
             files.write_text(path, complete)
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             files.sync_folder(path.parent)
-
-
-def _complete_lines(text: str) -> str:
-    return text[: text.rfind("\n") + 1]
 
 
 def _read_text(path: Path) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
@@ -44,6 +46,21 @@ class LockFile(FileIO):
 
 
 _open_locks = WeakSet[LockFile]()
+
+
+@contextmanager
+def hold_lock(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
+    """Hold a lock file; call `on_wait` once if another process holds it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        acquisition = lock.acquire(timeout=0)
+    except Timeout:
+        on_wait()
+        acquisition = lock.acquire()
+    with acquisition:
+        yield
 
 
 def find_holder(path: Path) -> str | None:

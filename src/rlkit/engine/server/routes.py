@@ -69,6 +69,7 @@ def make_app(service: Service, bodies: BodyReader, *, api_key: str, models: Sequ
 
 def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, str, Handler]]:
     future = handlers.future
+    save_for_sampler = future(types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler)
     return [
         ("GET", "healthz", handlers.health),
         ("GET", "get_server_capabilities", handlers.capabilities),
@@ -91,11 +92,7 @@ def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, st
         ("POST", "load_weights", future(types.LoadWeightsRequest, service.load_weights)),
         ("POST", "optim_step", future(types.OptimStepRequest, service.optim_step)),
         ("POST", "save_weights", future(types.SaveWeightsRequest, service.save_weights)),
-        (
-            "POST",
-            "save_weights_for_sampler",
-            future(types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler),
-        ),
+        ("POST", "save_weights_for_sampler", save_for_sampler),
         ("POST", "save_weights_external", future(types.SaveWeightsExternalRequest, service.save_weights_external)),
         ("POST", "unload_model", future(types.UnloadModelRequest, service.unload_model)),
     ]

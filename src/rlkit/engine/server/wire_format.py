@@ -175,17 +175,17 @@ def decode_sample(
     """
     if request.record_stability_info:
         raise UsageError("sample: record_stability_info is not supported by the embedded engine")
-    params, prompt = request.sampling_params, _prompt(request.prompt)
-    if not 1 <= request.num_samples <= SAMPLES_MAX:
-        raise UsageError(f"sample: num_samples must be 1 … {SAMPLES_MAX}, not {request.num_samples}")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise UsageError(f"sample: max_tokens must be at least 1, not {params.max_tokens}")
-    if not 0 <= params.temperature < np.inf:
-        raise UsageError(f"sample: temperature must be a number ≥ 0, not {params.temperature}")
-    if not 0 < params.top_p <= 1:
-        raise UsageError(f"sample: top_p must be in (0, 1], not {params.top_p}")
-    if params.top_k < 1 and params.top_k not in (-1, 0):
-        raise UsageError(f"sample: top_k must be positive, or -1 for all tokens, not {params.top_k}")
+    params, prompt, last = request.sampling_params, _prompt(request.prompt), request.prompt_logprobs_last_n
+    for name, value, is_valid, wanted in (
+        ("num_samples", request.num_samples, 1 <= request.num_samples <= SAMPLES_MAX, f"1 … {SAMPLES_MAX}"),
+        ("max_tokens", params.max_tokens, params.max_tokens is None or params.max_tokens >= 1, "at least 1"),
+        ("temperature", params.temperature, 0 <= params.temperature < np.inf, "a number ≥ 0"),
+        ("top_p", params.top_p, 0 < params.top_p <= 1, "in (0, 1]"),
+        ("top_k", params.top_k, params.top_k >= -1, "positive, or -1 for all tokens"),
+        ("prompt_logprobs_last_n", last, last is None or last >= 1, "at least 1"),
+    ):
+        if not is_valid:
+            raise UsageError(f"sample: {name} must be {wanted}, not {value}")
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         if not 0 <= getattr(request, name) <= _TOP_MAX:
             raise UsageError(f"sample: {name} must be 0 … {_TOP_MAX}, not {getattr(request, name)}")
@@ -194,9 +194,6 @@ def decode_sample(
             f"sample: prompt_alt_tokens_k {request.prompt_alt_tokens_k} for {len(prompt)} tokens is more than "
             f"{_ALTERNATIVES_MAX} draws: request fewer, or split the prompt"
         )
-    last = request.prompt_logprobs_last_n
-    if last is not None and last < 1:
-        raise UsageError(f"sample: prompt_logprobs_last_n must be at least 1, not {last}")
     return SampleRequest(
         prompt,
         request.num_samples,

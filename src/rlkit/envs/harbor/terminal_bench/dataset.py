@@ -10,11 +10,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlkit._util import files
+from rlkit._util.files.lock import hold_lock
 from rlkit._util.paths import cache_dir
 from rlkit._util.redaction import show_url
 from rlkit.envs.harbor.tasks import Selection, join_names
@@ -89,7 +89,7 @@ def _load_converted(source: GitFolder, *, name: str, note: Note) -> Conversion:
     folder = parent / _digest(source.url, source.folder, str(CONVERSION))
     if not folder.is_dir():
         files.make_folder(parent)
-        with _lock(folder.with_suffix(".lock"), lambda: note(f"waiting for another process that fetches {name}")):
+        with hold_lock(folder.with_suffix(".lock"), lambda: note(f"waiting for another process that fetches {name}")):
             if not folder.is_dir():
                 unfinished = folder.with_suffix(".unfinished")
                 try:
@@ -99,20 +99,6 @@ def _load_converted(source: GitFolder, *, name: str, note: Note) -> Conversion:
                     shutil.rmtree(unfinished, ignore_errors=True)
     report = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
     return Conversion(list((folder / _TASKS).iterdir()), report["failed"], report["differences"])
-
-
-@contextmanager
-def _lock(path: Path, on_wait: Callable[[], None]) -> Generator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    try:
-        acquisition = lock.acquire(timeout=0)
-    except Timeout:
-        on_wait()
-        acquisition = lock.acquire()
-    with acquisition:
-        yield
 
 
 def _convert(source: GitFolder, target: Path, *, name: str, note: Note) -> None:
