@@ -16,13 +16,23 @@ from transformers import AutoModelForCausalLM
 
 import rlkit
 from rlkit.config.loading.load import load_config
+from rlkit.engine.kernels.threads import Lanes
+from rlkit.engine.model import transformer
+from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.lora import LoraSettings, make_adapter
 from rlkit.engine.model.model_files import load_tokenizer
+from rlkit.engine.model.transformer import compute_hidden
+from rlkit.engine.model.weights import load_weights
+from rlkit.engine.training.learner import Learner
+from rlkit.engine.training.losses import make_loss
+from rlkit.engine.training.packing import Example
 from rlkit.errors import ConfigError, RlkitError, UsageError
 from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.testing import byte_model, tiny_model
 from rlkit.token_records.updates import read_update, update_path
 from rlkit.tools.audit import audit
 from rlkit.training.trainer import RLTrainer
+from tests.engine.test_learner import as_double, formula_of_project
 from tests.limits import HANG_S
 
 TOKENS = 6
@@ -110,6 +120,44 @@ def test_the_advantage_is_the_log_ratio_of_both_models(byte_model_dir: Path, tea
     quarters = [result.metrics[f"teacher/quarter/{number}"] for number in (1, 2, 3, 4)]
     assert min(quarters) < result.metrics["teacher/v1"] < max(quarters)
     assert_trained_exactly_once(result.directory)
+
+
+def test_the_gradient_is_that_of_float64(
+    byte_model_dir: Path, teacher_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = asyncio.run(make_trainer(byte_model_dir, steps=1, teacher={"model": str(teacher_dir)}, eval=None).train())
+    update, examples = read_update(update_path(result.directory, 1)), list[Example]()
+    weights = load_weights(byte_model_dir)
+    adapter = make_adapter(weights.config, LoraSettings(16, train_unembed=True), seed=0)
+    exact, trainable = as_double(weights, adapter)
+    monkeypatch.setattr(transformer, "project", formula_of_project)
+    total = torch.zeros((), dtype=torch.float64)
+    for record in read_groups(table_path(result.directory, 1))[:2]:
+        for sequence in update[record.group.draw].sequences:
+            (turn,) = record.group.episodes[sequence.member].turns
+            tokens = np.array([*turn.prompt.tokens.tolist(), *turn.completion.tolist()])
+            advantages, logprobs = np.zeros((2, len(tokens) - 1), np.float32)
+            advantages[sequence.mask], logprobs[sequence.mask] = sequence.advantages, turn.logprobs
+            inputs = {"advantages": advantages, "logprobs": logprobs}
+            examples.append(Example(tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64), inputs))
+            # Σ (log p_teacher − log p) · ∇ log p, with both models in float64
+            hidden = compute_hidden(exact, torch.from_numpy(tokens[:-1]), lay_out([len(tokens) - 1]), adapter=trainable)
+            unembed = trainable.unembed()
+            assert unembed is not None
+            logits = hidden @ exact.head.t() + unembed.delta(hidden)
+            places = torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:])
+            mask = torch.tensor(sequence.mask)
+            logp = logits.log_softmax(-1)[places][mask]
+            taught = torch.from_numpy(score(teacher_dir, tokens.tolist()))[mask]
+            total = total - ((taught - logp.detach()) * logp).sum()
+    total.backward()
+    expected = torch.cat([view.grad.flatten() for view in trainable.views.values() if view.grad is not None])
+    monkeypatch.undo()
+    lanes = Lanes(1)
+    learner = Learner(weights, adapter, lanes)
+    learner.forward_backward(examples, make_loss("importance_sampling", {}))
+    lanes.close()
+    assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-3
 
 
 @pytest.mark.slow
