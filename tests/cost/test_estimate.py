@@ -211,6 +211,28 @@ def test_estimate_counts_a_teacher_at_its_own_price(last_step: int | None, share
     assert with_teacher.usd.high - without.usd.high == pytest.approx(10 * scored / 1e6)
 
 
+@pytest.mark.parametrize(("temperature", "scored"), [(0.0, 0), (1.0, 2 * 6 * 2 * 30)])
+def test_estimate_counts_the_divergence_of_an_evaluation(temperature: float, scored: int) -> None:
+    pair = make_rollout(), make_rollout()
+    settings = {"eval": {"every": 0, "envs": {"words": {"tasks": 6, "attempts": 2, "temperature": temperature}}}}
+    taught = make_config(teacher={"model": "big"}, **settings)
+    usages = [
+        estimate(config, {"words": pair}, {"words": (pair, 6)}, price=None, speed=None).tokens.high
+        for config in (taught, make_config(**settings))
+    ]
+    assert usages[0] - usages[1] == 5 * 3 * 4 * 30 + scored  # before the first step, and after the last
+
+
+def test_estimate_counts_conversations_as_trained_only() -> None:
+    pair = make_rollout(), make_rollout()
+    talks = {"files": "talks.jsonl", "steps": 7}
+    rollouts = {"words": pair, "warm_start": pair}
+    with_talks = estimate(make_config(warm_start=talks), rollouts, {}, price=None, speed=None)
+    without = estimate(make_config(), rollouts, {}, price=None, speed=None)
+    trained = 7 * 3 * make_rollout().trained
+    assert with_talks.tokens == Band(without.tokens.low + trained, without.tokens.high + trained)
+
+
 @pytest.mark.parametrize("weight", [1e308, 1e-320, 7.0])
 def test_shares_sum_to_one_for_any_weights(weight: float) -> None:
     envs = {"words": {"weight": weight}, "others": {"weight": weight}}

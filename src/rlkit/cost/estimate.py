@@ -245,7 +245,7 @@ class _End:
 
     def usage(self, price: Price | None) -> Usage:
         """Count the tokens of the run; the price tells what those of teachers cost more."""
-        config, played, other_usd = self.config, 1 + self.run.replaced, 0.0
+        config, played, taught_by_env = self.config, 1 + self.run.replaced, dict[str, float]()
         total, evaluated = np.zeros(4), evaluations(config, self.run.steps)
         for name, groups in self.run.groups.items():
             size, rollout = self._group_size(name), self.rollouts[name][self.long]
@@ -255,13 +255,18 @@ class _End:
                 continue
             total += groups * played * self._sampled(rollout, size)
             total += [played * trained * bool(config.kl_penalty.coefficient), 0, 0, self._passes() * trained]
-            taught = played * trained * self._taught_share(name)
-            total += [taught, 0, 0, 0]
-            teacher = config.teacher_of(name)
-            other_usd += price.scoring_difference(teacher.model or config.model, taught) if teacher and price else 0.0
+            taught_by_env[name] = played * trained * self._taught_share(name)
         for name, spec in config.eval.envs.items():
             pair, tasks = self.evaluated[name]
             total += evaluated * tasks * self._sampled(pair[self.long], spec.attempts)
+            if spec.temperature == 1:  # the divergence from the teacher is measured
+                taught = evaluated * tasks * spec.attempts * pair[self.long].trained
+                taught_by_env[name] = taught_by_env.get(name, 0.0) + taught
+        other_usd = 0.0
+        for name, taught in taught_by_env.items():
+            if (teacher := config.teacher_of(name)) is not None:
+                total += [taught, 0, 0, 0]
+                other_usd += price.scoring_difference(teacher.model or config.model, taught) if price else 0.0
         return Usage(0, *(round(count) for count in total.tolist()), other_usd=other_usd)
 
     def _taught_share(self, name: str) -> float:

@@ -74,7 +74,7 @@ def _list_turns(
         yield {
             **{name: turn[name] for name in _TURN},
             "messages": _list_messages(turn, index, pieces),
-            "sampled": _ranges(np.array(turn["sampled"], np.bool_)),
+            "sampled": _ranges(np.array(turn["sampled"], np.bool_) | bool(turn.get("frozen"))),  # by an opponent
             "logprobs": _show_numbers(np.array(turn["logprobs"], np.float64)),
             "advantages": None if sequences is None else _show_numbers(numbers[0]),
             "trainer_logprobs": None if sequences is None else _show_numbers(numbers[1]),
@@ -95,7 +95,7 @@ def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> l
         # Tables of earlier releases have texts.
         texts = [turn.get(f"{name}_text") or decode_pieces(pieces, turn[name]) for name in ("prompt", "completion")]
         messages = [{"role": "prompt", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
-    return [*messages[:-1], {**messages[-1], "turn": index}]
+    return [*messages[:-1], {**messages[-1], "turn": index, **({"name": turn["role"]} if turn.get("role") else {})}]
 
 
 def _place_image(part: Row, images: Sequence[str]) -> Row:
