@@ -269,7 +269,7 @@ class FailingSampler(ScriptedSampler):
 
     async def sample(self, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
-        await asyncio.sleep(5 * http_responses.OPENING_S)
+        await asyncio.sleep(0.05)
         raise ServiceError("the service is down", request_id="r1")
 
 
@@ -376,7 +376,7 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
     async def work(client: AsyncAnthropic) -> None:
         asking = asyncio.create_task(ask(client))
         await waiting.wait()
-        await asyncio.sleep(2 * http_responses.OPENING_S)  # the stream has opened
+        await asyncio.sleep(0.02)  # the stream has opened
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.endpoint import Endpoint
-from rlkit.endpoint.http_responses import OPENING_S
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.tools.audit import audit_group
@@ -103,7 +102,7 @@ class CountingSampler(ScriptedSampler):
         self.returned: list[Completion] = []
 
     async def sample(self, *arguments: Any, **options: Any) -> Any:
-        await asyncio.sleep(0.002 if len(self.requests) % 2 else 2 * OPENING_S)  # before and after a stream opens
+        await asyncio.sleep(0 if len(self.requests) % 2 else 0.02)  # before and after a stream opens
         completions = await super().sample(*arguments, **options)
         self.returned += completions
         return completions

@@ -35,8 +35,9 @@ BODY_S = 60.0
 KEEP_ALIVE_S = 10.0
 """Time between two signs of life of a stream that waits for its reply."""
 
-OPENING_S = 0.01
-"""Time before a stream opens; a request that fails earlier gets an HTTP status."""
+OPENING_PASSES = 10
+"""Passes of the event loop before a stream opens. A request that fails before it is sampled needs six, and so gets an
+HTTP status."""
 
 _MODEL = {"object": "model", "created": 0, "owned_by": "rlkit", "type": "model", "created_at": "1970-01-01T00:00:00Z"}
 """Fields of a model, those of OpenAI first; the time of its making is unknown."""
@@ -89,7 +90,8 @@ async def _answer(protocol: type[Exchange], session: Session, request: Request) 
     is_streaming = False
     try:
         if exchange.stream:
-            await asyncio.wait([replies], timeout=OPENING_S)
+            for _ in range(OPENING_PASSES):
+                await asyncio.sleep(0)
             if not replies.done() or replies.exception() is None:
                 is_streaming = True
                 return StreamingResponse(_stream(exchange, replies), media_type="text/event-stream")
