@@ -177,9 +177,8 @@ async def connect_endpoint(
         api_key=endpoint.key or "none",  # the client requires a key
         timeout=timeout_s,
         max_retries=0,  # `EndpointPolicy` retries, with a limit in seconds, and also malformed responses
-        http_client=openai.DefaultAsyncHttpxClient(
-            limits=httpx.Limits(max_connections=None)
-        ),  # `max_concurrent` is the limit
+        # The limit is `max_concurrent`.
+        http_client=openai.DefaultAsyncHttpxClient(limits=httpx.Limits(max_connections=None)),
     )
     async with client:
         yield lambda sampling, limits: policy(

@@ -113,13 +113,10 @@ async def _try_cheat(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
             detail = detail or (rollout if isinstance(rollout, str) else f"it {rollout.result}")
         elif best is None or rollout.reward > best:
             best = rollout.reward
-    if not replies:
-        result: Result = "not tried"
-        detail = "this cheat does not apply to the prompt"
-    else:
-        result = classify_attempt(best, task.honest)
+    result: Result = classify_attempt(best, task.honest) if replies else "not tried"
+    reason = detail if replies else "this cheat does not apply to the prompt"
     return Attempt(
-        cheat.name, cheat.description, task.task_id, result, best, task.honest, detail if best is None else ""
+        cheat.name, cheat.description, task.task_id, result, best, task.honest, reason if best is None else ""
     )
 
 

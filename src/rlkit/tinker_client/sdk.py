@@ -10,7 +10,8 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self, override
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import tinker
@@ -103,11 +104,8 @@ class TinkerService(Service):
         return TinkerLearner(await self._create(create, activity), self._usage)
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> TinkerSampler:  # noqa: D102  inherited
-        def create() -> Awaitable[tinker.SamplingClient]:
-            if checkpoint is not None:
-                return self._client.create_sampling_client(model_path=checkpoint)
-            return self._client.create_sampling_client(base_model=model)
-
+        base_model = model if checkpoint is None else None
+        create = partial(self._client.create_sampling_client, model_path=checkpoint, base_model=base_model)
         activity = f"preparing to sample from {checkpoint or model}"
         return TinkerSampler(await self._create(create, activity), self._usage, version=0)
 
@@ -376,20 +374,11 @@ def _first_line(error: Exception) -> str:
     return first.split(" for self.request_id=")[0]  # drop the SDK's internal details
 
 
-class _WarningHandler(logging.Handler):
-    def __init__(self, receive: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._receive = receive
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        self._receive(record.getMessage().splitlines()[0])
-
-
 @contextmanager
 def capture_warnings(receive: Callable[[str], None]) -> Generator[None]:
     """Pass the first line of each warning of the SDK to `receive`, such as that a queue is paused."""
-    logger, handler = logging.getLogger("tinker"), _WarningHandler(receive)
+    logger, handler = logging.getLogger("tinker"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: receive(record.getMessage().splitlines()[0])
     logger.addHandler(handler)
     try:
         yield

@@ -27,9 +27,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     After a power failure, the file has the old or the new content; the new content if this function has returned.
     """
     make_folder(path.parent)
-    temporary = path.with_name(
-        f".{path.name}.{secrets.token_hex(4)}.tmp"
-    )  # unique, because threads may write the same file
+    # A unique name, because threads may write the same file.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

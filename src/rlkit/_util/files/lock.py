@@ -49,7 +49,7 @@ _open_locks = WeakSet[LockFile]()
 
 
 @contextmanager
-def hold_lock(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
+def wait_for_lock(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
     """Hold a lock file; call `on_wait` once if another process holds it."""
     from filelock import FileLock, Timeout
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit._util.files.lock import hold_lock
+from rlkit._util.files.lock import wait_for_lock
 from rlkit._util.paths import cache_dir
 from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
@@ -259,7 +259,7 @@ def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progres
     target.parent.mkdir(parents=True, exist_ok=True)
     workdir = target.with_name(f".{target.name}.preparing")
     waiting = "waiting for another process that is preparing the model"
-    with hold_lock(target.with_name(f".{target.name}.lock"), lambda: progress and progress(waiting, None)):
+    with wait_for_lock(target.with_name(f".{target.name}.lock"), lambda: progress and progress(waiting, None)):
         try:
             # The lock ends with its owner, so files here were left by a killed process.
             shutil.rmtree(workdir, ignore_errors=True)

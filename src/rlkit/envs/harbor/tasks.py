@@ -103,7 +103,7 @@ def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
     """
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
-        near = difflib.get_close_matches(folder.name, _list_names(folder.parent), n=1)
+        near = difflib.get_close_matches(folder.name, [path.name for path in folder.parent.glob("*/")], n=1)
         hint = f" Did you mean {str(folder.with_name(near[0]))!r}?" if near else ""
         raise UsageError(f"{field}: there is no folder {folder}.{hint}")
     if (folder / TASK_FILE).is_file():
@@ -176,10 +176,6 @@ def _deduplicate(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
 
 def _list_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _list_names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
 
 
 def _matches(task_id: str, glob: str) -> bool:

@@ -8,11 +8,10 @@ files: Landlock protects allow_only the contents of files.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import sandbox_filter
-from .sandbox_filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, allow_only, step
+from .sandbox_filter import ANY_BIT, EQUAL, SECOND_ARGUMENT, allow_only, refuse_values
 
 _THREAD = 0x10000  # CLONE_THREAD
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -70,13 +69,7 @@ def program() -> bytes | None:
     steps += allow_only(numbers.tgkill, EQUAL, [os.getpid()])  # its own threads: abort() uses it
     for number in numbers.self_only:
         steps += allow_only(number, EQUAL, [0])
-    steps += _refuse_values(numbers.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
+    steps += refuse_values(numbers.prctl, EQUAL, [_DEATH_SIGNAL])
     steps += allow_only(numbers.ioctl, EQUAL, _ALLOWED_IOCTLS, argument=SECOND_ARGUMENT)
-    steps += _refuse_values(numbers.fcntl, _FORBIDDEN_FCNTLS, argument=SECOND_ARGUMENT)
+    steps += refuse_values(numbers.fcntl, EQUAL, _FORBIDDEN_FCNTLS, argument=SECOND_ARGUMENT)
     return sandbox_filter.program(steps)
-
-
-def _refuse_values(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:
-    """Return steps that refuse a call if one of its arguments is one of the values."""
-    tests = [part for value in values for part in (step(EQUAL, value, unless=1), REFUSE)]
-    return [step(EQUAL, number, unless=len(tests) + 2), step(LOAD, argument), *tests, step(LOAD, 0)]

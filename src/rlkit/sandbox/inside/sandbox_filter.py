@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-FIRST_ARGUMENT, SECOND_ARGUMENT = 16, 24
+_FIRST_ARGUMENT, SECOND_ARGUMENT = 16, 24
 """Offsets of the lower halves of arguments in the data that a filter gets; the call's number is at offset 0."""
 
 _NEW_NAMESPACES = 0x7E020080  # each CLONE_NEW… except time's, which clone does not support
@@ -48,13 +48,8 @@ def program(extra_steps: Sequence[bytes] = ()) -> bytes | None:
     steps += refuse_calls((*forbidden, *_COMMON_CALLS))
     steps += allow_only(prlimit, EQUAL, [0])  # its own limits, not those of a verifier
     steps += [step(EQUAL, _CLONE3, unless=1), ABSENT, *extra_steps]
-    steps += [
-        step(EQUAL, clone, unless=3),
-        step(LOAD, FIRST_ARGUMENT),
-        step(ANY_BIT, _NEW_NAMESPACES, unless=1),
-        REFUSE,
-    ]
-    steps += [step(LOAD, 0), step(EQUAL, socket, unless=len(_FAMILIES) + 2), step(LOAD, FIRST_ARGUMENT)]
+    steps += refuse_values(clone, ANY_BIT, [_NEW_NAMESPACES])
+    steps += [step(EQUAL, socket, unless=len(_FAMILIES) + 2), step(LOAD, _FIRST_ARGUMENT)]
     steps += [step(EQUAL, family, when=len(_FAMILIES) - place) for place, family in enumerate(_FAMILIES)]
     return b"".join([*steps, _UNSUPPORTED, step(_RETURN, _ALLOW)])
 
@@ -64,11 +59,17 @@ def refuse_calls(calls: Sequence[int]) -> list[bytes]:
     return [part for number in calls for part in (step(EQUAL, number, unless=1), REFUSE)]
 
 
-def allow_only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
+def allow_only(number: int, test: int, values: Sequence[int], *, argument: int = _FIRST_ARGUMENT) -> list[bytes]:
     """Return steps that refuse a call unless one of its arguments passes a test against one of the values."""
     count = len(values)
     tests = [step(test, value, when=count - place) for place, value in enumerate(values)]
     return [step(EQUAL, number, unless=count + 3), step(LOAD, argument), *tests, REFUSE, step(LOAD, 0)]
+
+
+def refuse_values(number: int, test: int, values: Sequence[int], *, argument: int = _FIRST_ARGUMENT) -> list[bytes]:
+    """Return steps that refuse a call if one of its arguments passes a test against one of the values."""
+    tests = [part for value in values for part in (step(test, value, unless=1), REFUSE)]
+    return [step(EQUAL, number, unless=len(tests) + 2), step(LOAD, argument), *tests, step(LOAD, 0)]
 
 
 def step(code: int, value: int, *, when: int = 0, unless: int = 0) -> bytes:

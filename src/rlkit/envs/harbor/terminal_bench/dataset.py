@@ -10,11 +10,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rlkit._util import files
-from rlkit._util.files.lock import hold_lock
+from rlkit._util.files.lock import wait_for_lock
 from rlkit._util.paths import cache_dir
 from rlkit._util.redaction import show_url
 from rlkit.envs.harbor.tasks import Selection, join_names
@@ -89,7 +89,8 @@ def _load_converted(source: GitFolder, *, name: str, note: Note) -> Conversion:
     folder = parent / _digest(source.url, source.folder, str(CONVERSION))
     if not folder.is_dir():
         files.make_folder(parent)
-        with hold_lock(folder.with_suffix(".lock"), lambda: note(f"waiting for another process that fetches {name}")):
+        waiting = f"waiting for another process that fetches {name}"
+        with wait_for_lock(folder.with_suffix(".lock"), lambda: note(waiting)):
             if not folder.is_dir():
                 unfinished = folder.with_suffix(".unfinished")
                 try:
@@ -134,7 +135,7 @@ def _find_refusal(task: Path) -> str | None:
     """Return the reason to reject a task, or None. Rejected tasks would copy files of this machine, or lack files."""
     if task.is_symlink():
         return "it is a link"
-    for path in _list_files(task):
+    for path in task.rglob("*"):
         name = path.relative_to(task)
         if path.is_symlink() and (fault := _find_link_fault(path, task)) is not None:
             return f"its link {name} {fault}"
@@ -150,11 +151,6 @@ def _find_link_fault(link: Path, task: Path) -> str | None:
     if not os.path.exists(link):  # noqa: PTH110  as above
         return "leads nowhere"
     return "leads to a folder" if link.is_dir() else None  # a link to a parent would be copied forever
-
-
-def _list_files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in folder.walk():
-        yield from (parent / name for name in (*folders, *names))
 
 
 def _find_newest_commit(entry: Entry, *, note: Note) -> str:

@@ -57,9 +57,8 @@ def classify_error(error: BaseException, *, opening: bool) -> Kind:
         case ToolFailed():
             return "infrastructure" if _UNKNOWN_TASK in error.message else "environment"
         case MaxRetriesError():
-            return (
-                "busy" if any(getattr(cause, "status", None) == _BUSY for cause in error.errors) else "infrastructure"
-            )
+            is_busy = any(getattr(cause, "status", None) == _BUSY for cause in error.errors)
+            return "busy" if is_busy else "infrastructure"
         case aiohttp.ClientResponseError():
             return _classify_status(error, opening)
         case SDKError() | aiohttp.ClientError() | OSError():  # a TimeoutError is an OSError

@@ -127,8 +127,7 @@ def _answers(url: str) -> bool:
 def _tail(log: IO[bytes]) -> str:
     log.seek(0, os.SEEK_END)
     log.seek(max(0, log.tell() - 4 * _TAIL_CHARS))
-    lines = log.read().decode(errors="replace").split("\n")
-    text = " ".join(" ".join(lines).split())
+    text = " ".join(log.read().decode(errors="replace").split())
     return f"…{text[-_TAIL_CHARS:]}" if len(text) > _TAIL_CHARS else text or "it said nothing"
 
 
