@@ -29,7 +29,8 @@ ARMS: Mapping[str, Sequence[str]] = {
         "warm_start=null",
         "envs.order=null",
         f"source.files={EXAMPLE.with_suffix('.jsonl')}",
-        "batch.group_size=null",
+        "batch=null",
+        "batch.groups=8",
         "optimizer.learning_rate=5e-4",
     ),
 }
