@@ -61,7 +61,7 @@ def draw(runs: dict[str, Path], *, training: str, evaluation: str, ylabel: str, 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=10, loc="lower right" if is_reward else "upper right")
+    axes.legend(frameon=False, fontsize=10, loc="lower right" if is_reward else "best")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=160, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None)
     plt.close(figure)
