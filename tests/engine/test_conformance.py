@@ -36,6 +36,7 @@ from .conformance import (
     step,
     train_request,
 )
+from .conftest import connect
 from .helpers import ce_datum, prompt
 
 
@@ -302,3 +303,17 @@ def test_every_part_of_the_protocol_has_a_case() -> None:
     assert test_conformance_training.__name__, "imported for its cases"
     assert covered_routes == ROUTES.keys()
     assert covered_points == POINTS.keys()
+
+
+@pytest.mark.filterwarnings("ignore:DEPRECATED. TrainingClient.load_state:FutureWarning")
+def test_a_model_takes_no_checkpoint_of_another_rank(server: EngineServer) -> None:
+    with connect(server) as client:
+        four, other, eight = (
+            client.create_lora_training_client("qwen3", rank=rank, seed=seed).result()
+            for rank, seed in ((4, 0), (4, 1), (8, 0))
+        )
+        path = four.save_state("four").result().path
+        other.load_state(path).result()
+        with pytest.raises(tinker.TinkerError, match=r"has another base model, rank or set of trained layers than .*"):
+            eight.load_state(path).result()
+        assert eight.get_info().lora_rank == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,26 @@ def test_gradients_equal_autograd_on_the_formula(
     # The terms of the sum, most of which cancel, come to about a hundred.
     assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-5, abs=1e-4)
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("loss", "name", "default"),
+    [("cross_entropy", "weights", 1.0), ("ppo", "clip_low_threshold", 0.8), ("cispo", "clip_high_threshold", 4.0)],
+)
+def test_an_optional_input_that_a_sequence_lacks_has_its_default(
+    weights: Weights, lanes: Lanes, loss: str, name: str, default: float
+) -> None:
+    first, second = random_examples(loss, [20, 30])
+    given = replace(first, inputs={**first.inputs, name: np.full(20, 0.5 if loss != "cispo" else 8.0, np.float32)})
+    without = replace(second, inputs={key: values for key, values in second.inputs.items() if key != name})
+    filled = replace(without, inputs={**without.inputs, name: np.full(30, default, np.float32)})
+    gradients = list[torch.Tensor]()
+    for other in (without, filled):
+        learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
+        learner.forward_backward([given, other], make_loss(loss, {}))
+        gradients.append(learner.gradients.sum(0))
+    assert torch.equal(*gradients)
+    assert gradients[0].norm() > 0
 
 
 def test_logits_are_computed_for_one_piece_of_a_batch_at_a_time(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.signals import graceful_shutdown
+from rlkit.errors import UsageError
 
 
 def serve(
@@ -29,6 +31,12 @@ def serve(
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RLKIT_SERVE_API_KEY", help="Key of the clients; by default a new one.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File of the key, so that a restart has the same; made if there is none.")
+    ] = None,
 ) -> None:
     """Serve the embedded engine to any Tinker client, until Ctrl-C.
 
@@ -37,15 +45,28 @@ def serve(
     from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
     from rlkit.engine.model.model_files import resolve_model
+    from rlkit.engine.server.server import load_api_key
     from rlkit.serving import ChatModels
 
     models = model or []
+    if api_key_file is not None:
+        if api_key is not None:
+            raise UsageError("--api-key and --api-key-file: give one of them")
+        api_key = load_api_key(api_key_file)
     # The constructor rejects invalid options, before any model is downloaded.
     engine = EngineServer(
-        host=host, port=port, threads=threads, device=device, root=root, models=models, extension=ChatModels
+        host=host,
+        port=port,
+        api_key=api_key,
+        threads=threads,
+        device=device,
+        root=root,
+        models=models,
+        extension=ChatModels,
     )
+    note_once = cache(output.note)  # of a conversion in hundreds of parts
     for name in models:
-        directory = resolve_model(name, progress=lambda message, _: output.note(message))
+        directory = resolve_model(name, progress=lambda message, _: note_once(message))
         output.note(f"model {name} is ready: {directory}")
     stop = threading.Event()
     with graceful_shutdown(stop.set, output.note, message="stopping"), engine:

@@ -54,7 +54,10 @@ class _WeightsInfoRequest(BaseModel):
 
 
 def make_app(service: Service, bodies: BodyReader, *, api_key: str, models: Sequence[str]) -> Starlette:
-    """Make the web application; clients send `api_key` as `X-API-Key`, and `get_server_capabilities` lists `models`."""
+    """Make the web application; `get_server_capabilities` lists `models`.
+
+    Clients send `api_key` as `X-API-Key`, except to `healthz`.
+    """
     manage = Management(service.store, service.sessions)
     handlers = _Handlers(service, bodies, manage, models)
     table = (*_service_routes(handlers, service), *_management_routes(handlers, manage))
@@ -62,7 +65,11 @@ def make_app(service: Service, bodies: BodyReader, *, api_key: str, models: Sequ
     download = Route("/{signature}/{expires:int}/{model_id}/{kind}/{name}/{file}", manage.download)
     answers = dict.fromkeys((*_STATUSES, Rejection, Exception), _answer_error)
     return Starlette(
-        routes=[Mount("/api/v1/downloads", routes=[download]), Mount("/api/v1", _require_key(router, api_key))],
+        routes=[
+            Mount("/api/v1/downloads", routes=[download]),
+            Route("/api/v1/healthz", handlers.health),  # a probe has no key
+            Mount("/api/v1", _require_key(router, api_key)),
+        ],
         exception_handlers={404: _answer_unknown_route, **answers},
     )
 
@@ -71,7 +78,6 @@ def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, st
     future = handlers.future
     save_for_sampler = future(types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler)
     return [
-        ("GET", "healthz", handlers.health),
         ("GET", "get_server_capabilities", handlers.capabilities),
         ("POST", "client/config", handlers.client_config),
         ("POST", "client/dynamic_config", handlers.client_dynamic_config),

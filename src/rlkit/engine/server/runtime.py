@@ -98,6 +98,15 @@ class Runtime:
         adapter, moments = self._store.load(path, base.weights.config)
         if optimiser and moments is None:
             raise UsageError(f"{path} has no optimiser state: save with save_state, or load the weights only")
+        present = self._models.get(model_id)
+        if present is not None and (present.base.name, present.learner.adapter.settings) != (
+            base.name,
+            adapter.settings,
+        ):
+            raise UsageError(
+                f"{path} has another base model, rank or set of trained layers than {model_id}: create a training "
+                "client from it, with create_training_client_from_state"
+            )
         moments, steps = (moments, info.steps) if optimiser else (None, 0)
         return self._add_model(model_id, base, adapter, moments=moments, steps=steps)
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -39,6 +42,28 @@ class Extension(Protocol):
     async def close(self) -> None:
         """Release what the routes use, before the server stops."""
         ...
+
+
+def make_api_key() -> str:
+    """Return a new key in the form that the SDK requires."""
+    return f"tml-{secrets.token_urlsafe(24)}"
+
+
+def load_api_key(path: Path) -> str:
+    """Return the key in a file; if there is none, write a new key to it, which only its owner can read.
+
+    Raises:
+        UsageError: the file is empty, or cannot be read or written.
+    """
+    try:
+        with suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as file:
+            file.write(make_api_key())
+        key = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot hold the API key: {getattr(error, 'strerror', None) or error}") from error
+    if not key:
+        raise UsageError(f"{path}: holds no API key; write one into it, or remove it for a new one")
+    return key
 
 
 class EngineServer:
@@ -76,7 +101,7 @@ class EngineServer:
         activity: Activity | None = None,
         extension: Callable[[EngineServer], Extension] | None = None,
     ) -> None:
-        self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
+        self.api_key = make_api_key() if api_key is None else api_key
         if not self.api_key.startswith("tml-"):
             raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other key")
         if not 0 <= port <= 65_535:

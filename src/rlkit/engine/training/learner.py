@@ -162,6 +162,7 @@ class Learner:
     def _run(
         self, examples: Sequence[Example], loss: Loss, scheduler: Scheduler | None, *, backward: bool
     ) -> LossOutput:
+        examples = _complete_inputs(examples, loss)
         _check_examples(examples, loss.name, self.weights.config)
         packed = micro_batches([example.tokens for example in examples], self._batch_tokens, _SHARES)
         shares = [
@@ -268,10 +269,21 @@ def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence
     return replace(targets, inputs={**targets.inputs, SEQUENCE: torch.cat(ratios)})
 
 
+def _complete_inputs(examples: Sequence[Example], loss: Loss) -> Sequence[Example]:
+    """Return examples with the defaults of the optional inputs that only some of them have."""
+    names = {name for example in examples for name in example.inputs} & {*LOSSES[loss.name].optional}
+    defaults = {name: np.float32(loss.settings.get(name, 1.0)) for name in names}  # a weight is 1
+
+    def complete(example: Example) -> Example:
+        rows = {name: np.full(example.targets.shape, defaults[name]) for name in names - example.inputs.keys()}
+        return replace(example, inputs={**example.inputs, **rows}) if rows else example
+
+    return [complete(example) for example in examples]
+
+
 def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig) -> None:
     """Raise `UsageError`, with example and field, for invalid input, which could otherwise give wrong results."""
     spec = LOSSES[loss]
-    names = examples[0].inputs.keys() if examples else ()
     for i, example in enumerate(examples):
         length = len(example.tokens)
         if not length:
@@ -281,8 +293,6 @@ def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig)
         for name, values in (("model_input", example.tokens), ("target_tokens", example.targets)):
             if values.size and (values.min() < 0 or values.max() >= config.vocab_size):
                 raise UsageError(f"data[{i}]: {name} has a token outside 0 … {config.vocab_size - 1}")
-        if example.inputs.keys() != names:
-            raise UsageError(f"data[{i}]: loss_fn_inputs differ from those of data[0]")
         for name in spec.required:
             if name not in example.inputs:
                 raise UsageError(f"data[{i}]: {loss} needs loss_fn_inputs[{name!r}]")
