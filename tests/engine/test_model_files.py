@@ -64,7 +64,10 @@ def test_a_home_directory_is_expanded_and_the_answer_absolute(tmp_path: Path, mo
     assert resolve_model("~/model") == tmp_path / "model"
 
 
-@pytest.mark.parametrize(("file", "lacking"), [("config.json", "config.json"), ("model.safetensors", "safetensors")])
+@pytest.mark.parametrize(
+    ("file", "lacking"),
+    [("config.json", "config.json"), ("model.safetensors", "safetensors"), ("tokenizer.json", "tokenizer.json")],
+)
 def test_the_error_on_a_directory_without_a_model_names_the_missing_file(
     tmp_path: Path, file: str, lacking: str
 ) -> None:

@@ -147,11 +147,17 @@ def _needs_no_class_lookup(path: Path) -> bool:
     return class_name == "PreTrainedTokenizerFast" and (path / "tokenizer.json").is_file()
 
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+"""Files of which any is enough for a tokenizer of transformers."""
+
+
 def _find_missing_file(folder: Path) -> str | None:
     """Return the first file that a model directory needs and `folder` lacks, or None."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    return None if any(folder.glob("*.safetensors")) else "*.safetensors weights"
+    if not any(folder.glob("*.safetensors")):
+        return "*.safetensors weights"
+    return None if any((folder / name).is_file() for name in _TOKENIZER_FILES) else "tokenizer.json"
 
 
 def _find_gguf(path: Path) -> Path | None:
