@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -321,6 +322,47 @@ def test_packed_weights_give_the_results_of_plain_weights(
     assert packed is not None
     assert plain is not None
     np.testing.assert_allclose(packed[1:], plain[1:], atol=1e-5)
+
+
+def test_owners_share_the_batch_without_changing_results(weights: Weights, two_lanes: Lanes) -> None:
+    large, small = request(0, samples=12, max_tokens=60), request(1, samples=3, max_tokens=5)
+    alone: list[SampleResult] = []
+    for one in (large, small):
+        decoder = Decoder(weights, two_lanes)
+        decoder.submit(one, alone.append)
+        run(decoder)
+    eight = replace(batch_limits(torch.device("cpu")), rows=8)
+    decoder = Decoder(weights, two_lanes, limits=eight)
+    results: list[tuple[str, int, SampleResult]] = []
+    steps = 0
+    decoder.submit(large, lambda result: results.append(("large", steps, result)), owner="large")
+    for _ in range(20):
+        decoder.step()
+        steps += 1
+    assert len(decoder._batch) == 8
+    decoder.submit(small, lambda result: results.append(("small", steps, result)), owner="small")
+    decoder.step()
+    assert Counter(row.ticket.owner for row in decoder._batch.rows) == {"large": 5, "small": 3}
+    while decoder.busy:
+        decoder.step()
+        steps += 1
+        assert len(decoder._batch) <= 8
+    assert [
+        (name, same(result, expected)) for (name, _, result), expected in zip(results, alone[::-1], strict=True)
+    ] == [
+        ("small", True),
+        ("large", True),
+    ]
+    assert results[0][1] <= 26  # it did not wait for the samples of the other
+
+
+def test_a_single_owner_keeps_its_rows(weights: Weights, lanes: Lanes) -> None:
+    decoder = Decoder(weights, lanes, limits=replace(batch_limits(torch.device("cpu")), rows=4))
+    decoder.submit(request(0, samples=4, max_tokens=50), lambda _: None, owner="one")
+    decoder.submit(request(1, samples=4, max_tokens=50), lambda _: None, owner="one")
+    for _ in range(10):
+        decoder.step()
+    assert [len(row.tokens) for row in decoder._batch.rows] == [11] * 4  # nothing was drawn again
 
 
 def test_a_cancelled_request_leaves_and_the_others_continue(weights: Weights, lanes: Lanes) -> None:

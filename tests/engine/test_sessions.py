@@ -148,15 +148,35 @@ def test_a_silent_session_ends_and_leaves_nothing(server: EngineServer, client: 
 
 
 def test_a_session_whose_job_is_running_is_not_silent(server: EngineServer, client: tinker.ServiceClient) -> None:
-    sampler = client.create_sampling_client(base_model="llama").result()
-    expected = sampler.sample(prompt(*TEXT), 1, ONE).result().sequences[0].tokens
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    expected = trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
     with busy_worker(server):
-        future = sampler.sample(prompt(*TEXT), 1, ONE)
+        future = trainer.forward([ce_datum(TEXT)], "cross_entropy")
         while not any(p.is_submitted and not p.done for p in service_of(server).promises.with_prefix("")):
             time.sleep(0.01)
         with later(server, 2 * sessions.SILENCE_S):
             on_server(server, service_of(server).end_silent_sessions)
-    assert future.result().sequences[0].tokens == expected
+    assert future.result().metrics["loss:sum"] == expected
+
+
+def test_the_samples_of_a_dead_client_are_dropped(server: EngineServer, client: tinker.ServiceClient) -> None:
+    sampler = client.create_sampling_client(base_model="llama").result()
+    alive = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
+    with busy_worker(server):
+        future = sampler.sample(prompt(*TEXT), 4, types.SamplingParams(max_tokens=1000))
+        other = alive.create_sampling_client(base_model="llama").result().sample(prompt(*TEXT), 1, ONE)
+        while sum(p.is_submitted and not p.done for p in service_of(server).promises.with_prefix("")) < 2:
+            time.sleep(0.01)
+        dead = next(session for session in service_of(server).sessions if session.samplers)
+        with later(server, sessions.DEAD_S + 1):
+            for session in service_of(server).sessions:
+                if session is not dead:
+                    post(server, "session_heartbeat", {"session_id": session.session_id})
+            on_server(server, service_of(server).end_silent_sessions)
+    assert other.result().sequences[0].tokens
+    with pytest.raises(tinker.RequestFailedError, match="the sample was dropped: its client has sent nothing for 60 s"):
+        future.result()
+    assert sampler.sample(prompt(*TEXT), 1, ONE).result().sequences[0].tokens  # the session goes on
 
 
 def test_a_sample_does_not_wait_for_queued_training(

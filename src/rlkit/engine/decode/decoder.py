@@ -5,14 +5,15 @@ the settings, the seed and the sample's index, bit for bit. They do not depend o
 the number of threads.
 
 Memory is reserved for the current tokens of a row and one more bucket, not for its maximum length. If keys and values
-exceed their limit, the newest rows are requeued, and later draw the same tokens again.
+exceed their limit, or a client waits that has less than its share of the batch, the newest rows are requeued, and later
+draw the same tokens again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -72,9 +73,10 @@ class Decoder:
         """True while there are samples to decode."""
         return bool(self._waiting) or self.running_count > 0
 
-    def submit(self, request: SampleRequest, on_result: Callable[[SampleResult], None]) -> Ticket:
-        """Queue a request; `on_result` is called from `step` with its result."""
-        ticket = Ticket(request, on_result, _check_request(request, self._weights), [None] * request.num_samples)
+    def submit(self, request: SampleRequest, on_result: Callable[[SampleResult], None], *, owner: str = "") -> Ticket:
+        """Queue a request; `on_result` is called from `step` with its result. Owners have equal shares of the batch."""
+        limit = _check_request(request, self._weights)
+        ticket = Ticket(request, on_result, limit, [None] * request.num_samples, owner)
         self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.num_samples)]
         return ticket
 
@@ -92,6 +94,7 @@ class Decoder:
             others: busy decoders that share the memory for keys and values.
         """
         self._make_room(others)
+        self._share_batch()
         new_rows = self._prefill(self._admit(others))
         # Start new rows, then decode a token of all.
         (tickets,) = self._lanes.run([lambda: [*self._batch.start(new_rows), *self._batch.decode()]])
@@ -106,11 +109,25 @@ class Decoder:
         while sum(decoder._used_bytes() for decoder in together) > self._limits.kv_bytes:
             if sum(decoder.running_count for decoder in together) < 2:
                 return
-            max(together, key=Decoder._used_bytes)._requeue_newest()
+            largest = max(together, key=Decoder._used_bytes)
+            largest._requeue_newest(largest._batch.rows)
 
-    def _requeue_newest(self) -> None:
-        """Put the newest row back into the queue; it restarts when its present size fits."""
-        newest = max(self._batch.rows, key=lambda row: row.arrival)
+    def _share_batch(self) -> None:
+        """Requeue rows of the owner with most, while the batch is full and rows wait of an owner with fewer."""
+        waiting, running = _count_owners(self._waiting), _count_owners(self._batch.rows)
+        if len(waiting | running) < 2 or not (self._lacks_memory or self.running_count >= self._limits.rows):
+            return
+        for owner in sorted(waiting, key=running.__getitem__):
+            for _ in range(waiting[owner]):
+                (most, count), *_ = running.most_common(1)
+                if running[owner] + 1 >= count:
+                    break
+                self._requeue_newest([row for row in self._batch.rows if row.ticket.owner == most])
+                running[most], running[owner] = count - 1, running[owner] + 1
+
+    def _requeue_newest(self, rows: Sequence[Row]) -> None:
+        """Put the newest of some rows back into the queue; it restarts when its present size fits."""
+        newest = max(rows, key=lambda row: row.arrival)
         self._batch.drop(lambda row: row is newest)
         self._waiting.appendleft(Row(newest.ticket, newest.index, newest.arrival, _reserved_positions(newest)))
 
@@ -125,12 +142,16 @@ class Decoder:
         least_bytes = min(
             (decoder._used_bytes() for decoder in others if decoder._lacks_memory), default=self._limits.kv_bytes
         )
+        running = _count_owners(self._batch.rows)
         while len(admitted) < room and not self._lacks_memory:
-            size_bytes = self._row_bytes(self._waiting[0])
+            row = min(self._waiting, key=lambda row: running[row.ticket.owner])  # the first of them
+            size_bytes = self._row_bytes(row)
             fits = own_bytes <= least_bytes and own_bytes + others_bytes + size_bytes <= self._limits.kv_bytes
             if fits or not own_bytes + others_bytes:
                 own_bytes += size_bytes
-                admitted.append(self._waiting.popleft())
+                admitted.append(row)
+                self._waiting.remove(row)
+                running[row.ticket.owner] += 1
             else:
                 self._lacks_memory = True
         return admitted
@@ -157,6 +178,10 @@ class Decoder:
             for ticket, scores in zip(group, prompt.scores, strict=True):
                 ticket.prompt_scores = scores
         return [(row, prompt) for rows, prompt in zip(groups.values(), prompts, strict=True) for row in rows]
+
+
+def _count_owners(rows: Iterable[Row]) -> Counter[str]:
+    return Counter(row.ticket.owner for row in rows)
 
 
 def _reserved_positions(row: Row) -> int:

@@ -115,12 +115,13 @@ class SampleResult:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request in progress: at most `limit` tokens a sample."""
+    """A request in progress: at most `limit` tokens a sample; `owner` is its client."""
 
     request: SampleRequest
     on_result: Callable[[SampleResult], None]
     limit: int
     samples: list[Sample | None]
+    owner: str = ""
     prompt_scores: PromptScores = field(default_factory=PromptScores)
 
 

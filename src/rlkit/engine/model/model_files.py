@@ -34,7 +34,7 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_PROBE_TIMEOUT_S = 4.0
 
 _MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-_TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"]
+_TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"]
 _SHOWN_CHARACTERS = 200
 _IGNORED_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
 
@@ -145,10 +145,6 @@ def _needs_no_class_lookup(path: Path) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return class_name == "PreTrainedTokenizerFast" and (path / "tokenizer.json").is_file()
-
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
-"""Files of which any is enough for a tokenizer of transformers."""
 
 
 def _find_missing_file(folder: Path) -> str | None:

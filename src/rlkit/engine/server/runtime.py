@@ -18,6 +18,7 @@ from tinker import types
 from torch import Tensor
 
 from rlkit._util.activity import Activity
+from rlkit._util.gc_tuning import return_free_memory
 from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.requests import TextDecoder
 from rlkit.engine.kernels.devices import BatchLimits, batch_limits
@@ -178,6 +179,7 @@ class Runtime:
             del self._models[model_id]
         self._samplers.release(session_id)
         self._snapshots.remove_prefix(f"{session_id}:")
+        return_free_memory()
 
     def unload(self, model_id: str) -> None:
         """Release a model in training."""
@@ -197,6 +199,7 @@ class Runtime:
         self._snapshots.close()
         self._narrow.close()
         self._wide.close()
+        return_free_memory()
 
     @cached_property
     def _limits(self) -> BatchLimits:

@@ -169,7 +169,8 @@ def _start(served: ServedWeights, entry: _WaitingRequest) -> None:
         else:
             entry.promise.resolve(answer)
 
+    owner = entry.promise.request_id.partition(":")[0]  # the session
     try:
-        served.tickets[entry.promise] = served.decoder.submit(entry.request, finish)
+        served.tickets[entry.promise] = served.decoder.submit(entry.request, finish, owner=owner)
     except Exception as error:
         entry.promise.fail_from(error)

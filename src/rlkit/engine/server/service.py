@@ -22,7 +22,7 @@ from rlkit.engine.server import wire_format
 from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.server.request_order import RequestQueues, failing_job, hash_request, new_id
 from rlkit.engine.server.runtime import Runtime, check_checkpoint
-from rlkit.engine.server.sessions import ModelInfo, ModelQueue, SamplerRef, Sessions, Target
+from rlkit.engine.server.sessions import DEAD_S, SILENCE_S, ModelInfo, ModelQueue, SamplerRef, Sessions, Target
 from rlkit.engine.server.worker import Worker
 from rlkit.engine.storage.checkpoints import CheckpointStore
 from rlkit.engine.storage.session_records import Run, stringify_values
@@ -31,7 +31,7 @@ from rlkit.errors import MissingError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_SWEEP_S = 60.0
+_SWEEP_S = 10.0
 _SUBSTITUTES = {
     "stable_reinforce": "use importance_sampling, ppo or cispo with the sampler's log-probabilities",
     "custom": "use forward_backward_custom with a function, which runs on the client",
@@ -100,8 +100,15 @@ class Service:
         self._queues.run_after(session.queues.values(), lambda: self._runtime.release(session_id))
 
     def end_silent_sessions(self) -> None:
-        """End sessions without requests for `SILENCE_S`; a session with a submitted, unfinished job is not silent."""
-        for session in self.sessions.silent():
+        """Drop the samples of dead clients, and end sessions without requests for `SILENCE_S`.
+
+        A session with a submitted, unfinished job does not end.
+        """
+        for session in self.sessions.silent(DEAD_S):
+            for promise in self.promises.with_prefix(f"{session.session_id}:"):
+                if promise.request_id.rpartition("#")[0] in session.samplers and not promise.done:
+                    promise.fail(f"the sample was dropped: its client has sent nothing for {DEAD_S:g} s", "server")
+        for session in self.sessions.silent(SILENCE_S):
             promises = self.promises.with_prefix(f"{session.session_id}:")
             if not any(promise.is_submitted and not promise.done for promise in promises):
                 _log.info("session %s ends: its client has sent no request for a long time", session.session_id)

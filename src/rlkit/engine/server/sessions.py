@@ -18,6 +18,9 @@ from rlkit.errors import MissingError
 
 # Clients send a heartbeat every 10 s, and warn after two minutes without a reply that their session may be terminated.
 SILENCE_S = 30 * 60.0
+DEAD_S = 60.0
+"""Time without a request, six heartbeats, after which nobody is expected to fetch a sample."""
+
 _ENDED_MAX = 1024
 
 
@@ -129,7 +132,7 @@ class Sessions:
         """Return True if the session of a model, sampling session or request has ended."""
         return object_id.partition(":")[0] in self._ended_ids
 
-    def silent(self) -> list[Session]:
-        """Return the sessions without a request for `SILENCE_S`."""
-        limit_s = self._clock() - SILENCE_S
+    def silent(self, seconds: float) -> list[Session]:
+        """Return the sessions without a request for so long."""
+        limit_s = self._clock() - seconds
         return [session for session in self if session.last_request_s < limit_s]
