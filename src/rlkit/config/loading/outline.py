@@ -110,9 +110,15 @@ def find_shape(keys: KeyPath) -> Shape | None:
     return shape
 
 
-def leaf_fields() -> Iterator[tuple[str, ...]]:
-    """Yield the key path of every field, except under keys that the user chooses."""
-    yield from _leaves(outline(), ())
+def leaf_fields(shape: Shape | None = None, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the key path of every field below a shape, except under keys that the user chooses."""
+    shape = shape or outline()
+    for owner in (shape, *shape.choices.values()):
+        for name, below in owner.fields.items():
+            if below.shape.fields or below.shape.choices:
+                yield from leaf_fields(below.shape, (*keys, name))
+            else:
+                yield (*keys, name)
 
 
 def without_nulls(node: Node, shape: Shape | None = None) -> Node:
@@ -150,15 +156,6 @@ def _child(shape: Shape, key: str | int) -> Shape | None:
     return shape.entries or next((c.fields[key].shape for c in shape.choices.values() if key in c.fields), None)
 
 
-def _leaves(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for owner in (shape, *shape.choices.values()):
-        for name, below in owner.fields.items():
-            if below.shape.fields or below.shape.choices:
-                yield from _leaves(below.shape, (*keys, name))
-            else:
-                yield (*keys, name)
-
-
 def _shape(schema: Schema) -> Shape:
     while "$ref" in schema:
         schema = _part(_part(config_schema(), "$defs"), str(schema["$ref"]).rsplit("/", 1)[-1])
@@ -181,16 +178,14 @@ def _shape(schema: Schema) -> Shape:
 
 
 def _union(schema: Schema, description: str) -> Shape:
+    options = [_shape(option) for option in cast("Sequence[Schema]", schema.get("oneOf") or schema["anyOf"])]
     if "oneOf" in schema:
-        options = [_shape(option) for option in _parts(schema, "oneOf")]
         choices = {name: option for option in options for name in _names(option)}
         return Shape("section", description, choices=choices)
-    options = [_shape(option) for option in _parts(schema, "anyOf")]
     text = " or ".join(option.type for option in options)
     others = [option for option in options if option.type != "null"]
-    first = next(
-        (option for option in others if option.is_mapping), others[0]
-    )  # the other option is a short form, such as a name
+    # An option beside a section is its short form, such as a name.
+    first = next((option for option in others if option.is_mapping), others[0])
     nullable = len(others) < len(options)
     return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
 
@@ -223,7 +218,3 @@ def _scalar_type(kind: str, schema: Schema) -> str:
 
 def _part(schema: Schema, key: str) -> Schema:
     return cast("Schema", schema[key])
-
-
-def _parts(schema: Schema, key: str) -> Sequence[Schema]:
-    return cast("Sequence[Schema]", schema[key])

@@ -55,10 +55,8 @@ class ResolvedConfig:
         for path, node in scalars(root):
             if node.template is not None:
                 _put(tree, path, node.template)
-        origins = dict[str, str]()
-        for path, _ in leaves(tree):
-            node = find(root, path)
-            origins[dotted(path)] = DEFAULT if node is None else str(node.origin)
+        nodes = {path: find(root, path) for path, _ in leaves(tree)}
+        origins = {dotted(path): DEFAULT if node is None else str(node.origin) for path, node in nodes.items()}
         return cls(config, tree, origins)
 
 

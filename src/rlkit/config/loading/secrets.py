@@ -6,7 +6,7 @@ Invariant: messages name the field of a credential, never the credential itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rlkit._util.redaction import SHORTEST_SECRET_CHARS, is_secret_name
@@ -112,15 +112,12 @@ def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
         args: arguments before interpolation.
         field: dotted path of `args`.
     """
-    warnings = list[str]()
-    for keys, node in scalars(from_python(args)):
-        key = next(key for key in reversed(keys) if isinstance(key, str))
-        if isinstance(node.value, str) and _may_be_secret(key, node.value):
-            warnings.append(
-                f"{'.'.join([field, *map(str, keys)])} looks like a literal secret, and is recorded with the run: "
-                "write ${NAME} instead, and set NAME in the environment or in .env"
-            )
-    return warnings
+    return [
+        f"{'.'.join([field, *map(str, keys)])} looks like a literal secret, and is recorded with the run: "
+        "write ${NAME} instead, and set NAME in the environment or in .env"
+        for keys, key, text in _texts(args)
+        if _may_be_secret(key, text)
+    ]
 
 
 def _may_be_secret(key: str, text: str) -> bool:
@@ -159,12 +156,13 @@ def without_secrets(value: Json, *, key: str = "") -> Json:
     return value
 
 
-def secrets_in(value: Json, *, key: str = "") -> list[str]:
+def secrets_in(value: Json) -> list[str]:
     """Return every credential in a JSON value."""
-    if isinstance(value, str):
-        return [value] if is_secret(key, value) else []
-    if isinstance(value, Mapping):
-        return [secret for name, child in value.items() for secret in secrets_in(child, key=name)]
-    if isinstance(value, Sequence):
-        return [secret for child in value for secret in secrets_in(child, key=key)]
-    return []
+    return [text for _, key, text in _texts(value) if is_secret(key, text)]
+
+
+def _texts(value: Json) -> Iterator[tuple[KeyPath, str, str]]:
+    """Yield key path, key and text of every string; the key of an item is that of its list."""
+    for keys, node in scalars(from_python(value)):
+        if isinstance(node.value, str):
+            yield keys, next((key for key in reversed(keys) if isinstance(key, str)), ""), node.value

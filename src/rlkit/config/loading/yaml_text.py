@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import cast
 
 import yaml
-from yaml.composer import Composer
 from yaml.error import MarkedYAMLError
-from yaml.parser import Parser
-from yaml.reader import Reader, ReaderError
-from yaml.resolver import BaseResolver
-from yaml.scanner import Scanner
+from yaml.reader import ReaderError
 
 from rlkit.config.loading.nodes import Node, Origin, Scalar, is_mapping
 from rlkit.errors import ConfigError
@@ -44,15 +40,8 @@ _STRING_TAG = "tag:yaml.org,2002:str"
 _CONTAINER_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
-class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """PyYAML's loader up to the node graph, without its YAML 1.1 interpretation of plain scalars."""
-
-    def __init__(self, text: str) -> None:
-        Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
-        Composer.__init__(self)
-        BaseResolver.__init__(self)
+class _Loader(yaml.BaseLoader):
+    """PyYAML's loader without its YAML 1.1 interpretation of plain scalars."""
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool] | bool) -> str:
         """Return the tag of a node; plain scalars get a tag of their own, unlike quoted or `!!str` scalars."""
@@ -102,7 +91,6 @@ def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = T
     """
     builder = _Builder(source, folder, lines=lines)
     try:
-        # yaml.compose would require a complete loader.
         node: yaml.Node | None = _Loader(text).get_single_node()
         return None if node is None else builder.build(node)
     except MarkedYAMLError as error:

@@ -96,23 +96,18 @@ class EvalConfig(Section):
         return self
 
 
-_INHERITED = (
-    (None, "advantage"),
-    (None, "reward"),
-    (None, "teacher"),
-    ("batch", "group_size"),
-    ("sampling", "temperature"),
-    ("sampling", "max_tokens"),
-    ("rollouts", "timeout_s"),
-    ("rollouts", "max_retries"),
-    ("rollouts", "min_valid"),
-)
-"""Fields of the run that an environment may override: section and field."""
+_INHERITED = {
+    "": ("advantage", "reward", "teacher"),
+    "batch": ("group_size",),
+    "sampling": ("temperature", "max_tokens"),
+    "rollouts": ("timeout_s", "max_retries", "min_valid"),
+}
+"""Fields of the run that an environment may override, by section."""
 
 _ALTERNATIVES = {"min_valid": "max_failing_rollouts"}
 """Alternative fields of an environment, which set the same limit as the field in the key."""
 
-_EVALUATION_FIELDS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_retries"))
+_EVALUATION_FIELDS = ("max_tokens", "timeout_s", "max_retries")
 """Fields of `_INHERITED` that evaluations use, too."""
 
 
@@ -318,9 +313,7 @@ class Config(Section):
                 )
             return
         min_valid = env.min_valid or self.rollouts.min_valid
-        if min_valid > size and (
-            env.min_valid is not None or min_valid != RolloutsConfig.model_fields["min_valid"].default
-        ):
+        if min_valid > size and not (env.min_valid is None and self.rollouts.is_default("min_valid")):
             field = "rollouts.min_valid" if env.min_valid is None else f"envs.{name}.min_valid"
             raise ValueError(
                 f"{field}: {min_valid} is more than the rollouts of a group of envs.{name}; set it to {size} or less"
@@ -328,13 +321,13 @@ class Config(Section):
 
     def _check_overrides(self) -> None:
         """Check that at least one environment uses each setting of the run."""
-        for section, name in _INHERITED:
-            holder = self if section is None else cast("Section", getattr(self, section))
-            users = [*self.envs.values(), *(self.eval.envs.values() if (section, name) in _EVALUATION_FIELDS else ())]
+        for section, name in ((section, name) for section, names in _INHERITED.items() for name in names):
+            holder = cast("Section", getattr(self, section)) if section else self
+            users = [*self.envs.values(), *(self.eval.envs.values() if name in _EVALUATION_FIELDS else ())]
             alternative = _ALTERNATIVES.get(name, name)
             overrides = [any(getattr(user, key, None) is not None for key in (name, alternative)) for user in users]
             if all(overrides) and not holder.is_default(name):
-                field = name if section is None else f"{section}.{name}"
+                field = f"{section}.{name}" if section else name
                 settings = name if alternative == name else f"{name} or {alternative}"
                 raise ValueError(f"{field}: has no effect, because every environment sets its own {settings}")
         if len(self.envs) == 1 and (only := next(iter(self.envs.items())))[1].weight != 1.0:
@@ -370,20 +363,15 @@ class Config(Section):
 
     def _absent_metrics(self) -> dict[str, str]:
         """Return the metrics, or groups of metrics, that no step has with these settings, each with a fix."""
-        remedies = dict[str, str]()
-        if not self.kl_penalty.coefficient:
-            remedies["kl_reference"] = "set kl_penalty.coefficient"
-        if not any(map(self.teacher_of, self.envs)):
-            remedies["teacher"] = "set teacher"
-        if self.envs.keys() == self.reinforced_envs.keys():
-            remedies["optim/nll"] = "set source or warm_start"
-        if not self.length_penalty.coefficient:
-            remedies["batch/length_penalty"] = "set length_penalty.coefficient"
-        if self.batch.clip_advantages is None:
-            remedies["batch/clipped"] = "set batch.clip_advantages"
-        if not isinstance(self.loss, ClippedLoss):
-            remedies["optim/ratio/clipped"] = f"the loss {self.loss.name} clips nothing"
-        return remedies
+        remedies = (
+            (self.kl_penalty.coefficient, "kl_reference", "set kl_penalty.coefficient"),
+            (any(map(self.teacher_of, self.envs)), "teacher", "set teacher"),
+            (self.envs.keys() - self.reinforced_envs.keys(), "optim/nll", "set source or warm_start"),
+            (self.length_penalty.coefficient, "batch/length_penalty", "set length_penalty.coefficient"),
+            (self.batch.clip_advantages, "batch/clipped", "set batch.clip_advantages"),
+            (isinstance(self.loss, ClippedLoss), "optim/ratio/clipped", f"the loss {self.loss.name} clips nothing"),
+        )
+        return {metric: fix for is_set, metric, fix in remedies if not is_set}
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:

@@ -162,11 +162,7 @@ def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Probl
     factory = load_object(PROBLEMS.get(problem, problem), field="problem")
     if not callable(factory):
         raise UsageError(f"problem: {problem} is not a class")
-
-    def load(value: str, *, field: str) -> object:
-        return load_object(value, field=field)
-
-    instance = factory(**bind(factory, options, field="options", defaults={}, load=load))
+    instance = factory(**bind(factory, options, field="options", defaults={}, load=load_object))
     if not isinstance(instance, Problem):
         raise UsageError(f"problem: {problem} must return a discovery Problem, not a {type(instance).__name__}")
     return instance
