@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 
 import rlkit
 from rlkit.config.loading.load import load_config
-from rlkit.config.schema.envs import CurriculumConfig
+from rlkit.config.schema.envs import CurriculumConfig, TargetCurriculum
 from rlkit.env import TaskSource
 from rlkit.errors import ConfigError, EnvironmentFault, UsageError
-from rlkit.tasks.curriculum import SolveRates
+from rlkit.tasks.curriculum import TargetSource
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.training.trainer import RLTrainer
@@ -95,22 +95,22 @@ def test_restored_curriculum_continues_with_the_same_draws(
 def test_a_solve_rate_is_a_moving_mean_of_the_shares_of_solved_episodes(
     group_rewards: list[list[float | None]],
 ) -> None:
-    solve_rates = SolveRates(["task-0"], solved_reward=1.0, newest_weight=0.25)
+    tasks = TargetSource([Word(0)], TargetCurriculum(name="target", newest_weight=0.25), seed=0)
     for rewards in group_rewards:
-        solve_rates.observe(make_group(0, rewards))
+        tasks.observe(make_group(0, rewards))
     valid = [[reward for reward in rewards if reward is not None] for rewards in group_rewards]
     shares = [sum(reward >= 1 - 1e-9 for reward in rewards) / len(rewards) for rewards in valid if rewards]
     expected = 0.0
     for number, share in enumerate(shares):
         expected = share if number == 0 else 0.75 * expected + 0.25 * share
-    assert solve_rates.rates[0] == pytest.approx(expected, abs=1e-12)
-    assert solve_rates.groups[0] == len(shares)
+    assert tasks.rates[0] == pytest.approx(expected, abs=1e-12)
+    assert tasks.groups[0] == len(shares)
 
 
 def test_rewards_that_sum_to_one_up_to_rounding_are_solved() -> None:
-    solve_rates = SolveRates(["task-0"], solved_reward=1.0, newest_weight=0.5)
-    solve_rates.observe(make_group(0, [sum([0.1] * 10)]))
-    assert solve_rates.rates[0] == 1
+    tasks = TargetSource([Word(0)], TargetCurriculum(name="target"), seed=0)
+    tasks.observe(make_group(0, [sum([0.1] * 10)]))
+    assert tasks.rates[0] == 1
 
 
 @given(st.integers(2, 20), st.integers(0, 1000))
@@ -180,7 +180,7 @@ def test_the_weight_falls_on_both_sides_of_the_target(
     target: float, sharpness: float, first_rate: float, second_rate: float
 ) -> None:
     tasks = make_source({**TARGET, "target": target, "sharpness": sharpness}, count=2)
-    tasks.rates.groups[:], tasks.rates.rates[:] = 1, (first_rate, second_rate)  # type: ignore[attr-defined]
+    tasks.groups[:], tasks.rates[:] = 1, (first_rate, second_rate)  # type: ignore[attr-defined]
     first_weight, second_weight = tasks.probabilities()  # type: ignore[attr-defined]
     assert first_weight + second_weight == pytest.approx(1)
     assert min(first_weight, second_weight) >= 0.05 - 1e-9  # a half of what explores

@@ -21,20 +21,31 @@ from rlkit.tasks.sources import epoch_order
 from rlkit.types import Group, Json
 
 
-class SolveRates:
-    """Solve rate of each task, an exponential moving mean.
+@dataclass(eq=False)
+class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
+    """A source that chooses tasks by their solve rates in finished groups, each an exponential moving mean.
 
     With s the share of a group's valid episodes whose reward is at least `solved_reward`, the rate p of a task starts
     as s, and each later group updates it to p + `newest_weight` · (s − p). A group without valid episodes is ignored.
+
+    Raises:
+        UsageError: a task has no `task_id`, or that of another task.
     """
 
-    def __init__(self, ids: Iterable[str], *, solved_reward: float, newest_weight: float) -> None:
-        self._index = {name: index for index, name in enumerate(ids)}
-        self._solved_reward = solved_reward - EQUAL * abs(solved_reward)  # tolerance for rounding in sums of rewards
-        self._newest_weight = newest_weight
-        self.rates: NDArray[np.float64] = np.zeros(len(self._index))
+    count_name: ClassVar[str]
+    """Key of the counter in the state."""
+
+    envs: Sequence[Env]
+    settings: Settings
+    _: KW_ONLY
+    seed: int
+    _count: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._index = _index_by_id(self.envs)
+        self.rates: NDArray[np.float64] = np.zeros(len(self.envs))
         """[N] from 0 to 1; 0 for tasks without a group."""
-        self.groups: NDArray[np.int64] = np.zeros(len(self._index), np.int64)
+        self.groups: NDArray[np.int64] = np.zeros(len(self.envs), np.int64)
         """Number of observed groups, [N]."""
 
     def observe(self, group: Group) -> None:
@@ -45,9 +56,11 @@ class SolveRates:
         rewards = group.rewards[group.valid_mask]
         if not len(rewards):
             return
-        share = float(np.mean(rewards >= self._solved_reward))
+        solved_reward = self.settings.solved_reward
+        solved_reward -= EQUAL * abs(solved_reward)  # tolerance for rounding in sums of rewards
+        share = float(np.mean(rewards >= solved_reward))
         if self.groups[index]:
-            self.rates[index] += self._newest_weight * (share - self.rates[index])
+            self.rates[index] += self.settings.newest_weight * (share - self.rates[index])
         else:
             self.rates[index] = share
         self.groups[index] += 1
@@ -58,47 +71,24 @@ class SolveRates:
         share = {"seen": float(observed.mean())}
         return share | {"solve_rate": float(self.rates[observed].mean())} if observed.any() else share
 
-    def state(self) -> Mapping[str, Json]:
-        """Return the rate and the number of groups of each observed task."""
+    def state_dict(self) -> Mapping[str, Json]:
+        """Return the counter, and the rate and the number of groups of each observed task."""
         observed = ((name, index) for name, index in self._index.items() if self.groups[index])
-        return {name: [float(self.rates[index]), int(self.groups[index])] for name, index in observed}
+        rates: Json = {name: [float(self.rates[index]), int(self.groups[index])] for name, index in observed}
+        return {self.count_name: self._count, "rates": rates}
 
-    def load(self, state: Mapping[str, Json]) -> None:
-        """Restore a result of `state`; raise UsageError if a task no longer exists."""
-        self.rates[:], self.groups[:] = 0, 0
-        for name, entry in state.items():
-            if name not in self._index:
-                raise UsageError(f"the task {name!r} no longer exists")
-            index = self._index[name]
-            self.rates[index], self.groups[index] = cast("tuple[float, int]", entry)
-
-
-@dataclass(eq=False)
-class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
-    """A source that chooses tasks by their solve rates in finished groups."""
-
-    count_name: ClassVar[str]
-    """Key of the counter in the state."""
-
-    envs: Sequence[Env]
-    rates: SolveRates
-    settings: Settings
-    _: KW_ONLY
-    seed: int
-    _count: int = field(init=False, default=0)
-
-    def observe(self, group: Group) -> None:  # noqa: D102  inherited
-        self.rates.observe(group)
-
-    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {self.count_name: self._count, "rates": self.rates.state()}
-
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Restore a result of `state_dict`; raise UsageError if a task no longer exists."""
         for name in (self.count_name, "rates"):
             if name not in state:
                 raise UsageError(f"the state has no {name!r}: it belongs to another curriculum")
         self._count = cast("int", state[self.count_name])
-        self.rates.load(cast("Mapping[str, Json]", state["rates"]))
+        self.rates[:], self.groups[:] = 0, 0
+        for name, entry in cast("Mapping[str, Json]", state["rates"]).items():
+            if name not in self._index:
+                raise UsageError(f"the task {name!r} no longer exists")
+            index = self._index[name]
+            self.rates[index], self.groups[index] = cast("tuple[float, int]", entry)
 
 
 class FilterSource(RatedSource[FilterCurriculum]):
@@ -120,16 +110,16 @@ class FilterSource(RatedSource[FilterCurriculum]):
             self._count += 1
             index = int(epoch_order(len(self.envs), seed=self.seed, epoch=epoch)[place])
             is_recheck = (epoch + index) % rule.recheck_epochs == 0
-            rate, is_rated = self.rates.rates[index], self.rates.groups[index] >= rule.min_groups
+            rate, is_rated = self.rates[index], self.groups[index] >= rule.min_groups
             if is_recheck or not is_rated or rule.min_solve_rate <= rate <= rule.max_solve_rate:
                 return self.envs[index]
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the shares of too hard and of too easy tasks."""
-        is_rated = self.rates.groups >= self.settings.min_groups
-        hard = is_rated & (self.rates.rates < self.settings.min_solve_rate)
-        easy = is_rated & (self.rates.rates > self.settings.max_solve_rate)
-        return self.rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
+        is_rated = self.groups >= self.settings.min_groups
+        hard = is_rated & (self.rates < self.settings.min_solve_rate)
+        easy = is_rated & (self.rates > self.settings.max_solve_rate)
+        return super().metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
 
 class TargetSource(RatedSource[TargetCurriculum]):
@@ -156,11 +146,11 @@ class TargetSource(RatedSource[TargetCurriculum]):
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the probability of each task in the next draw, [N] float64."""
-        target, explore, rates = self.settings.target, self.settings.explore_share, self.rates.rates
+        target, explore, rates = self.settings.target, self.settings.explore_share, self.rates
         with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
             divergence = target * (np.log(target) - np.log(rates))
             divergence += (1 - target) * (np.log1p(-target) - np.log1p(-rates))
-            weights = np.where(self.rates.groups > 0, np.exp(-self.settings.sharpness * divergence), 1.0)
+            weights = np.where(self.groups > 0, np.exp(-self.settings.sharpness * divergence), 1.0)
         total, uniform = weights.sum(), 1 / len(self.envs)
         if total == 0:
             return np.full(len(self.envs), uniform)
@@ -176,16 +166,16 @@ class TargetSource(RatedSource[TargetCurriculum]):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the effective number of tasks, 1 / Σ p² of N."""
-        return self.rates.metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
+        return super().metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
 
 
-def distinct_ids(envs: Iterable[Env]) -> list[str]:
-    """Return the `task_id` of each task; raise UsageError if one is missing or repeated."""
-    first = dict[str, int]()
+def _index_by_id(envs: Iterable[Env]) -> dict[str, int]:
+    """Return the index of each task by its `task_id`; raise UsageError if one is missing or repeated."""
+    indices = dict[str, int]()
     for index, env in enumerate(envs):
         name = read_task_id(env)
         if name is None:
             raise UsageError(f"task {index} has no task_id, which a curriculum needs to recognise its groups")
-        if (other := first.setdefault(name, index)) != index:
+        if (other := indices.setdefault(name, index)) != index:
             raise UsageError(f"tasks {other} and {index} have the same task_id, {name!r}: make them distinct")
-    return list(first)
+    return indices

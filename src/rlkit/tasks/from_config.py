@@ -15,7 +15,7 @@ from rlkit.config.schema import Config
 from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
 from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import ConfigError, UsageError
-from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
+from rlkit.tasks.curriculum import FilterSource, TargetSource
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Mixture, SequenceSource, Tasks
 
@@ -168,16 +168,13 @@ def task_source(
     if len(envs) < 2:
         raise UsageError(f"{field}: has no effect: it needs at least two tasks to choose from, not {len(envs)}")
     try:
-        rates = SolveRates(
-            distinct_ids(envs), solved_reward=curriculum.solved_reward, newest_weight=curriculum.newest_weight
-        )
+        match curriculum:
+            case FilterCurriculum():
+                return FilterSource(envs, curriculum, seed=seed)
+            case TargetCurriculum():
+                return TargetSource(envs, curriculum, seed=seed)
     except UsageError as error:
         raise UsageError(f"{field}: {error}") from None
-    match curriculum:
-        case FilterCurriculum():
-            return FilterSource(envs, rates, curriculum, seed=seed)
-        case TargetCurriculum():
-            return TargetSource(envs, rates, curriculum, seed=seed)
 
 
 def _countable_tasks(tasks: Tasks, *, field: str) -> Sequence[Env]:
