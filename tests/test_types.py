@@ -60,7 +60,6 @@ OWNERS = {"Groups", "GroupSupply", "PolicyLearner", "PublishedSampler", "Run"}
 """Dataclasses that own a part of a run's state, and so are not data."""
 WITH_ARRAYS = {
     "PreparedGroup",
-    "PlayedGroup",
     "RecordedGroup",
     "StepGroup",
     "UpdateResult",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit._util.priority_semaphore import SlotsClosed
-from rlkit.algorithms.datums import PlayedGroup, PreparedGroup
+from rlkit.algorithms.datums import PreparedGroup
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 from rlkit.testing import run_virtual
@@ -44,7 +44,7 @@ class Plays:
         self.draw_count += 1
         return Task(self.draw_count - 1, "env", object())  # type: ignore[arg-type]  never played
 
-    async def play(self, task: Task) -> PlayedGroup:
+    async def play(self, task: Task) -> PreparedGroup:
         self.began_with[task.draw] = self.version
         self.live += 1
         self.most_live = max(self.live, self.most_live)
@@ -57,9 +57,8 @@ class Plays:
             self.live -= 1
         usable = self.usable(task.draw)
         data = (object(),) if usable and self.teaches(task.draw) else ()
-        return PlayedGroup(
-            PreparedGroup(group([1.0] if usable else [None], draw=task.draw), [np.ones(1)], data), usable
-        )  # type: ignore[arg-type]  only counted
+        played = group([1.0] if usable else [None], draw=task.draw)
+        return PreparedGroup(played, [np.ones(1)], data, is_usable=usable)  # type: ignore[arg-type]  only counted
 
 
 def collect_steps(pace: SupplyLimits, plays: Plays) -> list[list[tuple[int, bool]]]:
@@ -71,7 +70,7 @@ def collect_steps(pace: SupplyLimits, plays: Plays) -> list[list[tuple[int, bool
         for step in range(1, pace.steps + 1):
             groups = list[tuple[int, bool]]()
             while (item := await supply.next_group()) is not None:
-                groups.append((item.played.prepared.group.draw, item.is_trained))
+                groups.append((item.prepared.group.draw, item.is_trained))
             if not groups:
                 break
             steps.append(groups)
@@ -195,7 +194,7 @@ def test_tasks_that_run_out_leave_a_short_last_step() -> None:
 
 
 def test_error_of_a_group_is_raised_to_the_waiting_step() -> None:
-    async def broken(task: Task) -> PlayedGroup:
+    async def broken(task: Task) -> PreparedGroup:
         raise ZeroDivisionError("in play")
 
     async def run() -> None:
@@ -256,7 +255,7 @@ def test_supply_with_closed_slots_finishes_running_groups_only(in_order: bool, d
     async def run() -> None:
         plays = Plays(lambda draw: 1.0 if draw == 0 else 5.0)
 
-        async def play(task: Task) -> PlayedGroup:
+        async def play(task: Task) -> PreparedGroup:
             if task.draw == 1:
                 await asyncio.sleep(2)
                 raise SlotsClosed("the budget is used up")
@@ -266,7 +265,7 @@ def test_supply_with_closed_slots_finishes_running_groups_only(in_order: bool, d
         supply.advance(0)
         groups = list[int]()
         while (group := await supply.next_group()) is not None:
-            groups.append(group.played.prepared.group.draw)
+            groups.append(group.prepared.group.draw)
         assert groups == draws, "a step takes no group before one that was drawn earlier"
         assert supply.is_cut
         supply.advance(1)
@@ -317,7 +316,7 @@ def test_outstanding_tasks_are_played_first_after_a_resumption() -> None:
         supply.advance(4)
         draws = list[int]()
         while (item := await supply.next_group()) is not None:
-            draws.append(item.played.prepared.group.draw)
+            draws.append(item.prepared.group.draw)
         supply.advance(5)
         await asyncio.sleep(10)
         assert (draws, plays.draw_count, plays.live) == ([4, 7, 10], 11, 0)  # the run has no sixth step
@@ -333,9 +332,8 @@ def test_waiting_tokens_count_trainable_groups_only() -> None:
     async def run() -> None:
         plays = Plays(lambda draw: 1.0, usable=lambda draw: draw != 1)
 
-        async def play(task: Task) -> PlayedGroup:
-            played = await plays.play(task)
-            return replace(played, prepared=replace(played.prepared, data=(Sized(),)))  # type: ignore[arg-type]  only counted
+        async def play(task: Task) -> PreparedGroup:
+            return replace(await plays.play(task), data=(Sized(),))  # type: ignore[arg-type]  only counted
 
         supply = GroupSupply(SupplyLimits(3, 1), draw=plays.draw, play=play)
         assert supply.untrained_tokens == 0

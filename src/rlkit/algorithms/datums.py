@@ -41,6 +41,7 @@ class PreparedGroup:
         clipped: share of the advantages that were clipped; None without a limit.
         drifts: log-ratios to each reference whose term counts for the group.
         estimator_metrics: result of `Estimator.metrics`.
+        is_usable: enough episodes have a reward to train on the group.
     """
 
     group: Group
@@ -52,6 +53,7 @@ class PreparedGroup:
     clipped: float | None = None
     drifts: Sequence[tuple[Reference, Drifts]] = ()
     estimator_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    is_usable: bool = True
 
     @property
     def tokens(self) -> int:
@@ -60,9 +62,12 @@ class PreparedGroup:
 
     @property
     def has_signal(self) -> bool:
-        """True if a teacher counts or an episode has an advantage; a KL penalty or a local loss may train without."""
+        """True if the group is usable, and a teacher counts or an episode has an advantage.
+
+        A KL penalty or a local loss may train without.
+        """
         is_taught = any(reference.is_teacher for reference, _ in self.drifts)
-        return bool(self.data) and (is_taught or any(row.any() for row in self.advantages))
+        return self.is_usable and bool(self.data) and (is_taught or any(row.any() for row in self.advantages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +186,10 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlayedGroup:
-    """A group whose rollouts have ended; it is usable if enough episodes have a reward."""
-
-    prepared: PreparedGroup
-    is_usable: bool
-
-    @property
-    def has_signal(self) -> bool:
-        """True if the group is usable and its episodes have advantages."""
-        return self.is_usable and self.prepared.has_signal
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class StepGroup:
     """A group that was played for a step; an untrained group was replaced or dropped."""
 
-    played: PlayedGroup
+    prepared: PreparedGroup
     is_trained: bool
 
 

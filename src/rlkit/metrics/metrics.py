@@ -226,21 +226,21 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
     Args:
         version: version of the weights that train on the groups.
     """
-    trained = [group.played.prepared for group in groups if group.is_trained]
+    trained = [group.prepared for group in groups if group.is_trained]
     episodes = [episode for group in trained for episode in group.group.episodes if episode.reward is not None]
     ages = [version - turn.version for episode in episodes for turn in episode.turns if not turn.frozen]
     return {
         "batch/groups": float(len(trained)),
-        "batch/replaced": float(sum(group.played.is_usable and not group.is_trained for group in groups)),
-        "batch/dropped": float(sum(not group.played.is_usable for group in groups)),
+        "batch/replaced": float(sum(group.prepared.is_usable and not group.is_trained for group in groups)),
+        "batch/dropped": float(sum(not group.prepared.is_usable for group in groups)),
         "batch/excess": float(sum(group.overlong for group in trained)),
         "batch/sampled_tokens": float(
-            sum(episode.sampled_tokens for group in groups for episode in group.played.prepared.group.episodes)
+            sum(episode.sampled_tokens for group in groups for episode in group.prepared.group.episodes)
         ),
         "batch/staleness/mean": _mean(ages),
         "batch/staleness/max": float(max(ages, default=0)),
         **_shaping_metrics(trained),
-        **_estimator_metrics([group.played.prepared for group in groups]),
+        **_estimator_metrics([group.prepared for group in groups]),
     }
 
 

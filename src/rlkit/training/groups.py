@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
-from rlkit.algorithms.datums import PlayedGroup, Preparation, StepGroup, sequence_lengths
+from rlkit.algorithms.datums import Preparation, PreparedGroup, StepGroup, sequence_lengths
 from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
@@ -121,7 +121,7 @@ class Groups:
                 self._progress.set()
             yield group
         if not self.is_streaming:  # make the result independent of the order in which groups finished
-            step.groups.sort(key=lambda group: group.played.prepared.group.draw)
+            step.groups.sort(key=lambda group: group.prepared.group.draw)
         step.is_trainable = not self.supply.is_cut and any(group.is_trained for group in step.groups)
         step.complete_s = asyncio.get_running_loop().time()
 
@@ -137,7 +137,7 @@ class Groups:
         """
         members = list[GroupRecord]()
         for step_group in step.groups:
-            group = step_group.played.prepared.group
+            group = step_group.prepared.group
             self.sources.observe(group)
             members.append(GroupRecord(group.draw, step_group.is_trained, len(group.episodes)))
         step.task_metrics = self.sources.metrics()
@@ -148,7 +148,7 @@ class Groups:
         self.sampler = sampler
         self.supply.advance(sampler.version)
 
-    async def prepare(self, group: Group) -> PlayedGroup:
+    async def prepare(self, group: Group) -> PreparedGroup:
         """Turn a played group into training sequences.
 
         Raises:
@@ -157,7 +157,7 @@ class Groups:
             ServiceError: a reference failed.
         """
         is_usable = int(group.valid_mask.sum()) >= self.player.settings[group.env].min_valid
-        return PlayedGroup(await self.preparation.prepare(group), is_usable)
+        return replace(await self.preparation.prepare(group), is_usable=is_usable)
 
     async def is_last(self, step: int) -> bool:
         """Wait until it is certain whether another step follows; return True if none does."""
@@ -190,15 +190,15 @@ class Groups:
             self.store.record_draw(task)
         return task
 
-    async def _play(self, task: Task) -> PlayedGroup:
+    async def _play(self, task: Task) -> PreparedGroup:
         progress = self._interrupted.pop(task.draw, GroupProgress())
         group = await self.player.play(task, lambda: self.newest_sampler, progress=progress)
         if self.is_streaming:  # otherwise the learner waits once for all groups of a step
             await self.store.sync()
         await self.budget.write_if_due()
-        played = await self.prepare(group)
+        prepared = await self.prepare(group)
         self._unprepared_usage.pop(task.draw, None)
-        return played
+        return prepared
 
     def _record_episode(self, task: Task, episode: Episode) -> None:
         self._record_score(task, episode)

@@ -177,7 +177,7 @@ class PolicyLearner:
                     submission = _Submission(step, StepUpdate(learner, self.recipe, version=step.number))
                     self._submissions.append(submission)
                     async for group in self.groups.fill(step):
-                        submission.update.add(group.played.prepared, is_trained=group.is_trained)
+                        submission.update.add(group.prepared, is_trained=group.is_trained)
                         del group
                         self.run.reporter.raise_failure()
                     if step.is_trainable:
@@ -194,14 +194,14 @@ class PolicyLearner:
         self, step: int, groups: Sequence[StepGroup], update: StepUpdate, *, current: PatientSampler | None
     ) -> tuple[PatientSampler, dict[str, float], asyncio.Task[None]]:
         """Wait for the weights of a step; return their sampler, its metrics, and a task that records its sequences."""
-        played = [group.played.prepared.group for group in groups]
+        played = [group.prepared.group for group in groups]
         # For a million tokens, these calls would block the event loop.
         supervised = self.recipe.supervised
         metrics = await in_thread(
             lambda: group_metrics(played, prefix="env", supervised=supervised) | batch_metrics(groups, version=step - 1)
         )
         result = await update.wait(self.watch)
-        prepared, estimators = [group.played.prepared for group in groups], self.groups.preparation.estimators
+        prepared, estimators = [group.prepared for group in groups], self.groups.preparation.estimators
         recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)
         if result is None:
             self.run.note(f"step {step}: the rewards within each group are equal, so there is nothing to learn")
@@ -242,7 +242,7 @@ class PolicyLearner:
             try:
                 for recorded in await run.store.read_groups(number):
                     groups.append(StepGroup(await self.groups.prepare(recorded.group), recorded.is_trained))
-                    update.add(groups[-1].played.prepared, is_trained=recorded.is_trained)
+                    update.add(groups[-1].prepared, is_trained=recorded.is_trained)
                 update.finish()
                 sampler, metrics, recorded = await self._wait_for_update(number, groups, update, current=sampler)
             finally:

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 
 from rlkit._util.priority_semaphore import SlotsClosed
-from rlkit.algorithms.datums import PlayedGroup, StepGroup
+from rlkit.algorithms.datums import PreparedGroup, StepGroup
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 
@@ -62,7 +62,7 @@ class GroupSupply:
     limits: SupplyLimits
     _: KW_ONLY
     draw: Callable[[], Task | None]
-    play: Callable[[Task], Coroutine[object, object, PlayedGroup]]
+    play: Callable[[Task], Coroutine[object, object, PreparedGroup]]
     trained_step: int = 0
     waiting: InitVar[Iterable[Task]] = ()
     is_exhausted: Callable[[], bool] = lambda: False
@@ -70,8 +70,8 @@ class GroupSupply:
     def __post_init__(self, waiting: Iterable[Task]) -> None:
         self._complete_step = self.trained_step
         self._waiting = deque(waiting)
-        self._running: dict[int, asyncio.Task[PlayedGroup]] = {}
-        self._ready: dict[int, PlayedGroup] = {}
+        self._running: dict[int, asyncio.Task[PreparedGroup]] = {}
+        self._ready: dict[int, PreparedGroup] = {}
         self._unplayed = set[int]()  # draws without a slot: no task is started after them
         self._trained_groups = 0  # of the present step
         self._replaced_groups = 0  # of the present step
@@ -86,7 +86,7 @@ class GroupSupply:
     @property
     def untrained_tokens(self) -> int:
         """Tokens of the groups that are in no step yet."""
-        return sum(played.prepared.tokens for played in self._ready.values() if played.is_usable)
+        return sum(prepared.tokens for prepared in self._ready.values() if prepared.is_usable)
 
     @property
     def are_all_drawn(self) -> bool:
@@ -108,9 +108,9 @@ class GroupSupply:
             Exception: playing failed.
         """
         if self._trained_groups < self.limits.groups:
-            played = await self._next_played()
-            if played is not None:
-                return self._take(played)
+            prepared = await self._wait_for_group()
+            if prepared is not None:
+                return self._take(prepared)
             self.is_cut = bool(self._unplayed)
         self._complete_step += 1
         self._trained_groups = self._replaced_groups = 0
@@ -125,22 +125,22 @@ class GroupSupply:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _take(self, played: PlayedGroup) -> StepGroup:
+    def _take(self, prepared: PreparedGroup) -> StepGroup:
         is_replaced = (
-            self.limits.replace and not played.has_signal and self._replaced_groups < self.limits.max_replaced_groups
+            self.limits.replace and not prepared.has_signal and self._replaced_groups < self.limits.max_replaced_groups
         )
-        is_trained = played.is_usable and not is_replaced
+        is_trained = prepared.is_usable and not is_replaced
         self._trained_groups += is_trained
-        self._replaced_groups += played.is_usable and is_replaced
-        self._unusable_groups = 0 if played.is_usable else self._unusable_groups + 1
+        self._replaced_groups += prepared.is_usable and is_replaced
+        self._unusable_groups = 0 if prepared.is_usable else self._unusable_groups + 1
         if self._unusable_groups >= self._max_unusable:
-            errors = (episode.error for episode in played.prepared.group.episodes if episode.error)
+            errors = (episode.error for episode in prepared.group.episodes if episode.error)
             raise RolloutsFailed(
                 f"{self._unusable_groups} groups in a row had too many failed rollouts; the last: {next(errors)}"
             )
-        return StepGroup(played, is_trained)
+        return StepGroup(prepared, is_trained)
 
-    async def _next_played(self) -> PlayedGroup | None:
+    async def _wait_for_group(self) -> PreparedGroup | None:
         self._start()
         while True:
             if self._failure is not None:
@@ -172,14 +172,14 @@ class GroupSupply:
 
     def _may_start(self) -> bool:
         """Return whether the supply is open; False if unusable groups that are ready will end the run."""
-        unusable = self._unusable_groups + sum(not played.is_usable for played in self._ready.values())
+        unusable = self._unusable_groups + sum(not prepared.is_usable for prepared in self._ready.values())
         has_ended = self._is_closed or self._unplayed or self._failure is not None
         return not has_ended and unusable < self._max_unusable
 
     def _count_taken_positions(self) -> int:
         """Count the positions in steps that are taken, including the positions of running groups."""
-        usable = [played for played in self._ready.values() if played.is_usable]
-        without_signal = sum(not played.has_signal for played in usable)
+        usable = [prepared for prepared in self._ready.values() if prepared.is_usable]
+        without_signal = sum(not prepared.has_signal for prepared in usable)
         replaceable = self.limits.max_replaced_groups - self._replaced_groups if self.limits.replace else 0
         ready = len(usable) - min(without_signal, replaceable)
         return self._complete_step * self.limits.groups + self._trained_groups + ready + len(self._running)
@@ -188,7 +188,7 @@ class GroupSupply:
     def _max_unusable(self) -> int:
         return max(_UNUSABLE_STEPS * self.limits.groups, _UNUSABLE_MIN)
 
-    def _receive(self, draw: int, playing: asyncio.Task[PlayedGroup]) -> None:
+    def _receive(self, draw: int, playing: asyncio.Task[PreparedGroup]) -> None:
         del self._running[draw]
         if playing.cancelled():
             if not self._is_closed:
