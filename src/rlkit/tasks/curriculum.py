@@ -56,13 +56,10 @@ class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
         rewards = group.rewards[group.valid_mask]
         if not len(rewards):
             return
-        solved_reward = self.settings.solved_reward
+        solved_reward, newest_weight = self.settings.solved_reward, self.settings.newest_weight
         solved_reward -= EQUAL * abs(solved_reward)  # tolerance for rounding in sums of rewards
         share = float(np.mean(rewards >= solved_reward))
-        if self.groups[index]:
-            self.rates[index] += self.settings.newest_weight * (share - self.rates[index])
-        else:
-            self.rates[index] = share
+        self.rates[index] += (newest_weight if self.groups[index] else 1.0) * (share - self.rates[index])
         self.groups[index] += 1
 
     def metrics(self) -> dict[str, float]:
