@@ -21,11 +21,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rlkit
+from rlkit._util.priority_semaphore import Slots
 from rlkit.config.schema.operation import BestConfig, CheckpointConfig
-from rlkit.metrics.metrics import departure, group_metrics, throughput
+from rlkit.metrics.metrics import departure, group_metrics
+from rlkit.metrics.step_timer import StepTimer
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
-from rlkit.testing import Latency, World
+from rlkit.testing import Latency, World, run_virtual
 from rlkit.trackers import Broadcast
 from rlkit.training.checkpoints import CheckpointSaver
 from rlkit.training.model_selection import ModelSelection
@@ -474,7 +476,10 @@ def test_slots_are_busy_while_episodes_play(tmp_path: Path) -> None:
 
 
 def test_no_time_gives_no_throughput() -> None:
-    assert throughput({}, seconds=0.0, busy_s=0.0, slots=3) == {}
+    async def lap() -> Mapping[str, float]:
+        return StepTimer(Slots(3)).lap(0.0, {})
+
+    assert run_virtual(lap()) == {"time/sample_s": 0.0, "time/train_s": 0.0, "time/step_s": 0.0}
 
 
 def test_rewards_that_differ_only_by_rounding_are_equal() -> None:

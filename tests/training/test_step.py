@@ -198,7 +198,8 @@ def test_group_that_is_not_trained_sends_no_data() -> None:
         update.finish()
         result = await update.wait(ServiceWatch(print, 600.0))
         assert result is not None
-        assert service.data == list(trained_group.data) == list(result[1].data)
+        assert service.data == list(trained_group.data)
+        assert result[1].groups == (trained_group,)
 
     asyncio.run(main())
 
@@ -247,7 +248,7 @@ def test_metrics_of_several_requests_are_combined() -> None:
         assert result is not None
         sampler, update_result = result
         assert sampler == "sampler of version 1"
-        assert list(update_result.data) == [datum for prepared in groups for datum in prepared.data]
+        assert update_result.groups == tuple(groups)
         assert [row.tolist() for row in update_result.logprobs] == [[1.0] * 3] * 4 + [
             [3.0] * 3
         ] * 2  # in the order of the data

@@ -211,11 +211,6 @@ class UpdateResult:
     learning_rate: float
     supervised: frozenset[str] = frozenset()
 
-    @property
-    def data(self) -> list[Datum]:
-        """Trained sequences."""
-        return [datum for group in self.groups for datum in group.data]
-
 
 def _is_trainable(episode: Episode) -> bool:
     return episode.reward is not None and not episode.masked

@@ -107,9 +107,5 @@ def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.
     """Return Σ_k discount^k · values[t + k] for each t, [N] float64."""
     if not discount:
         return values
-
-    def add(later: float, value: float) -> float:
-        return value + discount * later
-
-    backwards: list[float] = values[::-1].tolist()
-    return np.array(list(accumulate(backwards, add)), np.float64)[::-1]
+    sums: accumulate[float] = accumulate(values[::-1].tolist(), lambda later, value: value + discount * later)
+    return np.array(list(sums), np.float64)[::-1]

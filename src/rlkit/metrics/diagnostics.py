@@ -152,6 +152,14 @@ class _Mean(NamedTuple):
         return f"in step {self.last}" if self.first == self.last else f"in steps {self.first} to {self.last}"
 
 
+def _mean(values: Sequence[tuple[int, float]]) -> _Mean:
+    return _Mean(sum(value for _, value in values) / len(values), values[0][0], values[-1][0])
+
+
+def _median(values: Sequence[tuple[int, float]]) -> _Mean:
+    return _mean(values)._replace(value=statistics.median(value for _, value in values))
+
+
 @dataclass(slots=True)
 class _History:
     """Metrics of a run that the rules use.
@@ -186,15 +194,10 @@ class _History:
         """Return the last `WINDOW` lines that have a metric, in order."""
         return [line for line in self.recent if key in line[1]][-WINDOW:]
 
-    def mean(self, key: str) -> _Mean | None:
-        """Return the mean of a metric over its last lines; None if there are fewer than `ENOUGH`."""
+    def mean(self, key: str, *, average: Callable[[Sequence[tuple[int, float]]], _Mean] = _mean) -> _Mean | None:
+        """Return an average of a metric over its last lines; None if there are fewer than `ENOUGH`."""
         values = [(step, metrics[key]) for step, metrics in self.last_lines(key)]
-        return None if len(values) < ENOUGH else _mean(values)
-
-    def median(self, key: str) -> _Mean | None:
-        """Return the median of a metric over its last lines; None if there are fewer than `ENOUGH`."""
-        values = [(step, metrics[key]) for step, metrics in self.last_lines(key)]
-        return None if len(values) < ENOUGH else _median(values)
+        return None if len(values) < ENOUGH else average(values)
 
     def beginning(self, key: str, *, before: int) -> _Mean | None:
         """Return the median of a metric over its first `ENOUGH` steps; None unless all precede the step `before`."""
@@ -297,7 +300,7 @@ def _evaluation_diverges(history: _History, _: str) -> _Diagnosis | None:
 
 def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a median entropy far below its initial value, unless most tasks are solved."""
-    now = history.median(_ENTROPY)
+    now = history.mean(_ENTROPY, average=_median)
     before = now and history.beginning(_ENTROPY, before=now.first)
     if now is None or before is None or now.value >= ENTROPY_MIN * before.value or before.value < ENTROPY_NEGLIGIBLE:
         return None
@@ -321,7 +324,7 @@ def _no_kl(history: _History, _: str) -> _Diagnosis | None:
 
 def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a large or growing KL(sampler‖trainer): training is off-policy."""
-    now = history.median(_KL)
+    now = history.mean(_KL, average=_median)
     if now is None:
         return None
     before = history.beginning(_KL, before=now.first)
@@ -358,14 +361,6 @@ type _Rule = Callable[[_History, str], _Diagnosis | None]
 
 _ENV_RULES: tuple[_Rule, ...] = (_dead_groups, _truncation, _infrastructure_failures, _retry_bias)
 _RULES: tuple[_Rule, ...] = (_evaluation_diverges, _entropy_collapse, _no_kl, _sampler_trainer_kl, _environment_cpu)
-
-
-def _mean(values: Sequence[tuple[int, float]]) -> _Mean:
-    return _Mean(sum(value for _, value in values) / len(values), values[0][0], values[-1][0])
-
-
-def _median(values: Sequence[tuple[int, float]]) -> _Mean:
-    return _mean(values)._replace(value=statistics.median(value for _, value in values))
 
 
 def _reward(lines: Sequence[Line], prefix: str) -> _Mean | None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
 from math import comb, isfinite
-from operator import not_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,9 +103,8 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_retried(groups),
     }
     rewards = [{f"reward/{role}/mean": reward for role, reward in episode.rewards.items()} for episode in valid]
-    return (
-        _mean_by_key([episode.metrics for episode in valid]) | _mean_by_key(rewards) | metrics
-    )  # rlkit's own metrics win
+    # rlkit's own metrics win
+    return _mean_by_key([episode.metrics for episode in valid]) | _mean_by_key(rewards) | metrics
 
 
 def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -255,13 +252,8 @@ def _estimator_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
 
 
 def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
-    penalties = [group.length_penalty for group in prepared if group.length_penalty is not None]
-    shares = [group.clipped for group in prepared if group.clipped is not None]
-    metrics = dict[str, float]()
-    if penalties:
-        metrics["batch/length_penalty"] = _mean(penalties)
-    if shares:
-        metrics["batch/clipped"] = _mean(shares)
+    shaping = [{"batch/length_penalty": group.length_penalty, "batch/clipped": group.clipped} for group in prepared]
+    metrics = _mean_by_key([{key: value for key, value in row.items() if value is not None} for row in shaping])
     pairs = [pair for group in prepared for pair in group.drifts]
     penalty = [drift for reference, drifts in pairs if not reference.is_teacher for drift in drifts]
     teacher = [drift for reference, drifts in pairs if reference.is_teacher for drift in drifts]
@@ -310,18 +302,17 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     - `ratio/clipped`: share of tokens that the loss clips; missing if the loss does not clip.
     - `nll`: −mean log p of the tokens of conversations, which were not sampled and count in no other metric of these.
     """
-    is_given = [group.group.env in update.supervised for group in update.groups for _ in group.data]
-    pairs = list(zip(update.data, update.logprobs, strict=True))
-    sampled, given = list(compress(pairs, map(not_, is_given))), list(compress(pairs, is_given))
+    data = [(datum, group.group.env in update.supervised) for group in update.groups for datum in group.data]
+    rows = list(zip(data, update.logprobs, strict=True))
+    sampled = [(datum, row) for (datum, is_given), row in rows if not is_given]
+    given = [row[datum.mask] for (datum, is_given), row in rows if is_given]
     metrics = _divergence(sampled) | _clipping_metrics(update.loss, sampled) if sampled else dict[str, float]()
     if given:
-        metrics["optim/nll"] = -float(
-            np.concatenate([row[datum.mask] for datum, row in given], dtype=np.float64).mean()
-        )
+        metrics["optim/nll"] = -float(np.concatenate(given, dtype=np.float64).mean())
     return {
         **metrics,
-        "optim/sequences": float(len(pairs)),
-        "optim/tokens": float(sum(int(np.count_nonzero(datum.mask)) for datum, _ in pairs)),
+        "optim/sequences": float(len(data)),
+        "optim/tokens": float(sum(int(np.count_nonzero(datum.mask)) for datum, _ in data)),
         "optim/learning_rate": update.learning_rate,
         **{f"service/{key}": float(value) for key, value in update.metrics.items()},
     }
@@ -350,25 +341,6 @@ def departure(metrics: Mapping[str, float]) -> float | None:
     """Return the divergence of sampler and trainer, max(|v1|, v2); None if the step trained on nothing."""
     distances = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
     return max(distances, default=None)
-
-
-def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, slots: int) -> dict[str, float]:
-    """Return the throughput of a step under `time/…`; empty if `seconds` is 0.
-
-    `utilisation` is the mean share of occupied slots.
-
-    Args:
-        metrics: metrics of the step, including its number of episodes and sampled tokens.
-        seconds: time since the end of the previous step.
-        busy_s: time for which rollouts occupied slots since then, summed over the slots.
-    """
-    if not seconds > 0:
-        return {}
-    return {
-        "time/tokens_per_s": metrics["batch/sampled_tokens"] / seconds,
-        "time/episodes_per_s": metrics["env/all/episodes"] / seconds,
-        "time/utilisation": busy_s / (slots * seconds),
-    }
 
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:

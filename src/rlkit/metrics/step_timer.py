@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Mapping
 
 from rlkit._util.priority_semaphore import Slots
-from rlkit.metrics.metrics import throughput
 
 
 class StepTimer:
@@ -25,13 +24,23 @@ class StepTimer:
         self._start_s, self._start_busy_s = self._clock(), self._slots.busy_s
 
     def lap(self, complete_s: float, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics `time/…` of the step that ends now, whose last group was ready at `complete_s`."""
+        """Return the metrics `time/…` of the step that ends now, whose last group was ready at `complete_s`.
+
+        `utilisation` is the mean share of occupied slots. A step that took no time has no throughput.
+
+        Args:
+            metrics: metrics of the step, including its number of episodes and sampled tokens.
+        """
         start_s, start_busy_s = self._start_s, self._start_busy_s
         self.start()
         seconds, busy_s = self._start_s - start_s, self._start_busy_s - start_busy_s
-        return {
+        times = {
             "time/sample_s": max(complete_s - start_s, 0.0),
             "time/train_s": self._start_s - max(complete_s, start_s),
             "time/step_s": seconds,
-            **throughput(metrics, seconds=seconds, busy_s=busy_s, slots=self._slots.count),
         }
+        if seconds > 0:
+            times["time/tokens_per_s"] = metrics["batch/sampled_tokens"] / seconds
+            times["time/episodes_per_s"] = metrics["env/all/episodes"] / seconds
+            times["time/utilisation"] = busy_s / (self._slots.count * seconds)
+        return times

@@ -49,10 +49,6 @@ class StepRecipe:
     finish_groups: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
     supervised: frozenset[str] = frozenset()
 
-    def loss_of(self, env: str) -> Loss:
-        """Return the loss of the groups of an environment."""
-        return _CROSS_ENTROPY if env in self.supervised else self.loss
-
     @property
     def is_streaming(self) -> bool:
         """True if gradients may be requested before all groups of the step are added."""
@@ -166,7 +162,8 @@ class StepUpdate:
 
     def _include(self, prepared: PreparedGroup) -> None:
         self._included_groups += 1
-        if (loss := self._recipe.loss_of(prepared.group.env)) is not self._loss:
+        loss = _CROSS_ENTROPY if prepared.group.env in self._recipe.supervised else self._recipe.loss
+        if loss is not self._loss:
             self._request_gradient()
             self._loss = loss
         self._unrequested += prepared.data
