@@ -144,27 +144,18 @@ def _find_price(
     if prices.prefill is not None and prices.sample is not None and prices.train is not None:
         cached = prices.prefill if prices.cached_prefill is None else prices.cached_prefill
         return Price(prices.prefill, cached, prices.sample, prices.train)
-    price = listed_price(model) if kind == "hosted" else None
+    price = hosted_prices().get(model) if kind == "hosted" else None
     if price is None and config.budget_usd is not None:
         raise ConfigError(
-            f"budget_usd: the price of {model} is unknown.{similar_model(model)} Set {field_name}.prefill, "
-            f"{field_name}.sample and {field_name}.train, in US dollars per million tokens"
+            f"budget_usd: the price of {model} is unknown.{did_you_mean(model, hosted_prices())} Set "
+            f"{field_name}.prefill, {field_name}.sample and {field_name}.train, in US dollars per million tokens"
         )
     return price
 
 
-def listed_price(model: str) -> Price | None:
-    """Return the price of a model's tokens on the hosted service; None if the table has no such model."""
-    return _table().get(model)
-
-
-def similar_model(model: str) -> str:
-    """Return a hint such as ` Did you mean …?` for a model of the table with a similar name; "" if there is none."""
-    return did_you_mean(model, _table())
-
-
 @cache
-def _table() -> dict[str, Price]:
+def hosted_prices() -> Mapping[str, Price]:
+    """Return the price of each model on the hosted service."""
     models: dict[str, dict[str, Any]] = json.loads(files("rlkit.cost").joinpath("prices.json").read_text())["models"]
     return {
         model: Price(row["prefill"], row.get("cached", row["prefill"]), row["sample"], row["train"], row["date"])

@@ -26,7 +26,7 @@ from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, Tests, estimate, save_estimate
-from rlkit.cost.usage import Price, listed_price, price_of, similar_model
+from rlkit.cost.usage import Price, hosted_prices, price_of
 from rlkit.dry_run.pilot import NudgedEstimator, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
@@ -314,7 +314,8 @@ def _load_prices(
     No key is needed.
     """
     price, model = price_of(config, choice.kind), config.model
-    hosted, hint = listed_price(model) if choice.kind == "engine" else None, similar_model(model)
+    hosted = hosted_prices().get(model) if choice.kind == "engine" else None
+    hint = did_you_mean(model, hosted_prices())
     if price is None:
         remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
         detail = f"no price of {model} is known: {remedy}{'.' + hint if hint else ''}"
@@ -376,17 +377,12 @@ def _render_pilot(pilot: Pilot, choice: ServiceChoice) -> str:
 
 def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
     """Return the parts that only the real service can check."""
-    reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"
-    paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": reference}
+    paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": config.kl_penalty.reference}
     teachers = {name: config.teacher_of(name) for name in config.envs}
     paths |= {f"teacher of {name}": each.checkpoint or each.model for name, each in teachers.items() if each}
-    parts = [
-        Part("service", "not tried", f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it")
-    ]
-    for name, path in paths.items():
-        if path not in (None, "base"):
-            parts.append(Part(name, "not tried", f"existence of {path}"))
-    return parts
+    details = {"service": f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it"}
+    details |= {name: f"existence of {path}" for name, path in paths.items() if path not in (None, "base")}
+    return [Part(name, "not tried", detail) for name, detail in details.items()]
 
 
 def _play_itself(sampler: Callable[[], Sampler]) -> OpponentSamplers:

@@ -21,7 +21,7 @@ from rlkit._util.paths import cache_dir
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
 from rlkit.config.schema.operation import ServiceConfig
-from rlkit.cost.usage import Price, Usage, listed_price
+from rlkit.cost.usage import Price, Usage, hosted_prices
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
 from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.judges.records import JudgeRecords
@@ -221,7 +221,7 @@ async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
     async with connect(config, choice=choice) as service:
         checkpoint = judge.model if judge.model.startswith("tinker://") else None
         model = judge.model if checkpoint is None else await service.model_of(checkpoint)
-        price = price or (listed_price(model) if choice.kind == "hosted" else None)
+        price = price or (hosted_prices().get(model) if choice.kind == "hosted" else None)
         tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=is_engine, note=lambda message: None))
         sampler, chat = await service.sampler(model=model, checkpoint=checkpoint), chat_format(model, tokenizer)
         play = partial(RecordingPolicy, sampler=lambda: sampler, chat=chat)

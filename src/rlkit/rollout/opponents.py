@@ -72,10 +72,8 @@ class Opponents:
 
     async def _check(self, path: str) -> tuple[str, int]:
         """Return a checkpoint if it is of the run's model; its step is -1, because it is none of this run."""
-        model, own = (
-            await self.watch.call(partial(self.service.model_of, path), "asking for a checkpoint", retry=True),
-            self.config.model,
-        )
+        own = self.config.model
+        model = await self.watch.call(partial(self.service.model_of, path), "asking for a checkpoint", retry=True)
         if model != own:
             raise EnvironmentFault(f"opponent(checkpoint={path!r}): its model is {model}, and the run trains {own}")
         return path, -1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlkit.config.schema import Config, EnvConfig
+from rlkit.config.schema import Config
 from rlkit.policy import Limits
 from rlkit.types import BudgetForcing, Sampling
 
@@ -45,19 +45,15 @@ def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, En
             timeout_s=env.timeout_s or config.rollouts.timeout_s,
             max_retries=config.rollouts.max_retries if env.max_retries is None else env.max_retries,
             limits=Limits(env.max_turns, context),
-            min_valid=_min_valid(env, size=size, default=config.rollouts.min_valid),
+            min_valid=min(size, env.min_valid or config.rollouts.min_valid)
+            if env.max_failing_rollouts is None
+            else size - env.max_failing_rollouts,
             coalesce=config.rollouts.coalesce,
             newest_weights=env.newest_weights,
             endpoint_host=config.rollouts.endpoint_host,
         )
         for name, env in config.envs.items()
     }
-
-
-def _min_valid(env: EnvConfig, *, size: int, default: int) -> int:
-    if env.max_failing_rollouts is not None:
-        return size - env.max_failing_rollouts
-    return min(size, env.min_valid or default)
 
 
 def make_sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:

@@ -226,10 +226,7 @@ class PatientSampler:
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
         """Draw completions of one prompt, as `Sampler.sample` does."""
-
-        def request() -> Awaitable[Sequence[Completion]]:
-            return self.sampler.sample(prompt, sampling, seed=seed, num_samples=num_samples)
-
+        request = partial(self.sampler.sample, prompt, sampling, seed=seed, num_samples=num_samples)
         while True:
             try:
                 return await self.watch.call(request, "sampling", retry=True)
