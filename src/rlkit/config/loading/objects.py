@@ -250,14 +250,13 @@ def _load_module(name: str, *, field: str) -> ModuleType:
         return sys.modules[name]
     importlib.invalidate_caches()  # the module may have been written just now
     with _importable(Path.cwd()):
-        try:
-            spec = importlib.util.find_spec(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise _wrap_error(error, field, None) from error
-            spec = None
-        except Exception as error:
-            raise _wrap_error(error, field, None) from error
+        with _wrap_errors(field, None):
+            try:
+                spec = importlib.util.find_spec(name)
+            except ModuleNotFoundError as error:
+                if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                    raise
+                spec = None
         if spec is None:
             raise ConfigError(
                 f"{field}: there is no module {name!r}: install its package, or write file.py:name for a file"
@@ -282,7 +281,10 @@ def _importable(folder: Path) -> Generator[None]:
 
 @contextmanager
 def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> Generator[None]:
-    """Convert an exception of the user's code to a ConfigError of one line, without the `hidden` texts."""
+    """Convert an exception of the user's code to a ConfigError of one line, without the `hidden` texts.
+
+    It has the form `field: file:line: Exception: message`, with the innermost line of the user's file.
+    """
     try:
         yield
     except (UsageError, MissingError) as error:
@@ -293,22 +295,18 @@ def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ())
     except RlkitError:
         raise
     except (Exception, SystemExit) as error:
-        raise _wrap_error(error, field, source, hidden=hidden) from error
-
-
-def _wrap_error(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> RlkitError:
-    """Return a ConfigError `field: file:line: Exception: message`, with the innermost line of the user's file."""
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        return missing_extra(error.name)
-    place = ""
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f"{_short(Path(error.filename))}:{error.lineno}: "
-    elif source is not None:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == source]
-        place = f"{_short(source)}:{lines[-1]}: " if lines else f"{_short(source)}: "
-    message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    message = redact(message, hidden=hidden)
-    return ConfigError(f"{field}: {place}{type(error).__name__}: {message} (--debug shows the whole traceback)")
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            raise missing_extra(error.name) from error
+        place = ""
+        if isinstance(error, SyntaxError) and error.filename:
+            place = f"{_short(Path(error.filename))}:{error.lineno}: "
+        elif source is not None:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if Path(frame.filename) == source]
+            place = f"{_short(source)}:{lines[-1]}: " if lines else f"{_short(source)}: "
+        message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+        problem = f"{place}{type(error).__name__}: {redact(message, hidden=hidden)}"
+        raise ConfigError(f"{field}: {problem} (--debug shows the whole traceback)") from error
 
 
 def _source_file(value: object) -> Path | None:

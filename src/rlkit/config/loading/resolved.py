@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from rlkit._util.json_values import map_text
 from rlkit.config.loading.environment_variables import escape
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, plain, scalars
-from rlkit.config.loading.secrets import without_secrets
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, plain, rewrite
+from rlkit.config.loading.secrets import REDACTED, is_secret, key_of
 from rlkit.config.loading.yaml_text import parse, read_file, scalar
 from rlkit.config.schema import Config
 
@@ -51,10 +50,15 @@ class ResolvedConfig:
     @classmethod
     def from_nodes(cls, config: Config, root: Node) -> Self:
         """Wrap a configuration with the origins of the nodes of `root`."""
-        tree = cast("dict[str, Json]", without_secrets(map_text(config.model_dump(mode="json"), escape)))
-        for path, node in scalars(root):
-            if node.template is not None:
-                _put(tree, path, node.template)
+
+        def record(keys: KeyPath, node: Node) -> Node:
+            source = find(root, keys)
+            if source is not None and source.template is not None:
+                return Node(source.template, node.origin)
+            text = escape(node.value) if isinstance(node.value, str) else ""
+            return Node(REDACTED if is_secret(key_of(keys), text) else text, node.origin) if text else node
+
+        tree = cast("dict[str, Json]", plain(rewrite(from_python(config.model_dump(mode="json")), record)))
         nodes = {path: find(root, path) for path, _ in leaves(tree)}
         origins = {dotted(path): DEFAULT if node is None else str(node.origin) for path, node in nodes.items()}
         return cls(config, tree, origins)
@@ -139,10 +143,3 @@ def scalar_is_text(text: str) -> bool:
         return isinstance(scalar(text), str)
     except ValueError:
         return False
-
-
-def _put(tree: dict[str, Json], path: KeyPath, value: str) -> None:
-    holder: object = tree
-    for key in path[:-1]:
-        holder = cast("dict[str | int, object]", holder)[key]
-    cast("dict[str | int, object]", holder)[path[-1]] = value

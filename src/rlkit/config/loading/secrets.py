@@ -145,15 +145,9 @@ def refuse_redacted(root: Node) -> None:
             )
 
 
-def without_secrets(value: Json, *, key: str = "") -> Json:
-    """Return a copy with every credential replaced by `[redacted]`."""
-    if isinstance(value, str):
-        return REDACTED if is_secret(key, value) else value
-    if isinstance(value, dict):
-        return {name: without_secrets(child, key=name) for name, child in value.items()}
-    if isinstance(value, list):
-        return [without_secrets(child, key=key) for child in value]
-    return value
+def key_of(keys: KeyPath) -> str:
+    """Return the last key of a mapping in a key path; the items of a list share it."""
+    return next((key for key in reversed(keys) if isinstance(key, str)), "")
 
 
 def secrets_in(value: Json) -> list[str]:
@@ -162,7 +156,7 @@ def secrets_in(value: Json) -> list[str]:
 
 
 def _texts(value: Json) -> Iterator[tuple[KeyPath, str, str]]:
-    """Yield key path, key and text of every string; the key of an item is that of its list."""
+    """Yield key path, key and text of every string."""
     for keys, node in scalars(from_python(value)):
         if isinstance(node.value, str):
-            yield keys, next((key for key in reversed(keys) if isinstance(key, str)), ""), node.value
+            yield keys, key_of(keys), node.value
