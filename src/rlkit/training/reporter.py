@@ -24,13 +24,6 @@ from rlkit.training.model_selection import ModelSelection
 type PendingEvaluation = asyncio.Task[Mapping[str, float]]
 
 
-@dataclass(slots=True, eq=False)
-class _Report:
-    step: int
-    metrics: Mapping[str, float]
-    evaluation: PendingEvaluation | None
-
-
 @dataclass(eq=False)
 class Reporter:
     """The reports of a run; superfluous checkpoints are deleted after each report."""
@@ -42,7 +35,7 @@ class Reporter:
     selection: ModelSelection
 
     def __post_init__(self) -> None:
-        self._pending: deque[_Report] = deque()
+        self._pending: deque[tuple[int, Mapping[str, float], PendingEvaluation | None]] = deque()
         self._failure: Exception | None = None
         self._findings = FindingMonitor()
         self._is_diverged = False
@@ -55,7 +48,7 @@ class Reporter:
 
     def add(self, step: int, metrics: Mapping[str, float], evaluation: PendingEvaluation | None = None) -> None:
         """Report a step when its evaluation and all earlier reports are done; `raise_failure` raises the errors."""
-        self._pending.append(_Report(step, metrics, evaluation))
+        self._pending.append((step, metrics, evaluation))
         if evaluation is not None:
             evaluation.add_done_callback(lambda _: self._flush())
         self._flush()
@@ -67,7 +60,7 @@ class Reporter:
 
     def has_report(self, step: int) -> bool:
         """Return whether a step is reported, or waits for its evaluation."""
-        return step in self.store.measured_steps or any(report.step == step for report in self._pending)
+        return step in self.store.measured_steps or any(number == step for number, _, _ in self._pending)
 
     def complete_through(self, step: int) -> int:
         """Return the last step up to `step` before which no report is missing."""
@@ -82,7 +75,7 @@ class Reporter:
     async def drain(self) -> None:
         """Wait until every step is reported; raises as `raise_failure` does."""
         while self._pending and self._failure is None:
-            evaluation = self._pending[0].evaluation
+            _, _, evaluation = self._pending[0]
             if evaluation is not None:
                 await asyncio.wait([evaluation])
             self._flush()
@@ -90,25 +83,25 @@ class Reporter:
 
     async def close(self) -> None:
         """Cancel the running evaluations."""
-        evaluations = [report.evaluation for report in self._pending if report.evaluation is not None]
+        evaluations = [evaluation for _, _, evaluation in self._pending if evaluation is not None]
         for evaluation in evaluations:
             evaluation.cancel()
         await asyncio.gather(*evaluations, return_exceptions=True)
 
     def _flush(self) -> None:
         while self._failure is None and self._pending:
-            report = self._pending[0]
-            if report.evaluation is not None and not report.evaluation.done():
+            step, step_metrics, evaluation = self._pending[0]
+            if evaluation is not None and not evaluation.done():
                 return
             self._pending.popleft()
             try:
-                scores: Mapping[str, float] = {} if report.evaluation is None else _result(report.evaluation)
-                self.last_metrics = metrics = {**report.metrics, **scores}
-                if metrics and report.step not in self.store.measured_steps:
-                    self.store.add_metrics(report.step, metrics)
-                    self.trackers.on_step(report.step, metrics)
-                    self._select(report.step, metrics)
-                    self._warn(report.step, metrics)
+                scores: Mapping[str, float] = {} if evaluation is None else _result(evaluation)
+                self.last_metrics = metrics = {**step_metrics, **scores}
+                if metrics and step not in self.store.measured_steps:
+                    self.store.add_metrics(step, metrics)
+                    self.trackers.on_step(step, metrics)
+                    self._select(step, metrics)
+                    self._warn(step, metrics)
             except Exception as error:  # raised by `raise_failure`
                 self._failure = error
 
