@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -182,13 +182,8 @@ async def evaluate(
 
 
 def _evaluate_as_trained(name: str, spec: EnvConfig) -> EvalEnvConfig:
-    return EvalEnvConfig(
-        env=spec.env or name,
-        args=spec.args,
-        max_tokens=spec.max_tokens,
-        max_turns=spec.max_turns,
-        timeout_s=spec.timeout_s,
-    )
+    fields = spec.model_dump(include={"args", "max_tokens", "max_turns", "timeout_s"})
+    return EvalEnvConfig(env=spec.env or name, **fields)
 
 
 async def _measure(
@@ -201,20 +196,7 @@ async def _measure(
     on_groups: Callable[[Sequence[Group]], None],
 ) -> Mapping[str, float]:
     started = time.monotonic()
-
-    def snapshot() -> Progress:
-        counts = player.counts
-        return Progress(
-            phase="evaluating",
-            queued=counts.queued,
-            running=counts.running,
-            finished=counts.finished,
-            failed=counts.failed,
-            tokens=counts.tokens,
-            seconds=time.monotonic() - started,
-        )
-
-    on_progress(snapshot)
+    on_progress(lambda: Progress(phase="evaluating", **asdict(player.counts), seconds=time.monotonic() - started))
     failures = FailureNotes(note, redact=redact)
     blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
     with loop_holds().watch(blocking.add):

@@ -231,9 +231,7 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
         "batch/replaced": float(sum(group.prepared.is_usable and not group.is_trained for group in groups)),
         "batch/dropped": float(sum(not group.prepared.is_usable for group in groups)),
         "batch/excess": float(sum(group.overlong for group in trained)),
-        "batch/sampled_tokens": float(
-            sum(episode.sampled_tokens for group in groups for episode in group.prepared.group.episodes)
-        ),
+        "batch/sampled_tokens": float(sum(group.prepared.group.sampled_tokens for group in groups)),
         "batch/staleness/mean": _mean(ages),
         "batch/staleness/max": float(max(ages, default=0)),
         **_shaping_metrics(trained),
