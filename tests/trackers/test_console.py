@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rlkit.metrics.rewards import draw_bars
 from rlkit.trackers import Progress, RunInfo, RunResult
 from rlkit.trackers.console import ConsoleTracker, JsonTracker, render_duration, render_number, render_step
-from rlkit.trackers.panel import MAX_ROWS, PanelTracker, TokenRate, render_panel, sparkline
+from rlkit.trackers.panel import MAX_ROWS, PanelTracker, TokenRate, render_panel
 from rlkit.types import Checkpoint
 
 METRICS = {
@@ -158,12 +159,12 @@ def test_a_terminal_without_unicode_gets_no_bars() -> None:
 
 
 @given(st.lists(st.floats(-1e12, 1e12), max_size=50), st.integers(-3, 60))
-def test_a_sparkline_has_a_bar_for_each_of_the_last_values(values: list[float], cells: int) -> None:
-    assert len(sparkline(values, cells)) == max(0, min(len(values), cells))
+def test_a_chart_has_a_bar_for_each_value_within_its_width(values: list[float], cells: int) -> None:
+    assert len(draw_bars(values, width=cells)) == max(0, min(len(values), cells))
 
 
-def test_a_sparkline_runs_from_the_lowest_to_the_highest() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+def test_a_chart_runs_from_the_lowest_to_the_highest() -> None:
+    assert draw_bars([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:

@@ -20,12 +20,12 @@ def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | Non
     return fmean(rewards) if rewards else None
 
 
-def draw_bars(values: Sequence[float]) -> str:
-    """Return a chart of blocks, at most `_BARS_MAX` wide; each is the mean of its steps."""
-    if not values:
+def draw_bars(values: Sequence[float], *, width: int = _BARS_MAX) -> str:
+    """Return a chart of blocks, at most `width` wide; each is the mean of its steps."""
+    count = min(len(values), width)
+    if count <= 0:
         return ""
-    count = min(len(values), _BARS_MAX)
     ends = [round(place * len(values) / count) for place in range(count + 1)]
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(ends)]
     low, high = min(means), max(means)
-    return "".join(_BARS[int((mean - low) / ((high - low) or 1) * (len(_BARS) - 1))] for mean in means)
+    return "".join(_BARS[round((mean - low) / ((high - low) or 1) * (len(_BARS) - 1))] for mean in means)

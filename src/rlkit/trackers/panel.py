@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlkit.metrics.rewards import draw_bars
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.trackers.console import collect_rewards, render_duration, render_number
 
@@ -28,18 +29,6 @@ MAX_NAME_CHARS = 28
 MAX_PANEL_CHARS = 120
 NARROW_CHARS = 64
 HISTORY_STEPS = 200
-
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], cells: int) -> str:
-    """Render the last `cells` values as bars, scaled to their range."""
-    visible = list(values)[-cells:] if cells > 0 else []
-    if not visible:
-        return ""
-    low, high = min(visible), max(visible)
-    span = (high - low) or 1.0
-    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in visible)
 
 
 def render_panel(
@@ -113,13 +102,14 @@ def _render_environments(
 ) -> RenderableType:
     name_width = min(max(map(len, names), default=0), MAX_NAME_CHARS)
     number_width = 8
+    bars_width = width - name_width - number_width - 6
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(width=name_width)
     rows.add_column(justify="right", width=number_width)
     rows.add_column(no_wrap=True)
     for name in names:
         values = history.get(name, ())
-        bars = sparkline(values, width - name_width - number_width - 6) if unicode else ""
+        bars = draw_bars(list(values)[-bars_width:], width=bars_width) if unicode else ""
         last = Text(render_number(values[-1]) if values else "…" if unicode else "-", style="bold" if values else "dim")
         rows.add_row(_truncate(name, name_width), last, Text(bars, style="green"))
     return rows
