@@ -59,10 +59,8 @@ def test_an_example_of_an_agent_imports_nothing_while_it_plays(path: Path) -> No
     assert not [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["custom_env.py", *(pytest.param(name, marks=pytest.mark.slow) for name in ("self_play.py", "multi_turn.py"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["custom_env.py", "self_play.py", "multi_turn.py"])
 def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> None:
     small = ["--steps", "1", "--groups", "2", "--model", str(byte_model_dir)]
     environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}

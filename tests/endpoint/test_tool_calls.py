@@ -100,14 +100,8 @@ class Sums(rlkit.Env):
         return float("14" in await self.ask(policy))
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        ask_by_chat,
-        pytest.param(ask_by_responses, marks=pytest.mark.slow),
-        pytest.param(ask_by_messages, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", [ask_by_chat, ask_by_responses, ask_by_messages])
 def test_a_model_learns_with_its_tools(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
     rewards = list[float]()

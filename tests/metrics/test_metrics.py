@@ -316,7 +316,7 @@ def read_documented_keys(*sections: str) -> set[str]:
 
 def to_documented_key(key: str) -> str:
     """Replace the variable parts of a key by the placeholders of the page."""
-    key = re.sub(r"pass_at_\d+", "pass_at_<k>", re.sub("^env/(all|words|chats)/", "env/<name>/", key))
+    key = re.sub(r"pass_at_\d+", "pass_at_<k>", re.sub("^env/(all|words|chats|warm_start)/", "env/<name>/", key))
     return re.sub("^service/.*", "service/<name>", key).replace("/spoken", "/<metric>")
 
 
@@ -324,7 +324,9 @@ def test_documented_metrics_are_exactly_the_metrics_of_a_step(tmp_path: Path) ->
     listed = read_documented_keys("Episodes", "Batch", "Update", "Time and cost")
     assert len(listed) > 70
     keys = set[str]()
-    for number, settings in enumerate((PLAIN, SHAPED, OPTIONAL)):
+    talks = Path(__file__).parents[2] / "examples" / "warm_start.jsonl"
+    warm = {**PLAIN, "warm_start": {"files": str(talks), "steps": 1}}
+    for number, settings in enumerate((PLAIN, SHAPED, OPTIONAL, warm)):
         keys |= set().union(*run_simulation(tmp_path / str(number), "sync", 0, **settings).lines()) - {"step"}
     assert {to_documented_key(key) for key in keys} == listed - OF_A_SEARCH
     (row,) = [line for line in PAGE.splitlines() if all(f"`{key}`" in line for key in OF_A_SEARCH)]

@@ -228,7 +228,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         run.train()
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_workers_meet_the_same_opponents(byte_model_dir: Path, workers: int) -> None:
     def rows(result: rlkit.RunResult) -> list[object]:
         return [

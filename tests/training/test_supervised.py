@@ -14,6 +14,7 @@ import pytest
 
 import rlkit
 from rlkit.config.loading.load import load_config
+from rlkit.config.loading.resolved import show_lines
 from rlkit.config.loading.targets import load_target
 from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.errors import ConfigError, EnvironmentFault, RolloutsFailed, UsageError
@@ -355,3 +356,16 @@ def test_the_call_from_python_trains_on_conversations(
         model=str(byte_model_dir), source={"files": str(talks)}, steps=1, service={"engine_threads": 1}
     )
     assert result.metrics["optim/nll"] > 0
+
+
+def test_a_record_of_the_configuration_keeps_the_variables_of_a_source(talks: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("source: {files: '${TALKS}'}\n")
+    resolved = load_config([file], environ={"TALKS": str(talks)})
+    assert resolved.config.envs["source"].args == {"files": str(talks)}
+    text = "\n".join(show_lines(resolved))
+    assert "${TALKS}" in text
+    assert str(talks) not in text
+    (tmp_path / "config.yaml").write_text(text)
+    again = load_config([tmp_path / "config.yaml"], environ={"TALKS": str(talks)}).config
+    assert again == resolved.config

@@ -42,7 +42,6 @@ def serve(
 
     Clients of OpenAI and Anthropic can chat with its models and checkpoints at the same address.
     """
-    from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
     from rlkit.engine.model.model_files import resolve_model
     from rlkit.engine.server.server import load_api_key
@@ -70,16 +69,21 @@ def serve(
         output.note(f"model {name} is ready: {directory}")
     stop = threading.Event()
     with graceful_shutdown(stop.set, output.note, message="stopping"), engine:
-        url, key = engine.url, engine.api_key
-        output.result(
-            {"url": url, "api_key": key},
-            f"export TINKER_BASE_URL={shlex.quote(url)}\nexport TINKER_API_KEY={shlex.quote(key)}",
-        )
-        if not output.json:
-            output.note("run these two lines in another shell, to let a Tinker program use the engine")
-            output.note(f"set its base_model to a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
-            output.note(f"to chat with a model or a tinker:// checkpoint: OPENAI_BASE_URL={url}/v1, with the same key")
-            output.note("Ctrl-C stops the engine")
+        _show_address(output, engine.url, engine.api_key)
         if host not in ("127.0.0.1", "localhost"):
             output.note("other machines can reach the engine, and the key is sent unencrypted: use a trusted network")
         stop.wait()
+
+
+def _show_address(output: Output, url: str, key: str) -> None:
+    from rlkit.config.schema import DEFAULT_MODEL
+
+    output.result(
+        {"url": url, "api_key": key},
+        f"export TINKER_BASE_URL={shlex.quote(url)}\nexport TINKER_API_KEY={shlex.quote(key)}",
+    )
+    if not output.json:
+        output.note("run these two lines in another shell, to let a Tinker program use the engine")
+        output.note(f"set its base_model to a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
+        output.note(f"to chat with a model or a tinker:// checkpoint: OPENAI_BASE_URL={url}/v1, with the same key")
+        output.note("Ctrl-C stops the engine")
