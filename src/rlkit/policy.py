@@ -120,8 +120,8 @@ class Policy(ABC):
             trained: indices of the messages to train on; None for all of the assistant.
 
         Raises:
-            ContextFull: the conversation does not fit the context.
-            EnvironmentFault: the chat format cannot write it as a prompt and its reply, or this policy only samples.
+            EnvironmentFault: the conversation does not fit the context, the chat format cannot write it as a prompt
+                and its reply, or the environment is one that samples.
         """
         raise EnvironmentFault(NO_DEMONSTRATIONS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlkit.chat.demonstration import split_conversation
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import chat_format
 from rlkit.engine.model.model_files import load_tokenizer
-from rlkit.errors import ContextFull, EnvironmentFault
+from rlkit.errors import EnvironmentFault
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, tiny_model
@@ -56,7 +57,14 @@ class NeverSampling:
 def make_policy(chat: ChatFormat, *, context: int | None = None) -> RecordingPolicy:
     limits = Limits(context_tokens=context)
     sampling = Sampling(max_tokens=9)
-    return RecordingPolicy(sampler=NeverSampling, chat=chat, sampling=sampling, seed=lambda turn: turn, limits=limits)
+    return RecordingPolicy(
+        sampler=NeverSampling,
+        chat=chat,
+        sampling=sampling,
+        seed=lambda turn: turn,
+        limits=limits,
+        is_supervised=True,
+    )
 
 
 def data_of(policy: RecordingPolicy) -> list[Datum]:
@@ -159,7 +167,7 @@ class NoExtension(ByteChat):
 def test_what_cannot_be_trained_is_a_fault_of_the_task() -> None:
     with pytest.raises(EnvironmentFault, match="message 2, of the role assistant, has no tokens after its prompt"):
         make_policy(NoExtension()).demonstrate(TALK)
-    with pytest.raises(ContextFull, match="a conversation of 25 tokens does not fit the context of 20"):
+    with pytest.raises(EnvironmentFault, match="a conversation of 25 tokens does not fit the context of 20"):
         make_policy(ByteChat(), context=20).demonstrate(TALK)
 
 
@@ -169,3 +177,26 @@ def test_a_recorded_episode_is_replayed_token_for_token() -> None:
     second.replay(first.turns)
     assert [turn.completion.tolist() for turn in second.turns] == [turn.completion.tolist() for turn in first.turns]
     assert [turn.parent for turn in second.turns] == [None, 0]
+
+
+@pytest.mark.parametrize("reply", ["    return 1", "\n\nafter", "  x", "", "\tx", "é"])
+def test_a_reply_may_begin_with_any_character(tokenizer: Any, reply: str) -> None:
+    chat = chat_format("mine", tokenizer, renderer="chat_template")
+    policy = make_policy(chat)
+    policy.demonstrate([{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}])
+    (turn,) = policy.turns
+    assert turn.prompt.tokens.tolist() == chat.render([{"role": "user", "content": "?"}]).tokens.tolist()
+    assert chat.decode(turn.completion).strip() == reply.strip()
+
+
+def test_an_environment_either_samples_or_demonstrates() -> None:
+    policy = make_policy(ByteChat())
+    with pytest.raises(EnvironmentFault, match="trains on conversations, and samples no reply"):
+        asyncio.run(policy.chat(TALK[:2]))
+    sampling = RecordingPolicy(
+        sampler=NeverSampling, chat=ByteChat(), sampling=Sampling(9), seed=lambda turn: turn, limits=Limits()
+    )
+    with pytest.raises(EnvironmentFault, match="only an environment with `env: demonstrations`"):
+        sampling.demonstrate(TALK)
+    with pytest.raises(EnvironmentFault, match="a conversation begins with a reply: put a message of the user"):
+        policy.demonstrate(TALK[2:3])

@@ -262,7 +262,14 @@ def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
     assert [turn.parent for turn in policy.turns] == [None, 0]
     assert policy.turns[1].prompt.images == ()
 
-    shown = converse(chat, sampler)
+    shown = RecordingPolicy(
+        sampler=lambda: sampler,
+        chat=chat,
+        sampling=Sampling(max_tokens=99),
+        seed=lambda turn: turn,
+        limits=Limits(),
+        is_supervised=True,
+    )
     shown.demonstrate([question, {"role": "assistant", "content": "a cat"}])
     assert shown.turns[0].prompt.images == first.images
     assert shown.turns[0].completion.tolist() == policy.turns[0].completion.tolist()

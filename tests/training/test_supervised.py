@@ -17,7 +17,7 @@ from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import show_lines
 from rlkit.config.loading.targets import load_target
 from rlkit.engine.model.model_files import load_tokenizer
-from rlkit.errors import ConfigError, EnvironmentFault, RolloutsFailed, UsageError
+from rlkit.errors import ConfigError, EnvironmentFault, UsageError
 from rlkit.policy import Limits
 from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.testing import tiny_model
@@ -226,10 +226,28 @@ def test_an_environment_of_its_own_may_demonstrate(byte_model_dir: Path, tmp_pat
             policy.demonstrate([{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}])
             return 0.0
 
-    settings = make_settings(byte_model_dir, envs={"demonstrations": {}}, steps=1, batch={"groups": 2, "group_size": 1})
+    settings = make_settings(byte_model_dir, envs={"demonstrations": {}}, steps=1, batch={"groups": 2})
     config = load_config([], settings=settings)
     result = asyncio.run(RLTrainer(config, envs={"demonstrations": [Teaching()]}).train())
     assert result.metrics["optim/nll"] > 0
+
+
+def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
+    settings = make_settings(byte_model_dir, source={"files": str(talks)})
+    train({**settings, "steps": 1}, directory=tmp_path / "run")
+    talks.write_text(talks.read_text().replace("six", "seven"))
+    with pytest.raises(ConfigError, match=r"talks\.jsonl has changed since the run began: put it back"):
+        train({**settings, "steps": 2}, directory=tmp_path / "run", resume=True)
+
+
+def test_the_conversations_of_a_run_are_not_its_episodes(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
+    warm = {"files": str(talks), "steps": 1}
+    settings = make_settings(byte_model_dir, envs={"numbers": {}}, warm_start=warm, steps=1)
+    train(settings, directory=tmp_path / "first")
+    source = {"run": str(tmp_path / "first")}
+    result = train(make_settings(byte_model_dir, source=source, epochs=1, batch={"groups": 16}))
+    assert result.metrics["batch/groups"] == 16  # the rollouts of its second step alone
+    assert result.steps == 1
 
 
 FAULTS = [
@@ -263,6 +281,7 @@ LINES = [
     (b"", "no conversation of .*talks.jsonl has a message of a role in assistant"),
     (b'{"messages": [{"role": "user", "content": "x"}]}', "has a message of a role in assistant"),
     (b"[1]", "line 1: "),
+    (b'{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "line 1: a message has the weight 0.5"),
     (b"\n{", "line 2: "),
     (b'{"text": "x"}', "line 1: messages: Field required"),
     (b'{"messages": [{"role": "robot", "content": "x"}]}', r"line 1: messages\.0\.role: "),
@@ -316,11 +335,14 @@ def test_a_run_of_another_tokenizer_is_refused(byte_model_dir: Path, tmp_path: P
         train(make_settings(other, source={"run": str(first.directory)}, steps=1))
 
 
-def test_conversations_that_do_not_fit_end_the_run_with_their_reason(byte_model_dir: Path, talks: Path) -> None:
+def test_conversations_that_do_not_fit_are_named_before_the_first_step(byte_model_dir: Path, talks: Path) -> None:
     talks.write_text(
         json.dumps({"messages": [{"role": "user", "content": "x" * 9000}, {"role": "assistant", "content": "1"}]})
     )
-    with pytest.raises(RolloutsFailed, match="does not fit the context"):
+    problem = (
+        "source: 1 of 1 conversations cannot be trained on; .* The first is talks/1: a conversation of .* tokens does"
+    )
+    with pytest.raises(UsageError, match=problem):
         train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1))
 
 
@@ -362,7 +384,7 @@ def test_a_record_of_the_configuration_keeps_the_variables_of_a_source(talks: Pa
     file = tmp_path / "run.yaml"
     file.write_text("source: {files: '${TALKS}'}\n")
     resolved = load_config([file], environ={"TALKS": str(talks)})
-    assert resolved.config.envs["source"].args == {"files": str(talks)}
+    assert resolved.config.envs["source"].args == {"files": [str(talks)]}
     text = "\n".join(show_lines(resolved))
     assert "${TALKS}" in text
     assert str(talks) not in text

@@ -23,14 +23,17 @@ def split_conversation(
     """
     for index in indices:
         role, before = messages[index]["role"], messages[:index]
-        is_reply = role == "assistant"
-        render = chat.render if is_reply else chat.render_whole
-        prompt = render(before, tools) if before or is_reply else as_prompt(())
-        whole = chat.render_whole(messages[: index + 1], tools)
-        tail = whole.drop_first(len(prompt)) if whole.starts_with(prompt) else as_prompt(())
-        if not len(tail) or tail.images:
-            problem = "an image" if tail.images else "no tokens after its prompt in this chat format"
+        if role == "assistant":
+            if not before:
+                raise EnvironmentFault("a conversation begins with a reply: put a message of the user before it")
+            prompt, tail = chat.render(before, tools), chat.render_reply(messages[: index + 1], tools)
+        else:
+            prompt, whole = as_prompt(()), chat.render_whole(messages[: index + 1], tools)
+            prompt = chat.render_whole(before, tools) if before else prompt
+            tail = whole.drop_first(len(prompt)) if whole.starts_with(prompt) else None
+        if tail is None or not len(tail) or tail.images:
+            problem = "an image" if tail and tail.images else "no tokens after its prompt in this chat format"
             raise EnvironmentFault(f"message {index}, of the role {role}, has {problem}: leave it out")
         ends = np.flatnonzero(np.isin(tail.tokens, [stop for stop in chat.stop if isinstance(stop, int)]))
         # a template may write a line break after the stop token, which no model samples
-        yield index, prompt, tail.tokens[: ends[-1] + 1] if is_reply and len(ends) else tail.tokens
+        yield index, prompt, tail.tokens[: ends[-1] + 1] if role == "assistant" and len(ends) else tail.tokens

@@ -46,6 +46,11 @@ class ChatFormat(Protocol):
         """Return a conversation without the beginning of a next message."""
         ...
 
+    def render_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt | None:
+        """Return the tokens of the last message, a reply, after the prompt for it; None if the prompt has others."""
+        prompt, whole = self.render(messages[:-1], tools), self.render_whole(messages, tools)
+        return whole.drop_first(len(prompt)) if whole.starts_with(prompt) else None
+
     def parse(self, completion: Tokens) -> ParsedReply:
         """Return the message of a completion; never raises."""
         ...

@@ -125,15 +125,20 @@ class TemplateChat(_TokenizerChat):
 
     @override
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return self._apply_template(messages, tools, add_generation_prompt=True)
+        return as_prompt(self.encode(self._write(messages, tools, add_generation_prompt=True)))
 
     @override
     def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return self._apply_template(messages, tools, add_generation_prompt=False)
+        return as_prompt(self.encode(self._write(messages, tools, add_generation_prompt=False)))
 
-    def _apply_template(
-        self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool
-    ) -> Prompt:
+    @override
+    def render_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt | None:
+        prompt = self._write(messages[:-1], tools, add_generation_prompt=True)
+        whole = self._write(messages, tools, add_generation_prompt=False)
+        # The texts, because a token may hold the end of the prompt and the beginning of the reply, as for line breaks.
+        return as_prompt(self.encode(whole[len(prompt) :])) if whole.startswith(prompt) else None
+
+    def _write(self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool) -> str:
         template = cast("object", self._tokenizer.chat_template)
         if not template:
             name = getattr(self._tokenizer, "name_or_path", "") or "the model"
@@ -154,7 +159,7 @@ class TemplateChat(_TokenizerChat):
             )
         except TemplateError as error:
             raise UsageError(f"the model's chat template rejects the conversation: {error}") from error
-        return as_prompt(self.encode(cast("str", text)))
+        return cast("str", text)
 
     @override
     def parse(self, completion: Tokens) -> ParsedReply:

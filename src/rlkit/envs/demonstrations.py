@@ -5,15 +5,15 @@ Invariant: an episode of a run is trained on with the tokens that were sampled, 
 
 from __future__ import annotations
 
+import hashlib
 import json
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlkit.config.loading.run_config import find_run
-from rlkit.config.schema.supervised import REWARD_CONDITION
+from rlkit.config.loading.run_config import find_run, load_run_config
+from rlkit.config.schema.supervised import parse_condition
 from rlkit.endpoint.openai_chat import ChatCompletion
 from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.env import Env
@@ -22,14 +22,6 @@ from rlkit.policy import Policy
 from rlkit.store.history import read_groups, table_path
 from rlkit.tasks.provenance import PinTasks
 from rlkit.types import Episode, Message, Tool
-
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    ">": operator.gt,
-    "<=": operator.le,
-    "<": operator.lt,
-    "==": operator.eq,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +68,18 @@ def demonstrations(
     """
     if run is None:
         paths = [Path(path).expanduser() for path in ([files] if isinstance(files, str) else files or [])]
-        envs: list[Env] = [env for path in paths for env in _read_file(path, roles)]
+        contents = {str(path): _read(path) for path in paths}
+        digests = {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
+        recorded = cast("dict[str, str]", pin(digests))
+        for path, digest in digests.items():
+            if recorded.get(path, digest) != digest:
+                raise UsageError(f"{path} has changed since the run began: put it back, or start another run")
+        envs: list[Env] = [env for path in paths for env in _read_conversations(path, contents[str(path)], roles)]
         problem = f"no conversation of {', '.join(map(str, paths))} has a message of a role in {', '.join(roles)}"
     else:
         directory = find_run(run)
-        steps = sorted(int(path.name.partition("=")[2]) for path in directory.glob("episodes/step=*"))
+        names = [path.parent.name.partition("=")[2] for path in directory.glob("episodes/step=*/episodes.parquet")]
+        steps = sorted(int(name) for name in names if name.isdecimal())
         last = cast("int", pin(max(steps, default=0)))  # the other run may have gone on when this one is resumed
         episodes = list(_read_run(directory, [step for step in steps if step <= last], reward))
         envs = [*episodes[-newest:]] if newest else [*episodes]
@@ -92,37 +91,39 @@ def demonstrations(
 
 def _read_run(directory: Path, steps: Sequence[int], reward: str | None) -> Iterator[Env]:
     """Yield the episodes of a run whose rewards meet a condition, the oldest first."""
-    match = REWARD_CONDITION.fullmatch(reward or "> -1e999")
-    if match is None:
-        raise UsageError(f"reward: {reward!r} is not a condition such as '>= 1'")
-    is_met, limit = _COMPARISONS[match[1]], float(match[2])
+    is_met = None if reward is None else parse_condition(reward)
+    played = load_run_config(directory).reinforced_envs  # its own conversations have a reward that says nothing
     for step in steps:
         for recorded in read_groups(table_path(directory, step)):
-            for episode in recorded.group.episodes:
-                if episode.reward is not None and episode.sampled_tokens and is_met(episode.reward, limit):
+            for episode in recorded.group.episodes if recorded.group.env in played else ():
+                if episode.reward is not None and episode.sampled_tokens and (not is_met or is_met(episode.reward)):
                     yield RecordedEpisode(f"{directory.name}/{recorded.group.draw}/{episode.member}", episode)
 
 
-def _read_file(path: Path, roles: Sequence[str]) -> Iterator[Env]:
-    """Yield the conversations of a file that have a message to train on."""
+def _read(path: Path) -> bytes:
     try:
-        lines = path.read_bytes().split(b"\n")
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
+
+
+def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Iterator[Env]:
+    """Yield the conversations of a file that have a message to train on."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            parsed = parse_body(line, ChatCompletion)
+            fields: Any = json.loads(line.decode("utf-8-sig"))
+            given = {name: fields[name] for name in ("messages", "tools") if name in fields}
+            parsed = parse_body(json.dumps(given).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]
-        except Rejection as error:
-            raise UsageError(f"{path}, line {number}: {error}") from error
-        raw = cast("list[dict[str, Any]]", json.loads(line)["messages"])
-        trained = [
-            index
-            for index, (message, fields) in enumerate(zip(messages, raw, strict=True))
-            if message["role"] in roles and fields.get("weight") != 0
-        ]
+            weights = [message.get("weight", 1) for message in given["messages"]]
+            if odd := [weight for weight in weights if weight not in (0, 1)]:
+                raise ValueError(f"a message has the weight {odd[0]!r}: it is 0 or 1")
+        except (Rejection, ValueError, TypeError, RecursionError) as error:
+            raise UsageError(f"{path}, line {number}: {error or 'it is nested too deeply'}") from error
+        pairs = enumerate(zip(messages, weights, strict=True))
+        trained = [index for index, (message, weight) in pairs if message["role"] in roles and weight]
         if trained:
             tools = [tool.parse() for tool in parsed.tools or ()]
             yield Conversation(f"{path.stem}/{number}", messages, tools, trained)

@@ -314,7 +314,11 @@ def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
 def _no_kl(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a non-finite KL(sampler‖trainer) of the last step, if that step trained on samples."""
     step, metrics = history.recent[-1]
-    if not metrics.get(_TOKENS, 0) > 0 or all(key in metrics for key in _KLS) or "optim/nll" in metrics:
+    if (
+        not metrics.get(_TOKENS, 0) > 0
+        or all(key in metrics for key in _KLS)
+        or ("optim/nll" in metrics and _ENTROPY not in metrics)
+    ):
         return None
     evidence = (
         f"in step {step}, KL(sampler‖trainer) was not finite: the trainer's probability of sampled tokens is 0 or NaN"

@@ -302,11 +302,11 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     """
     data = [(datum, group.group.env in update.supervised) for group in update.groups for datum in group.data]
     rows = list(zip(data, update.logprobs, strict=True))
-    sampled = [(datum, row) for (datum, is_given), row in rows if not is_given]
-    given = [row[datum.mask] for (datum, is_given), row in rows if is_given]
+    sampled = [(datum, row) for (datum, is_supervised), row in rows if not is_supervised]
+    conversations = [row[datum.mask] for (datum, is_supervised), row in rows if is_supervised]
     metrics = _divergence(sampled) | _clipping_metrics(update.loss, sampled) if sampled else dict[str, float]()
-    if given:
-        metrics["optim/nll"] = -float(np.concatenate(given, dtype=np.float64).mean())
+    if conversations:
+        metrics["optim/nll"] = -float(np.concatenate(conversations, dtype=np.float64).mean())
     return {
         **metrics,
         "optim/sequences": float(len(data)),

@@ -75,6 +75,7 @@ class RecordingPolicy(Policy):
         first_sampler: replaces `sampler` for the first turn.
         endpoint_host: see `Policy.endpoint_host`.
         opponents: returns the samplers of opponents; None if there are none.
+        is_supervised: the rollout records conversations, and samples nothing.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class RecordingPolicy(Policy):
         first_sampler: Callable[[], Sampler] | None = None,
         endpoint_host: str | None = None,
         opponents: OpponentSamplers | None = None,
+        is_supervised: bool = False,
     ) -> None:
         super().__init__(sampling=sampling, limits=limits)
         self.endpoint_host = endpoint_host
         self._opponents, self._has_opponents = opponents, opponents is not None
+        self._is_supervised = is_supervised
         self._sampler = sampler
         self._first_sampler = first_sampler or sampler
         self._chat = chat
@@ -101,6 +104,8 @@ class RecordingPolicy(Policy):
 
     @override
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
+        if self._is_supervised:
+            raise EnvironmentFault("the environment demonstrations trains on conversations, and samples no reply")
         if isinstance(request, ChatRequest):
             return await self._respond_to_chat(request)
         prompt = request.prompt
@@ -147,11 +152,11 @@ class RecordingPolicy(Policy):
     ) -> None:
         if trained is None:
             trained = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-        version, context = self._sampler().version, self._limits.context_tokens
+        version, context = self._require_supervised(), self._limits.context_tokens
         for index, prompt, tokens in split_conversation(self._chat, messages, tools, trained):
             if context is not None and len(prompt) + len(tokens) > context:
                 length = len(prompt) + len(tokens)
-                raise ContextFull(f"a conversation of {length} tokens does not fit the context of {context}")
+                raise EnvironmentFault(f"a conversation of {length} tokens does not fit the context of {context}")
             ones = _ones(len(tokens).bit_length())[: len(tokens)]
             parent = self._find_parent(prompt, self._segments)
             new = prompt if parent is None else prompt.drop_first(len(parent.tokens))
@@ -162,8 +167,16 @@ class RecordingPolicy(Policy):
 
     @override
     def replay(self, turns: Sequence[Turn]) -> None:
-        version = self._sampler().version
+        version = self._require_supervised()
         self._turns += [replace(turn, version=version) for turn in turns]
+
+    def _require_supervised(self) -> int:
+        """Return the version of the weights; raise EnvironmentFault where the loss would be that of samples."""
+        if not self._is_supervised:
+            raise EnvironmentFault(
+                "demonstrate(): only an environment with `env: demonstrations` trains on conversations"
+            )
+        return self._sampler().version
 
     @override
     def _reward_turn(self, value: float, role: str | None) -> None:

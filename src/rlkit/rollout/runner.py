@@ -104,6 +104,7 @@ class LocalRunner(RolloutRunner):
                 limits=settings.limits,
                 endpoint_host=settings.endpoint_host,
                 opponents=samplers.opponents,
+                is_supervised=settings.is_supervised,
             )
         clock = asyncio.get_running_loop().time
         started_s = clock()

@@ -23,6 +23,7 @@ class EnvSettings:
         coalesce: environments whose groups send their first turns as one request.
         newest_weights: a running rollout uses newer weights from its next turn on.
         endpoint_host: see `Policy.endpoint_host`.
+        is_supervised: rollouts record conversations, and sample nothing.
     """
 
     group_size: int
@@ -34,6 +35,7 @@ class EnvSettings:
     coalesce: Literal["single_turn", "always", "never"] = "never"
     newest_weights: bool = True
     endpoint_host: str | None = None
+    is_supervised: bool = False
 
 
 def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:
@@ -51,6 +53,7 @@ def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, En
             coalesce=config.rollouts.coalesce,
             newest_weights=env.newest_weights,
             endpoint_host=config.rollouts.endpoint_host,
+            is_supervised=name not in config.reinforced_envs,
         )
         for name, env in config.envs.items()
     }

@@ -39,10 +39,10 @@ def require_equal_tokenizers(config: Config, model: str, *, field: str, note: Ca
 
 def check_source_runs(config: Config, *, note: Callable[[str], None]) -> None:
     """Raise UsageError if a run, whose episodes are trained on, has another tokenizer than the run's model."""
-    for name, source in (("source", config.source), ("warm_start", config.warm_start)):
-        if source is not None and source.run is not None:
-            model = load_run_config(find_run(source.run)).model
-            require_equal_tokenizers(config, model, field=f"{name}.run", note=note)
+    for name in config.envs.keys() - config.reinforced_envs.keys():
+        if isinstance(run := config.envs[name].args.get("run"), str):
+            model = load_run_config(find_run(run)).model
+            require_equal_tokenizers(config, model, field=f"{config.field_of(name)}.run", note=note)
 
 
 def find_difference(own: Tokenizer, other: Tokenizer) -> str | None:

@@ -49,6 +49,7 @@ from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import CheckpointSaver
+from rlkit.training.conversations import check_conversations
 from rlkit.training.from_config import (
     make_learning_rate,
     make_model_selection,
@@ -259,18 +260,18 @@ class RLTrainer(Trainer):
         """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
         loader = WeightsLoader(config, service, store, note)
-        measured = store.find_last_measured_step(resumption.step)  # steps without metrics are replayed for them
         note(f"starting a training session for {config.model}")
+        measured = store.find_last_measured_step(resumption.step)  # steps without metrics are replayed for them
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
         # The service knows the exact context only once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        settings = make_env_settings(config, context=context)
+        await check_conversations(config, self._tasks, runner, settings, note=note)
         preparation = make_preparation(config, self._estimators, self._loss, references=references)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
-        slots = _budgeted_slots(config.rollouts.max_concurrent, budget, note)
-        selection = make_model_selection(config, store.read_metrics())
+        slots, selection = _budgeted_slots(config, budget, note), make_model_selection(config, store.read_metrics())
         saver = CheckpointSaver(config.checkpoint, store, trackers, watch, selection=selection, delete=service.delete)
         opponents = Opponents(config, service, watch, saver.find_saved).of
-        settings = make_env_settings(config, context=context)
         groups = Groups(
             self._sources,
             Player(runner, settings, seed=config.seed, slots=slots, opponents=opponents),
@@ -307,10 +308,10 @@ class RLTrainer(Trainer):
         return run, learner, groups
 
 
-def _budgeted_slots(count: int, budget: Budget, note: Callable[[str], None]) -> Slots:
+def _budgeted_slots(config: Config, budget: Budget, note: Callable[[str], None]) -> Slots:
     """Return slots for rollouts; they close once the budget is used up."""
     return Slots(
-        count,
+        config.rollouts.max_concurrent,
         find_close_reason=lambda: budget.reached_limit,
         clock=asyncio.get_running_loop().time,
         on_close=lambda reason: note(f"{reason}; ending the run"),

@@ -45,7 +45,7 @@ class RunReader(RecordReader):
         is_live = status == "running" and is_locked(self.path / "lock")
         config_path, metrics_path = self.path / "config.yaml", self.path / "metrics.jsonl"
         config = config_path.read_text(errors="replace") if config_path.exists() else ""
-        steps = re.search(r"^steps: (\d+)", config, re.MULTILINE)
+        steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d+)", config, re.MULTILINE)))  # with those of a warm start
         first, last = json_lines.read_ends(metrics_path, '"env/')
         is_rare = (self.path / "evaluations").is_dir()
         first_evaluation, last_evaluation = json_lines.read_ends(metrics_path, '"eval/', is_rare=is_rare)
@@ -61,7 +61,7 @@ class RunReader(RecordReader):
             "started": pick(about, "started", float),
             "updated": max(_modified(self.path / name) for name in ("metrics.jsonl", "run.json", "usage.json")),
             "step": last.get("step", 0),
-            "steps": int(steps[1]) if steps else None,
+            "steps": steps or None,
             "model": pick(about, "identity.model", str),
             "envs": [str(env) for env in pick_list(about, "identity.envs")],
             "tags": find_tags(config),

@@ -114,7 +114,7 @@ def _add_envs(root: Node, names: Iterable[str]) -> Node:
 
 
 def _expand_short_forms(root: Node) -> Node:
-    """Expand a bare `advantage: name`, and a bare `workers: 2`, to a section."""
+    """Expand a bare `advantage: name`, and a bare `workers: 2`, to a section, and `files: name` to a list."""
     envs = find(root, ("envs",))
     env_paths = [("envs", name) for name in envs.value] if envs and is_mapping(envs.value) else []
     for keys in [("rollouts", "workers"), *((*path, "workers") for path in env_paths)]:
@@ -132,6 +132,10 @@ def _expand_short_forms(root: Node) -> Node:
                 for key, text in section.items()
             }
             root = replace(root, keys, Node(entries, node.origin))
+    for keys in [("source", "files"), ("warm_start", "files")]:
+        node = find(root, keys)
+        if node is not None and isinstance(node.value, str):
+            root = replace(root, keys, Node([node], node.origin))
     return root
 
 
@@ -169,6 +173,8 @@ def _make_path_absolute(keys: KeyPath, node: Node) -> Node:
     if not isinstance(node.value, str):
         return node
     folder, is_conversations = node.origin.folder, keys[:2] in (("source", "files"), ("warm_start", "files"))
+    if is_conversations:
+        folder = folder or Path.cwd()
     if (keys == ("model",) or is_conversations) and folder is not None and node.value:
         path = folder / Path(node.value).expanduser()
         is_there = path.is_file() if is_conversations else path.is_dir()

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from rlkit._util.sections import Positive, Section, SectionTable
+from rlkit._util.sections import Positive, Section, SectionTable, validate_fields
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, ImportanceSampling
@@ -182,6 +182,13 @@ class Config(Section):
                 )
             if section is not None:
                 self.envs[name] = section.as_env()
+        for name in self.envs.keys() - self.reinforced_envs.keys():
+            spec = self.envs[name]
+            if spec.args:
+                validate_fields(SourceConfig, spec.args, place=f"envs.{name}.args")
+            self.envs[name] = spec.model_copy(update={"group_size": 1})
+            if spec.group_size not in (None, 1):
+                raise ValueError(f"envs.{name}.group_size: has no effect, because a conversation is one episode")
         if not self.envs.keys() - {"warm_start"}:
             fix = "; for supervised steps alone, rename warm_start to source" if self.warm_start else ""
             raise ValueError(f"envs: name the environments to train on, for instance envs: {{arithmetic: {{}}}}{fix}")
@@ -192,7 +199,7 @@ class Config(Section):
                 f"loss: cross_entropy is for the conversations of source and warm_start, and not for {names}"
             )
         if not self.reinforced_envs and not is_supervised:
-            if not self.is_default("loss"):
+            if "loss" in self.model_fields_set:
                 raise ValueError(f"loss: {self.loss.name} needs rollouts, and there are none; set it to cross_entropy")
             object.__setattr__(self, "loss", CrossEntropy())  # sections are frozen
         return self
@@ -227,7 +234,8 @@ class Config(Section):
             if self.trains_on_rewards(name):
                 self._check_estimator(f"envs.{name}", env.advantage or self.advantage, size)
             self._check_teacher(name, env)
-        unused = [name for name in ("advantage", "length_penalty") if not self.is_default(name)]
+        names = ("advantage", "length_penalty", *(() if self.reinforced_envs else ("reward", "teacher", "kl_penalty")))
+        unused = [name for name in names if not self.is_default(name)]
         if unused and not any(map(self.trains_on_rewards, self.envs)):
             reason = "reward is none; leave out one of them" if self.reinforced_envs else "there are no rollouts"
             raise ValueError(f"{unused[0]}: has no effect, because {reason}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlkit._util.sections import Positive, Section
 from rlkit.config.schema.envs import EnvConfig
@@ -13,16 +16,42 @@ from rlkit.config.schema.envs import EnvConfig
 DEMONSTRATIONS = "demonstrations"
 """Name of the built-in environment of conversations."""
 
-REWARD_CONDITION = re.compile(r"^(>=|>|<=|<|==) *(-?\d+(?:\.\d+)?(?:e\d+)?)$")
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+    "==": operator.eq,
+}
+
+
+def parse_condition(text: str) -> Callable[[float], bool]:
+    """Return the test of a reward that a condition describes, such as `>= 1`; raise ValueError if it is none."""
+    match = re.fullmatch(r"\s*(>=|<=|==|>|<)(.+)", text)
+    try:
+        limit = float(match[2]) if match else math.nan
+    except ValueError:
+        limit = math.nan
+    if match is None or not math.isfinite(limit):
+        raise ValueError(f"{text!r} is not a condition such as '>= 1'")
+    compare = _COMPARISONS[match[1]]
+    return lambda reward: compare(reward, limit)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
 class SourceConfig(Section):
     """Conversations to train on instead of rollouts, by the loss `cross_entropy`: those of files, or the episodes of a
     run. Each counts as a group, so a step trains on `batch.groups` of them."""
 
-    files: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """Files of JSON lines with `messages`, and optionally `tools`, in the shape of OpenAI's chat API. A message may
-    have `thinking`, and `weight: 0` not to be trained."""
+    files: Annotated[
+        Annotated[list[str], Field(min_length=1)] | None,
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
+    ] = None
+    """File, or list of files, of JSON lines with `messages`, and optionally `tools`, in the shape of OpenAI's chat API.
+    A message may have `thinking`, and `weight: 0` not to be trained."""
     run: str | None = None
     """Name or directory of a run, whose episodes are trained on token for token; its tokenizer must be that of the
     model."""
@@ -37,8 +66,11 @@ class SourceConfig(Section):
     def _check_kind(self) -> Self:
         if (self.files is None) == (self.run is None):
             raise ValueError("set either files or run")
-        if self.reward is not None and not REWARD_CONDITION.fullmatch(self.reward):
-            raise ValueError(f"reward: {self.reward!r} is not a condition such as '>= 1'")
+        if self.reward is not None:
+            try:
+                parse_condition(self.reward)
+            except ValueError as error:
+                raise ValueError(f"reward: {error}") from None
         if self.run is None:
             self.refuse_unused("reward", "newest", fix="set run instead of files")
         else:
