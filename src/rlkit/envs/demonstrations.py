@@ -114,10 +114,10 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
             continue
         try:
             fields: Any = json.loads(line.decode("utf-8-sig"))
-            given = {name: fields[name] for name in ("messages", "tools") if name in fields}
-            parsed = parse_body(json.dumps(given).encode(), ChatCompletion)
+            conversation = {name: fields[name] for name in ("messages", "tools") if name in fields}
+            parsed = parse_body(json.dumps(conversation).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]
-            weights = [message.get("weight", 1) for message in given["messages"]]
+            weights = [message.get("weight", 1) for message in conversation["messages"]]
             if odd := [weight for weight in weights if weight not in (0, 1)]:
                 raise ValueError(f"a message has the weight {odd[0]!r}: it is 0 or 1")
         except (Rejection, ValueError, TypeError, RecursionError) as error:

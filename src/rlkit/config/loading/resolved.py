@@ -58,9 +58,9 @@ class ResolvedConfig:
             text = escape(node.value) if isinstance(node.value, str) else ""
             return Node(REDACTED if is_secret(key_of(keys), text) else text, node.origin) if text else node
 
-        # The environments of these sections are made from them, and would show what replaced their variables.
-        made = {name: True for name in ("source", "warm_start") if getattr(config, name) is not None}
-        fields = from_python(config.model_dump(mode="json", exclude={"envs": made}))
+        # The environments of these sections repeat them, and would show the values of their variables.
+        source_envs = {name: True for name in ("source", "warm_start") if getattr(config, name) is not None}
+        fields = from_python(config.model_dump(mode="json", exclude={"envs": source_envs}))
         tree = cast("dict[str, Json]", plain(rewrite(fields, record)))
         nodes = {path: find(root, path) for path, _ in leaves(tree)}
         origins = {dotted(path): DEFAULT if node is None else str(node.origin) for path, node in nodes.items()}
