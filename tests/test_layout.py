@@ -41,7 +41,7 @@ FOLDER_MAX = 14
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 7_975
+TRUNK_MAX = 7_977
 """Lines of the trunk that are not blank. This number may only fall, but for what an issue adds: so far teachers, roles
 and conversations."""
 

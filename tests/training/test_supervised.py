@@ -240,6 +240,16 @@ def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks
         train({**settings, "steps": 2}, directory=tmp_path / "run", resume=True)
 
 
+def test_the_length_of_a_warm_start_does_not_change_on_resumption(
+    byte_model_dir: Path, talks: Path, tmp_path: Path
+) -> None:
+    warm = {"files": str(talks), "steps": 2}
+    settings = make_settings(byte_model_dir, envs={"numbers": {}}, steps=1)
+    train({**settings, "warm_start": warm}, directory=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"warm_start\.steps: the run began with 2, and cannot go on with another"):
+        train({**settings, "warm_start": {**warm, "steps": 3}}, directory=tmp_path / "run", resume=True)
+
+
 def test_the_conversations_of_a_run_are_not_its_episodes(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
     warm = {"files": str(talks), "steps": 1}
     settings = make_settings(byte_model_dir, envs={"numbers": {}}, warm_start=warm, steps=1)

@@ -39,6 +39,10 @@ def load_tasks(
         ConfigError: an environment cannot be loaded, or a setting has no effect on its tasks.
         UsageError: all tasks of an environment are evaluated.
     """
+    if config.warm_start is not None:
+        steps = manifest.pin("warm_start.steps", config.warm_start.steps)
+        if steps != config.warm_start.steps:
+            raise ConfigError(f"warm_start.steps: the run began with {steps}, and cannot go on with another number")
     tasks_by_env = dict[str, Tasks]()
     for name, spec in config.envs.items():
         field = config.field_of(name)
