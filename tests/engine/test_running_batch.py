@@ -31,13 +31,13 @@ def odd_weights(directory: Path, family: str, **other: int) -> Weights:
 def decode(runner: StepRunner, weights: Weights, threads: int = 1) -> list[torch.Tensor]:
     """The logits of each step of rows that began one after the other, and so are of two lengths."""
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (LENGTH, ROWS)))
-    nothing = torch.zeros(weights.config.layers, weights.config.kv_heads, 0, weights.config.head_dim)
+    no_pages: list[torch.Tensor] = []
     early, late = (KvBlock[int](weights.config, 64, weights.embedding, threads) for _ in range(2))
-    early.append(list(range(ROWS // 2)), nothing, nothing)
+    early.append(list(range(ROWS // 2)), no_pages)
     outputs: list[torch.Tensor] = []
     for place, row in enumerate(tokens.tolist()):
         if place == 5:
-            late.append(list(range(ROWS - ROWS // 2)), nothing, nothing)
+            late.append(list(range(ROWS - ROWS // 2)), no_pages)
         blocks = [block for block in (early, late) if block.rows]
         for block in blocks:
             block.start_step()

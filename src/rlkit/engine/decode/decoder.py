@@ -2,11 +2,11 @@
 
 Invariant: in float32 on the CPU, the tokens and log-probabilities of a sample depend only on the weights, the prompt,
 the settings, the seed and the sample's index, bit for bit. They do not depend on other samples, the time of arrival or
-the number of threads.
+the number of threads. Nor do they depend on the prompts whose keys and values are kept.
 
 Memory is reserved for the current tokens of a row and one more bucket, not for its maximum length. If keys and values
 exceed their limit, or a client waits that has less than its share of the batch, the newest rows are requeued, and later
-draw the same tokens again.
+draw the same tokens again. Kept prefixes of prompts yield to rows: they only use memory that no row needs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.kv_cache import bucket_size, kv_bytes
-from rlkit.engine.decode.prompts import PrefilledPrompt, prefill
+from rlkit.engine.decode.prefixes import PAGE_TOKENS, PrefixCache
+from rlkit.engine.decode.prompts import PrefilledPrompt, prefill, reusable_length
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, Ticket
 from rlkit.engine.decode.running_batch import RunningBatch
 from rlkit.engine.kernels.devices import BatchLimits, batch_limits
@@ -38,7 +40,7 @@ class Decoder:
     Call `submit` for each request and `step` while `busy`.
 
     Args:
-        limits: batch sizes; by default those of the weights' device. Decoders passed as `others` share `kv_bytes`.
+        limits: batch sizes; by default those of the weights' device. Decoders passed as `others` share the memory.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Decoder:
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
         self._batch = RunningBatch(weights, lanes.cores)
+        self._prefixes = PrefixCache()
         self._numbers = itertools.count()
         self._lacks_memory = False
         self._activity = activity or Activity()
@@ -62,6 +65,11 @@ class Decoder:
     def drawn_tokens(self) -> int:
         """Number of tokens drawn so far in the samples of the batch."""
         return sum(len(row.tokens) for row in self._batch.rows)
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Memory of the kept prefixes."""
+        return self._prefixes.size_bytes
 
     @property
     def queued_count(self) -> int:
@@ -86,16 +94,22 @@ class Decoder:
         self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
         self._batch.drop(lambda row: row.ticket is ticket)
 
+    def drop_prefixes(self, owner: str) -> None:
+        """Drop the kept prefixes that only `owner` used."""
+        self._prefixes.drop_owner(owner)
+
     @torch.inference_mode()
     def step(self, *, others: Sequence[Decoder] = ()) -> None:
         """Admit rows that fit, then decode one token of every row.
 
         Args:
-            others: busy decoders that share the memory for keys and values.
+            others: decoders that share the memory for keys and values.
         """
         self._make_room(others)
         self._share_batch()
-        new_rows = self._prefill(self._admit(others))
+        admitted = self._admit(others)
+        new_rows = self._prefill(admitted)
+        self._trim_prefixes((self, *others), sum(map(self._row_bytes, admitted)))
         # Start new rows, then decode a token of all.
         (tickets,) = self._lanes.run([lambda: [*self._batch.start(new_rows), *self._batch.decode()]])
         for ticket in dict.fromkeys(tickets):
@@ -111,6 +125,14 @@ class Decoder:
                 return
             largest = max(together, key=Decoder._used_bytes)
             largest._requeue_newest(largest._batch.rows)
+
+    def _trim_prefixes(self, together: Sequence[Decoder], new_bytes: int) -> None:
+        """Drop kept prefixes, of the decoder with most, until they fit beside all rows and `new_bytes` of others."""
+        rows_bytes = sum(decoder._used_bytes() for decoder in together) + new_bytes
+        room = max(min(self._limits.kv_bytes - rows_bytes, self._limits.prefix_bytes), 0)
+        caches = [decoder._prefixes for decoder in together]
+        while sum(cache.size_bytes for cache in caches) > room:
+            max(caches, key=lambda cache: cache.size_bytes).drop_oldest()
 
     def _share_batch(self) -> None:
         """Requeue rows of the owner with most, while the batch is full and rows wait of an owner with fewer."""
@@ -140,7 +162,8 @@ class Decoder:
             return admitted
         own_bytes, others_bytes = self._used_bytes(), sum(decoder._used_bytes() for decoder in others)
         least_bytes = min(
-            (decoder._used_bytes() for decoder in others if decoder._lacks_memory), default=self._limits.kv_bytes
+            (decoder._used_bytes() for decoder in others if decoder.busy and decoder._lacks_memory),
+            default=self._limits.kv_bytes,
         )
         running = _count_owners(self._batch.rows)
         while len(admitted) < room and not self._lacks_memory:
@@ -163,21 +186,46 @@ class Decoder:
         return kv_bytes(self._weights.config, _reserved_positions(row), self._weights.embedding.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, PrefilledPrompt]]:
-        """Run the prompts of new rows through the model; equal prompts run once."""
-        groups: dict[bytes, list[Row]] = {}
+        """Run the prompts of new rows through the model; equal prompts and prefixes run once."""
+        rows: dict[bytes, list[Row]] = {}
         for row in admitted:
-            groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
-        tickets = [list(dict.fromkeys(row.ticket for row in rows)) for rows in groups.values()]
-        requests = [[ticket.request for ticket in group] for group in tickets]
-        lengths = [len(group[0].prompt) for group in requests]
+            rows.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
+        waiting = {key: list(dict.fromkeys(row.ticket for row in group)) for key, group in rows.items()}
+        prompts: dict[bytes, PrefilledPrompt] = {}
+        while waiting:
+            new_pages: set[bytes] = set()
+            wave: dict[bytes, list[Tensor]] = {}
+            for key, group in waiting.items():
+                request, limit = group[0].request, reusable_length([ticket.request for ticket in group])
+                pages, missing = self._prefixes.find(request.prompt, limit)
+                # The prompt waits for the next wave if its next page is computed in this one.
+                if not missing or missing[0] not in new_pages or limit < PAGE_TOKENS * (len(pages) + 1):
+                    wave[key] = pages
+                    new_pages.update(missing if self._limits.prefix_bytes else ())
+            groups = [waiting.pop(key) for key in wave]
+            for key, group, prompt in zip(wave, groups, self._run_prompts(groups, [*wave.values()]), strict=True):
+                prompts[key] = prompt
+                if self._limits.prefix_bytes:
+                    self._prefixes.put(group[0].request.prompt, prompt.pages, {ticket.owner for ticket in group})
+                for ticket, scores in zip(group, prompt.scores, strict=True):
+                    ticket.prompt_scores = scores
+        return [(row, prompts[key]) for key, group in rows.items() for row in group]
+
+    def _run_prompts(
+        self, groups: Sequence[Sequence[Ticket]], kept_pages: Sequence[Sequence[Tensor]]
+    ) -> list[PrefilledPrompt]:
+        """Run the common prompt of each group after the pages of it that are kept."""
+        requests = [[ticket.request for ticket in group] for group in groups]
+        lengths = [
+            len(group[0].prompt) - PAGE_TOKENS * len(pages) for group, pages in zip(requests, kept_pages, strict=True)
+        ]
         passes = _split_into_passes(lengths, self._lanes.count, self._limits.prefill_tokens)
-        tasks = [partial(prefill, self._weights, [requests[i] for i in batch]) for batch in passes]
+        tasks = [
+            partial(prefill, self._weights, [requests[i] for i in batch], [kept_pages[i] for i in batch])
+            for batch in passes
+        ]
         with self._activity.track("tokens of prompts being read", sum(lengths)):
-            prompts = [prompt for batch in self._lanes.run(tasks) for prompt in batch]
-        for group, prompt in zip(tickets, prompts, strict=True):
-            for ticket, scores in zip(group, prompt.scores, strict=True):
-                ticket.prompt_scores = scores
-        return [(row, prompt) for rows, prompt in zip(groups.values(), prompts, strict=True) for row in rows]
+            return [prompt for batch in self._lanes.run(tasks) for prompt in batch]
 
 
 def _count_owners(rows: Iterable[Row]) -> Counter[str]:

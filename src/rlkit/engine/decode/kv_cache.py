@@ -11,7 +11,7 @@ import math
 import mmap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import batched
+from itertools import accumulate, batched, pairwise
 
 import numpy as np
 import torch
@@ -92,20 +92,22 @@ class KvBlock[Row]:
 
         self._for_each_chunk(resize)
 
-    def append(self, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
-        """Append rows with the same first n positions: keys and values [layers, K, n, D]."""
+    def append(self, rows: Sequence[Row], pages: Sequence[Tensor]) -> None:
+        """Append rows with the same first positions, whose keys and values are in pages, [layers, ·, 2K, D] each."""
         self.reserve(len(rows))
-        length, new = keys.shape[2], slice(len(self.rows), len(self.rows) + len(rows))
-        layers = len(self._chunks[0])
+        new = slice(len(self.rows), len(self.rows) + len(rows))
+        layers, kv_heads = len(self._chunks[0]), self._config.kv_heads
+        edges = [0, *accumulate(page.shape[1] for page in pages)]
 
         def fill(index: int) -> None:
-            for kind, tensor in enumerate((keys, values)):
-                source = tensor[index * layers : (index + 1) * layers]
-                self._chunks[index][:, kind, new, :, :length] = source[:, None]
+            for page, (start, end) in zip(pages, pairwise(edges), strict=True):
+                part = page[index * layers : (index + 1) * layers]
+                source = part.view(*part.shape[:2], 2, kv_heads, -1)
+                self._chunks[index][:, :, new, :, start:end] = source.permute(0, 2, 3, 1, 4)[:, :, None]
 
         self._for_each_chunk(fill)
         self.rows += rows
-        self.lengths += [length] * len(rows)
+        self.lengths += [edges[-1]] * len(rows)
 
     def remove(self, indices: Sequence[int], *, into: KvBlock[Row] | None = None) -> None:
         """Drop rows, or move them into a block with an equal or longer bucket."""

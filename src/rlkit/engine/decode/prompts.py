@@ -1,18 +1,21 @@
 """Prefill: run prompts through the model, for their keys and values, next-token logits, and scores.
 
-Invariant: a prompt's results do not depend on other prompts in the pass, bit for bit.
+Invariant: in float32 on the CPU, a prompt's results depend neither on other prompts in the pass nor on the part of its
+keys and values that was kept from an earlier pass, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlkit.engine.decode.prefixes import PAGE_TOKENS
 from rlkit.engine.decode.requests import PromptScores, SampleRequest, TokenLogprobs
 from rlkit.engine.decode.token_sampling import draw_tokens
 from rlkit.engine.model.attention import lay_out
@@ -25,38 +28,56 @@ _HEAD_ROWS = 64  # positions per product with the output layer; bounds the memor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefilledPrompt:
-    """A prompt's last logits [V], keys and values [layers, kv_heads, P, D], and the scores for each request."""
+    """A prompt's last logits [V], pages of keys and values [layers, ·, 2K, D], and the scores for each request."""
 
     logits: Tensor
-    keys: Tensor
-    values: Tensor
+    pages: Sequence[Tensor]
     scores: Sequence[PromptScores]
 
 
 @torch.inference_mode()
-def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list[PrefilledPrompt]:
-    """Run the common prompt of each group of requests, and compute the scores that each request needs."""
-    config = weights.config
-    prompts = [group[0].prompt for group in groups]
-    lengths = [len(prompt) for prompt in prompts]
-    tokens = pad_rows(torch.from_numpy(np.concatenate(prompts))).to(weights.embedding.device)
-    embedding = weights.embedding
-    keys = embedding.new_empty(config.layers, len(tokens), config.kv_heads, config.head_dim)
-    values = torch.empty_like(keys)
+def prefill(
+    weights: Weights, groups: Sequence[Sequence[SampleRequest]], kept_pages: Sequence[Sequence[Tensor]]
+) -> list[PrefilledPrompt]:
+    """Run the common prompt of each group of requests, and compute the scores that each request needs.
 
-    def store_kv(layer: int, layer_keys: Tensor, layer_values: Tensor) -> None:
-        keys[layer], values[layer] = layer_keys, layer_values
+    Args:
+        kept_pages: for each group, pages of keys and values of the first positions, before `reusable_length`.
+    """
+    config, embedding = weights.config, weights.embedding
+    starts = [PAGE_TOKENS * len(pages) for pages in kept_pages]
+    new_tokens = [group[0].prompt[start:] for group, start in zip(groups, starts, strict=True)]
+    lengths = [len(part) for part in new_tokens]
+    tokens = pad_rows(torch.from_numpy(np.concatenate(new_tokens))).to(embedding.device)
+    sizes = [[min(PAGE_TOKENS, n - first) for first in range(0, n, PAGE_TOKENS)] for n in lengths]
+    page_spans = lay_out([*chain.from_iterable(sizes)])
+    shape = config.layers, 2 * config.kv_heads, config.head_dim
+    new_pages = [[embedding.new_empty(shape[0], size, *shape[1:]) for size in part] for part in sizes]
 
-    hidden = compute_hidden(weights, tokens, lay_out(lengths), store_kv=store_kv)
+    def store_kv(layer: int, kv: Tensor) -> None:
+        for page, span in zip(chain.from_iterable(new_pages), page_spans, strict=True):
+            page[layer] = kv[span.rows]
+
+    kept_kv = embedding.new_empty(sum(starts), *shape[1:])  # of one layer at a time
+
+    def load_kv(layer: int) -> Tensor:
+        pages = [page[layer] for page in chain.from_iterable(kept_pages)]
+        return torch.cat(pages, out=kept_kv) if pages else kept_kv
+
+    hidden = compute_hidden(weights, tokens, lay_out(lengths, starts), store_kv=store_kv, load_kv=load_kv)
     ends = np.cumsum(lengths)
     last = compute_logits(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
     results: list[PrefilledPrompt] = []
     for i, (group, end, n) in enumerate(zip(groups, ends.tolist(), lengths, strict=True)):
         rows = slice(end - n, end)
         scores = [_score_prompt(weights, hidden[rows], request) for request in group]
-        prompt_keys, prompt_values = (tensor[:, rows].transpose(1, 2) for tensor in (keys, values))
-        results.append(PrefilledPrompt(last[i], prompt_keys, prompt_values, scores))
+        results.append(PrefilledPrompt(last[i], [*kept_pages[i], *new_pages[i]], scores))
     return results
+
+
+def reusable_length(requests: Sequence[SampleRequest]) -> int:
+    """Return the positions of a common prompt whose hidden states none of the requests needs."""
+    return min(request.score_start for request in requests) - 1
 
 
 def compute_logits(weights: Weights, hidden: Tensor) -> Tensor:
@@ -71,7 +92,8 @@ def top_tokens(logprobs: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def _score_prompt(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptScores:
-    """Return the scores of the prompt of `request`, whose hidden states are `hidden [P, E]`."""
+    """Return the scores of the prompt of `request`, whose last hidden states are `hidden [n, E]`."""
+    offset = len(request.prompt) - len(hidden) + 1
     length, first = len(request.prompt), request.score_start
     scores = _empty_scores(request)
     if first >= length:
@@ -81,7 +103,7 @@ def _score_prompt(weights: Weights, hidden: Tensor, request: SampleRequest) -> P
     for start in range(first, length, _HEAD_ROWS):
         end = min(start + _HEAD_ROWS, length)
         # The token at a position is predicted by the position before it.
-        logits = compute_logits(weights, hidden[start - 1 : end - 1])
+        logits = compute_logits(weights, hidden[start - offset : end - offset])
         _score_rows(scores, request, torch.log_softmax(logits, -1), start)
         if scores.alternatives is not None:
             for k in range(request.alternatives):

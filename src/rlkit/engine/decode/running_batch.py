@@ -59,11 +59,11 @@ class RunningBatch:
         logits = torch.stack([prefilled.logits for _, prefilled in rows])
         continues = self._draw_next([row for row, _ in rows], logits)
         surviving = [pair for pair, is_running in zip(rows, continues, strict=True) if is_running]
-        for bucket, count in Counter(bucket_size(prefilled.keys.shape[2] + 1) for _, prefilled in surviving).items():
+        for bucket, count in Counter(bucket_size(row.length) for row, _ in surviving).items():
             self._block(bucket).reserve(count)
         for prefilled, pairs in groupby(surviving, key=lambda pair: pair[1]):
             group = [row for row, _ in pairs]
-            self._block(prefilled.keys.shape[2] + 1).append(group, prefilled.keys, prefilled.values)
+            self._block(group[0].length).append(group, prefilled.pages)
         return [row.ticket for (row, _), is_running in zip(rows, continues, strict=True) if not is_running]
 
     def decode(self) -> list[Ticket]:

@@ -1,7 +1,8 @@
 """Causal attention inside packed sequences and its gradient, compiled for this processor.
 
-Invariant: a sequence's result depends only on its own rows, bit for bit. A later row that is not finite may affect
-earlier rows, because hidden positions are multiplied by zero.
+Invariant: a sequence's result depends only on its own rows, bit for bit, and the output of a row only on this row and
+those before it, in a prefix or not. A later row that is not finite may affect earlier rows, because hidden positions
+are multiplied by zero.
 
 Each block of queries of a head is scored against all keys up to its last query. The backward pass recomputes scores and
 weights from the largest score and the sum of weights of each query (Dao et al. 2022, with whole rows instead of the
@@ -30,13 +31,23 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @jit_kernel(fast=True)
-def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: int, out: Floats, stats: Floats) -> None:  # noqa: PLR0917  compiled
+def attention(  # noqa: PLR0917  compiled
+    rows: Floats,
+    spans: Integers,
+    kv_heads: int,
+    first: int,
+    last: int,
+    prefix_rows: Floats,
+    out: Floats,
+    stats: Floats,
+) -> None:
     """Compute causal attention for the query heads of some key heads (Vaswani et al. 2017, eq. 1).
 
     Args:
         rows: [N, H + 2K, D], queries, keys and values.
         spans: [S, 4], start and length of each sequence, then start and length of its prefix.
         first: the first key head, up to `last`, exclusive.
+        prefix_rows: [M, at least 2K, D], whose last heads are the keys and values of prefixes; may be `rows`.
         out: [N, H, D], the result; rows of no span stay unchanged.
         stats: [N, H, 2], a second result: a query's largest score, and the sum of its weights.
     """
@@ -50,8 +61,8 @@ def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: in
     for k in range(first, last):
         for span in spans:
             start, length, _, prefix = span
-            _gather(rows, heads + k, span, keys)
-            _gather(rows, heads + kv_heads + k, span, values)
+            _gather(rows, prefix_rows, 2 * kv_heads - k, span, keys)
+            _gather(rows, prefix_rows, kv_heads - k, span, values)
             transposed[:, : prefix + length] = keys[: prefix + length, :size].T
             block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
             for head in range(k * group, (k + 1) * group):
@@ -62,7 +73,7 @@ def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: in
                     _multiply(queries, False, transposed, size, weights, count, visible, False)
                     _find_peaks(weights, prefix + query, block_stats)
                     _exponentiate(weights, prefix + query, scale, block_stats)
-                    _sum_weights(weights, _round_up(visible), block_stats)
+                    _sum_weights(weights, prefix + query, block_stats)
                     _multiply(weights, False, values, visible, mixed, count, size, False)
                     _divide_by_sums(mixed, width, block_stats)
                     _write_rows(mixed, 0, count, out, head, first_row)
@@ -98,8 +109,8 @@ def attention_gradient(  # noqa: PLR0917  compiled
     for k in range(first, last):
         for span in spans:
             start, length, _, prefix = span
-            _gather(rows, heads + k, span, keys)
-            _gather(rows, heads + kv_heads + k, span, values)
+            _gather(rows, rows, 2 * kv_heads - k, span, keys)
+            _gather(rows, rows, kv_heads - k, span, values)
             transposed_keys[:, : prefix + length] = keys[: prefix + length, :size].T
             transposed_values[:, : prefix + length] = values[: prefix + length, :size].T
             grad_keys[: prefix + length] = 0
@@ -145,11 +156,11 @@ def _zeros(rows: int, columns: int) -> Floats:
 
 
 @njit
-def _gather(rows: Floats, head: int, span: Integers, buffer: Floats) -> None:
-    """Copy one head of a sequence's prefix, followed by that of the sequence."""
+def _gather(rows: Floats, prefix_rows: Floats, head: int, span: Integers, buffer: Floats) -> None:
+    """Copy one head, counted from the last, of a sequence's prefix, followed by that of the sequence."""
     start, length, before, prefix = span
-    _read_rows(rows, head, before, prefix, buffer, 0)
-    _read_rows(rows, head, start, length, buffer, prefix)
+    _read_rows(prefix_rows, prefix_rows.shape[1] - head, before, prefix, buffer, 0)
+    _read_rows(rows, rows.shape[1] - head, start, length, buffer, prefix)
 
 
 @njit
@@ -259,9 +270,10 @@ def _score_gradient(  # noqa: PLR0917  compiled
 
 
 @njit(fastmath=FASTMATH_FLAGS)
-def _sum_weights(weights: Floats, columns: int, stats: Floats) -> None:
+def _sum_weights(weights: Floats, before: int, stats: Floats) -> None:
+    """Sum the weights of each query, in an order that depends only on its position."""
     for i in range(len(stats)):
-        row, total = weights[i, :columns], _ZERO
+        row, total = weights[i, : _round_up(before + i + 1)], _ZERO
         for j in range(len(row)):
             total += row[j]
         stats[i, 1] = total

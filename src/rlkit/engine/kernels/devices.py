@@ -20,7 +20,8 @@ class BatchLimits:
     """Limits of one pass or decoding step."""
 
     rows: int  # samples of one set of weights in a decoding step
-    kv_bytes: int  # memory for keys and values of all samples
+    kv_bytes: int  # memory for keys and values of all samples and of kept prefixes
+    prefix_bytes: int  # the part of it that prefixes may take; 0 keeps none
     prefill_tokens: int  # prompt tokens in one pass
     train_tokens: int  # tokens in one training pass
 
@@ -28,9 +29,9 @@ class BatchLimits:
 def batch_limits(device: torch.device) -> BatchLimits:
     """Return the limits for a device: small batches for a CPU's caches, large ones to keep a GPU busy."""
     if device.type == "cpu":
-        return BatchLimits(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=512)
+        return BatchLimits(rows=128, kv_bytes=1 << 30, prefix_bytes=1 << 30, prefill_tokens=512, train_tokens=512)
     free, _ = torch.cuda.mem_get_info(device)
-    return BatchLimits(rows=1024, kv_bytes=free // 3, prefill_tokens=16_384, train_tokens=4096)
+    return BatchLimits(rows=1024, kv_bytes=free // 3, prefix_bytes=free // 3, prefill_tokens=16_384, train_tokens=4096)
 
 
 def has_gpu() -> bool:

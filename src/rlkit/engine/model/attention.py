@@ -61,9 +61,11 @@ class SpanGroup:
         return slice(self.start, self.start + self.count * self.length)
 
 
-def lay_out(lengths: Sequence[int]) -> list[Span]:
-    """Return the spans of whole, consecutive sequences."""
-    return [Span(*place) for place in zip(accumulate(lengths, initial=0), lengths, strict=False)]
+def lay_out(lengths: Sequence[int], prefix_lengths: Sequence[int] = ()) -> list[Span]:
+    """Return the spans of consecutive sequences, whole or after consecutive prefixes in other memory."""
+    prefixes = lay_out(prefix_lengths) if prefix_lengths else [None] * len(lengths)
+    places = zip(accumulate(lengths, initial=0), lengths, prefixes, strict=False)
+    return [Span(start, length, prefix if prefix and prefix.length else None) for start, length, prefix in places]
 
 
 def positions(spans: Sequence[Span], rows: int) -> Tensor:
@@ -93,7 +95,7 @@ class Attention:
         places = [(s.start, s.length, *((s.prefix.start, s.prefix.length) if s.prefix else (0, 0))) for s in spans]
         self._places = np.array(places, np.int64).reshape(-1, 4)
 
-    def __call__(self, rows: Tensor, *, rotary: bool) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Tensor, *, rotary: bool, prefix_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return attention's output, [N, H · D], zeros for rows of no sequence, and the rotated `rows`.
 
         Only the output may be differentiated.
@@ -101,14 +103,16 @@ class Attention:
         Args:
             rows: [N, H + 2K, D], queries, keys and values; they may be overwritten.
             rotary: whether to rotate queries and keys first.
+            prefix_rows: [M, 2K, D], keys (rotated) and values of all prefixes, without a gradient; by default those
+                in `rows`.
         """
         if has_kernels(rows):
             rows = rows.contiguous()
-            mixed = cast("Tensor", _AttentionFunction.apply(rows, self, rotary))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+            mixed = cast("Tensor", _AttentionFunction.apply(rows, self, rotary, prefix_rows))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
             return mixed, rows.detach()
         if rotary:
             rows = apply_rope(rows, rows.shape[1] - self.kv_heads, self._rope)
-        return _attend_with_torch(rows, self.kv_heads, self._spans), rows.detach()
+        return _attend_with_torch(rows, self.kv_heads, self._spans, prefix_rows), rows.detach()
 
     def rotate(self, rows: Tensor, *, inverse: bool = False) -> None:
         """Rotate queries and keys of `rows [N, H + 2K, D]` in place."""
@@ -129,7 +133,7 @@ class Attention:
 
 class _AttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, attention: Attention, rotary: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, attention: Attention, rotary: bool, prefix_rows: Tensor | None) -> Tensor:
         if rotary:
             attention.rotate(rows)
             increment_version(rows)  # so that autograd detects a stale copy of them
@@ -137,7 +141,7 @@ class _AttentionFunction(torch.autograd.Function):
         heads = all_heads - 2 * attention.kv_heads
         out, stats = torch.empty(count, heads, size), torch.empty(count, heads, 2)
         out[attention.end :] = 0
-        attention.compute(causal_attention.attention, rows, out, stats)
+        attention.compute(causal_attention.attention, rows, rows if prefix_rows is None else prefix_rows, out, stats)
         ctx.save_for_backward(rows, out, stats)
         ctx.attention, ctx.rotary = attention, rotary
         return out.view(count, heads * size)
@@ -153,17 +157,18 @@ class _AttentionFunction(torch.autograd.Function):
         )
         if ctx.rotary:
             ctx.attention.rotate(grad_rows, inverse=True)
-        return grad_rows, None, None
+        return grad_rows, None, None, None
 
 
-def _attend_with_torch(rows: Tensor, kv_heads: int, spans: Sequence[Span]) -> Tensor:
+def _attend_with_torch(rows: Tensor, kv_heads: int, spans: Sequence[Span], prefix_rows: Tensor | None) -> Tensor:
     q, k, v = split_heads(rows, kv_heads)
+    _, prefix_k, prefix_v = (q, k, v) if prefix_rows is None else split_heads(prefix_rows, kv_heads)
     outputs: list[Tensor] = []
     end = 0
     for group in group_spans(spans):
         end = group.rows.stop
         qs = _group_by_head(q[group.rows], group)
-        ks, vs = (_with_prefix(t, group) for t in (k, v))
+        ks, vs = (_with_prefix(*pair, group) for pair in ((k, prefix_k), (v, prefix_v)))
         if group.prefix is None:
             mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
         else:
@@ -180,10 +185,10 @@ def _group_by_head(rows: Tensor, group: SpanGroup) -> Tensor:
     return rows.reshape(group.count, group.length, -1, rows.shape[-1]).transpose(1, 2)
 
 
-def _with_prefix(all_rows: Tensor, group: SpanGroup) -> Tensor:
-    """Return the keys or values that a group attends to, [count, K, prefix + length, D], of all [N, K, D]."""
+def _with_prefix(all_rows: Tensor, prefix_rows: Tensor, group: SpanGroup) -> Tensor:
+    """Return the keys or values that a group attends to, [count, K, prefix + length, D], of all, [·, K, D] each."""
     group_rows = _group_by_head(all_rows[group.rows], group)
     if group.prefix is None:
         return group_rows
-    shared = all_rows[group.prefix.rows].transpose(0, 1).expand(group.count, -1, -1, -1)
+    shared = prefix_rows[group.prefix.rows].transpose(0, 1).expand(group.count, -1, -1, -1)
     return torch.cat([shared, group_rows], 2)

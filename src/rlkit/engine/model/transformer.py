@@ -26,8 +26,11 @@ _TABLE_POSITIONS = 1024
 # stores only each layer's input and recomputes the rest: a third slower, with a twentieth of the memory.
 _KEEP_ALL_TOKENS = {"cpu": 1024, "cuda": 16_384}
 
-type StoreKv = Callable[[int, Tensor, Tensor], None]
-"""Called once per layer with its index, keys [N, K, D] and values [N, K, D]."""
+type StoreKv = Callable[[int, Tensor], None]
+"""Called once per layer with its index, and keys and values [N, 2K, D]."""
+
+type LoadKv = Callable[[int], Tensor]
+"""Function from a layer's index to keys and values of prefixes, [M, 2K, D]."""
 
 
 def compute_hidden(
@@ -37,8 +40,13 @@ def compute_hidden(
     *,
     adapter: Adapter | None = None,
     store_kv: StoreKv | None = None,
+    load_kv: LoadKv | None = None,
 ) -> Tensor:
-    """Return hidden states after the final norm, [N, E], of `tokens [N] int64`; rows outside all spans are padding."""
+    """Return hidden states after the final norm, [N, E], of `tokens [N] int64`; rows outside all spans are padding.
+
+    Args:
+        load_kv: where the spans' prefixes are; by default in `tokens`.
+    """
     config = weights.config
     x = weights.embedding[tokens]
     attention = Attention(spans, compute_rope(config, positions(spans, len(tokens)), x), config.kv_heads)
@@ -46,9 +54,11 @@ def compute_hidden(
     def run_layer(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
         lora = adapter.layer(index) if adapter else NO_ADAPTER
-        mixed, rows = attention(project_qkv(config, layer, x, lora.qkv), rotary=layer.rotary)
+        prefix_rows = None if load_kv is None else load_kv(index)
+        qkv = project_qkv(config, layer, x, lora.qkv)
+        mixed, rows = attention(qkv, rotary=layer.rotary, prefix_rows=prefix_rows)
         if store_kv is not None:
-            store_kv(index, *split_heads(rows, config.kv_heads)[1:])
+            store_kv(index, rows[:, config.heads :])
         x = add_attention(layer, x, mixed, lora)
         return x + mlp(config, layer, x, lora)
 

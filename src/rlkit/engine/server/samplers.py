@@ -83,7 +83,7 @@ class Samplers:
         for ref, served in list(self._served.items()):
             if not served.decoder.busy:
                 continue
-            others = [other.decoder for other in self._served.values() if other is not served and other.decoder.busy]
+            others = [other.decoder for other in self._served.values() if other is not served]
             try:
                 served.decoder.step(others=others)
             except Exception as error:
@@ -96,11 +96,13 @@ class Samplers:
         self._report()
 
     def release(self, session_id: str) -> None:
-        """Release the unnamed weights of an ended session, whose requests have already failed."""
+        """Release the unnamed weights and prefixes of an ended session, whose requests have already failed."""
         self._drop_answered_requests()
         prefix = f"{session_id}:"
         for ref in [ref for ref in self._served if (ref.snapshot or "").startswith(prefix)]:
             del self._served[ref]
+        for served in self._served.values():
+            served.decoder.drop_prefixes(session_id)
 
     def clear(self) -> None:
         """Drop all requests and release all weights."""
