@@ -298,6 +298,20 @@ def test_results_do_not_depend_on_the_number_of_lanes(weights: Weights, lanes: L
     assert torch.equal(*gradients)
 
 
+def test_the_gradient_of_one_sequence_does_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
+    # Large enough that every product, norm and attention is shared among the threads.
+    weights = load_weights(write_model(tmp_path, hidden=320, inner=640, heads=10, kv_heads=5, head_dim=32))
+    examples, loss = random_examples("ppo", [600]), make_loss("ppo", {})
+    gradients: list[torch.Tensor] = []
+    for threads in (1, 2, 3):
+        lanes = Lanes(threads)
+        learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
+        learner.forward_backward(examples, loss)
+        gradients.append(learner.gradients)
+        lanes.close()
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
 @pytest.mark.slow
 def test_sampling_between_micro_batches_changes_neither_gradients_nor_samples(weights: Weights) -> None:
     examples, loss, lanes = random_examples("ppo", [7, 150, 40, 7, 200, 90, 180]), make_loss("ppo", {}), Lanes(2)

@@ -14,7 +14,7 @@ import torch
 from numba import njit
 
 from rlkit.engine.kernels import threads
-from rlkit.engine.kernels.threads import OPEN_BARRIER, parallel_for, wait_at_barrier
+from rlkit.engine.kernels.threads import OPEN_BARRIER, Lanes, parallel_for, wait_at_barrier
 from tests.limits import HANG_S
 
 
@@ -47,6 +47,13 @@ def test_an_error_in_any_range_is_raised(three_threads: None) -> None:
 
     with pytest.raises(ValueError, match="the last one"):
         parallel_for(task, 3, min_per_thread=1)
+
+
+@pytest.mark.parametrize(("tasks", "threads"), [(1, 4), (2, 2), (3, 2)])
+def test_tasks_fewer_than_lanes_share_all_cores(tasks: int, threads: int) -> None:
+    lanes = Lanes(4)
+    assert lanes.run([torch.get_num_threads] * tasks) == [threads] * tasks
+    lanes.close()
 
 
 def test_one_thread_runs_all_ranges() -> None:

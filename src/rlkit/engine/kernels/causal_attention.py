@@ -25,6 +25,7 @@ from rlkit.engine.kernels.llvm import LANES, SMALL_COLUMNS, SMALL_ROWS, add_smal
 # Queries in a block, a multiple of `SMALL_ROWS` on every processor. Blocks are short below `_LONG_TOKENS`, where much
 # of a block would be hidden, and longer above it, where keys and values do not fit the cache.
 _SHORT_BLOCK, _BLOCK, _LONG_TOKENS = 32, 64, 1024
+_LINE = 32  # twice the numbers of a cache line, and a multiple of `SMALL_COLUMNS`
 _STEPS = 128  # rows of a factor that stay in the first-level cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -138,11 +139,14 @@ def attention_gradient(  # noqa: PLR0917  compiled
 
 @njit
 def _longest(spans: Integers) -> int:
-    """Count the rows of the longest sequence with its prefix, rounded up to whole tiles."""
+    """Count the rows of the longest sequence with its prefix, rounded up to whole tiles.
+
+    A row of so many numbers is an odd number of cache lines, so that the rows of a column use all sets of the cache.
+    """
     longest = 0
     for span in spans:
         longest = max(longest, _round_up(span[1] + span[3]))
-    return longest
+    return longest // _LINE * _LINE + _LINE + _LINE // 2
 
 
 @njit(inline="always")

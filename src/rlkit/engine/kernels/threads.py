@@ -52,19 +52,18 @@ class Lanes:
         self.cores = cores = threads or _CORES
         self._halted = False
         self.count = min(cores, _LANES_MAX)
-        per_lane = max(cores // self.count, 1)
-        self._pool = ThreadPoolExecutor(
-            self.count, thread_name_prefix="rlkit-engine-lane", initializer=torch.set_num_threads, initargs=(per_lane,)
-        )
+        self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="rlkit-engine-lane")
 
     def run[T](self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Run tasks, one at a time on each lane, and return their results.
+        """Run tasks, one at a time on each lane, and return their results; tasks fewer than lanes share all cores.
 
         If a task raises an error, it is raised after all other tasks have ended.
         """
+        threads = self.cores // max(min(len(tasks), self.count), 1)
 
         def run_task(task: Callable[[], T]) -> T:
             self.raise_if_halted()
+            torch.set_num_threads(threads)
             return task()
 
         futures: list[Future[T]] = [self._pool.submit(run_task, task) for task in tasks]

@@ -175,7 +175,7 @@ class Learner:
             while any(share.waiting for share in shares):
                 if scheduler is not None and scheduler.should_yield:
                     scheduler.let_others_run()
-                self._lanes.run([partial(run_share, share) for share in shares])
+                self._lanes.run([partial(run_share, share) for share in shares if share.waiting])
         except Exception:
             self._gradient_is_partial |= backward
             raise
