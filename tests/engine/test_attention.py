@@ -97,6 +97,13 @@ def test_attention_of_sequences_with_a_shared_prefix_equals_the_formula(
     check(spans, shared + sum(lengths), heads, size, seed, rotary=True)
 
 
+@pytest.mark.parametrize(("shared", "lengths"), [(300, [40, 260]), (200, [70]), (256, [1, 33]), (30, [700])])
+def test_a_gradient_that_is_computed_for_parts_of_the_keys_equals_the_formula(shared: int, lengths: list[int]) -> None:
+    prefix = Span(0, shared)
+    spans = [prefix, *(Span(shared + s.start, s.length, prefix) for s in lay_out(lengths))]
+    check(spans, shared + sum(lengths), (2, 1), 24, 0, rotary=True)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_sequence_has_the_same_bits_with_any_neighbours(threads: int) -> None:
     lengths = [90, 3, 240, 33, 128]

@@ -6,8 +6,9 @@ are multiplied by zero.
 
 Each block of queries of a head is scored against all keys up to its last query. The backward pass recomputes scores and
 weights from the largest score and the sum of weights of each query (Dao et al. 2022, with whole rows instead of the
-online softmax). Factors are copied into buffers of whole tiles, so products need no code for edges. After a sequence's
-last row, a buffer may hold rows of another sequence; they only affect rows and columns that are never read.
+online softmax), for a part of the keys at a time, which stays in the second-level cache. Factors are copied into
+buffers of whole tiles, so products need no code for edges. After a sequence's last row, a buffer may hold rows of
+another sequence; they only affect rows and columns that are never read.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -26,6 +27,7 @@ from rlkit.engine.kernels.llvm import LANES, SMALL_COLUMNS, SMALL_ROWS, add_smal
 # of a block would be hidden, and longer above it, where keys and values do not fit the cache.
 _SHORT_BLOCK, _BLOCK, _LONG_TOKENS = 32, 64, 1024
 _LINE = 32  # twice the numbers of a cache line, and a multiple of `SMALL_COLUMNS`
+_KEYS = 256
 _STEPS = 128  # rows of a factor that stay in the first-level cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -62,8 +64,8 @@ def attention(  # noqa: PLR0917  compiled
     for k in range(first, last):
         for span in spans:
             start, length, _, prefix = span
-            _gather(rows, prefix_rows, 2 * kv_heads - k, span, keys)
-            _gather(rows, prefix_rows, kv_heads - k, span, values)
+            _gather(rows, prefix_rows, 2 * kv_heads - k, span, 0, prefix + length, keys)
+            _gather(rows, prefix_rows, kv_heads - k, span, 0, prefix + length, values)
             transposed[:, : prefix + length] = keys[: prefix + length, :size].T
             block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
             for head in range(k * group, (k + 1) * group):
@@ -73,7 +75,7 @@ def attention(  # noqa: PLR0917  compiled
                     _read_rows(rows, head, first_row, count, queries, 0)
                     _multiply(queries, False, transposed, size, weights, count, visible, False)
                     _find_peaks(weights, prefix + query, block_stats)
-                    _exponentiate(weights, prefix + query, scale, block_stats)
+                    _exponentiate(weights, prefix + query, visible, scale, block_stats)
                     _sum_weights(weights, prefix + query, block_stats)
                     _multiply(weights, False, values, visible, mixed, count, size, False)
                     _divide_by_sums(mixed, width, block_stats)
@@ -102,7 +104,7 @@ def attention_gradient(  # noqa: PLR0917  compiled
     heads = rows.shape[1] - 2 * kv_heads
     group = heads // kv_heads
     scale = _ONE / np.sqrt(np.float32(size))
-    width, longest = _round_up(size), _longest(spans)
+    width, longest = _round_up(size), min(_longest(spans), _KEYS + _LINE + _LINE // 2)
     keys, transposed_keys, grad_keys = _zeros(longest, width), _zeros(size, longest), _zeros(longest, width)
     values, transposed_values, grad_values = _zeros(longest, width), _zeros(size, longest), _zeros(longest, width)
     queries, grad_queries, weights = _zeros(_BLOCK, width), _zeros(_BLOCK, width), _zeros(_BLOCK, longest)
@@ -110,31 +112,37 @@ def attention_gradient(  # noqa: PLR0917  compiled
     for k in range(first, last):
         for span in spans:
             start, length, _, prefix = span
-            _gather(rows, rows, 2 * kv_heads - k, span, keys)
-            _gather(rows, rows, kv_heads - k, span, values)
-            transposed_keys[:, : prefix + length] = keys[: prefix + length, :size].T
-            transposed_values[:, : prefix + length] = values[: prefix + length, :size].T
-            grad_keys[: prefix + length] = 0
-            grad_values[: prefix + length] = 0
             block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
-            for head in range(k * group, (k + 1) * group):
-                for query in range(0, length, block):
-                    first_row, count = start + query, min(block, length - query)
-                    visible, block_stats = prefix + query + count, stats[first_row : first_row + count, head]
-                    _read_rows(rows, head, first_row, count, queries, 0)
-                    _read_rows(out, head, first_row, count, mixed, 0)
-                    _read_rows(grad_out, head, first_row, count, grad_mixed, 0)
-                    _multiply(queries, False, transposed_keys, size, weights, count, visible, False)
-                    _exponentiate(weights, prefix + query, scale, block_stats)
-                    _divide_by_sums(weights, _round_up(visible), block_stats)
-                    _multiply(weights, True, grad_mixed, count, grad_values, visible, size, True)
-                    _multiply(grad_mixed, False, transposed_values, size, grad_weights, count, visible, False)
-                    _score_gradient(weights, grad_weights, mixed, grad_mixed, scale, count, _round_up(visible))
-                    _multiply(weights, False, keys, visible, grad_queries, count, size, False)
-                    _multiply(weights, True, queries, count, grad_keys, visible, size, True)
-                    _write_rows(grad_queries, 0, count, grad_rows, head, first_row)
-            _scatter(grad_keys, span, grad_rows, heads + k)
-            _scatter(grad_values, span, grad_rows, heads + kv_heads + k)
+            for key in range(0, prefix + length, _KEYS):
+                key_count = min(_KEYS, prefix + length - key)
+                _gather(rows, rows, 2 * kv_heads - k, span, key, key_count, keys)
+                _gather(rows, rows, kv_heads - k, span, key, key_count, values)
+                transposed_keys[:, :key_count] = keys[:key_count, :size].T
+                transposed_values[:, :key_count] = values[:key_count, :size].T
+                grad_keys[:key_count] = 0
+                grad_values[:key_count] = 0
+                for head in range(k * group, (k + 1) * group):
+                    for query in range(max(key - prefix, 0) // block * block, length, block):
+                        first_row, count = start + query, min(block, length - query)
+                        before, block_stats = prefix + query - key, stats[first_row : first_row + count, head]
+                        visible = min(before + count, key_count)
+                        _read_rows(rows, head, first_row, count, queries, 0)
+                        _read_rows(out, head, first_row, count, mixed, 0)
+                        _read_rows(grad_out, head, first_row, count, grad_mixed, 0)
+                        _multiply(queries, False, transposed_keys, size, weights, count, visible, False)
+                        _exponentiate(weights, before, visible, scale, block_stats)
+                        _divide_by_sums(weights, _round_up(visible), block_stats)
+                        _multiply(weights, True, grad_mixed, count, grad_values, visible, size, True)
+                        _multiply(grad_mixed, False, transposed_values, size, grad_weights, count, visible, False)
+                        _score_gradient(weights, grad_weights, mixed, grad_mixed, scale, count, _round_up(visible))
+                        _multiply(weights, False, keys, visible, grad_queries, count, size, False)
+                        _multiply(weights, True, queries, count, grad_keys, visible, size, True)
+                        if key:
+                            _add_rows(grad_queries, count, grad_rows, head, first_row)
+                        else:
+                            _write_rows(grad_queries, 0, count, grad_rows, head, first_row)
+                _scatter(grad_keys, span, key, key_count, grad_rows, heads + k)
+                _scatter(grad_values, span, key, key_count, grad_rows, heads + kv_heads + k)
 
 
 @njit
@@ -160,19 +168,23 @@ def _zeros(rows: int, columns: int) -> Floats:
 
 
 @njit
-def _gather(rows: Floats, prefix_rows: Floats, head: int, span: Integers, buffer: Floats) -> None:
-    """Copy one head, counted from the last, of a sequence's prefix, followed by that of the sequence."""
-    start, length, before, prefix = span
-    _read_rows(prefix_rows, prefix_rows.shape[1] - head, before, prefix, buffer, 0)
-    _read_rows(rows, rows.shape[1] - head, start, length, buffer, prefix)
+def _gather(  # noqa: PLR0917  compiled
+    rows: Floats, prefix_rows: Floats, head: int, span: Integers, first: int, count: int, buffer: Floats
+) -> None:
+    """Copy one head, counted from the last, of some positions of a sequence after its prefix."""
+    start, _, before, prefix = span
+    shared = max(min(prefix - first, count), 0)
+    _read_rows(prefix_rows, prefix_rows.shape[1] - head, before + first, shared, buffer, 0)
+    _read_rows(rows, rows.shape[1] - head, start + first + shared - prefix, count - shared, buffer, shared)
 
 
 @njit
-def _scatter(buffer: Floats, span: Integers, rows: Floats, head: int) -> None:
+def _scatter(buffer: Floats, span: Integers, first: int, count: int, rows: Floats, head: int) -> None:  # noqa: PLR0917  compiled
     """Write a buffer back to the rows that `_gather` reads; add to those of the prefix."""
-    start, length, before, prefix = span
-    _add_rows(buffer, prefix, rows, head, before)
-    _write_rows(buffer, prefix, length, rows, head, start)
+    start, _, before, prefix = span
+    shared = max(min(prefix - first, count), 0)
+    _add_rows(buffer, shared, rows, head, before + first)
+    _write_rows(buffer, shared, count - shared, rows, head, start + first + shared - prefix)
 
 
 @njit
@@ -235,10 +247,10 @@ def _find_peaks(scores: Floats, before: int, stats: Floats) -> None:
 
 
 @njit(fastmath=FASTMATH_FLAGS)
-def _exponentiate(scores: Floats, before: int, scale: np.float32, stats: Floats) -> None:
-    """Replace scores by their exponentials, and hidden ones by 0, to the end of the last tile."""
+def _exponentiate(scores: Floats, before: int, columns: int, scale: np.float32, stats: Floats) -> None:
+    """Replace scores by their exponentials, and hidden ones by 0, to the end of the last tile of `columns`."""
     for i in range(len(stats)):
-        peak, visible = stats[i, 0], before + i + 1
+        peak, visible = stats[i, 0], min(max(before + i + 1, 0), columns)
         visible_scores = scores[i, : visible // LANES * LANES]
         for j in range(len(visible_scores)):
             visible_scores[j] = exponential((visible_scores[j] - peak) * scale)
@@ -248,7 +260,7 @@ def _exponentiate(scores: Floats, before: int, scale: np.float32, stats: Floats)
             for j in range(LANES):
                 weight = exponential((tail[j] - peak) * scale)
                 tail[j] = weight if np.int32(j) < tail_count else _ZERO
-        hidden = scores[i, -(-visible // LANES) * LANES : _round_up(before + len(stats))]
+        hidden = scores[i, -(-visible // LANES) * LANES : _round_up(columns)]
         for j in range(len(hidden)):
             hidden[j] = 0
 
