@@ -26,7 +26,7 @@ FLOORS = (
     ("testing", "workers"),
     ("envs",),
     ("view",),
-    ("check", "serving", "trackers"),
+    ("check", "conformance", "serving", "trackers"),
     ("evaluation", "redteam"),
     ("interop", "judges", "training"),
     ("api", "dry_run", "tools"),
@@ -41,9 +41,9 @@ FOLDER_MAX = 14
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 7_977
-"""Lines of the trunk that are not blank. This number may only fall, but for what an issue adds: so far teachers, roles
-and conversations."""
+TRUNK_MAX = 7_988
+"""Lines of the trunk that are not blank. This number may only fall, but for what an issue adds: so far teachers, roles,
+conversations, and the parts of a service that a run needs."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def test_the_trunk_imports_no_tool_no_environment_and_no_command() -> None:
 
 
 def test_only_the_tinker_client_imports_the_sdk() -> None:
-    others = ("engine.server", "testing", "tools.doctor", "tools.engine_probe")  # they need the SDK itself
+    others = ("engine.server", "testing", "conformance", "tools.doctor", "tools.engine_probe")  # they need the SDK itself
     importers = {name for name, path in modules().items() if "tinker" in imported_packages(path)}
     assert {name for name in importers if not name.startswith(("tinker_client", *others))} == set()
 

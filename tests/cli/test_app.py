@@ -71,12 +71,12 @@ def test_help_names_every_command_and_exit_code(rlkit: Callable[..., Any]) -> No
     [[command] for command in COMMANDS]
     + [["config", "show"], ["config", "schema"], ["checkpoints", "list"], ["checkpoints", "export"]]
     + [["checkpoints", command] for command in ("show", "delete", "prune", "ttl", "download")]
-    + [["tasks", "check"], ["tasks", "convert"], ["launch", "beaker"]],
+    + [["tasks", "check"], ["tasks", "convert"], ["launch", "beaker"], ["check", "env"], ["check", "service"]],
 )
 def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[..., Any]) -> None:
     result = rlkit(*arguments, "--help")
     assert result.exit_code == 0
-    assert "--json" in result.stdout or arguments in (["config"], ["checkpoints"], ["tasks"], ["launch"])
+    assert "--json" in result.stdout or arguments in (["config"], ["checkpoints"], ["tasks"], ["launch"], ["check"])
 
 
 @pytest.mark.parametrize(

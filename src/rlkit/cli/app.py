@@ -29,6 +29,15 @@ class Group(TyperGroup):
         return parameters
 
 
+class CheckGroup(Group):
+    """Command group in which `rlkit check TARGET` is short for `rlkit check env TARGET`."""
+
+    @override
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  a private type
+        is_command = bool(args) and args[0] in {*self.commands, *ctx.help_option_names}
+        return super().parse_args(ctx, args if is_command else ["env", *args])
+
+
 def _print_version(is_requested: bool) -> None:
     if is_requested:
         typer.echo(f"rlkit {rlkit_version()}")
@@ -56,8 +65,8 @@ def root(
     """Post-train open-weight language models by reinforcement learning through the Tinker API."""
 
 
-def _add_group(name: str, help: str) -> typer.Typer:
-    group = typer.Typer(cls=Group, help=help, no_args_is_help=True, rich_markup_mode=None)
+def _add_group(name: str, help: str, cls: type[Group] = Group) -> typer.Typer:
+    group = typer.Typer(cls=cls, help=help, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
 
@@ -69,11 +78,14 @@ add_command(app, "export", checkpoints.export_run)
 add_command(app, "sync", sync.sync)
 add_command(app, "serve", serve.serve)
 add_command(app, "init", config.init, dotenv=False)
-add_command(app, "check", check.check)
 add_command(app, "doctor", runs.doctor)
 add_command(app, "audit", runs.audit)
 add_command(app, "records", runs.records)
 add_command(app, "view", view.view)
+
+_check = _add_group("check", "Check an environment (`rlkit check TARGET`) or a service.", CheckGroup)
+add_command(_check, "env", check.check)
+add_command(_check, "service", check.check_service)
 
 _config = _add_group("config", "Inspect a configuration.")
 add_command(_config, "show", config.show)

@@ -14,6 +14,7 @@ from rlkit.cli.common.signals import run_terminable
 
 if TYPE_CHECKING:
     from rlkit.check import Report
+    from rlkit.conformance import ServiceReport
     from rlkit.redteam.report import RedTeamReport
 
 
@@ -61,6 +62,45 @@ def check(
         good = good and report.ok
     output.result({"ok": good, "envs": records}, "\n\n".join(tables))
     return 0 if good else FAILED
+
+
+def check_service(
+    output: Output,
+    url: Annotated[
+        str | None, typer.Argument(help="Address; by default the service that a run would use.", show_default=False)
+    ] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="Base model; by default one that the service advertises.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what every run needs.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Time limit of an answer in seconds.")] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens.")] = 0,
+) -> int:
+    """Check a service of the Tinker protocol: each endpoint and option works, deviates or is absent.
+
+    The checks train small adapters and delete them. The exit code is 1 if a check deviates.
+    """
+    from functools import partial
+
+    from rlkit._util.threads import in_thread
+    from rlkit.config.schema import DEFAULT_MODEL, ServiceConfig
+    from rlkit.conformance import check_service
+    from rlkit.tinker_client.connect import reach_service
+
+    async def check() -> ServiceReport:
+        async with reach_service(ServiceConfig(base_url=url), note=output.note) as address:
+            default = DEFAULT_MODEL if address.embedded else None
+            run = partial(check_service, address.base_url, api_key=address.api_key, model=model or default)
+            return await in_thread(partial(run, quick=quick, timeout_s=timeout_s, seed=seed, note=output.note))
+
+    report = run_terminable(check())
+    counts = ", ".join(f"{report.count(status)} {status}" for status in ("works", "deviates", "absent", "skipped"))
+    cost = f"{report.usage.requests} requests, {report.usage.tokens:,} tokens"
+    if report.usd is not None:
+        cost += f", ${report.usd:.2f}"
+    rows = [f"{row.status:9} {row.part:12} {row.name:26} {row.detail}" for row in report.results]
+    rows.append(f"{report.url}, {report.model}: {counts}; {cost}")
+    output.result({"ok": report.ok, **asdict(report)}, "\n".join(rows))
+    return 0 if report.ok else FAILED
 
 
 def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:

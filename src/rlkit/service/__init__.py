@@ -44,6 +44,10 @@ class Learner(Protocol):
         """Accumulate the gradient of the sum of the data's losses."""
         ...
 
+    def forward(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:
+        """Compute a loss of the service, and the log-probabilities of its data, without a gradient."""
+        ...
+
     def step(self, optimizer: OptimizerConfig, *, learning_rate: float) -> Awaitable[Mapping[str, float]]:
         """Take an optimiser step with the accumulated gradient; return the service's metrics."""
         ...

@@ -148,6 +148,12 @@ class SimulatedTrainingClient:
         self._gradient: list[int] = []
         self._busy_until_s = 0.0
 
+    def forward(
+        self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
+    ) -> SimulatedFuture[types.ForwardBackwardOutput]:
+        """Compute log-probabilities, without a gradient."""
+        return self._differentiate(data, lambda logprobs: {}, passes=1, adds_gradient=False)
+
     def forward_backward(
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
@@ -174,9 +180,14 @@ class SimulatedTrainingClient:
         return self._differentiate(data, loss, passes=2)
 
     def _differentiate(
-        self, data: Sequence[types.Datum], loss: Callable[[Sequence[_Floats]], Mapping[str, float]], *, passes: int
+        self,
+        data: Sequence[types.Datum],
+        loss: Callable[[Sequence[_Floats]], Mapping[str, float]],
+        *,
+        passes: int,
+        adds_gradient: bool = True,
     ) -> SimulatedFuture[types.ForwardBackwardOutput]:
-        """Add the data to the gradient, with the latency of `passes` passes."""
+        """Compute log-probabilities with the latency of `passes` passes; add the data to the gradient."""
         digests = [_datum_digest(datum) for datum in data]
         tokens = passes * sum(datum.model_input.length for datum in data)
         self._world.calls["trained_tokens"] += tokens
@@ -187,7 +198,8 @@ class SimulatedTrainingClient:
                 for datum, datum_digest in zip(data, digests, strict=True)
             ]
             metrics = dict(loss(logprobs))
-            self._gradient += digests
+            if adds_gradient:
+                self._gradient += digests
             outputs: Any = [{"logprobs": types.TensorData.from_numpy(logp)} for logp in logprobs]
             return types.ForwardBackwardOutput("ArrayRecord", outputs, metrics)
 

@@ -193,6 +193,11 @@ class TinkerLearner(Learner):
             future = self._client.forward_backward(wire, name, settings or None)  # pyright: ignore[reportArgumentType]  one of the SDK's loss names
         return _start(self._await_gradient(future, data, passes=loss.passes))
 
+    def forward(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
+        name, settings = loss.service_loss()
+        future = self._client.forward([_to_datum(datum, loss) for datum in data], name, settings or None)  # pyright: ignore[reportArgumentType]  one of the SDK's loss names
+        return _start(self._await_gradient(future, data, passes=1))
+
     def step(  # noqa: D102  inherited
         self, optimizer: OptimizerConfig, *, learning_rate: float
     ) -> Awaitable[Mapping[str, float]]:

@@ -44,6 +44,7 @@ from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, tas
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, describe_service
+from rlkit.tinker_client.support import check_support
 from rlkit.token_records.pictures import copy_view_scripts
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
@@ -210,6 +211,7 @@ class RLTrainer(Trainer):
                 note=note,
             )
             references = await load_references(config, service, watch, chat, price=price, note=note)
+            note(f"starting a training session for {config.model}")
             run, learner, groups = await self._build(
                 store, service, references, watch=watch, budget=budget, resumption=resumption, runner=runner
             )
@@ -260,11 +262,11 @@ class RLTrainer(Trainer):
         """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
         loader = WeightsLoader(config, service, store, note)
-        note(f"starting a training session for {config.model}")
         measured = store.find_last_measured_step(resumption.step)  # steps without metrics are replayed for them
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
         # The service knows the exact context only once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        await watch.call(lambda: check_support(config, service, weights, self._loss), "trying the service", retry=True)
         settings = make_env_settings(config, context=context)
         await check_conversations(config, self._tasks, runner, settings, note=note)
         preparation = make_preparation(config, self._estimators, self._loss, references=references)

@@ -1,0 +1,38 @@
+"""The embedded engine conforms to the protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlkit.conformance import ServiceReport, check_service
+from rlkit.engine import EngineServer
+from rlkit.engine.model.model_files import DEFAULT_MODEL
+from tests.engine.tiny_models import write_model
+
+
+def _find_exceptions(report: ServiceReport) -> dict[str, str]:
+    return {f"{r.part}: {r.name}": f"{r.status}: {r.detail}" for r in report.results if r.status != "works"}
+
+
+def test_the_quick_checks_pass_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    folder = write_model(tmp_path / "llama", "llama")
+    notes = list[str]()
+    with EngineServer(root=tmp_path / "engine", resolve=lambda name: folder, models=["llama"], threads=1) as server:
+        report = check_service(server.url, api_key=server.api_key, quick=True, note=notes.append)
+    assert _find_exceptions(report) == {}
+    assert report.ok
+    assert report.model == "llama"
+    assert len(notes) == len(report.results) + 1
+    assert report.usage.trained_tokens > report.usage.sampled_tokens > 0
+    assert report.usd is None
+
+
+@pytest.mark.slow
+def test_all_checks_pass_on_the_default_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    with EngineServer(root=tmp_path / "engine") as server:
+        report = check_service(server.url, api_key=server.api_key, model=DEFAULT_MODEL)
+    assert _find_exceptions(report) == {}
