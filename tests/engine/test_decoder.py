@@ -19,6 +19,7 @@ from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
+from rlkit.engine.model.matrices import PackedMatrix, pack
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.errors import UsageError
 
@@ -251,7 +252,9 @@ def test_a_sample_has_the_top_tokens_that_it_requested(weights: Weights, lanes: 
 
 
 def test_tied_top_tokens_do_not_depend_on_the_neighbours(base: Weights, lanes: Lanes) -> None:
-    twins = replace(base, head=torch.cat([base.head[:128], base.head[:128], base.head[256:]]))  # each token twice
+    assert isinstance(base.output, PackedMatrix)
+    head = base.output.unpack().t()
+    twins = replace(base, output=pack(torch.cat([head[:128], head[:128], head[256:]])))  # each token twice
     sample_request = replace(request(0, samples=1), top=3)
     results: list[SampleResult] = []
     for neighbours in (0, 100):
@@ -307,21 +310,24 @@ def test_results_do_not_depend_on_the_number_of_lanes(weights: Weights, lanes: L
     assert all(same(a, b) for a, b in zip(answers(lanes), answers(two_lanes), strict=True))
 
 
-def test_packed_weights_give_the_results_of_plain_weights(
-    base: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("base_dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_gives_the_same_bits_alone_and_in_company(
+    tmp_path: Path, two_lanes: Lanes, base_dtype: torch.dtype
 ) -> None:
-    adapter = make_adapter(base.config, LoraSettings(4), seed=0)
-    adapter.flat.add_(0.05)
-    results: list[SampleResult] = []
-    for has_onednn in (torch.backends.mkldnn.is_available(), False):
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda has_onednn=has_onednn: has_onednn)
-        decoder = Decoder(make_sampling_weights(base, adapter, lanes.run), lanes)
-        decoder.submit(replace(request(0), prompt_logprobs=True), results.append)
+    base = load_weights(write_model(tmp_path / "typed", dtype=base_dtype))
+    adapter = make_adapter(base.config, LoraSettings(3), seed=0)
+    adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
+    served = make_sampling_weights(base, adapter, two_lanes.run)
+    alone, in_company, plain = [], [], []
+    single = request(0, samples=1, max_tokens=40)
+    for weights, neighbours, results in ((served, 0, alone), (served, 6, in_company), (base, 0, plain)):
+        decoder = Decoder(weights, two_lanes)
+        decoder.submit(single, results.append)
+        for seed in range(neighbours):  # some of them end earlier
+            decoder.submit(request(1 + seed, samples=1, max_tokens=5 + 5 * seed), lambda _: None)
         run(decoder)
-    packed, plain = (result.prompt_scores.logprobs for result in results)
-    assert packed is not None
-    assert plain is not None
-    np.testing.assert_allclose(packed[1:], plain[1:], atol=1e-5)
+    assert same(alone[0], in_company[0])
+    assert not same(alone[0], plain[0])
 
 
 def test_owners_share_the_batch_without_changing_results(weights: Weights, two_lanes: Lanes) -> None:

@@ -23,6 +23,7 @@ from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
+from rlkit.engine.model.matrices import PackedMatrix
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training.learner import AdamSettings, Learner
 from rlkit.engine.training.losses import LOSSES, make_loss
@@ -71,12 +72,13 @@ def in_bfloat16(weights: Weights) -> Weights:
     """Weights as they are on a GPU, on the CPU."""
 
     def halved(value: object) -> object:
+        value = value.unpack() if isinstance(value, PackedMatrix) else value
         return value.to(torch.bfloat16) if isinstance(value, torch.Tensor) else value
 
     layers = tuple(
         replace(layer, **{f.name: halved(getattr(layer, f.name)) for f in fields(layer)}) for layer in weights.layers
     )
-    whole = {name: halved(getattr(weights, name)) for name in ("embedding", "norm", "head")}
+    whole = {name: halved(getattr(weights, name)) for name in ("embedding", "norm", "output")}
     return replace(weights, layers=layers, **whole)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.matrices import matmul
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
@@ -87,7 +88,7 @@ def log_probabilities(directory: Path, tokens: torch.Tensor, lengths: list[int])
     """The engine's."""
     weights = load_weights(directory)
     with torch.inference_mode():
-        return torch.log_softmax(compute_hidden(weights, tokens, lay_out(lengths)) @ weights.head.t(), -1)
+        return torch.log_softmax(matmul(compute_hidden(weights, tokens, lay_out(lengths)), weights.output), -1)
 
 
 def assert_equal_to_transformers(directory: Path) -> None:

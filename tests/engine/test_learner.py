@@ -17,7 +17,7 @@ from rlkit.engine.kernels.threads import Lanes, StoppedError
 from rlkit.engine.model import transformer
 from rlkit.engine.model.attention import lay_out
 from rlkit.engine.model.lora import Adapter, Lora, LoraSettings, make_adapter, make_sampling_weights
-from rlkit.engine.model.ops import Matrix
+from rlkit.engine.model.matrices import Matrix, PackedMatrix
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training import lm_head as head_module
@@ -54,16 +54,12 @@ def as_double(weights: Weights, adapter: Adapter) -> tuple[Weights, Adapter]:
     from dataclasses import fields, replace
 
     def double(value: object) -> object:
+        value = value.unpack() if isinstance(value, PackedMatrix) else value
         return value.double() if isinstance(value, torch.Tensor) else value
 
     layers = tuple(replace(l, **{f.name: double(getattr(l, f.name)) for f in fields(l)}) for l in weights.layers)  # noqa: E741
-    copy = replace(
-        weights,
-        embedding=weights.embedding.double(),
-        layers=layers,
-        norm=weights.norm.double(),
-        head=weights.head.double(),
-    )
+    others = {name: double(getattr(weights, name)) for name in ("embedding", "norm", "output")}
+    copy = replace(weights, layers=layers, **others)
     return copy, Adapter(adapter.config, adapter.settings, adapter.flat.detach().double().clone(), trainable=True)
 
 
@@ -122,7 +118,7 @@ def test_gradients_equal_autograd_on_the_formula(
         tokens = torch.from_numpy(example.tokens)
         hidden = compute_hidden(exact, tokens, lay_out([len(tokens)]), adapter=trainable)
         lora = trainable.unembed()
-        logits = hidden @ exact.head.t() + (0 if lora is None else lora.delta(hidden))
+        logits = hidden @ exact.output + (0 if lora is None else lora.delta(hidden))
         logp = torch.log_softmax(logits, -1)[torch.arange(len(tokens)), torch.from_numpy(example.targets)]
         factor = torch.from_numpy(example.inputs.get("weights", example.inputs.get("advantages"))).double()
         q = torch.from_numpy(example.inputs["logprobs"]).double() if "logprobs" in example.inputs else logp.detach()
@@ -195,7 +191,9 @@ def test_an_infinite_ratio_is_clipped_above_the_threshold(loss: str) -> None:
     assert gradient.tolist() == [0.0, 0.0]
 
 
-def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: Weights, lanes: Lanes) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sampling_gives_the_log_probabilities_of_training(tmp_path: Path, lanes: Lanes, dtype: torch.dtype) -> None:
+    weights = load_weights(write_model(tmp_path / "typed", "qwen3", tied=False, scale=0.15, dtype=dtype))
     adapter = random_adapter(weights, LoraSettings(4))
     example = random_examples("cross_entropy", [60])
     trained = Learner(weights, adapter, lanes).forward(example, make_loss("cross_entropy", {})).logprobs[0]

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from rlkit.engine.kernels.llvm import COLUMNS
-from rlkit.engine.model.lora import Lora, LoraSettings, make_adapter, make_sampling_weights, merged_bytes
+from rlkit.engine.model.lora import Lora, LoraSettings, added_bytes, make_adapter, make_sampling_weights
 from rlkit.engine.model.weights import load_weights
 
 from .tiny_models import write_model
@@ -49,20 +49,21 @@ def test_the_low_rank_term_has_the_autograd_gradient_of_its_formula(
             parameter.grad = None
 
 
-def test_the_memory_of_served_weights_excludes_shared_tensors(tmp_path: Path) -> None:
+def test_the_memory_of_served_weights_is_that_of_the_adapter(tmp_path: Path) -> None:
     weights = load_weights(write_model(tmp_path / "m"))
     config = weights.config
 
-    def served(settings: LoraSettings | None) -> int:
-        adapter = None if settings is None else make_adapter(config, settings, seed=0)
-        return merged_bytes(make_sampling_weights(weights, adapter, lambda tasks: [task() for task in tasks]), weights)
+    def added(settings: LoraSettings) -> int:
+        adapter = make_adapter(config, settings, seed=0)
+        return added_bytes(make_sampling_weights(weights, adapter, lambda tasks: [task() for task in tasks]), weights)
 
     def packed(inner: int, columns: int) -> int:
         return 4 * inner * -(-columns // COLUMNS) * COLUMNS
 
     heads = (config.heads + 2 * config.kv_heads) * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
-    layer = packed(hidden, heads) + packed(config.heads * config.head_dim, hidden)
-    layer += packed(hidden, 2 * inner) + packed(inner, hidden)
-    assert served(None) == served(LoraSettings(4, train_unembed=False)) == config.layers * layer
-    assert served(LoraSettings(4)) == config.layers * layer + packed(hidden, config.vocab_size)
+    layer = packed(hidden, 12) + packed(12, heads) + packed(hidden, 8) + packed(8, 2 * inner)
+    layer += packed(config.heads * config.head_dim, 4) + packed(inner, 4) + 2 * packed(4, hidden)
+    assert added(LoraSettings(4, train_unembed=False)) == config.layers * layer
+    assert added(LoraSettings(4)) == config.layers * layer + packed(hidden, 4) + packed(4, config.vocab_size)
+    assert make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks]) is weights

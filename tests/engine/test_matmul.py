@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.engine.kernels.llvm import COLUMNS, TILE_ROWS
-from rlkit.engine.model.ops import ROWS, PackedMatrix, matmul, matrix_bytes, pack, require_tensor
+from rlkit.engine.model import matrices
+from rlkit.engine.model.matrices import (
+    PackedMatrix,
+    add_low_rank,
+    matmul,
+    multiply_rows,
+    multiply_transposed,
+    pack,
+)
+from rlkit.engine.model.ops import ROWS
 from tests.limits import HANG_S
 
 
@@ -84,12 +93,55 @@ def test_the_default_dtype_of_torch_has_no_effect(default: torch.dtype) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_only_float32_on_the_cpu_is_packed() -> None:
-    weight = random(50, 32, seed=0)
-    assert matrix_bytes(pack(weight)) == -(-50 // COLUMNS) * COLUMNS * 32 * 4
-    for other in (weight.double(), weight.bfloat16()):
-        assert torch.equal(require_tensor(pack(other)), other.t())
-        assert matrix_bytes(pack(other)) == other.nbytes
+@pytest.mark.parametrize("rows", [1, 2, 13])
+def test_bfloat16_numbers_give_the_bits_of_the_same_float32_numbers(rows: int) -> None:
+    weight, x = random(131, 77, seed=0).bfloat16(), random(rows, 77, seed=1)
+    halves, wide = pack(weight), pack(weight.float())
+    assert isinstance(halves, PackedMatrix)
+    assert isinstance(wide, PackedMatrix)
+    assert 2 * halves.nbytes == wide.nbytes == -(-131 // COLUMNS) * COLUMNS * 77 * 4
+    assert torch.equal(matmul(x, halves), matmul(x, wide))
+    assert torch.equal(halves.unpack(), weight.float().t())
+    assert torch.equal(halves.unpack(1, 2), weight.float().t()[:, COLUMNS : 2 * COLUMNS])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("widths", [(131,), (70, 30, 31), (COLUMNS, COLUMNS), (5, 1, 3)])
+def test_a_low_rank_term_is_added_to_its_part_of_the_columns(widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    rank, columns = 3, sum(widths)
+    weight, a = random(columns, 77, seed=0).to(dtype), random(rank * len(widths), 77, seed=1)
+    bs = [random(rank, width, seed=2 + i) for i, width in enumerate(widths)]
+    packed = pack(weight)
+    assert isinstance(packed, PackedMatrix)
+    served, x = add_low_rank(packed, a, bs, 0.5), random(9, 77, seed=9)
+    parts = [x.double() @ a[i * rank : (i + 1) * rank].t().double() @ b.double() for i, b in enumerate(bs)]
+    together = matmul(x, served)
+    expected = x.double() @ weight.t().double() + 0.5 * torch.cat(parts, 1)
+    torch.testing.assert_close(together.double(), expected, rtol=1e-4, atol=1e-4)
+    for start, count in ((0, 1), (4, 2), (8, 1)):
+        assert torch.equal(matmul(x[start : start + count], served), together[start : start + count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_of_many_rows_equal_torch_and_have_its_gradient(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrices, "_SLAB", 2 * 77 * COLUMNS)  # two panels
+    weight, x, grad_y = random(131, 77, seed=0).to(dtype), random(30, 77, seed=1), random(30, 131, seed=2)
+    packed = pack(weight)
+    x.requires_grad_()
+    y = multiply_rows(x, packed)
+    torch.testing.assert_close(y, x @ weight.float().t(), rtol=1e-5, atol=1e-4)
+    (grad_x,) = torch.autograd.grad(y, x, grad_y)
+    torch.testing.assert_close(grad_x, grad_y @ weight.float(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(multiply_transposed(grad_y, packed), grad_x, rtol=0, atol=0)
+
+
+def test_other_types_are_not_packed() -> None:
+    weight = random(50, 32, seed=0).double()
+    plain = pack(weight)
+    assert isinstance(plain, torch.Tensor)
+    assert torch.equal(plain, weight.t())
 
 
 # A query, a key and a value; the keys and values before them.
@@ -109,7 +161,7 @@ features = llvmlite.binding.get_host_cpu_features()
 features.update({{name: False for name in features if name.startswith({missing!r})}})
 llvmlite.binding.get_host_cpu_features = lambda: features
 import torch
-from rlkit.engine.model.ops import matmul, pack
+from rlkit.engine.model.matrices import matmul, pack
 from rlkit.engine.kernels.llvm import TILE_ROWS, COLUMNS
 x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
 w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))

@@ -32,7 +32,7 @@ def decode(runner: StepRunner, weights: Weights, threads: int = 1) -> list[torch
     """The logits of each step of rows that began one after the other, and so are of two lengths."""
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (LENGTH, ROWS)))
     no_pages: list[torch.Tensor] = []
-    early, late = (KvBlock[int](weights.config, 64, weights.embedding, threads) for _ in range(2))
+    early, late = (KvBlock[int](weights.config, 64, weights.norm, threads) for _ in range(2))
     early.append(list(range(ROWS // 2)), no_pages)
     outputs: list[torch.Tensor] = []
     for place, row in enumerate(tokens.tolist()):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.matrices import matmul
 from rlkit.engine.model.transformer import compute_hidden, compute_rope
 from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
@@ -34,7 +35,7 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths)))
     weights = load_weights(directory)
     with torch.inference_mode():
-        actual = torch.log_softmax(compute_hidden(weights, tokens, lay_out(lengths)) @ weights.head.t(), -1)
+        actual = torch.log_softmax(matmul(compute_hidden(weights, tokens, lay_out(lengths)), weights.output), -1)
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         for part, logprobs in zip(tokens.split(lengths), actual.split(lengths), strict=True):
             expected = torch.log_softmax(reference(part[None]).logits[0], -1)

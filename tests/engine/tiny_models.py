@@ -33,6 +33,7 @@ def write_model(
     kv_heads: int = 2,
     head_dim: int = 16,
     scale: float = 0.2,
+    dtype: torch.dtype = torch.float32,
     **extra: object,
 ) -> Path:
     """A byte-level model: tokens 0 … 255 are bytes, 258 ends a text."""
@@ -83,5 +84,6 @@ def write_model(
         for part in ("gate", "up"):
             tensors[f"{stem}.mlp.{part}_proj.weight"] = random(inner, hidden)
         tensors[f"{stem}.mlp.down_proj.weight"] = random(hidden, inner)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

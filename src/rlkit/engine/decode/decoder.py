@@ -47,7 +47,7 @@ class Decoder:
         self, weights: Weights, lanes: Lanes, *, limits: BatchLimits | None = None, activity: Activity | None = None
     ) -> None:
         self._weights = weights
-        self._limits = limits or batch_limits(weights.embedding.device)
+        self._limits = limits or batch_limits(weights.norm.device)
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
         self._batch = RunningBatch(weights, lanes.cores)
@@ -183,7 +183,7 @@ class Decoder:
         return sum(map(self._row_bytes, self._batch.rows))
 
     def _row_bytes(self, row: Row) -> int:
-        return kv_bytes(self._weights.config, _reserved_positions(row), self._weights.embedding.element_size())
+        return kv_bytes(self._weights.config, _reserved_positions(row), self._weights.norm.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, PrefilledPrompt]]:
         """Run the prompts of new rows through the model; equal prompts and prefixes run once."""

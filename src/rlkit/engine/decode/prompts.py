@@ -19,7 +19,8 @@ from rlkit.engine.decode.prefixes import PAGE_TOKENS
 from rlkit.engine.decode.requests import PromptScores, SampleRequest, TokenLogprobs
 from rlkit.engine.decode.token_sampling import draw_tokens
 from rlkit.engine.model.attention import lay_out
-from rlkit.engine.model.ops import matmul, pad_rows
+from rlkit.engine.model.matrices import matmul
+from rlkit.engine.model.ops import pad_rows
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights
 
@@ -44,21 +45,21 @@ def prefill(
     Args:
         kept_pages: for each group, pages of keys and values of the first positions, before `reusable_length`.
     """
-    config, embedding = weights.config, weights.embedding
+    config, template = weights.config, weights.norm
     starts = [PAGE_TOKENS * len(pages) for pages in kept_pages]
     new_tokens = [group[0].prompt[start:] for group, start in zip(groups, starts, strict=True)]
     lengths = [len(part) for part in new_tokens]
-    tokens = pad_rows(torch.from_numpy(np.concatenate(new_tokens))).to(embedding.device)
+    tokens = pad_rows(torch.from_numpy(np.concatenate(new_tokens))).to(template.device)
     sizes = [[min(PAGE_TOKENS, n - first) for first in range(0, n, PAGE_TOKENS)] for n in lengths]
     page_spans = lay_out([*chain.from_iterable(sizes)])
     shape = config.layers, 2 * config.kv_heads, config.head_dim
-    new_pages = [[embedding.new_empty(shape[0], size, *shape[1:]) for size in part] for part in sizes]
+    new_pages = [[template.new_empty(shape[0], size, *shape[1:]) for size in part] for part in sizes]
 
     def store_kv(layer: int, kv: Tensor) -> None:
         for page, span in zip(chain.from_iterable(new_pages), page_spans, strict=True):
             page[layer] = kv[span.rows]
 
-    kept_kv = embedding.new_empty(sum(starts), *shape[1:])  # of one layer at a time
+    kept_kv = template.new_empty(sum(starts), *shape[1:])  # of one layer at a time
 
     def load_kv(layer: int) -> Tensor:
         pages = [page[layer] for page in chain.from_iterable(kept_pages)]

@@ -24,10 +24,12 @@ from rlkit.engine.decode.prompts import PrefilledPrompt, top_tokens
 from rlkit.engine.decode.requests import Row, Ticket
 from rlkit.engine.decode.token_sampling import draw_tokens
 from rlkit.engine.kernels import decode_step
+from rlkit.engine.kernels.cpu_kernels import RANK
 from rlkit.engine.kernels.llvm import COLUMNS
 from rlkit.engine.kernels.threads import OPEN_BARRIER, run_team
 from rlkit.engine.model.lora import NO_ADAPTER
-from rlkit.engine.model.ops import ROWS, PackedMatrix, Rope, apply_rope, matmul, rms_norm
+from rlkit.engine.model.matrices import Matrix, PackedMatrix, matmul
+from rlkit.engine.model.ops import ROWS, Rope, apply_rope, has_kernels, rms_norm
 from rlkit.engine.model.transformer import add_attention, compute_rope, mlp, project_qkv
 from rlkit.engine.model.weights import Weights
 
@@ -106,7 +108,7 @@ class RunningBatch:
     def _block(self, tokens: int) -> KvBlock[Row]:
         bucket = bucket_size(tokens)
         if bucket not in self._blocks:
-            self._blocks[bucket] = KvBlock(self._weights.config, bucket, self._weights.embedding, self._threads)
+            self._blocks[bucket] = KvBlock(self._weights.config, bucket, self._weights.norm, self._threads)
         return self._blocks[bucket]
 
     def _drop_empty_blocks(self) -> None:
@@ -139,7 +141,8 @@ class StepRunner:
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
-        self._model = _compiled_model(weights)
+        self._model = model = _compiled_model(weights)
+        self._rank = 0 if model is None else int(max(model.matrices[..., 0, RANK].max(), model.head[0, RANK]))
         # Threads beyond the number of panels in a product would only wait.
         self._threads = min(threads, -(-weights.config.hidden_size // COLUMNS))
         self._scratch = make_zeros(0)
@@ -149,9 +152,9 @@ class StepRunner:
 
         The next call overwrites the logits.
         """
-        padding = [0] * (-len(tokens) % ROWS)
-        embedding, config = self._weights.embedding, self._weights.config
-        x = embedding[torch.tensor([*tokens, *padding], device=embedding.device)]
+        padding = [0] * (-len(tokens) % ROWS if len(tokens) > 1 else 0)
+        config, device = self._weights.config, self._weights.norm.device
+        x = self._weights.embed(torch.tensor([*tokens, *padding], device=device))
         positions = [length - 1 for block in blocks for length in block.lengths]
         rope = compute_rope(config, torch.tensor(positions + padding), x)
         if self._model is None:
@@ -195,6 +198,7 @@ class StepRunner:
             gate_up_out=(count, 2 * inner),
             mlp_inner=(count, inner),
             logits=(count, config.vocab_size),
+            low_rank=(count * self._rank,),
             scores=(members, longest + _CACHE_LINE),
         )
         arrays["mixed"][len(positions) :] = 0
@@ -238,22 +242,28 @@ def _balance_rows(positions: Sequence[int], members: int) -> NDArray[np.int64]:
 
 def _compiled_model(weights: Weights) -> decode_step.Model | None:
     """Return the weights for compiled code, or None if they are not packed."""
-    if not isinstance(weights.output, PackedMatrix):
+    if not isinstance(weights.output, PackedMatrix) or not has_kernels(weights.norm):
         return None
+    layers = weights.layers
     return decode_step.Model(
-        layers=np.array([[_address(getattr(layer, n)) for n in decode_step.ADDRESSES] for layer in weights.layers]),
-        rotary=np.array([layer.rotary for layer in weights.layers]),
+        vectors=np.array([[_address(getattr(layer, name)) for name in decode_step.VECTORS] for layer in layers]),
+        matrices=np.array([[_fields(getattr(layer, name)) for name in decode_step.MATRICES] for layer in layers]),
+        rotary=np.array([layer.rotary for layer in layers]),
         norm=weights.norm.numpy(),
-        head=weights.output.panels,
+        head=_fields(weights.output),
         eps=np.float32(weights.config.norm_eps),
     )
 
 
-def _address(weight: Tensor | PackedMatrix | None) -> int:
-    if weight is None:
+def _fields(matrix: Matrix) -> NDArray[np.int64]:
+    assert isinstance(matrix, PackedMatrix)
+    return matrix.field_pair()
+
+
+def _address(vector: Tensor | None) -> int:
+    if vector is None:
         return 0
-    numbers = weight.panels if isinstance(weight, PackedMatrix) else weight.numpy()
     # The kernels use addresses and assume this layout.
-    if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
-        raise ValueError(f"a weight is {numbers.dtype} with strides {numbers.strides}, not contiguous float32")
-    return numbers.ctypes.data
+    if vector.dtype != torch.float32 or not vector.is_contiguous():
+        raise ValueError(f"a weight is {vector.dtype} with strides {vector.stride()}, not contiguous float32")
+    return vector.data_ptr()

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]  documented as numba's
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.kernels.jit_cache import jit_kernel
-from rlkit.engine.kernels.llvm import COLUMNS, LANES, PANEL_ROW_BYTES, TILE_ROWS, VECTOR, Emitter, tile
+from rlkit.engine.kernels.llvm import COLUMNS, FLOAT32, LANES, NUMBER_BYTES, TILE_ROWS, VECTOR, Emitter, tile
 
 type Floats = NDArray[np.float32]
 type Doubles = NDArray[np.float64]
@@ -39,41 +39,98 @@ BLOCK = 64
 _ROWS_AT_ONCE = 256
 
 
+def _make_pointer(kind: Any) -> Any:
+    @intrinsic
+    def pointer(_context: Any, _address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.intp), emit
+
+    return pointer
+
+
+floats_at = _make_pointer(types.float32)
+"""Return the pointer to numbers at an address."""
+_halves_at, _integers_at = _make_pointer(types.uint16), _make_pointer(types.intp)
+
+MATRIX_FIELDS = ("panels", "kind", "low_panels", "low_spans", "rank")
+"""Fields of a packed matrix in compiled code, an array of integers.
+
+`panels` is an address and `kind` the kind of the numbers. For a low-rank term, `low_panels` is the address of its
+right factor in float32, `rank` the number of rows of that factor, and `low_spans` the address of int64 [panels, 2]: the
+first of these rows that is not zero in a panel, and their number. Without a low-rank term the three are 0.
+"""
+PANELS, KIND, _LOW_PANELS, _LOW_SPANS, RANK = range(len(MATRIX_FIELDS))
+
+
+@njit(inline="always")
+def row_size(kind: int) -> int:
+    """Return the bytes of a panel's row."""
+    return COLUMNS * NUMBER_BYTES[kind]
+
+
 @jit_kernel()
-def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: int, next_address: int) -> None:  # noqa: PLR0917  compiled
-    """Write columns of `x [N, K]` times a packed weight into `out [N, M]`, all of them contiguous.
+def multiply_packed(  # noqa: PLR0917  compiled
+    x: Floats, matrix: Integers, low: Floats, out: Floats, first: int, last: int, next_address: int
+) -> None:
+    """Write columns of `x [N, K]` times a packed matrix into `out [N, M]`, all of them contiguous.
 
     Args:
-        x: N a multiple of `TILE_ROWS`.
-        panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
+        x: N is 1 or a multiple of `TILE_ROWS`.
+        matrix: see `MATRIX_FIELDS`; panels [⌈M / COLUMNS⌉, K, COLUMNS].
+        low: [N, rank], the product of x and the left factor of the low-rank term.
         first: the first panel whose columns are written, up to `last`, exclusive.
         next_address: memory that this thread reads next, to prefetch it; any address is allowed.
     """
     count, inner = x.shape
-    columns = out.shape[1]
+    columns, rank, kind = out.shape[1], matrix[RANK], matrix[KIND]
+    rows = TILE_ROWS if count > 1 else 1
     narrow = np.empty((TILE_ROWS, COLUMNS), np.float32)
-    bytes_in = 4 * inner
-    panel_bytes = inner * PANEL_ROW_BYTES
+    panel_bytes = inner * row_size(kind)
+    spans = carray(_integers_at(matrix[_LOW_SPANS]), (last if rank else 0, 2))
     for start in range(0, count, _ROWS_AT_ONCE):
-        blocks = min(_ROWS_AT_ONCE, count - start) // TILE_ROWS
+        blocks = min(_ROWS_AT_ONCE, count - start) // rows
         # Each block of rows prefetches its share of the next panel.
-        advance = PANEL_ROW_BYTES // blocks
+        advance = row_size(kind) // blocks
         for p in range(first, last):
-            panel = panels.ctypes.data + p * panel_bytes
+            panel = matrix[PANELS] + p * panel_bytes
             is_whole = (p + 1) * COLUMNS <= columns
+            low_first, low_rows = (spans[p, 0], spans[p, 1]) if rank else (0, 0)
+            low_panel = matrix[_LOW_PANELS] + 4 * COLUMNS * (p * rank + low_first)
             for block in range(blocks):
-                row = start + block * TILE_ROWS
+                row = start + block * rows
                 following = panel + panel_bytes if p + 1 < last else next_address
                 prefetch = following + block * (panel_bytes // blocks)
-                source = x.ctypes.data + row * bytes_in
-                if is_whole:
-                    target = out.ctypes.data + 4 * (row * columns + p * COLUMNS)
-                    tile(source, bytes_in, panel, inner, target, 4 * columns, prefetch, advance)
-                else:
-                    tile(source, bytes_in, panel, inner, narrow.ctypes.data, PANEL_ROW_BYTES, prefetch, advance)
-                    for i in range(TILE_ROWS):
+                source, low_source = x.ctypes.data + 4 * row * inner, low.ctypes.data + 4 * (row * rank + low_first)
+                target, stride = out.ctypes.data + 4 * (row * columns + p * COLUMNS), 4 * columns
+                if not is_whole:
+                    target, stride = narrow.ctypes.data, 4 * COLUMNS
+                factors = (source, panel, inner, target, stride, prefetch, advance)
+                tile((rows, kind, *factors, low_source, 4 * rank, low_panel, low_rows))
+                if not is_whole:
+                    for i in range(rows):
                         for j in range(columns - p * COLUMNS):
                             out[row + i, p * COLUMNS + j] = narrow[i, j]
+
+
+@jit_kernel()
+def unpack(matrix: Integers, first: int, out: Floats) -> None:
+    """Write columns of a packed matrix, from panel `first`, in float32 to `out [K, columns]`."""
+    inner, columns = out.shape
+    for p in range(-(-columns // COLUMNS)):
+        start = p * COLUMNS
+        panel = matrix[PANELS] + (first + p) * inner * row_size(matrix[KIND])
+        for k in range(inner):
+            target = out[k, start : start + COLUMNS]
+            if matrix[KIND] == FLOAT32:
+                numbers = carray(floats_at(panel + 4 * k * COLUMNS), (COLUMNS,))
+                for j in range(len(target)):
+                    target[j] = numbers[j]
+            else:
+                halves = carray(_halves_at(panel + 2 * k * COLUMNS), (COLUMNS,))
+                for j in range(len(target)):
+                    target[j] = _float_of_bits(np.int32(np.uint32(halves[j]) << np.uint32(16)))
 
 
 _ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)

@@ -5,7 +5,7 @@ Invariant: a row's result depends only on that row, bit for bit, and not on the 
 The threads split every product by columns, so each weight is read by one thread, for all rows; reading weights limits
 the speed of a step of a few dozen rows. They split attention by rows. Each thread repeats all operations in between,
 because memory that another core has written is slow to read. The threads wait for each other five or six times per
-layer, and return to Python only with the logits.
+layer, and once more for each low-rank term, and return to Python only with the logits.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -16,31 +16,45 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import (
-    carray,  # pyright: ignore[reportPrivateImportUsage]  documented as numba's
-    njit,
-    types,
-)
-from numba.extending import intrinsic
+from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]  documented as numba's
 
-from rlkit.engine.kernels.cpu_kernels import Floats, Integers, multiply_packed, rms_norm, rotate, swiglu
+from rlkit.engine.kernels.cpu_kernels import (
+    KIND,
+    PANELS,
+    RANK,
+    Floats,
+    Integers,
+    floats_at,
+    multiply_packed,
+    rms_norm,
+    rotate,
+    row_size,
+    swiglu,
+)
 from rlkit.engine.kernels.decode_attention import attend
 from rlkit.engine.kernels.jit_cache import jit_kernel
-from rlkit.engine.kernels.llvm import COLUMNS, PANEL_ROW_BYTES
+from rlkit.engine.kernels.llvm import COLUMNS
 from rlkit.engine.kernels.threads import wait_at_barrier
 
-ADDRESSES = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "mlp_norm", "gate_up", "down")
-"""Names of a layer's weights, in the order of `Model.layers`. Matrices are packed."""
-(_ATTENTION_NORM, _QKV, _QKV_BIAS, _Q_NORM, _K_NORM, _O, _O_BIAS, _MLP_NORM, _GATE_UP, _DOWN) = range(len(ADDRESSES))
+VECTORS = ("attention_norm", "qkv_bias", "q_norm", "k_norm", "o_bias", "mlp_norm")
+"""Names of a layer's vectors, in the order of `Model.vectors`."""
+(_ATTENTION_NORM, _QKV_BIAS, _Q_NORM, _K_NORM, _O_BIAS, _MLP_NORM) = range(len(VECTORS))
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""Names of a layer's matrices, in the order of `Model.matrices`."""
+(_QKV, _O, _GATE_UP, _DOWN) = range(len(MATRICES))
 
 
 class Model(NamedTuple):
-    """The weights of a model of L layers, for compiled code."""
+    """The weights of a model of L layers, for compiled code.
 
-    layers: Integers  # [L, 10] addresses, in the order of `ADDRESSES`; 0 for a weight that the layer lacks
+    A matrix is a pair of `MATRIX_FIELDS`: the matrix, and the left factor of its low-rank term or zeros.
+    """
+
+    vectors: Integers  # [L, 6] addresses, in the order of `VECTORS`; 0 for a vector that the layer lacks
+    matrices: Integers  # [L, 4, 2, fields], in the order of `MATRICES`
     rotary: Any  # [L], True if a layer rotates its queries and keys
     norm: Floats  # [E], the final norm
-    head: Floats  # the output layer, packed
+    head: Integers  # [2, fields], the output layer
     eps: np.float32  # of the norms
 
 
@@ -62,15 +76,8 @@ class Step(NamedTuple):
     tokens: Integers  # [B], their T
     rows: Integers  # [n, 3], block, place in the block and new position of each row without padding
     shares: Integers  # [M + 1], edges of each thread's rows in attention
+    low_rank: Floats  # [at least N times the largest rank of a low-rank term], its intermediate result
     scores: Floats  # [M, at least the largest T], scratch memory of attention
-
-
-@intrinsic
-def _pointer(_context: Any, _address: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.intp), emit
 
 
 @jit_kernel()
@@ -81,33 +88,50 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
     q_first, q_last = _split(_count_panels(qkv.shape[1]), member, members)
     e_first, e_last = _split(_count_panels(width), member, members)
     g_first, _ = _split(_count_panels(step.mlp_inner.shape[1]), member, members)
-    h_first, h_last = _split(len(model.head), member, members)
+    h_first, h_last = _split(_count_panels(step.logits.shape[1]), member, members)
     counter, arrivals = step.counter.ctypes.data, 0
     # One residual stream per thread: memory that another core changes is slow to read and write.
     x[:] = step.x
-    for index in range(len(model.layers)):
-        layer = model.layers[index]
-        rms_norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
-        o = _panels(layer[_O], step.mixed.shape[1], width)
-        multiply_packed(normed, _panels(layer[_QKV], width, qkv.shape[1]), qkv, q_first, q_last, _address(o, e_first))
+    for index in range(len(model.matrices)):
+        vectors, matrices = model.vectors[index], model.matrices[index]
+        rms_norm(x, _vector(vectors[_ATTENTION_NORM], width), model.eps, normed)
+        low, arrivals = _multiply_low_rank(normed, matrices[_QKV], step, members, member, arrivals, q_first)
+        o, inner = matrices[_O], step.mixed.shape[1]
+        multiply_packed(normed, matrices[_QKV, 0], low, qkv, q_first, q_last, _address(o, inner, e_first))
         arrivals = wait_at_barrier(counter, arrivals + members)
         _attend_rows(model, step, index, member)
         arrivals = wait_at_barrier(counter, arrivals + members)
-        gate_up = _panels(layer[_GATE_UP], width, 2 * step.mlp_inner.shape[1])
-        multiply_packed(step.mixed, o, step.residual_update, e_first, e_last, _address(gate_up, g_first))
+        low, arrivals = _multiply_low_rank(step.mixed, o, step, members, member, arrivals, e_first)
+        gate_up_address = _address(matrices[_GATE_UP], width, g_first)
+        multiply_packed(step.mixed, o[0], low, step.residual_update, e_first, e_last, gate_up_address)
         arrivals = wait_at_barrier(counter, arrivals + members)
-        bias = _vector(layer[_O_BIAS], width)
+        bias = _vector(vectors[_O_BIAS], width)
         for i in range(len(x)):
             _add(step.residual_update[i], x[i])
             _add(bias, x[i])
-        next_address = _address(model.head, h_first)
-        if index + 1 < len(model.layers):
-            next_address = _address(_panels(model.layers[index + 1, _QKV], width, qkv.shape[1]), q_first)
+        next_address = _address(model.head, width, h_first)
+        if index + 1 < len(model.matrices):
+            next_address = _address(model.matrices[index + 1, _QKV], width, q_first)
         arrivals = _feed_forward(model, step, index, members, member, arrivals, next_address)
         for i in range(len(x)):
             _add(step.residual_update[i], x[i])
     rms_norm(x, model.norm, model.eps, normed)
-    multiply_packed(normed, model.head, step.logits, h_first, h_last, model.head.ctypes.data)
+    low, arrivals = _multiply_low_rank(normed, model.head, step, members, member, arrivals, h_first)
+    multiply_packed(normed, model.head[0], low, step.logits, h_first, h_last, model.head[0, PANELS])
+
+
+@njit(inline="always")
+def _multiply_low_rank(  # noqa: PLR0917  compiled
+    x: Floats, matrix: Integers, step: Step, members: int, member: int, arrivals: int, next_panel: int
+) -> tuple[Floats, int]:
+    """Compute the product with the left factor of a low-rank term, [N, rank]; return it and the count of arrivals."""
+    rank = matrix[0, RANK]
+    low = carray(floats_at(step.low_rank.ctypes.data), (len(x), rank))
+    if rank:
+        first, last = _split(_count_panels(rank), member, members)
+        multiply_packed(x, matrix[1], low, low, first, last, _address(matrix, x.shape[1], next_panel))
+        arrivals = wait_at_barrier(step.counter.ctypes.data, arrivals + members)
+    return low, arrivals
 
 
 @njit(inline="always")
@@ -115,26 +139,33 @@ def _feed_forward(  # noqa: PLR0917  compiled
     model: Model, step: Step, index: int, members: int, member: int, arrivals: int, next_address: int
 ) -> int:
     """Compute the feed-forward's term; return the updated count of arrivals at the barrier."""
-    layer, counter = model.layers[index], step.counter.ctypes.data
-    normed, gate_up_out, mlp_inner = step.normed[member], step.gate_up_out, step.mlp_inner
+    gate_up, down = model.matrices[index, _GATE_UP], model.matrices[index, _DOWN]
+    counter, normed, gate_up_out, mlp_inner = (
+        step.counter.ctypes.data,
+        step.normed[member],
+        step.gate_up_out,
+        step.mlp_inner,
+    )
     width, inner = normed.shape[1], mlp_inner.shape[1]
-    gate_up, down = _panels(layer[_GATE_UP], width, 2 * inner), _panels(layer[_DOWN], inner, width)
     i_first, i_last = _split(_count_panels(inner), member, members)
-    e_first, e_last = _split(len(down), member, members)
-    next_panel = _address(down, e_first)
-    rms_norm(step.streams[member], _vector(layer[_MLP_NORM], width), model.eps, normed)
+    e_first, e_last = _split(_count_panels(width), member, members)
+    next_panel = _address(down, inner, e_first)
+    rms_norm(step.streams[member], _vector(model.vectors[index, _MLP_NORM], width), model.eps, normed)
+    low, arrivals = _multiply_low_rank(normed, gate_up, step, members, member, arrivals, i_first)
     if inner % COLUMNS:
-        first, last = _split(len(gate_up), member, members)
-        multiply_packed(normed, gate_up, gate_up_out, first, last, next_panel)
+        first, last = _split(_count_panels(2 * inner), member, members)
+        multiply_packed(normed, gate_up[0], low, gate_up_out, first, last, next_panel)
         arrivals = wait_at_barrier(counter, arrivals + members)
     else:
         # A thread computes the same columns of gate and up, so it need not wait.
-        half = len(gate_up) // 2
-        multiply_packed(normed, gate_up, gate_up_out, i_first, i_last, _address(gate_up, half + i_first))
-        multiply_packed(normed, gate_up, gate_up_out, half + i_first, half + i_last, next_panel)
+        half = inner // COLUMNS
+        up_address = _address(gate_up, width, half + i_first)
+        multiply_packed(normed, gate_up[0], low, gate_up_out, i_first, i_last, up_address)
+        multiply_packed(normed, gate_up[0], low, gate_up_out, half + i_first, half + i_last, next_panel)
     swiglu(gate_up_out, mlp_inner, i_first * COLUMNS, min(i_last * COLUMNS, inner))
     arrivals = wait_at_barrier(counter, arrivals + members)
-    multiply_packed(mlp_inner, down, step.residual_update, e_first, e_last, next_address)
+    low, arrivals = _multiply_low_rank(mlp_inner, down, step, members, member, arrivals, e_first)
+    multiply_packed(mlp_inner, down[0], low, step.residual_update, e_first, e_last, next_address)
     return wait_at_barrier(counter, arrivals + members)
 
 
@@ -147,13 +178,7 @@ def _add(source: Floats, target: Floats) -> None:
 @njit(inline="always")
 def _vector(address: int, count: int) -> Floats:
     """Return the vector at an address; empty at address 0."""
-    return carray(_pointer(address), (count if address else 0,))
-
-
-@njit(inline="always")
-def _panels(address: int, inner: int, columns: int) -> Floats:
-    """Return the packed matrix at an address."""
-    return carray(_pointer(address), (_count_panels(columns), inner, COLUMNS))
+    return carray(floats_at(address), (count if address else 0,))
 
 
 @njit(inline="always")
@@ -162,8 +187,9 @@ def _count_panels(columns: int) -> int:
 
 
 @njit(inline="always")
-def _address(panels: Floats, index: int) -> int:
-    return panels.ctypes.data + index * panels.shape[1] * PANEL_ROW_BYTES
+def _address(matrix: Integers, inner: int, panel: int) -> int:
+    """Return the address of a panel of a matrix of `inner` rows."""
+    return matrix[0, PANELS] + panel * inner * row_size(matrix[0, KIND])
 
 
 @njit(inline="always")
@@ -175,12 +201,12 @@ def _split(count: int, member: int, members: int) -> tuple[int, int]:
 @njit(inline="always")
 def _attend_rows(model: Model, step: Step, index: int, member: int) -> None:
     """Add biases, norms and rotation to this thread's rows, and attend."""
-    layer = model.layers[index]
+    vectors = model.vectors[index]
     all_heads, size = step.qkv.shape[1:]
     heads = step.mixed.shape[1] // size
     kv_heads = (all_heads - heads) // 2
-    bias = _vector(layer[_QKV_BIAS], all_heads * size)
-    q_norm, k_norm = _vector(layer[_Q_NORM], size), _vector(layer[_K_NORM], size)
+    bias = _vector(vectors[_QKV_BIAS], all_heads * size)
+    q_norm, k_norm = _vector(vectors[_Q_NORM], size), _vector(vectors[_K_NORM], size)
     for i in range(step.shares[member], step.shares[member + 1]):
         row = step.qkv[i]
         flat = row.reshape(all_heads * size)
@@ -195,7 +221,7 @@ def _attend_rows(model: Model, step: Step, index: int, member: int) -> None:
         block, place, last = step.rows[i]
         tokens = step.tokens[block]
         offset = 4 * place * kv_heads * tokens * size
-        shape = (kv_heads, tokens, size)
-        keys = carray(_pointer(step.caches[block, index, 0] + offset), shape)
-        values = carray(_pointer(step.caches[block, index, 1] + offset), shape)
+        shape: Any = (kv_heads, tokens, size)
+        keys = carray(floats_at(step.caches[block, index, 0] + offset), shape)
+        values = carray(floats_at(step.caches[block, index, 1] + offset), shape)
         attend(row, keys, values, last, step.scores[member], step.mixed[i])

@@ -1,7 +1,7 @@
 """LLVM code with this processor's vectors, and the innermost loops of matrix products.
 
 Invariant: an element of a product is one chain of multiply-adds over the inner dimension, in its order; each of them is
-fused if the processor supports it.
+fused if the processor supports it. It does not depend on the number of rows in a loop.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (numba and llvmlite have no types)
@@ -9,7 +9,7 @@ fused if the processor supports it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import batched, chain
+from itertools import batched, chain, product
 from typing import Any
 
 from llvmlite import ir
@@ -35,6 +35,11 @@ VECTOR, WORDS = ir.VectorType(NUMBER, LANES), ir.VectorType(WORD, LANES)
 ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
 
 _ADDRESS = ir.IntType(8).as_pointer()
+
+FLOAT32, BFLOAT16 = range(2)
+"""Kinds of stored numbers."""
+NUMBER_BYTES = (4, 2)
+"""Bytes of a number of each kind."""
 
 
 class Emitter:
@@ -78,6 +83,16 @@ class Emitter:
         vector = self.builder.load(self.builder.inttoptr(address, VECTOR.as_pointer()))
         vector.align = 4
         return vector
+
+    def load_numbers(self, address: Any, kind: int) -> Any:
+        """Load a vector of numbers stored as `kind`, as float32; this is exact."""
+        if kind == FLOAT32:
+            return self.load(address)
+        stored = ir.VectorType(ir.IntType(8 * NUMBER_BYTES[kind]), LANES)
+        vector = self.builder.load(self.builder.inttoptr(address, stored.as_pointer()))
+        vector.align = NUMBER_BYTES[kind]
+        words = self.builder.shl(self.builder.zext(vector, WORDS), ir.Constant(WORDS, [16] * LANES))
+        return self.builder.bitcast(words, VECTOR)
 
     def load_some(self, address: Any, count: Any, others: Any) -> Any:
         """Load the first `count` numbers of a vector (may be 0); the remaining numbers are those of `others`."""
@@ -148,7 +163,6 @@ class Emitter:
 # Number of sums kept in registers; only processors with the widest vectors have 32 registers.
 TILE_ROWS, _VECTORS = {16: (8, 3), 8: (4, 3), 4: (4, 4)}[LANES]
 COLUMNS = _VECTORS * LANES
-PANEL_ROW_BYTES = 4 * COLUMNS
 
 # A smaller tile for products of a few dozen rows and columns; a large tile would mostly compute padding.
 SMALL_ROWS, _SMALL_VECTORS = {16: (8, 2), 8: (4, 2), 4: (4, 2)}[LANES]
@@ -156,27 +170,40 @@ SMALL_COLUMNS = _SMALL_VECTORS * LANES
 
 
 @intrinsic
-def tile(  # noqa: PLR0917  what is emitted takes no keywords
-    _context: Any, x: Any, x_stride: Any, panel: Any, inner: Any, out: Any, out_stride: Any, prefetch: Any, advance: Any
-) -> Any:
-    """Emit the product of `TILE_ROWS` rows with one panel.
+def tile(_context: Any, _numbers: Any) -> Any:
+    """Emit the product of 1 or `TILE_ROWS` rows with one panel, plus a low-rank term.
 
-    All arguments are integers: addresses of x [TILE_ROWS, inner], the panel [inner, COLUMNS] and out [TILE_ROWS,
-    COLUMNS], with the bytes between rows of x and of out; then the address to prefetch, which advances by
-    `advance` bytes at each step.
+    The argument is a tuple of integers: the count of rows and the kind of the panel's numbers; addresses of x
+    [row_count, inner], the panel [inner, COLUMNS] and out [row_count, COLUMNS], with the bytes between rows of out; the
+    address to prefetch, and the bytes by which it advances at each step; an address of low [row_count, rank] in
+    float32, with the bytes between its rows; an address of its right factor [rank, COLUMNS] in float32; and the rank.
+    Every sum continues with the low-rank term.
     """
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        x, x_stride, panel, inner, out, out_stride, prefetch, advance = arguments
+        row_count, kind, *factors = cgutils.unpack_tuple(builder, arguments[0])
         e = Emitter(builder)
-        rows = _row_addresses(e, x, x_stride, TILE_ROWS)
-        initial = [[ZEROS] * _VECTORS for _ in rows]
-        panel_row = e.index(PANEL_ROW_BYTES)
-        results = _multiply_add_loop(e, rows, e.index(4), panel, panel_row, inner, initial, (prefetch, advance))
-        _store_rows(e, results, _row_addresses(e, out, out_stride, TILE_ROWS))
+        for rows, number_kind in product((1, TILE_ROWS), range(len(NUMBER_BYTES))):
+            has_rows, has_kind = (
+                builder.icmp_signed("==", value, e.index(constant))
+                for value, constant in ((row_count, rows), (kind, number_kind))
+            )
+            with builder.if_then(builder.and_(has_rows, has_kind)):
+                _emit_tile(e, rows, number_kind, factors)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 8), emit
+    return types.void(types.UniTuple(types.intp, 13)), emit
+
+
+def _emit_tile(e: Emitter, row_count: int, kind: int, arguments: Sequence[Any]) -> None:
+    x, panel, inner, out, out_stride, prefetch, advance, low, low_stride, low_panel, rank = arguments
+    number, row_bytes = e.index(4), e.index(NUMBER_BYTES[kind] * COLUMNS)
+    rows = _row_addresses(e, x, e.builder.mul(inner, number), row_count)
+    zeros = [[ZEROS] * _VECTORS for _ in rows]
+    sums = _multiply_add_loop(e, rows, number, panel, row_bytes, inner, zeros, (prefetch, advance), kind)
+    low_rows = _row_addresses(e, low, low_stride, row_count)
+    sums = _multiply_add_loop(e, low_rows, number, low_panel, e.index(4 * COLUMNS), rank, sums)
+    _store_rows(e, sums, _row_addresses(e, out, out_stride, row_count))
 
 
 def make_product(row_count: int, vectors: int, *, adds: bool = False) -> Any:
@@ -189,7 +216,7 @@ def make_product(row_count: int, vectors: int, *, adds: bool = False) -> Any:
     """
 
     @intrinsic
-    def product(  # noqa: PLR0917  what is emitted takes no keywords
+    def emit_product(  # noqa: PLR0917  what is emitted takes no keywords
         _context: Any, x: Any, x_row: Any, x_step: Any, right: Any, right_row: Any, steps: Any, out: Any, out_row: Any
     ) -> Any:
         def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -203,7 +230,7 @@ def make_product(row_count: int, vectors: int, *, adds: bool = False) -> Any:
 
         return types.void(*[types.intp] * 8), emit
 
-    return product
+    return emit_product
 
 
 small_tile = make_product(SMALL_ROWS, _SMALL_VECTORS)
@@ -229,6 +256,7 @@ def _multiply_add_loop(  # noqa: PLR0917  values of the emitted code
     steps: Any,
     initial: Sequence[Sequence[Any]],
     prefetch: tuple[Any, Any] | None = None,
+    kind: int = FLOAT32,
 ) -> Sequence[Sequence[Any]]:
     """Emit the loop over the inner dimension, which adds products to `initial`; return the vectors of each row.
 
@@ -237,16 +265,17 @@ def _multiply_add_loop(  # noqa: PLR0917  values of the emitted code
         right: address of the right factor, whose rows are `right_step` bytes apart.
         steps: length of the inner dimension.
         prefetch: the address to prefetch, and the bytes by which it advances at each step.
+        kind: kind of the right factor's numbers.
     """
 
     def multiply_add(step: Any, sums: Sequence[Any]) -> list[Any]:
         at_step = e.at(right, e.builder.mul(step, right_step))
-        factors = [e.load(e.at(at_step, e.index(v * VECTOR_BYTES))) for v in range(width)]
+        factors = [e.load_numbers(e.at(at_step, e.index(v * vector_bytes)), kind) for v in range(width)]
         if prefetch is not None:
             e.prefetch(e.at(prefetch[0], e.builder.mul(step, prefetch[1])))
         spreads = (e.load_spread(e.at(row, e.builder.mul(step, row_step))) for row in rows)
         products = ((spread, factor) for spread in spreads for factor in factors)
         return [e.fma(*product, total) for product, total in zip(products, sums, strict=True)]
 
-    width = len(initial[0])
+    width, vector_bytes = len(initial[0]), LANES * NUMBER_BYTES[kind]
     return list(batched(e.loop(steps, 1, list(chain(*initial)), multiply_add), width))

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.ops import Matrix, matrix_bytes, pack, swiglu, swiglu_gradient
+from rlkit.engine.model.matrices import Matrix, PackedMatrix, add_low_rank, multiply_rows, multiply_transposed
+from rlkit.engine.model.ops import swiglu, swiglu_gradient
 from rlkit.engine.model.weights import Layer, Weights
 
 ALPHA = 32.0
@@ -53,7 +54,7 @@ class Lora:
         parts = [inner[:, part] @ b.to(x.dtype) for part, _, b in _parts(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def multiply(self, x: Tensor, weight: Tensor, *, applies_swiglu: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, weight: Matrix, *, applies_swiglu: bool = False) -> Tensor:
         """Return `x [N, in] @ weight [in, out]` plus the low-rank term, [N, out]; differentiable once.
 
         The backward pass adds the gradients of the adapter's matrices to their `grad`.
@@ -63,12 +64,14 @@ class Lora:
         """
         return cast("Tensor", _LoraProduct.apply(x, weight, self, applies_swiglu, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
-    def merge_into(self, transposed: Tensor) -> Tensor:
-        """Return a weight given as [out, in] plus the adapter's matrix, [out, in]."""
-        out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
-        for part, rows, b in _parts(self.bs):
-            torch.addmm(transposed[rows].float(), b.t(), self.a[part], alpha=self.scale, out=out[rows])
-        return out.to(transposed.dtype)
+    def add_to(self, weight: Matrix) -> Matrix:
+        """Return a weight for `matmul` with the low-rank term, beside a packed matrix or merged into another."""
+        if isinstance(weight, PackedMatrix):
+            return add_low_rank(weight, self.a, self.bs, self.scale)
+        out = weight.float()
+        for part, columns, b in _parts(self.bs):
+            out[:, columns].addmm_(self.a[part].t(), b, alpha=self.scale)
+        return out.to(weight.dtype)
 
 
 class _LoraProduct(torch.autograd.Function):
@@ -80,21 +83,25 @@ class _LoraProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        ctx: Any, x: Tensor, weight: Tensor, lora: Lora, applies_swiglu: bool, *_parameters: Tensor
+        ctx: Any, x: Tensor, weight: Matrix, lora: Lora, applies_swiglu: bool, *_parameters: Tensor
     ) -> Tensor:
         factor = swiglu(x) if applies_swiglu else x
         inner = (factor @ lora.a.t().to(x.dtype)).mul_(lora.scale)
-        y = factor @ weight
+        y = multiply_rows(factor, weight)
         for part, columns, b in _parts(lora.bs):
             y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
-        ctx.save_for_backward(x, weight, inner)
-        ctx.lora, ctx.applies_swiglu = lora, applies_swiglu  # not in save_for_backward: saved parameters have no `grad`
+        ctx.save_for_backward(x, inner)
+        ctx.weight, ctx.lora, ctx.applies_swiglu = (
+            weight,
+            lora,
+            applies_swiglu,
+        )  # not in save_for_backward: saved parameters have no `grad`
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
-        x, weight, inner = ctx.saved_tensors
+        x, inner = ctx.saved_tensors
         lora: Lora = ctx.lora
         grad_inner = torch.empty_like(inner)
         for part, columns, b in _parts(lora.bs):
@@ -103,7 +110,7 @@ class _LoraProduct(torch.autograd.Function):
         grad_inner.mul_(lora.scale)
         grad_x = None
         if ctx.applies_swiglu or ctx.needs_input_grad[0]:
-            grad_x = (grad_y @ weight.t()).addmm_(grad_inner, lora.a.to(grad_y.dtype))
+            grad_x = multiply_transposed(grad_y, ctx.weight).addmm_(grad_inner, lora.a.to(grad_y.dtype))
         if ctx.applies_swiglu:
             grad_x, x = swiglu_gradient(x, cast("Tensor", grad_x))
         _accumulate(lora.a, grad_inner.t(), x)
@@ -211,38 +218,40 @@ def make_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> A
     return Adapter(config, settings, flat)
 
 
+@torch.inference_mode()
 def make_sampling_weights(
     weights: Weights, adapter: Adapter | None, run: Callable[[Sequence[Callable[[], Layer]]], list[Layer]]
 ) -> Weights:
-    """Make weights for sampling: merge the adapter, if any, and pack every matrix.
+    """Make weights for sampling: add the adapter, if any, to every matrix.
 
     Args:
         run: function that calls the functions, one per layer, and returns their results.
     """
-    unembed = None if adapter is None else adapter.unembed()
-    with torch.inference_mode():
-        layers = run(
-            [partial(_merge_layer, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)]
-        )
-        head = weights.output if unembed is None else pack(unembed.merge_into(weights.head))
-        return replace(weights, layers=tuple(layers), merged_head=head)
+    if adapter is None:
+        return weights
+    unembed = adapter.unembed()
+    layers = run([partial(_add_adapter, layer, adapter.layer(i)) for i, layer in enumerate(weights.layers)])
+    output = weights.output if unembed is None else unembed.add_to(weights.output)
+    return replace(weights, layers=tuple(layers), output=output)
 
 
-def merged_bytes(served: Weights, base: Weights) -> int:
+def added_bytes(served: Weights, base: Weights) -> int:
     """Return the memory of the matrices that `make_sampling_weights` added to `base`."""
-    matrices = [getattr(layer, name) for layer in served.layers for name in _MATRICES]
-    heads = [] if served.output is base.output else [served.output]
-    return sum(matrix_bytes(matrix) for matrix in (*matrices, *heads))
+    layers = zip(served.layers, base.layers, strict=True)
+    pairs = [(getattr(new, name), getattr(old, name)) for new, old in layers for name in _MATRICES]
+    return sum(_added_bytes(new, old) for new, old in (*pairs, (served.output, base.output)))
+
+
+def _added_bytes(new: Matrix, old: Matrix) -> int:
+    if isinstance(new, PackedMatrix):
+        return 0 if new.low_rank is None else new.low_rank.a.nbytes + new.low_rank.b.nbytes
+    return 0 if new is old else new.nbytes
 
 
 @torch.inference_mode()
-def _merge_layer(layer: Layer, lora: LayerAdapter | None) -> Layer:
-    def merge_matrix(name: str) -> Matrix:
-        transposed: Tensor = getattr(layer, name).t()
-        part: Lora | None = getattr(lora, name, None)
-        return pack(transposed if part is None else part.merge_into(transposed))
-
-    return replace(layer, **{name: merge_matrix(name) for name in _MATRICES})
+def _add_adapter(layer: Layer, adapter: LayerAdapter) -> Layer:
+    loras: dict[str, Lora | None] = {name: getattr(adapter, name) for name in _MATRICES}
+    return replace(layer, **{name: lora.add_to(getattr(layer, name)) for name, lora in loras.items() if lora})
 
 
 def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -1,16 +1,12 @@
-"""Operations of a layer: matrix products, norms, rotary embedding, the gate.
+"""Operations of a layer beside its matrix products: norms, rotary embedding, the gate.
 
 Invariant: on the CPU in float32 the operations are compiled kernels, and otherwise torch's with the same formula. A
-row's result depends only on that row, bit for bit, if the left factor of a product has a multiple of `ROWS` rows.
-
-On the CPU, read-only weights are packed once for a kernel of the engine: for the few dozen rows of a decoding step it
-takes two thirds of oneDNN's time.
+row's result depends only on that row, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -21,74 +17,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rlkit.engine.kernels import cpu_kernels
-from rlkit.engine.kernels.llvm import COLUMNS
+from rlkit.engine.kernels.llvm import TILE_ROWS
 from rlkit.engine.kernels.threads import parallel_for
 
-ROWS = 8  # a multiple of `TILE_ROWS` on every processor
-# Minimum work of a thread, about a tenth of a millisecond.
-_SHARED_OPERATIONS = 10_000_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedMatrix:
-    """A weight [in, out] in panels of columns: `panels [⌈out / COLUMNS⌉, in, COLUMNS]`, padded with zeros."""
-
-    panels: NDArray[np.float32]
-    columns: int
-
-
-type Matrix = Tensor | PackedMatrix
-"""A weight [in, out]."""
-
-
-def pack(transposed: Tensor) -> Matrix:
-    """Pack a weight given as [out, in] if there is a kernel for it; otherwise return a view [in, out]."""
-    if transposed.device.type != "cpu" or transposed.dtype != torch.float32:
-        return transposed.t()
-    columns, inner = transposed.shape
-    panels = torch.zeros(-(-columns // COLUMNS), inner, COLUMNS, dtype=torch.float32)
-    whole_panels = columns // COLUMNS
-    whole_columns = whole_panels * COLUMNS
-    panels[:whole_panels] = transposed[:whole_columns].view(whole_panels, COLUMNS, inner).transpose(1, 2)
-    if whole_columns < columns:
-        panels[whole_panels, :, : columns - whole_columns] = transposed[whole_columns:].t()
-    return PackedMatrix(panels.numpy(), columns)
-
-
-def require_tensor(weight: Matrix) -> Tensor:
-    """Return a weight that must not be packed."""
-    assert isinstance(weight, Tensor)
-    return weight
-
-
-def matrix_bytes(weight: Matrix) -> int:
-    """Return the memory of a weight."""
-    return weight.panels.nbytes if isinstance(weight, PackedMatrix) else weight.nbytes
-
-
-def matmul(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
-    """Return `x [N, in] @ weight [in, out]`, [N, out].
-
-    Args:
-        out: memory for the result; N rows, rounded up to a multiple of `ROWS`.
-    """
-    if isinstance(weight, Tensor):
-        return x @ weight if out is None else torch.mm(x, weight, out=out[: len(x)])
-    count, x = len(x), pad_rows(x).contiguous()
-    result = torch.empty(len(x), weight.columns, dtype=torch.float32) if out is None else out[: len(x)]
-    rows, panels, results = x.numpy(), weight.panels, result.numpy()
-    # The kernel uses addresses and does not check shapes.
-    if (rows.dtype, rows.shape[1]) != (np.float32, panels.shape[1]):
-        raise ValueError(f"x is {x.dtype} {list(x.shape)}, but the packed weight has {panels.shape[1]} float32 rows")
-    if (results.dtype, results.shape) != (np.float32, (len(x), weight.columns)) or not result.is_contiguous():
-        raise ValueError(f"out is {result.dtype} {list(result.shape)}, not float32 {[len(x), weight.columns]}")
-
-    def multiply_panels(first: int, last: int) -> None:
-        cpu_kernels.multiply_packed(rows, panels, results, first, last, panels.ctypes.data)
-
-    operations = 2 * x.numel() * COLUMNS
-    parallel_for(multiply_panels, len(panels), min_per_thread=-(-_SHARED_OPERATIONS // max(operations, 1)))
-    return result[:count]
+ROWS = TILE_ROWS
+"""Products of more than one row have a multiple of this number of rows; the others are zeros."""
 
 
 def pad_rows(x: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from rlkit.engine.model.attention import Attention, Span, positions
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import NO_ADAPTER, Adapter, LayerAdapter, Lora
-from rlkit.engine.model.ops import Matrix, Rope, matmul, require_tensor, rms_norm, split_heads, swiglu
+from rlkit.engine.model.matrices import Matrix, matmul, multiply_rows
+from rlkit.engine.model.ops import Rope, rms_norm, split_heads, swiglu
 from rlkit.engine.model.weights import Layer, Weights
 
 _TABLE_POSITIONS = 1024
@@ -48,7 +49,7 @@ def compute_hidden(
         load_kv: where the spans' prefixes are; by default in `tokens`.
     """
     config = weights.config
-    x = weights.embedding[tokens]
+    x = weights.embed(tokens)
     attention = Attention(spans, compute_rope(config, positions(spans, len(tokens)), x), config.kv_heads)
 
     def run_layer(index: int, x: Tensor) -> Tensor:
@@ -70,7 +71,9 @@ def compute_hidden(
 
 def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
     """Return `x @ weight`, plus the low-rank term of the adapter, if any."""
-    return matmul(x, weight) if lora is None else lora.multiply(x, require_tensor(weight))
+    if lora is not None:
+        return lora.multiply(x, weight)
+    return multiply_rows(x, weight) if x.requires_grad else matmul(x, weight)
 
 
 def add_attention(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
@@ -96,8 +99,8 @@ def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Ten
     """Return the norm and gated feed-forward of `x [N, E]`, without the residual."""
     gate_up = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
     if lora.down is not None:
-        return lora.down.multiply(gate_up, require_tensor(layer.down), applies_swiglu=True)
-    return matmul(swiglu(gate_up), layer.down)
+        return lora.down.multiply(gate_up, layer.down, applies_swiglu=True)
+    return project(swiglu(gate_up), layer.down, None)
 
 
 def compute_rope(config: ModelConfig, row_positions: Tensor, template: Tensor) -> Rope:

@@ -1,15 +1,14 @@
 """Frozen weights of a model, in a layout for fast products.
 
-Invariant: weights are never changed in place; merging an adapter makes new matrices and shares all others.
+Invariant: weights are never changed in place. Matrices that are bfloat16 in the files stay bfloat16 in memory.
 
-Matrices are stored [in, out], so that a product is `x @ w`; query, key and value are one matrix, as are gate and up.
+Matrices are [in, out], so that a product is `x @ w`; query, key and value are one matrix, as are gate and up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlkit.engine.model.config import ModelConfig, find_weight_files, read_config
-from rlkit.engine.model.ops import Matrix, pack
+from rlkit.engine.model.matrices import Matrix, pack
 from rlkit.errors import UsageError
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -48,25 +47,26 @@ class Weights:
     config: ModelConfig
     embedding: Tensor  # [V, E]
     layers: tuple[Layer, ...]
-    norm: Tensor  # [E], the final norm
-    head: Tensor  # [V, E], the output layer; the embedding itself if the configuration ties them
-    merged_head: Matrix | None = None  # replaces `head` for sampling, [E, V]
+    norm: Tensor  # [E], the final norm; activations have its type and device
+    output: Matrix  # [E, V], the output layer; made from the embedding if the configuration ties them
 
-    @cached_property
-    def output(self) -> Matrix:
-        """The output layer for `matmul`, [E, V]."""
-        return pack(self.head) if self.merged_head is None else self.merged_head
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [N, E] of `tokens [N]`."""
+        return self.embedding[tokens].to(self.norm.dtype)
 
 
 def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
-    """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere."""
+    """Read `directory` (config.json, *.safetensors) onto a device.
+
+    On the CPU, matrices keep the type bfloat16, and everything else becomes float32. Elsewhere everything is bfloat16.
+    """
     config = read_config(directory)
     read = _TensorReader(directory, torch.device(device))
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = read("model.embed_tokens.weight", vocab, hidden)
-    head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
+    output = pack(embedding if config.tied else read("lm_head.weight", vocab, hidden))
     layers = tuple(_read_layer(read, config, index) for index in range(config.layers))
-    return Weights(config, embedding, layers, read("model.norm.weight", hidden), head)
+    return Weights(config, embedding, layers, read("model.norm.weight", hidden), output)
 
 
 def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
@@ -74,12 +74,13 @@ def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
     attention, size = f"{prefix}.self_attn", config.head_dim
     widths = {"q": config.heads * size, "k": config.kv_heads * size, "v": config.kv_heads * size}
 
-    def transposed(parts: list[Tensor]) -> Tensor:
-        return torch.cat(parts).t().contiguous()
+    def join(parts: list[Tensor]) -> Matrix:
+        matrix = pack(torch.cat(parts))
+        return matrix.contiguous() if isinstance(matrix, Tensor) else matrix
 
-    def stacked(stem: str, fused: str, parts: dict[str, int]) -> Tensor:
+    def stacked(stem: str, fused: str, parts: dict[str, int]) -> Matrix:
         widths_by_name = {fused: sum(parts.values())} if config.fused else parts
-        return transposed([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in widths_by_name.items()])
+        return join([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in widths_by_name.items()])
 
     return Layer(
         attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
@@ -90,11 +91,11 @@ def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
         q_norm=read(f"{attention}.q_norm.weight", size) if config.qk_norm else None,
         k_norm=read(f"{attention}.k_norm.weight", size) if config.qk_norm else None,
         rotary=index not in config.unrotated,
-        o=transposed([read(f"{attention}.o_proj.weight", hidden, config.heads * size)]),
+        o=join([read(f"{attention}.o_proj.weight", hidden, config.heads * size)]),
         o_bias=read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
         mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", hidden),
         gate_up=stacked(f"{prefix}.mlp", "gate_up", {"gate": inner, "up": inner}),
-        down=transposed([read(f"{prefix}.mlp.down_proj.weight", hidden, inner)]),
+        down=join([read(f"{prefix}.mlp.down_proj.weight", hidden, inner)]),
     )
 
 
@@ -104,7 +105,6 @@ class _TensorReader:
     def __init__(self, directory: Path, device: torch.device) -> None:
         self._directory = directory
         self._device = device
-        self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._read: dict[str, Callable[[str], Tensor]] = {}
         for path in find_weight_files(directory):
             try:
@@ -122,4 +122,5 @@ class _TensorReader:
             raise UsageError(f"{self._directory}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}")
         if tensor.dtype not in _DTYPES:
             raise UsageError(f"{self._directory}: {name} has the type {tensor.dtype}, which is not supported")
-        return tensor.to(self._device, self._dtype)
+        is_stored = tensor.dtype == torch.bfloat16 and len(shape) > 1
+        return tensor.to(self._device, torch.bfloat16 if is_stored or self._device.type != "cpu" else torch.float32)

@@ -51,7 +51,7 @@ class Samplers:
     """The served weights, their running requests, and the waiting requests.
 
     Args:
-        load: function that merges and packs the weights of a reference.
+        load: function that loads the weights of a reference.
         served_bytes: memory below which more than two sets of weights are served.
     """
 

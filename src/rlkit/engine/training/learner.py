@@ -90,7 +90,7 @@ class Learner:
         steps: int = 0,
         activity: Activity | None = None,
     ) -> None:
-        device = weights.embedding.device
+        device = weights.norm.device
         self.weights = weights
         self.adapter = adapter.to(device)
         self.moments = torch.zeros(2, len(adapter.flat), device=device) if moments is None else moments.to(device)
@@ -98,7 +98,6 @@ class Learner:
         self._activity = activity or Activity()
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
         self._gradient_is_partial = False
-        self._output = weights.output  # computed here once, not in each lane
         self._lanes = lanes
         self._batch_tokens = batch_limits(device).train_tokens
         self._adapters = [self._make_share_adapter(gradient) for gradient in self.gradients]
@@ -208,7 +207,7 @@ class Learner:
         self, share: _Share, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and losses, [Q] each, of the targets of the micro-batch's examples in order."""
-        device = self.weights.embedding.device
+        device = self.weights.norm.device
         targets = _concatenate_targets(batch, examples, device)
         # Skip the backward pass if all advantages are 0, as in a group of equal rewards.
         backward = backward and _may_have_gradient(loss, targets)
@@ -216,7 +215,7 @@ class Learner:
             tokens = torch.from_numpy(batch.tokens).to(device)
             hidden = compute_hidden(self.weights, tokens, batch.spans, adapter=share.adapter)
         with torch.no_grad():
-            head = Head(self.weights.head, self._output, share.adapter.unembed(), share.scratch)
+            head = Head(self.weights.output, share.adapter.unembed(), share.scratch)
             # The output layer needs the targets of a row next to each other.
             order = torch.argsort(targets.rows, stable=True)
             if loss.by_sequence:

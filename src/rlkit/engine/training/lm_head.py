@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rlkit.engine.model.lora import Lora
-from rlkit.engine.model.ops import Matrix, exponentiate_rows, matmul
+from rlkit.engine.model.matrices import Matrix, matmul, multiply_transposed
+from rlkit.engine.model.ops import exponentiate_rows
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.training.losses import Inputs, Loss
 
@@ -36,10 +37,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """Output layer: logits = h Wᵀ + the unembedding's adapter, [V] per row."""
+    """Output layer: logits = h W + the unembedding's adapter, [V] per row."""
 
-    weight: Tensor  # [V, E]
-    output: Matrix  # `weight` prepared for products, [E, V]
+    weight: Matrix  # [E, V]
     lora: Lora | None  # the unembedding's adapter
     scratch: Tensor  # of `head_scratch`, for logits: allocating memory per chunk would take as long as the logits
 
@@ -83,14 +83,14 @@ class Head:
         return logprobs, losses, upstream
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = matmul(hidden, self.output, out=self.scratch)
+        logits = matmul(hidden, self.weight, out=self.scratch)
         if self.lora is not None:
             logits += self.lora.delta(hidden)
         return logits.float()
 
     def _upstream(self, hidden: Tensor, by_logits: Tensor) -> Tensor:
         """Return the gradient at `hidden [n, E]` from the gradient at the logits, `by_logits [n, V]`."""
-        upstream = by_logits @ self.weight
+        upstream = multiply_transposed(by_logits, self.weight)
         if self.lora is not None:
             a, (b,) = self.lora.a, self.lora.bs
             by_inner = (by_logits @ b.t().to(by_logits.dtype)) * self.lora.scale
@@ -104,7 +104,7 @@ class Head:
 
 def head_scratch(weights: Weights) -> Tensor:
     """Allocate memory for the logits of one chunk; pages take memory only after they are written."""
-    return weights.head.new_empty(_HEAD_ROWS, len(weights.head))
+    return weights.norm.new_empty(_HEAD_ROWS, weights.config.vocab_size)
 
 
 def _chunks(rows: Tensor, count: int) -> list[tuple[slice, slice]]:
