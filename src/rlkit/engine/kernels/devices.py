@@ -1,7 +1,7 @@
 """Device that computes models, and its batch sizes.
 
-Invariant: on the CPU all activations and sums are float32 and reproducible bit for bit; on a GPU weights and activations
-are bfloat16, adapters, their gradients and log-probabilities float32.
+Invariant: on the CPU all activations and sums are float32 and reproducible bit for bit; on a GPU weights and
+activations are bfloat16, adapters, their gradients and log-probabilities float32.
 """
 
 from __future__ import annotations
