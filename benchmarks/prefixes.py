@@ -48,7 +48,7 @@ def main() -> None:
     lanes = Lanes()
     base = load_weights(model_directory(options.model, options.scratch), "cpu")
     weights = make_sampling_weights(base, None, lanes.run)
-    limits = batch_limits(base.embedding.device)
+    limits = batch_limits(base.norm.device)
     vocab = weights.config.vocab_size
 
     def play(turns: int) -> tuple[Seconds, Seconds, int]:

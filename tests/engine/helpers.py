@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 import tinker
+import torch
 from tinker import types
+
+from rlkit.engine.model.matrices import PackedMatrix
+from rlkit.engine.model.weights import Weights
 
 
 def prompt(*tokens: int) -> tinker.ModelInput:
@@ -37,3 +42,14 @@ def ce_datum(tokens: Sequence[int]) -> types.Datum:
 
 def logprobs_of(output: types.ForwardBackwardOutput) -> list[np.ndarray]:
     return [np.array(record["logprobs"].data, dtype=np.float32) for record in output.loss_fn_outputs]
+
+
+def as_double(weights: Weights) -> Weights:
+    """A float64 copy, whose products are torch's."""
+
+    def double(value: object) -> object:
+        value = value.unpack() if isinstance(value, PackedMatrix) else value
+        return value.double() if isinstance(value, torch.Tensor) else value
+
+    layers = tuple(replace(l, **{f.name: double(getattr(l, f.name)) for f in fields(l)}) for l in weights.layers)  # noqa: E741
+    return replace(weights, layers=layers, **{n: double(getattr(weights, n)) for n in ("embedding", "norm", "output")})

@@ -17,7 +17,7 @@ from rlkit.engine.kernels.threads import Lanes, StoppedError
 from rlkit.engine.model import transformer
 from rlkit.engine.model.attention import lay_out
 from rlkit.engine.model.lora import Adapter, Lora, LoraSettings, make_adapter, make_sampling_weights
-from rlkit.engine.model.matrices import Matrix, PackedMatrix
+from rlkit.engine.model.matrices import Matrix
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training import lm_head as head_module
@@ -26,6 +26,7 @@ from rlkit.engine.training.losses import LOSSES, SEQUENCE, make_loss
 from rlkit.engine.training.packing import Example
 from rlkit.errors import UsageError
 
+from .helpers import as_double
 from .tiny_models import VOCABULARY, write_model
 
 
@@ -49,18 +50,9 @@ def formula(
     return -(advantage * logp).sum()
 
 
-def as_double(weights: Weights, adapter: Adapter) -> tuple[Weights, Adapter]:
-    """A float64 copy, the adapter trainable."""
-    from dataclasses import fields, replace
-
-    def double(value: object) -> object:
-        value = value.unpack() if isinstance(value, PackedMatrix) else value
-        return value.double() if isinstance(value, torch.Tensor) else value
-
-    layers = tuple(replace(l, **{f.name: double(getattr(l, f.name)) for f in fields(l)}) for l in weights.layers)  # noqa: E741
-    others = {name: double(getattr(weights, name)) for name in ("embedding", "norm", "output")}
-    copy = replace(weights, layers=layers, **others)
-    return copy, Adapter(adapter.config, adapter.settings, adapter.flat.detach().double().clone(), trainable=True)
+def double_adapter(adapter: Adapter) -> Adapter:
+    """A trainable float64 copy."""
+    return Adapter(adapter.config, adapter.settings, adapter.flat.detach().double().clone(), trainable=True)
 
 
 @pytest.fixture
@@ -111,7 +103,7 @@ def test_gradients_equal_autograd_on_the_formula(
     half = learner.forward_backward(examples[:2], make_loss(loss, {}))
     rest = learner.forward_backward(examples[2:], make_loss(loss, {}))
 
-    exact, trainable = as_double(weights, adapter)
+    exact, trainable = as_double(weights), double_adapter(adapter)
     monkeypatch.setattr(transformer, "project", formula_of_project)  # not the gradient that is written by hand
     total = torch.zeros((), dtype=torch.float64)
     for example in examples:

@@ -22,8 +22,10 @@ from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
+from rlkit.engine.model.ops import ROWS
 from rlkit.engine.model.weights import Weights, load_weights
 
+from .helpers import as_double
 from .tiny_models import VOCABULARY, write_model
 
 LIMITS = batch_limits(torch.device("cpu"))
@@ -146,7 +148,7 @@ def test_a_turn_computes_only_what_is_new(weights: Weights, lanes: Lanes, monkey
     for turn in range(6):
         before = 0 if not turn else len(prompt) // PAGE_TOKENS * PAGE_TOKENS
         prompt = np.concatenate([prompt, tokens(50, seed=turn)])
-        expected += -(-(len(prompt) - before) // 8) * 8
+        expected += -(-(len(prompt) - before) // ROWS) * ROWS
         answer(decoder, request(prompt, samples=3))
         assert counted.rows == expected
     # No page is kept twice.
@@ -168,7 +170,7 @@ def test_prompts_of_one_batch_compute_their_common_prefix_once(
 def test_scored_positions_are_computed_and_those_before_are_not(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored = replace(request(tokens(300, seed=0)), prompt_logprobs=True, last_tokens=100)
+    scored = replace(request(tokens(304, seed=0)), prompt_logprobs=True, last_tokens=100)
     (expected,) = answer(Decoder(weights, lanes, limits=NOTHING_KEPT), scored)
     counted, decoder = Counted(monkeypatch), Decoder(weights, lanes)
     for rows, one in ((304, scored), (304 + 112, scored), (720, replace(scored, last_tokens=None))):
@@ -176,7 +178,7 @@ def test_scored_positions_are_computed_and_those_before_are_not(
         assert counted.rows == rows
         assert result.prompt_scores.logprobs is not None
         assert expected.prompt_scores.logprobs is not None
-        np.testing.assert_array_equal(result.prompt_scores.logprobs[200:], expected.prompt_scores.logprobs[200:])
+        np.testing.assert_array_equal(result.prompt_scores.logprobs[-100:], expected.prompt_scores.logprobs[-100:])
 
 
 def test_kept_prefixes_yield_to_rows(weights: Weights, lanes: Lanes) -> None:
@@ -234,15 +236,7 @@ def test_prefixes_go_with_the_last_client_that_used_them(weights: Weights, lanes
 
 
 def test_a_continued_prompt_is_close_to_a_whole_one_without_kernels(tmp_path: Path) -> None:
-    base = load_weights(write_model(tmp_path))
-
-    def double(value: object) -> object:
-        return value.double() if isinstance(value, torch.Tensor) else value
-
-    layers = [
-        replace(layer, **{name: double(getattr(layer, name)) for name in layer.__slots__}) for layer in base.layers
-    ]
-    weights = Weights(base.config, base.embedding.double(), tuple(layers), base.norm.double(), base.head.double())
+    weights = as_double(load_weights(write_model(tmp_path)))
     whole = request(tokens(300, seed=0))
     (expected,) = prefill(weights, [[whole]], [[]])
     other, continued = prefill(weights, [[request(tokens(50, seed=3))], [whole]], [[], expected.pages[:6]])
