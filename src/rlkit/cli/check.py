@@ -85,9 +85,13 @@ def check_service(
     from rlkit.config.schema import DEFAULT_MODEL, ServiceConfig
     from rlkit.conformance import check_service
     from rlkit.tinker_client.connect import reach_service
+    from rlkit.tinker_client.sdk import TinkerService
 
     async def check() -> ServiceReport:
         async with reach_service(ServiceConfig(base_url=url), note=output.note) as address:
+            if address.connector is not None:  # the SDK alone would try for minutes
+                async with TinkerService(address) as service:
+                    await service.open_session()
             default = DEFAULT_MODEL if address.embedded else None
             run = partial(check_service, address.base_url, api_key=address.api_key, model=model or default)
             return await in_thread(partial(run, quick=quick, timeout_s=timeout_s, seed=seed, note=output.note))

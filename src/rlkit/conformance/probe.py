@@ -28,6 +28,7 @@ SGD_EPS = 1e4
 RANK = 8
 _TEXT_TOKENS = 24
 _TTL_S = 3600
+_CLOSE_S = 30.0
 _VISIBLE_CHANGE = 0.1  # of a log-probability, in nats: well above the noise of bfloat16
 _SAMPLING = types.SamplingParams(max_tokens=8, stop=[], seed=1)
 
@@ -97,8 +98,8 @@ class ServiceProbe:
         """Delete the checkpoints of the suite and end its session."""
         deletions = [self.rest.delete_checkpoint_from_tinker_path(path) for path in self._paths]
         for future in [*deletions, self._main_session.close("success")]:
-            with suppress(tinker.TinkerError, Deviation):  # deleted by a check, or expires
-                self.wait(future)
+            with suppress(tinker.TinkerError, TimeoutError):  # deleted by a check, or expires
+                future.result(_CLOSE_S)
 
     @contextmanager
     def session(self) -> Generator[None]:

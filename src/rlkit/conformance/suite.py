@@ -105,7 +105,7 @@ def check_service(
 
     Raises:
         UsageError: the service advertises no model and none is given.
-        ServiceError: no session or no model can be opened.
+        ServiceError: no session or no model can be opened, or the service is gone.
     """
     url = resolve_base_url(base_url)
     with (
@@ -145,7 +145,7 @@ def open_probe(
 
 
 def run_check(probe: ServiceProbe, check: Check) -> CheckResult:
-    """Run a check; its exceptions become its status."""
+    """Run a check; its exceptions become its status, but for a `ServiceError` if the service is gone."""
     started = time.monotonic()
     status: Status = "works"
     try:
@@ -155,6 +155,8 @@ def run_check(probe: ServiceProbe, check: Check) -> CheckResult:
         status, detail = "deviates", str(error)
     except Skipped as error:
         status, detail = "skipped", str(error)
+    except tinker.APIConnectionError as error:  # every other check would wait as long
+        raise translate_error(error, f"{check.part}: {check.name}") from error
     except tinker.TinkerError as error:
         translated = translate_error(error, "the service's answer")
         status, detail = "absent" if isinstance(translated, UsageError) else "deviates", str(translated)
