@@ -7,7 +7,9 @@ from pathlib import Path
 # vocabulary, hidden, intermediate, layers, heads, key/value heads, head size
 SHAPES = {
     "smollm2-135m": ("llama", 49152, 576, 1536, 30, 9, 3, 64),
+    "smollm2-360m": ("llama", 49152, 960, 2560, 32, 15, 5, 64),
     "qwen3-0.6b": ("qwen3", 151936, 1024, 3072, 28, 16, 8, 128),
+    "qwen3-1.7b": ("qwen3", 151936, 2048, 6144, 28, 16, 8, 128),
     "qwen3-4b": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128),
 }
 

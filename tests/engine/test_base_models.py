@@ -176,9 +176,9 @@ def test_a_model_in_use_is_loaded_once(server: EngineServer, monkeypatch: pytest
     loaded: list[str] = []
     load = base_models.load_weights
 
-    def counted(directory: Path, device: str) -> Weights:
+    def counted(directory: Path, device: str, *, quantisation: str | None) -> Weights:
         loaded.append(directory.name)
-        return load(directory, device)
+        return load(directory, device, quantisation=quantisation)
 
     monkeypatch.setattr(base_models, "load_weights", counted)
     names = ["llama", "qwen2", "qwen3"]

@@ -183,9 +183,13 @@ def test_an_infinite_ratio_is_clipped_above_the_threshold(loss: str) -> None:
     assert gradient.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("quantisation", [None, "int8", "nf4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_sampling_gives_the_log_probabilities_of_training(tmp_path: Path, lanes: Lanes, dtype: torch.dtype) -> None:
-    weights = load_weights(write_model(tmp_path / "typed", "qwen3", tied=False, scale=0.15, dtype=dtype))
+def test_sampling_gives_the_log_probabilities_of_training(
+    tmp_path: Path, lanes: Lanes, dtype: torch.dtype, quantisation: str | None
+) -> None:
+    directory = write_model(tmp_path / "typed", "qwen3", tied=False, scale=0.15, dtype=dtype)
+    weights = load_weights(directory, quantisation=quantisation)
     adapter = random_adapter(weights, LoraSettings(4))
     example = random_examples("cross_entropy", [60])
     trained = Learner(weights, adapter, lanes).forward(example, make_loss("cross_entropy", {})).logprobs[0]

@@ -26,7 +26,18 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.kernels.jit_cache import jit_kernel
-from rlkit.engine.kernels.llvm import COLUMNS, FLOAT32, LANES, NUMBER_BYTES, TILE_ROWS, VECTOR, Emitter, tile
+from rlkit.engine.kernels.llvm import (
+    COLUMNS,
+    FLOAT32,
+    LANES,
+    NF4,
+    NUMBER_BITS,
+    TILE_ROWS,
+    VECTOR,
+    Emitter,
+    tile,
+    widen_row,
+)
 
 type Floats = NDArray[np.float32]
 type Doubles = NDArray[np.float64]
@@ -52,22 +63,40 @@ def _make_pointer(kind: Any) -> Any:
 
 floats_at = _make_pointer(types.float32)
 """Return the pointer to numbers at an address."""
-_halves_at, _integers_at = _make_pointer(types.uint16), _make_pointer(types.intp)
+_integers_at = _make_pointer(types.intp)
 
-MATRIX_FIELDS = ("panels", "kind", "low_panels", "low_spans", "rank")
+MATRIX_FIELDS = ("panels", "kind", "scales", "low_panels", "low_spans", "rank")
 """Fields of a packed matrix in compiled code, an array of integers.
 
-`panels` is an address and `kind` the kind of the numbers. For a low-rank term, `low_panels` is the address of its
+`panels` is an address, `kind` the kind of the numbers, and `scales` the address of their scales: float32 [panels, 1,
+COLUMNS] for int8, [panels, ⌈in / NF4_BLOCK⌉, COLUMNS] for NF4. For a low-rank term, `low_panels` is the address of its
 right factor in float32, `rank` the number of rows of that factor, and `low_spans` the address of int64 [panels, 2]: the
 first of these rows that is not zero in a panel, and their number. Without a low-rank term the three are 0.
 """
-PANELS, KIND, _LOW_PANELS, _LOW_SPANS, RANK = range(len(MATRIX_FIELDS))
+PANELS, KIND, _SCALES, _LOW_PANELS, _LOW_SPANS, RANK = range(len(MATRIX_FIELDS))
 
 
 @njit(inline="always")
 def row_size(kind: int) -> int:
     """Return the bytes of a panel's row."""
-    return COLUMNS * NUMBER_BYTES[kind]
+    return COLUMNS * NUMBER_BITS[kind] // 8
+
+
+NF4_BLOCK = 64
+"""Numbers of a column with a common scale."""
+
+
+@njit(inline="always")
+def _widen(matrix: Integers, inner: int, p: int, target: int, row_bytes: int) -> None:
+    """Write panel p, without low-rank term, to rows of float32 [COLUMNS] from an address."""
+    kind = matrix[KIND]
+    panel = matrix[PANELS] + p * inner * row_size(kind)
+    blocks = -(-inner // NF4_BLOCK) if kind == NF4 else 1
+    for k in range(inner):
+        pair, shift = (k // 2, 4 * (k % 2)) if kind == NF4 else (k, 0)
+        scales = matrix[_SCALES] + 4 * COLUMNS * (p * blocks + (k // NF4_BLOCK if kind == NF4 else 0))
+        source = panel + pair * (COLUMNS if kind == NF4 else row_size(kind))
+        widen_row((kind, source, shift, scales, target + k * row_bytes))
 
 
 @jit_kernel()
@@ -78,7 +107,7 @@ def multiply_packed(  # noqa: PLR0917  compiled
 
     Args:
         x: N is 1 or a multiple of `TILE_ROWS`.
-        matrix: see `MATRIX_FIELDS`; panels [⌈M / COLUMNS⌉, K, COLUMNS].
+        matrix: see `MATRIX_FIELDS`; panels [⌈M / COLUMNS⌉, K, COLUMNS], or half as many bytes for NF4.
         low: [N, rank], the product of x and the left factor of the low-rank term.
         first: the first panel whose columns are written, up to `last`, exclusive.
         next_address: memory that this thread reads next, to prefetch it; any address is allowed.
@@ -86,6 +115,7 @@ def multiply_packed(  # noqa: PLR0917  compiled
     count, inner = x.shape
     columns, rank, kind = out.shape[1], matrix[RANK], matrix[KIND]
     rows = TILE_ROWS if count > 1 else 1
+    wide = np.empty((inner if kind == NF4 else 0, COLUMNS), np.float32)
     narrow = np.empty((TILE_ROWS, COLUMNS), np.float32)
     panel_bytes = inner * row_size(kind)
     spans = carray(_integers_at(matrix[_LOW_SPANS]), (last if rank else 0, 2))
@@ -94,20 +124,23 @@ def multiply_packed(  # noqa: PLR0917  compiled
         # Each block of rows prefetches its share of the next panel.
         advance = row_size(kind) // blocks
         for p in range(first, last):
-            panel = matrix[PANELS] + p * panel_bytes
+            panel = following = matrix[PANELS] + p * panel_bytes
+            if kind == NF4:
+                _widen(matrix, inner, p, wide.ctypes.data, 4 * COLUMNS)
+                panel = wide.ctypes.data
             is_whole = (p + 1) * COLUMNS <= columns
             low_first, low_rows = (spans[p, 0], spans[p, 1]) if rank else (0, 0)
             low_panel = matrix[_LOW_PANELS] + 4 * COLUMNS * (p * rank + low_first)
             for block in range(blocks):
                 row = start + block * rows
-                following = panel + panel_bytes if p + 1 < last else next_address
-                prefetch = following + block * (panel_bytes // blocks)
+                next_panel = following + panel_bytes if p + 1 < last else next_address
+                prefetch = next_panel + block * (panel_bytes // blocks)
                 source, low_source = x.ctypes.data + 4 * row * inner, low.ctypes.data + 4 * (row * rank + low_first)
                 target, stride = out.ctypes.data + 4 * (row * columns + p * COLUMNS), 4 * columns
                 if not is_whole:
                     target, stride = narrow.ctypes.data, 4 * COLUMNS
-                factors = (source, panel, inner, target, stride, prefetch, advance)
-                tile((rows, kind, *factors, low_source, 4 * rank, low_panel, low_rows))
+                factors = (source, panel, matrix[_SCALES] + 4 * COLUMNS * p, inner, target, stride, prefetch, advance)
+                tile((rows, FLOAT32 if kind == NF4 else kind, *factors, low_source, 4 * rank, low_panel, low_rows))
                 if not is_whole:
                     for i in range(rows):
                         for j in range(columns - p * COLUMNS):
@@ -116,21 +149,10 @@ def multiply_packed(  # noqa: PLR0917  compiled
 
 @jit_kernel()
 def unpack(matrix: Integers, first: int, out: Floats) -> None:
-    """Write columns of a packed matrix, from panel `first`, in float32 to `out [K, columns]`."""
+    """Write whole panels of a packed matrix, from panel `first`, as columns of `out [K, panels · COLUMNS]`."""
     inner, columns = out.shape
-    for p in range(-(-columns // COLUMNS)):
-        start = p * COLUMNS
-        panel = matrix[PANELS] + (first + p) * inner * row_size(matrix[KIND])
-        for k in range(inner):
-            target = out[k, start : start + COLUMNS]
-            if matrix[KIND] == FLOAT32:
-                numbers = carray(floats_at(panel + 4 * k * COLUMNS), (COLUMNS,))
-                for j in range(len(target)):
-                    target[j] = numbers[j]
-            else:
-                halves = carray(_halves_at(panel + 2 * k * COLUMNS), (COLUMNS,))
-                for j in range(len(target)):
-                    target[j] = _float_of_bits(np.int32(np.uint32(halves[j]) << np.uint32(16)))
+    for p in range(columns // COLUMNS):
+        _widen(matrix, inner, first + p, out.ctypes.data + 4 * p * COLUMNS, 4 * columns)
 
 
 _ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)

@@ -1,8 +1,7 @@
 """Just-in-time compilation with numba, and a cache of compiled functions on the disk.
 
 Invariant: a cached function is used only with the sources that it was compiled from. If the cache cannot be written or
-read, the function is compiled again, without a message. If compilation is disabled, importing this module raises a
-`UsageError`.
+read, the function is compiled again, without a message.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false, reportUntypedBaseClass=false
@@ -20,10 +19,8 @@ from typing import Any
 from numba import config, njit
 from numba.core.caching import FunctionCache
 
-from rlkit.errors import UsageError
-
-if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
-    raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
+COMPILES = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
+"""False if NUMBA_DISABLE_JIT is set: no kernel may be called, and the engine computes with torch."""
 
 # LLVM fast-math flags that allow vectorised sums, but keep the semantics of infinity and NaN.
 FASTMATH_FLAGS = {"reassoc", "contract", "nsz", "arcp"}

@@ -36,10 +36,17 @@ ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
 
 _ADDRESS = ir.IntType(8).as_pointer()
 
-FLOAT32, BFLOAT16 = range(2)
+FLOAT32, BFLOAT16, INT8, NF4 = range(4)
 """Kinds of stored numbers."""
-NUMBER_BYTES = (4, 2)
-"""Bytes of a number of each kind."""
+NUMBER_BITS = (32, 16, 8, 4)
+"""Bits of a number of each kind."""
+NF4_VALUES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""Values of NF4's codes (Dettmers et al. 2023, appendix E)."""
 
 
 class Emitter:
@@ -84,15 +91,28 @@ class Emitter:
         vector.align = 4
         return vector
 
-    def load_numbers(self, address: Any, kind: int) -> Any:
-        """Load a vector of numbers stored as `kind`, as float32; this is exact."""
+    def load_numbers(self, address: Any, kind: int, shift: Any = None) -> Any:
+        """Load a vector of numbers stored as `kind`, as float32 without scale; of pairs of NF4, those at a `shift`."""
         if kind == FLOAT32:
             return self.load(address)
-        stored = ir.VectorType(ir.IntType(8 * NUMBER_BYTES[kind]), LANES)
+        stored = ir.VectorType(ir.IntType(max(NUMBER_BITS[kind], 8)), LANES)
         vector = self.builder.load(self.builder.inttoptr(address, stored.as_pointer()))
-        vector.align = NUMBER_BYTES[kind]
-        words = self.builder.shl(self.builder.zext(vector, WORDS), ir.Constant(WORDS, [16] * LANES))
-        return self.builder.bitcast(words, VECTOR)
+        vector.align = max(NUMBER_BITS[kind] // 8, 1)
+        if kind == INT8:
+            return self.builder.sitofp(self.builder.sext(vector, WORDS), VECTOR)
+        words = self.builder.zext(vector, WORDS)
+        if kind == NF4:
+            return self._look_up_nf4(self.builder.lshr(words, self.fill(self.builder.trunc(shift, WORD))))
+        return self.builder.bitcast(self.builder.shl(words, ir.Constant(WORDS, [16] * LANES)), VECTOR)
+
+    def _look_up_nf4(self, codes: Any) -> Any:
+        """Select the values of codes in the low bits, by one bit after the other."""
+        options = [ir.Constant(VECTOR, [value] * LANES) for value in NF4_VALUES]
+        for bit in (1, 2, 4, 8):
+            bits = self.builder.and_(codes, ir.Constant(WORDS, [bit] * LANES))
+            is_set = self.builder.icmp_unsigned("!=", bits, ir.Constant(WORDS, [0] * LANES))
+            options = [self.builder.select(is_set, b, a) for a, b in zip(options[::2], options[1::2], strict=True)]
+        return options[0]
 
     def load_some(self, address: Any, count: Any, others: Any) -> Any:
         """Load the first `count` numbers of a vector (may be 0); the remaining numbers are those of `others`."""
@@ -174,16 +194,18 @@ def tile(_context: Any, _numbers: Any) -> Any:
     """Emit the product of 1 or `TILE_ROWS` rows with one panel, plus a low-rank term.
 
     The argument is a tuple of integers: the count of rows and the kind of the panel's numbers; addresses of x
-    [row_count, inner], the panel [inner, COLUMNS] and out [row_count, COLUMNS], with the bytes between rows of out; the
-    address to prefetch, and the bytes by which it advances at each step; an address of low [row_count, rank] in
-    float32, with the bytes between its rows; an address of its right factor [rank, COLUMNS] in float32; and the rank.
+    [row_count, inner], the panel [inner, COLUMNS] and, for int8, its scales [COLUMNS]; `inner`; an address of out
+    [row_count, COLUMNS], with the bytes between its rows; the address to prefetch, and the bytes by which it advances
+    at each step; an address of low [row_count, rank] in float32, with the bytes between its rows; an address of its
+    right factor [rank, COLUMNS] in float32; and the rank.
+
     Every sum continues with the low-rank term.
     """
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         row_count, kind, *factors = cgutils.unpack_tuple(builder, arguments[0])
         e = Emitter(builder)
-        for rows, number_kind in product((1, TILE_ROWS), range(len(NUMBER_BYTES))):
+        for rows, number_kind in product((1, TILE_ROWS), (FLOAT32, BFLOAT16, INT8)):
             has_rows, has_kind = (
                 builder.icmp_signed("==", value, e.index(constant))
                 for value, constant in ((row_count, rows), (kind, number_kind))
@@ -192,15 +214,42 @@ def tile(_context: Any, _numbers: Any) -> Any:
                 _emit_tile(e, rows, number_kind, factors)
         return context.get_dummy_value()
 
-    return types.void(types.UniTuple(types.intp, 13)), emit
+    return types.void(types.UniTuple(types.intp, 14)), emit
+
+
+@intrinsic
+def widen_row(_context: Any, _numbers: Any) -> Any:
+    """Emit the widening of a panel's row to float32.
+
+    The argument is a tuple of integers: the kind of its numbers, its address, the shift of a row of NF4 in its byte,
+    the address of the scales [COLUMNS] of int8 and NF4, and that of the result [COLUMNS].
+    """
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind, source, shift, scales, target = cgutils.unpack_tuple(builder, arguments[0])
+        e = Emitter(builder)
+        for number_kind, bits in enumerate(NUMBER_BITS):
+            with builder.if_then(builder.icmp_signed("==", kind, e.index(number_kind))):
+                for v in range(_VECTORS):
+                    place = e.index(v * LANES * max(bits // 8, 1))
+                    numbers = e.load_numbers(e.at(source, place), number_kind, shift)
+                    if number_kind in (INT8, NF4):
+                        numbers = builder.fmul(numbers, e.load(e.at(scales, e.index(v * VECTOR_BYTES))))
+                    e.store(numbers, e.at(target, e.index(v * VECTOR_BYTES)))
+        return context.get_dummy_value()
+
+    return types.void(types.UniTuple(types.intp, 5)), emit
 
 
 def _emit_tile(e: Emitter, row_count: int, kind: int, arguments: Sequence[Any]) -> None:
-    x, panel, inner, out, out_stride, prefetch, advance, low, low_stride, low_panel, rank = arguments
-    number, row_bytes = e.index(4), e.index(NUMBER_BYTES[kind] * COLUMNS)
+    x, panel, scales, inner, out, out_stride, prefetch, advance, low, low_stride, low_panel, rank = arguments
+    number, row_bytes = e.index(4), e.index(NUMBER_BITS[kind] // 8 * COLUMNS)
     rows = _row_addresses(e, x, e.builder.mul(inner, number), row_count)
     zeros = [[ZEROS] * _VECTORS for _ in rows]
     sums = _multiply_add_loop(e, rows, number, panel, row_bytes, inner, zeros, (prefetch, advance), kind)
+    if kind == INT8:
+        factors = [e.load(e.at(scales, e.index(v * VECTOR_BYTES))) for v in range(_VECTORS)]
+        sums = [[e.builder.fmul(*pair) for pair in zip(row_sums, factors, strict=True)] for row_sums in sums]
     low_rows = _row_addresses(e, low, low_stride, row_count)
     sums = _multiply_add_loop(e, low_rows, number, low_panel, e.index(4 * COLUMNS), rank, sums)
     _store_rows(e, sums, _row_addresses(e, out, out_stride, row_count))
@@ -277,5 +326,5 @@ def _multiply_add_loop(  # noqa: PLR0917  values of the emitted code
         products = ((spread, factor) for spread in spreads for factor in factors)
         return [e.fma(*product, total) for product, total in zip(products, sums, strict=True)]
 
-    width, vector_bytes = len(initial[0]), LANES * NUMBER_BYTES[kind]
+    width, vector_bytes = len(initial[0]), LANES * NUMBER_BITS[kind] // 8
     return list(batched(e.loop(steps, 1, list(chain(*initial)), multiply_add), width))

@@ -21,6 +21,7 @@ from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
 from rlkit.engine.model.config import read_config
 from rlkit.engine.model.gguf import Progress, convert_gguf
+from rlkit.engine.model.quantisation import split_base_name
 from rlkit.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
         name: model to load, in one of these forms:
             a directory in Hugging Face form: config.json, tokenizer.json, *.safetensors (one file or shards);
             a llama.cpp file, `*.gguf`, or a directory with one such file and without config.json;
-            a model's name on the hub, `owner/name`, of a repository with safetensors.
+            a model's name on the hub, `owner/name`, of a repository with safetensors;
+            one of these with the suffix @int8 or @nf4, which does not change the directory.
         progress: called during downloads and conversions.
 
     Raises:
@@ -59,6 +61,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
             the model.
         MissingError: no source has the model; the message lists the sources and their errors.
     """
+    name, _ = split_base_name(name)
     failures: list[str] = []
     if (local := _find_local(name, progress, failures)) is not None:
         return local
@@ -75,7 +78,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
 
 def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
     """Return the directory of a model on this machine, or None; never use the network. Errors as in `resolve_model`."""
-    return _find_local(name, progress, [])
+    return _find_local(split_base_name(name)[0], progress, [])
 
 
 def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Path | None:

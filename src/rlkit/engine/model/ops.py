@@ -1,7 +1,7 @@
 """Operations of a layer beside its matrix products: norms, rotary embedding, the gate.
 
-Invariant: on the CPU in float32 the operations are compiled kernels, and otherwise torch's with the same formula. A
-row's result depends only on that row, bit for bit.
+Invariant: on the CPU in float32 the operations are compiled kernels, whose result for a row depends only on that row,
+bit for bit. Otherwise, and if compiling is disabled, they are torch's with the same formula.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from rlkit.engine.kernels import cpu_kernels
+from rlkit.engine.kernels.jit_cache import COMPILES
 from rlkit.engine.kernels.llvm import TILE_ROWS
 from rlkit.engine.kernels.threads import parallel_for
 
@@ -39,7 +40,7 @@ _SHARED_NUMBERS = 65_536
 
 def has_kernels(x: Tensor) -> bool:
     """Return whether the kernels can compute with `x`."""
-    return x.device.type == "cpu" and x.dtype == torch.float32
+    return COMPILES and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

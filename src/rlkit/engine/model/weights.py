@@ -55,27 +55,32 @@ class Weights:
         return self.embedding[tokens].to(self.norm.dtype)
 
 
-def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
+def load_weights(directory: Path, device: torch.device | str = "cpu", *, quantisation: str | None = None) -> Weights:
     """Read `directory` (config.json, *.safetensors) onto a device.
 
     On the CPU, matrices keep the type bfloat16, and everything else becomes float32. Elsewhere everything is bfloat16.
+
+    Args:
+        quantisation: one of `QUANTISATIONS`, for the matrices of the layers.
     """
     config = read_config(directory)
     read = _TensorReader(directory, torch.device(device))
+    if quantisation is not None and torch.device(device).type != "cpu":
+        raise UsageError(f"base weights in {quantisation} need the device cpu: use the model without @{quantisation}")
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = read("model.embed_tokens.weight", vocab, hidden)
     output = pack(embedding if config.tied else read("lm_head.weight", vocab, hidden))
-    layers = tuple(_read_layer(read, config, index) for index in range(config.layers))
+    layers = tuple(_read_layer(read, config, index, quantisation) for index in range(config.layers))
     return Weights(config, embedding, layers, read("model.norm.weight", hidden), output)
 
 
-def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
+def _read_layer(read: _TensorReader, config: ModelConfig, index: int, quantisation: str | None) -> Layer:
     prefix, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
     attention, size = f"{prefix}.self_attn", config.head_dim
     widths = {"q": config.heads * size, "k": config.kv_heads * size, "v": config.kv_heads * size}
 
     def join(parts: list[Tensor]) -> Matrix:
-        matrix = pack(torch.cat(parts))
+        matrix = pack(torch.cat(parts), quantisation)
         return matrix.contiguous() if isinstance(matrix, Tensor) else matrix
 
     def stacked(stem: str, fused: str, parts: dict[str, int]) -> Matrix:

@@ -19,6 +19,7 @@ import torch
 
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.engine.model.config import ModelConfig, read_config
+from rlkit.engine.model.quantisation import split_base_name
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.server.futures import NotReady
 
@@ -88,7 +89,9 @@ class BaseModels:
             self._recent.popitem(last=False)
         if base is None:
             _log.info("loading %s from %s", name, location.directory)
-            base = LoadedBase(name, location.directory, load_weights(location.directory, self._device))
+            quantisation = split_base_name(name)[1]
+            weights = load_weights(location.directory, self._device, quantisation=quantisation)
+            base = LoadedBase(name, location.directory, weights)
             with self._lock:
                 self._used[name] = base
         self._recent[name] = base
@@ -112,7 +115,7 @@ class BaseModels:
 
     def _look_up(self, name: str) -> None:
         try:
-            directory = self._resolve(name)
+            directory = self._resolve(split_base_name(name)[0])
             self._locations[name] = ModelLocation(directory, read_config(directory))
         finally:
             with self._lock:
