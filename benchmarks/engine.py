@@ -2,6 +2,7 @@
 
     uv run python benchmarks/engine.py
     uv run python benchmarks/engine.py --model qwen3-0.6b --rounds 1     (random weights of that shape)
+    uv run python benchmarks/engine.py --streams --base-weights own int8 nf4
 
 Work, on the default model with LoRA adapters of rank 32:
 
@@ -9,6 +10,11 @@ Work, on the default model with LoRA adapters of rank 32:
     groups     16 prompts, 8 samples of 5 tokens each                                 against `generate`, adapter merged
     train      forward and backward of 64 sequences, 5,000 tokens of 20 to 136        against a padded step of peft
     train/g    the same for 6 groups of 8 with a common prompt: 80 tokens, then 20    against a padded step of peft
+    streams    1, 8 and 64 sequences after prompts of 13 tokens; time from the second token on      with `--streams`
+
+With `--streams` only the streams run, for each of `--base-weights` (the model's own, int8, nf4), with the adapter, and
+with `--peer llama.cpp` a server of llama.cpp with the model in float16, `--gguf FILE`. It is the package xllamacpp
+(`uv run --with xllamacpp python benchmarks/engine.py …`) or the `llama-server` of `--llama-server` or PATH.
 
 `http` is `groups` through a server and the tinker SDK, compared with direct calls to the engine, and the round-trip
 time of a request that computes nothing.
@@ -26,6 +32,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -239,6 +246,19 @@ def peer(directory: Path, device: str) -> dict[str, float]:
     return {**timings, "memory": _peak(device)}
 
 
+def measure_streams(options: argparse.Namespace) -> None:
+    """Print tokens per second of 1, 8 and 64 streams, of training, and the peak memory, in turns."""
+    directory = model_directory(options.model, options.scratch)
+    script = str(Path(__file__).with_name("streams.py"))
+    contenders = [[script, "engine", str(directory), weights] for weights in options.base_weights]
+    if options.peer == "llama.cpp":
+        contenders.append([script, "llama.cpp", str(options.gguf), options.llama_server or ""])
+    for turn in range(options.rounds):
+        for contender in contenders:
+            done = subprocess.run([sys.executable, *contender], stdout=subprocess.PIPE, check=True, text=True)
+            print(f"round {turn + 1}, {directory.name}, {contender[1]} {contender[3]}: {done.stdout.splitlines()[-1]}")
+
+
 def _peak(device: str) -> float:
     """Return the peak memory of this process in GB, of the machine or of the GPU."""
     import torch
@@ -294,8 +314,18 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "rlkit-benchmarks")
+    parser.add_argument("--streams", action="store_true")
+    parser.add_argument("--base-weights", nargs="+", choices=("own", "int8", "nf4"), default=["own"])
+    parser.add_argument("--peer", choices=("transformers", "llama.cpp"), default="transformers")
+    parser.add_argument("--gguf", type=Path, help="the model in float16 for llama.cpp")
+    parser.add_argument("--llama-server", default=shutil.which("llama-server"), help="binary of llama.cpp")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.peer == "llama.cpp" and not options.gguf:
+        parser.error("--peer llama.cpp needs --gguf FILE: convert_hf_to_gguf.py of llama.cpp writes it, --outtype f16")
+    if options.streams:
+        measure_streams(options)
+        return
     # Set before torch loads: spinning threads would make the measurements depend on other programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from rlkit.engine.kernels.devices import select_device
