@@ -133,7 +133,8 @@ def test_the_trunk_imports_no_tool_no_environment_and_no_command() -> None:
 
 
 def test_only_the_tinker_client_imports_the_sdk() -> None:
-    others = ("engine.server", "testing", "conformance", "tools.doctor", "tools.engine_probe")  # they need the SDK itself
+    # They need the SDK itself.
+    others = ("engine.server", "testing", "conformance", "tools.doctor", "tools.engine_probe")
     importers = {name for name, path in modules().items() if "tinker" in imported_packages(path)}
     assert {name for name in importers if not name.startswith(("tinker_client", *others))} == set()
 
