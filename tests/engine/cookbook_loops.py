@@ -1,4 +1,4 @@
-"""The cookbook's two training loops, unchanged, in a process of their own: what `test_cookbook.py` looks at.
+"""The cookbook's training loops, unchanged, in a process of their own: what `test_cookbook.py` looks at.
 
     python cookbook_loops.py MODEL FOLDER    with TINKER_BASE_URL and TINKER_API_KEY set
 
@@ -21,6 +21,15 @@ import chz
 warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)  # the cookbook's own calls, as 0.5.8 has them
 
 from tinker_cookbook import renderers  # noqa: E402  after the filter
+from tinker_cookbook.distillation import train_on_policy as distillation  # noqa: E402
+from tinker_cookbook.distillation.datasets import (  # noqa: E402
+    DistillationDatasetConfig,
+    PromptOnlyDataset,
+    TeacherConfig,
+)
+from tinker_cookbook.preference import train_dpo as dpo  # noqa: E402
+from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons  # noqa: E402
+from tinker_cookbook.preference.preference_datasets import ComparisonBuilderFromJsonl  # noqa: E402
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv  # noqa: E402
 from tinker_cookbook.rl import train as rl  # noqa: E402
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder  # noqa: E402
@@ -100,7 +109,72 @@ def supervise(model: str, folder: Path, *, goes_on: bool) -> None:
     asyncio.run(supervised.main(config))
 
 
+def prefer(model: str, folder: Path, *, goes_on: bool) -> None:
+    file = folder / "comparisons.jsonl"
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("Abracadabra", "Hocus pocus"))
+    question = [{"role": "user", "content": "Say the word."}]
+    lines = [
+        {"comparison": {"prompt_conversation": question, "completion_A": a, "completion_B": b}, "label": label}
+        for label, a, b in (("A", chosen, rejected), ("B", rejected, chosen)) * 3
+    ]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=model, renderer_name=RENDERER, max_length=64, batch_size=2
+    )
+    comparisons = ComparisonBuilderFromJsonl(train_path=str(file))
+    config = dpo.Config(
+        model_name=model,
+        recipe_name="rlkit_test",
+        renderer_name=RENDERER,
+        dataset_builder=DPODatasetBuilderFromComparisons(common_config=common, comparison_builder=comparisons),
+        log_path=str(folder / "dpo"),
+        learning_rate=1e-3,
+        lr_schedule="constant",
+        num_epochs=2 if goes_on else 1,
+        lora_rank=8,
+        save_every=2,
+        eval_every=0,
+        infrequent_eval_every=0,
+    )
+    dpo.main(config)
+
+
+@chz.chz
+class QuestionsBuilder(RLDatasetBuilder):
+    model: str
+
+    async def __call__(self) -> tuple[PromptOnlyDataset, None]:
+        tokenizer = get_tokenizer(self.model)
+        renderer = renderers.get_renderer(RENDERER, tokenizer)
+        return PromptOnlyDataset(["Say the word."] * 24, 4, 4, renderer, tokenizer), None
+
+
+def distill(model: str, folder: Path, *, goes_on: bool) -> None:
+    """Bring the model that `supervise` trained back to the base model, as its teacher."""
+    trained = json.loads((folder / "supervised" / "checkpoints.jsonl").read_text().splitlines()[-1])
+    source = DistillationDatasetConfig(
+        dataset_builder=QuestionsBuilder(model=model),
+        teacher_config=TeacherConfig(base_model=model),
+        groups_per_batch=4,
+    )
+    config = distillation.Config(
+        model_name=model,
+        recipe_name="rlkit_test",
+        renderer_name=RENDERER,
+        dataset_configs=[source],
+        load_checkpoint_path=trained["state_path"],
+        log_path=str(folder / "distillation"),
+        learning_rate=1e-2,
+        lora_rank=8,
+        max_tokens=8,
+        save_every=2,
+        eval_every=0,
+        max_steps=6 if goes_on else 3,
+    )
+    asyncio.run(distillation.main(config))
+
+
 if __name__ == "__main__":
-    for loop in (reinforce, supervise):
+    for loop in (reinforce, supervise, prefer, distill):
         for goes_on in (False, True):
             loop(sys.argv[1], Path(sys.argv[2]), goes_on=goes_on)

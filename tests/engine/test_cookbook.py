@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from rlkit.engine import EngineServer
 from .conftest import connect
 from .helpers import prompt
 
-STEPS = {"rl": 4, "supervised": 6}  # three of them in each before the loop is started again
+# Three of them in each before the loop is started again.
+STEPS = {"rl": 4, "supervised": 6, "dpo": 6, "distillation": 6}
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,21 @@ def test_a_loop_takes_three_steps_and_resumes_from_its_checkpoint(runs: Runs, lo
     assert [line["step"] for line in metrics] == list(range(STEPS[loop]))
     for line in metrics:
         assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
-    assert max(line["unclipped_grad_l2:mean"] for line in metrics) > 0  # of one step all rewards may be equal
     first, *_, last = runs.checkpoints(loop)
     assert first["state_path"].partition("/weights/")[0] != last["state_path"].partition("/weights/")[0]
-    assert runs.log.count("Resumed training from tinker://") == len(STEPS)
+    assert len(re.findall("Resumed (?:DPO )?training from tinker://", runs.log)) == len(STEPS)
 
 
-def test_the_sampler_and_the_trainer_of_the_rl_loop_agree(runs: Runs) -> None:
-    for line in runs.metrics("rl"):
+@pytest.mark.parametrize("loop", sorted({*STEPS} - {"dpo"}))  # which does not log the norm
+def test_a_loop_has_gradients(runs: Runs, loop: str) -> None:
+    assert (
+        max(line["unclipped_grad_l2:mean"] for line in runs.metrics(loop)) > 0
+    )  # of one step all rewards may be equal
+
+
+@pytest.mark.parametrize("loop", ["rl", "distillation"])
+def test_the_sampler_and_the_trainer_of_a_loop_agree(runs: Runs, loop: str) -> None:
+    for line in runs.metrics(loop):
         assert abs(line["optim/kl_sample_train_v1"]) < 1e-5
 
 
@@ -79,8 +88,29 @@ def test_the_supervised_loop_learns_across_its_interruption(runs: Runs) -> None:
     assert held_out[-1] < held_out[0]
 
 
-def test_a_resumed_loop_uses_the_renderer_of_its_checkpoint(runs: Runs) -> None:
-    assert runs.log.count("Renderer metadata matches for checkpoint") == len(STEPS)
+def test_dpo_prefers_the_chosen_replies_to_its_reference(runs: Runs) -> None:
+    for start in (0, 3):  # the loop takes the weights that it starts with as its reference
+        first, *rest = runs.metrics("dpo")[start : start + 3]
+        assert first["margin"] == pytest.approx(0, abs=1e-4)
+        assert first["dpo_loss"] == pytest.approx(math.log(2), abs=1e-4)
+        assert [line["accuracy"] for line in rest] == [1, 1]
+        assert 0.1 < rest[0]["margin"] < rest[1]["margin"]
+        for line in rest:
+            assert line["rejected_reward"] < 0 < line["chosen_reward"]
+            # beta is 0.1: both pairs of a batch are the same, so that the mean loss is that of the mean margin
+            assert line["dpo_loss"] == pytest.approx(math.log1p(math.exp(-line["margin"])), rel=1e-4)
+
+
+def test_distillation_brings_the_student_closer_to_its_teacher(runs: Runs) -> None:
+    divergence = [line["teacher_kl"] for line in runs.metrics("distillation")]
+    # The student knows its reply with 0.5 nats a token at most; for the teacher, all 256 bytes are alike.
+    assert math.log(256) - 2 < divergence[0] < math.log(256) + 1
+    assert max(divergence[3:]) < divergence[0] / 2
+
+
+def test_a_loop_that_starts_from_a_checkpoint_uses_its_renderer(runs: Runs) -> None:
+    # Each loop once when it resumes, and distillation in its first start, from the supervised loop's weights.
+    assert runs.log.count("Renderer metadata matches for checkpoint") == len(STEPS) + 1
 
 
 @pytest.mark.parametrize("loop", STEPS)
