@@ -103,8 +103,8 @@ def test_dpo_prefers_the_chosen_replies_to_its_reference(runs: Runs) -> None:
 
 def test_distillation_brings_the_student_closer_to_its_teacher(runs: Runs) -> None:
     divergence = [line["teacher_kl"] for line in runs.metrics("distillation")]
-    # The student knows its reply with 0.5 nats a token at most; for the teacher, all 256 bytes are alike.
-    assert math.log(256) - 2 < divergence[0] < math.log(256) + 1
+    # The student's reply is almost certain, and 5.5 nats a token to its teacher: log(256), as for any bytes.
+    assert 2.5 < divergence[0] < 7
     assert max(divergence[3:]) < divergence[0] / 2
 
 
