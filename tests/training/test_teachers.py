@@ -32,7 +32,8 @@ from rlkit.testing import byte_model, tiny_model
 from rlkit.token_records.updates import read_update, update_path
 from rlkit.tools.audit import audit
 from rlkit.training.trainer import RLTrainer
-from tests.engine.test_learner import as_double, formula_of_project
+from tests.engine.helpers import as_double
+from tests.engine.test_learner import double_adapter, formula_of_project
 from tests.limits import HANG_S
 
 TOKENS = 6
@@ -129,7 +130,7 @@ def test_the_gradient_is_that_of_float64(
     update, examples = read_update(update_path(result.directory, 1)), list[Example]()
     weights = load_weights(byte_model_dir)
     adapter = make_adapter(weights.config, LoraSettings(16, train_unembed=True), seed=0)
-    exact, trainable = as_double(weights, adapter)
+    exact, trainable = as_double(weights), double_adapter(adapter)
     monkeypatch.setattr(transformer, "project", formula_of_project)
     total = torch.zeros((), dtype=torch.float64)
     for record in read_groups(table_path(result.directory, 1))[:2]:
@@ -144,7 +145,7 @@ def test_the_gradient_is_that_of_float64(
             hidden = compute_hidden(exact, torch.from_numpy(tokens[:-1]), lay_out([len(tokens) - 1]), adapter=trainable)
             unembed = trainable.unembed()
             assert unembed is not None
-            logits = hidden @ exact.head.t() + unembed.delta(hidden)
+            logits = hidden @ exact.output + unembed.delta(hidden)
             places = torch.arange(len(tokens) - 1), torch.from_numpy(tokens[1:])
             mask = torch.tensor(sequence.mask)
             logp = logits.log_softmax(-1)[places][mask]

@@ -322,8 +322,8 @@ class _End:
         if ahead:
             steps_s = steps * max(played_s, trained_s) + min(played_s, trained_s)
         evaluated, evaluated_s = evaluations(config, steps), self._played_s(in_evaluation, speed, steps_at_once=1)
-        if long:
-            return steps_s + evaluated * evaluated_s
+        if long:  # with the trial of the service before the first step
+            return steps_s + evaluated * evaluated_s + speed.step_s.end(high=True)
         # The evaluation of the last weights overlaps with nothing. All rollouts share the slots and the machine.
         busy_s = steps * self._busy_s(in_step, speed) + evaluated * self._busy_s(in_evaluation, speed)
         return max(steps_s + evaluated_s, busy_s)
