@@ -135,6 +135,11 @@ def _rename_user(path: str, body: Json) -> None:
         body["category"] = "server"
 
 
+def _use_base_model(path: str, body: Json) -> None:
+    if path == "create_sampling_session" and body.pop("model_path", None):
+        body["base_model"] = "llama"
+
+
 def _same_ids(path: str, body: Json) -> None:
     if path == "asample" and body.get("sample_sequence_ids"):
         body["sample_sequence_ids"] = ["one"] * len(body["sample_sequence_ids"])
@@ -231,6 +236,53 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         "checkpoints: in-flight weights",
     ),
     "deletes nothing": (Fault(status=_delete_nothing), "checkpoints: management"),
+    "names another model": (
+        Fault(answer=lambda path, body: body.get("model_data", {}).update(model_name="other")),
+        "session: get_info",
+    ),
+    "averages importance_sampling": (Fault(trained=_scale_loss(0.5)), "loss: importance_sampling"),
+    "negates cispo": (Fault(trained=_scale_loss(-1)), "loss: cispo"),
+    "ignores the thresholds of cispo": (Fault(train=_drop_settings), "loss: cispo, thresholds"),
+    "averages dro": (Fault(trained=_scale_loss(0.5)), "loss: dro"),
+    "weighs absent weights by a half": (Fault(trained=_scale_loss(0.5)), "loss: optional weights"),
+    "doubles soft targets": (Fault(trained=_scale_loss(2)), "loss: soft targets"),
+    "ignores weights in gradients": (Fault(train=in_gradients(_drop_input("weights"))), "gradient: cross_entropy"),
+    "clips no gradient": (Fault(train=in_gradients(_set_loss("ppo", "importance_sampling"))), "gradient: ppo"),
+    "differentiates ppo with default thresholds": (
+        Fault(train=in_gradients(_drop_settings)),
+        "gradient: ppo, thresholds",
+    ),
+    "differentiates cispo with default thresholds": (
+        Fault(train=in_gradients(_drop_settings)),
+        "gradient: cispo, thresholds",
+    ),
+    "differentiates dro as importance_sampling": (
+        Fault(train=in_gradients(_set_loss("dro", "importance_sampling"))),
+        "gradient: dro",
+    ),
+    "differentiates dro with another beta": (Fault(train=in_gradients(_drop_settings)), "gradient: dro, beta"),
+    "doubles the gradient of gspo": (
+        Fault(train=in_gradients(each_input("advantages", lambda values: 2 * values))),
+        "gradient: gspo",
+    ),
+    "differentiates gspo with default thresholds": (
+        Fault(train=in_gradients(_drop_settings)),
+        "gradient: gspo, thresholds",
+    ),
+    "has a large eps": (_adam("eps", 1.0), "optimiser: scale of the gradient"),
+    "forgets topk": (
+        Fault(sampled=lambda response: [s.ClearField("topk_sampled_logprobs") for s in response.sequences]),
+        "samples: topk_logprobs",
+    ),
+    "forgets targets": (
+        Fault(sampled=lambda response: response.ClearField("target_prompt_logprobs")),
+        "samples: target_prompt_logprobs",
+    ),
+    "forgets alternatives": (
+        Fault(sampled=lambda response: response.ClearField("prompt_alt_tokens")),
+        "samples: prompt_alt_tokens",
+    ),
+    "samples from the base model": (Fault(request=_use_base_model), "checkpoints: named weights"),
     "runs requests as they arrive": (_by_arrival(), "requests: order of seq_id"),
     "answers twice": (_by_arrival(), "requests: request sent twice"),
     "forgets delivered results": (_forget_delivered(), "requests: future read twice"),

@@ -76,10 +76,11 @@ def check_key(probe: ServiceProbe) -> str:
 
 def check_info(probe: ServiceProbe) -> str:
     """Compare the adapter's description with its request."""
-    info = probe.trainer.get_info()
+    trainer = probe.fork()
+    info = trainer.get_info()
     expect(info.model_data.model_name == probe.model, f"names the model {info.model_data.model_name!r}")
     expect(info.lora_rank in (None, 8), f"lora_rank {info.lora_rank} of an adapter of rank 8")
-    expect(":train:" in str(trainer_id := probe.trainer.model_id), f"model_id {trainer_id!r} lacks ':train:'")
+    expect(":train:" in str(trainer.model_id), f"model_id {trainer.model_id!r} lacks ':train:'")
     return f"rank {info.lora_rank}, tokenizer {info.model_data.tokenizer_id or 'not named'}"
 
 

@@ -91,11 +91,8 @@ class _LoraProduct(torch.autograd.Function):
         for part, columns, b in _parts(lora.bs):
             y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
         ctx.save_for_backward(x, inner)
-        ctx.weight, ctx.lora, ctx.applies_swiglu = (
-            weight,
-            lora,
-            applies_swiglu,
-        )  # not in save_for_backward: saved parameters have no `grad`
+        # Not in save_for_backward: saved parameters have no `grad`.
+        ctx.weight, ctx.lora, ctx.applies_swiglu = weight, lora, applies_swiglu
         return y
 
     @staticmethod
