@@ -17,11 +17,7 @@ _CACHED = re.compile(r"(?P<owner>.+?)--(?P<name>.+?)(?P<converted>-[0-9a-f]{16})
 
 
 def hub_id(model: str) -> str | None:
-    """Return a model's name on the hub, or None if unknown.
-
-    Args:
-        model: a name on the hub, or the path of a model in a cache of rlkit or of the hub.
-    """
+    """Return the hub's name of a model, given by this name or by a path in a cache; None if unknown."""
     path = Path(model).expanduser()
     if not path.exists():
         return model if _REPOSITORY.fullmatch(model) and not model.lower().endswith(".gguf") else None

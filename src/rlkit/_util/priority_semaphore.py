@@ -58,11 +58,7 @@ class Slots:
         return self._busy_s + (self.count - self._free) * (self._clock() - self._changed_s)
 
     async def acquire(self, rank: tuple[int, ...]) -> None:
-        """Acquire a place; equal ranks are served in order of arrival.
-
-        Raises:
-            SlotsClosed: the semaphore is closed.
-        """
+        """Acquire a place, equal ranks in order of arrival; raise SlotsClosed if the semaphore is closed."""
         if self._is_closed():
             raise SlotsClosed(self.close_reason)
         if self._free and not self._waiting:

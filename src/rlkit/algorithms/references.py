@@ -62,11 +62,7 @@ class Reference:
         return self.first_step <= step and (self.last_step is None or step <= self.last_step)
 
     async def drifts(self, data: Sequence[Datum], roots: Sequence[Turn]) -> Drifts:
-        """Request the drifts of a group's sequences; raise ServiceError if the reference fails.
-
-        Args:
-            roots: first turn of each sequence.
-        """
+        """Request the drifts of sequences, by their first turns (`roots`); ServiceError if the reference fails."""
         return await run_together(self._drift(datum, root) for datum, root in zip(data, roots, strict=True))
 
     def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:

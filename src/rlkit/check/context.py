@@ -53,11 +53,7 @@ class CheckContext:
 
     @classmethod
     def draw(cls, source: TaskSource | Sequence[Env], player: Player, *, tasks: int, seed: int) -> Self:
-        """Draw tasks for a check.
-
-        Raises:
-            UsageError: the source has no tasks.
-        """
+        """Draw tasks for a check; UsageError if the source has no tasks."""
         player.announce("drawing tasks")
         restorable = None if isinstance(source, Sequence) else source
         state: Mapping[str, Json] = {} if restorable is None else restorable.state_dict()

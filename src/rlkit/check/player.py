@@ -78,11 +78,7 @@ class WatchedRollout:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Player of environments, with one reply per rollout.
-
-    Args:
-        announce: receives a line before each rollout.
-    """
+    """Player of environments, with one reply per rollout; `announce` receives a line before each."""
 
     chat: ChatFormat
     timeout_s: float
@@ -99,11 +95,7 @@ class Player:
         delay_s: float = 0.0,
         condition: str = "",
     ) -> WatchedRollout:
-        """Play once, with `reply` as every completion.
-
-        Raises:
-            Hang: the rollout did not end within `timeout_s`.
-        """
+        """Play once, with `reply` as every completion; raise `Hang` if it does not end within `timeout_s`."""
         limits = Limits(max_turns=max_turns)
         activity = f"{get_task_name(env)}, reply {abbreviate(reply)}{condition and f', {condition}'}"
         policy = WatchedPolicy(reply, chat=self.chat, max_tokens=max_tokens, limits=limits, delay_s=delay_s)

@@ -34,11 +34,7 @@ def take_snapshot(env: object) -> Snapshot:
 
 
 def find_changes(before: Snapshot, after: Snapshot, *, allow_caches: bool) -> Sequence[str]:
-    """Return a line for each value that differs.
-
-    Args:
-        allow_caches: ignore private attributes that were absent or None before.
-    """
+    """Return a line for each value that differs; `allow_caches` ignores private ones that were absent or None."""
     lines: list[str] = []
     for path in sorted(before.keys() | after.keys(), key=lambda path: (len(path), path)):
         old, new = before.get(path, "nothing"), after.get(path, "nothing")

@@ -61,11 +61,7 @@ class Session(ABC):
         """Return the policy that answers for a model; raise a `Rejection` if there is none."""
 
     async def respond(self, exchange: Exchange) -> Sequence[Reply]:
-        """Reply to a request.
-
-        Raises:
-            Rejection: the request is malformed, or has no reply.
-        """
+        """Reply to a request; raise Rejection if it is malformed or has no reply."""
         call, policy = exchange.make_call(self._conversations), await self.find_policy(exchange.model)
         if not call.messages:
             raise Rejection(400, "the conversation needs at least one message")

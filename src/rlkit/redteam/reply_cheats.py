@@ -18,11 +18,7 @@ from rlkit.types import Tool
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Facts of a task that a cheat may use.
-
-    Args:
-        form: a right answer without letters and digits, such as `\\boxed{}`; "" if the environment has no gold answer.
-    """
+    """Facts of a task for a cheat; `form` is a right answer without letters and digits, or "" without a gold answer."""
 
     prompt: str
     tools: Sequence[Tool]

@@ -99,11 +99,7 @@ def classify_attempt(reward: float | None, honest: float) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class CheatSummary:
-    """Summary of one cheat over all tasks.
-
-    Args:
-        detail: tasks on which the cheat earned, failed or was not tried, with the first reason.
-    """
+    """Summary of one cheat; `detail` names the tasks on which it earned, failed or was not tried, and a reason."""
 
     cheat: str
     description: str

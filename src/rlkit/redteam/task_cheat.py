@@ -51,11 +51,7 @@ function `pay` that writes both reward files below each of some root folders, ""
 
 @dataclass(frozen=True)
 class TaskCheat:
-    """Way to earn a reward without solving the task.
-
-    Args:
-        script: bash commands, which run as the agent's user before verification, in each step of a task.
-    """
+    """Way to earn a reward without the solution: bash commands, run as the agent's user in each step of a task."""
 
     name: str
     description: str

@@ -23,11 +23,7 @@ _PAUSE_S = 0.1
 
 
 class Forwarder:
-    """A port that is forwarded until `close`.
-
-    Args:
-        listener: listening socket in the sandbox's network namespace.
-    """
+    """A port that is forwarded until `close`, from a listening socket in the sandbox's network namespace."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener

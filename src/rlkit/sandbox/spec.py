@@ -74,11 +74,7 @@ class Spec:
 
 
 def shared_paths(paths: Sequence[str], *, private: Sequence[str]) -> tuple[str, ...]:
-    """Return the absolute folders of a sandbox that a view shows, without folders inside another of them.
-
-    Raises:
-        UsageError: a path is not absolute, has a `..`, or overlaps a private folder of the view.
-    """
+    """Return the absolute folders that a view shows, outermost only; UsageError for an invalid or private one."""
     folders: list[PurePosixPath] = []
     for path in paths:
         folder = PurePosixPath("/" + path.lstrip("/"))

@@ -97,11 +97,7 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedGroup:
-    """A group of a step with all its attempts, failed attempts included.
-
-    Args:
-        is_trained: False if another group replaced this group.
-    """
+    """A group of a step with all its attempts; `is_trained` is False if another group replaced it."""
 
     group: Group
     is_trained: bool

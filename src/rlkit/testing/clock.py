@@ -83,10 +83,6 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run_virtual[T](main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on virtual time.
-
-    Raises:
-        DeadlockError: the coroutine waits for an event that cannot happen.
-    """
+    """Run a coroutine to its end on virtual time; DeadlockError if it waits for what cannot happen."""
     with asyncio.Runner(loop_factory=VirtualClock) as runner:
         return runner.run(main)

@@ -26,11 +26,7 @@ def pieces_path(directory: Path) -> Path:
 
 @dataclass(eq=False)
 class PieceWriter:
-    """Writer of the pieces of a run; a damaged file is written anew.
-
-    Args:
-        piece: returns the piece of a token.
-    """
+    """Writer of the pieces of a run, by `piece` of a token; a damaged file is written anew."""
 
     path: Path
     piece: Callable[[int], TokenPiece]

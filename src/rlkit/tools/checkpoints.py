@@ -36,11 +36,7 @@ _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def parse_age(text: str) -> float:
-    """Return an age such as `90m`, `12h`, `7d` or `2w` in seconds.
-
-    Raises:
-        UsageError: the text is not an age.
-    """
+    """Return an age such as `90m`, `12h`, `7d` or `2w` in seconds; UsageError for another text."""
     age = _AGE.fullmatch(text.strip())
     if age is None:
         raise UsageError(f"{text!r} is not an age: write 90m, 12h, 7d or 2w")
@@ -63,11 +59,7 @@ class CheckpointFilter:
 
     @classmethod
     def parse(cls, kind: str | None, older_than: str | None) -> CheckpointFilter:
-        """Make a filter from the options of the command line.
-
-        Raises:
-            UsageError: the kind or the age is invalid.
-        """
+        """Make a filter from the options of the command line; UsageError if the kind or the age is invalid."""
         kinds = get_args(Kind.__value__)
         if kind is not None and kind not in kinds:
             raise UsageError(f"--kind: {kind!r} is not one of {', '.join(kinds)}.{did_you_mean(kind, kinds)}")

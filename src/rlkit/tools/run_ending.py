@@ -53,11 +53,7 @@ class RunEnding:
 
 
 def read_run_ending(directory: Path) -> RunEnding | None:
-    """Return the outcome of the run in a directory; None if run.json has no status.
-
-    Raises:
-        UsageError: run.json is damaged.
-    """
+    """Return a run's outcome; None if run.json has no status, UsageError if it is damaged."""
     about = json_lines.read_object(directory / "run.json")
     status, reason = about.get("status"), str(about.get("reason") or "")
     resume = f"`rlkit resume {directory.name}`"

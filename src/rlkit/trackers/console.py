@@ -129,11 +129,7 @@ def render_band(band: Band, render: Callable[[float], str]) -> str:
 
 
 class Heartbeat:
-    """Print the progress of a run whenever nothing was printed for a while.
-
-    Args:
-        note: prints a line; called on the heartbeat's thread.
-    """
+    """Print the progress of a run when nothing was printed for a while; `note` is called on a thread of its own."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -173,11 +169,7 @@ class Heartbeat:
 
 
 class ConsoleTracker(Tracker):
-    """Print one plain line per step, and progress lines during long steps.
-
-    Args:
-        note: prints a line, given without line break; by default on stderr.
-    """
+    """Print one plain line per step, and progress lines in long steps, with `note` (by default on stderr)."""
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
         self._print = note or partial(print, file=sys.stderr, flush=True)

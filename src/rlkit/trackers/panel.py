@@ -123,11 +123,7 @@ def _truncate(text: str, cells: int) -> Text:
 
 
 class PanelTracker(Tracker):
-    """Draw the panel four times a second during a run, with notes above it.
-
-    Args:
-        clean: function applied to each note before it is printed.
-    """
+    """Draw the panel four times a second during a run, below notes to which `clean` was applied."""
 
     def __init__(self, console: Console, *, clean: Callable[[str], str] = str) -> None:
         self._console = console

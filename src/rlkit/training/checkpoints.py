@@ -102,11 +102,7 @@ class CheckpointSaver:
         return self.newest is not None and self.newest.step == step
 
     async def save(self, learner: Learner, step: int) -> None:
-        """Save the weights of a step, and record the checkpoint.
-
-        Raises:
-            RlkitError: the service failed after retries, or the checkpoint cannot be recorded.
-        """
+        """Save the weights of a step and record the checkpoint; RlkitError if the service or the disk fails."""
         paths = await self.watch.call(lambda: self.request(learner, step), "saving a checkpoint", retry=True)
         self._record(step, *paths)
 

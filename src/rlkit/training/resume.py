@@ -121,11 +121,7 @@ class _TaskReplay:
 
 
 def interrupted_groups(history: History, config: Config, *, retry_failed: bool) -> dict[int, GroupProgress]:
-    """Return the episodes of interrupted groups by draw, without episodes that are too stale to train on.
-
-    Args:
-        retry_failed: repeat failed rollouts with all their retries.
-    """
+    """Return the usable episodes of interrupted groups by draw; `retry_failed` repeats failed rollouts anew."""
     oldest, groups = config.schedule.oldest_version(history.step), dict[int, GroupProgress]()
     for draw in history.outstanding:
         recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
@@ -154,11 +150,7 @@ class WeightsLoader:
     note: Callable[[str], None]
 
     async def load(self, last_step: int) -> tuple[Learner, int]:
-        """Load the newest available checkpoint up to `last_step`, or the initial weights of the run.
-
-        Returns:
-            The learner, and the step of its weights.
-        """
+        """Load the newest checkpoint up to `last_step`, or the initial weights; return the learner and their step."""
         config, seed = self.config, derive_seed(self.config.seed, "adapter")
         candidates = [saved for saved in checkpoints(self.store.directory) if saved.step <= last_step]
         candidates.sort(key=lambda saved: saved.step)

@@ -92,11 +92,7 @@ class StepUpdate:
             self._include(prepared)
 
     def finish(self) -> None:
-        """Request the remaining gradients, the last optimiser step and the new sampler; call after the last `add`.
-
-        Raises:
-            EnvironmentFault: the advantage estimator failed.
-        """
+        """Request the rest of the step; call after the last `add`. EnvironmentFault if the estimator fails."""
         if not self._recipe.is_streaming:
             supervised = self._recipe.supervised  # a request has one loss, so its groups come together
             self._groups.sort(key=lambda prepared: (prepared.group.env not in supervised, prepared.group.draw))

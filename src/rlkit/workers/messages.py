@@ -68,11 +68,7 @@ class Forget(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Answer to an `Ask`: completions, or the error of the service.
-
-    Args:
-        excused_s: seconds of the wait that the service caused.
-    """
+    """Answer to an `Ask`: completions or the service's error, and the seconds of the wait that the service caused."""
 
     request: int
     completions: Sequence[Completion]
@@ -128,11 +124,7 @@ class Withdraw(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Result of a call; None for both if it was cancelled.
-
-    Args:
-        cpu_s: processor time of the worker since its start.
-    """
+    """Result of a call, None for both if cancelled, and the worker's processor time (`cpu_s`) since its start."""
 
     call: int
     value: object

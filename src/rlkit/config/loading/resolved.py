@@ -102,11 +102,7 @@ def read_settings(path: Path) -> list[tuple[str, str, str]]:
 
 
 def find_tags(text: str) -> list[str]:
-    """Return `track.wandb.tags` of a text of the lines of `show_lines`, without parsing the rest of it.
-
-    Raises:
-        ConfigError: the list is no YAML.
-    """
+    """Return `track.wandb.tags` of a text of `show_lines` without parsing its rest; ConfigError if it is no YAML."""
     line = _TAGS.search(text)
     node = parse(line[1], source="track.wandb.tags", lines=False) if line else None
     return [str(tag) for _, tag in leaves(plain(node))] if node is not None and node.value else []

@@ -19,11 +19,7 @@ def is_run_directory(directory: Path) -> bool:
 
 
 def find_run(run: str | Path) -> Path:
-    """Return the directory of a run, given its name or the directory itself.
-
-    Raises:
-        UsageError: there is no such run.
-    """
+    """Return the directory of a run, given its name or the directory itself; UsageError if there is none."""
     directories = [runs_dir() / run, Path(run).absolute()]
     for directory in directories:
         if is_run_directory(directory):
@@ -35,20 +31,12 @@ def find_run(run: str | Path) -> Path:
 
 
 def load_run_config(directory: Path) -> Config:
-    """Return the recorded configuration of a run, even if the file is cut off.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Return a run's recorded configuration, even if the file is cut off; UsageError if it cannot be read."""
     return load_config([directory / "config.yaml"]).config
 
 
 def find_run_config(directory: Path) -> Path:
-    """Return the path of the recorded configuration of a run.
-
-    Raises:
-        UsageError: the file is missing, or cut off.
-    """
+    """Return the path of a run's recorded configuration; UsageError if the file is missing or cut off."""
     path = directory / "config.yaml"
     remedy = "resume with the file that the run was started with: rlkit train FILE --name NAME --resume"
     if not path.is_file():

@@ -51,11 +51,7 @@ class _Loader(yaml.BaseLoader):
 
 
 def read_file(path: Path) -> Node:
-    """Read a configuration file.
-
-    Raises:
-        ConfigError: the file does not exist, is not YAML 1.2, or is not a mapping.
-    """
+    """Read a configuration file; ConfigError if it does not exist, is not YAML 1.2, or is not a mapping."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)

@@ -100,11 +100,7 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, *, others: Sequence[Decoder] = ()) -> None:
-        """Admit rows that fit, then decode one token of every row.
-
-        Args:
-            others: decoders that share the memory for keys and values.
-        """
+        """Admit rows that fit, then decode one token of each; `others` are decoders that share the memory."""
         self._make_room(others)
         self._share_batch()
         admitted = self._admit(others)

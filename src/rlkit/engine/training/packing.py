@@ -122,11 +122,7 @@ def _split(group: _PrefixGroup, lengths: Sequence[int], rows_max: int) -> Iterat
 def _chunk[T](
     items: Sequence[T], sizes: Sequence[int], even: float, limit: int, count_max: int | None = None
 ) -> Iterator[list[T]]:
-    """Join consecutive items to chunks with a total size of about `even` and at most `limit`; a larger item is alone.
-
-    Args:
-        count_max: maximum number of items in a chunk.
-    """
+    """Join items to chunks of about `even` and at most `limit` (a larger item alone) or `count_max` items."""
     chunk: list[T] = []
     total = done = count = 0
     for item, size in zip(items, sizes, strict=True):

@@ -203,11 +203,7 @@ def _read(result: TrialResult, folder: Path) -> _AgentTrial:
 
 
 def find_error(result: TrialResult) -> ExceptionInfo | None:
-    """Return the first error of a trial.
-
-    Raises:
-        MissingError: the environment cannot run on this machine.
-    """
+    """Return the first error of a trial; MissingError if the environment cannot run on this machine."""
     errors = [step.exception_info for step in list_steps(result)] + [result.exception_info]
     error = next((info for info in errors if info is not None), None)
     if error is not None and error.exception_type == MissingError.__name__:

@@ -120,11 +120,7 @@ def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
 
 
 def require_readable(tasks: Mapping[str, Path]) -> None:
-    """Let Harbor read the tasks, so that broken tasks are reported before a run begins.
-
-    Raises:
-        UsageError: a task cannot be read.
-    """
+    """Let Harbor read the tasks before a run begins; UsageError if a task cannot be read."""
     for name, path in tasks.items():
         if (fault := find_task_fault(path)) is not None:
             raise UsageError(

@@ -78,11 +78,7 @@ class Grader:
         return dict(self._counts)
 
     async def grade(self, answer: str, gold: str) -> Grade:
-        """Compare an answer with the gold one.
-
-        Raises:
-            GoldError: the gold answer cannot be graded.
-        """
+        """Compare an answer with the gold one; GoldError if the gold answer cannot be graded."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._turn[0] is not loop:
             self._turn = loop, asyncio.Lock()

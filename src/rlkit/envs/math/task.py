@@ -78,11 +78,7 @@ class MathProblem(Env):
         return await self.grade(await policy.chat(self.prompt()))
 
     async def grade(self, reply: Reply) -> Outcome:
-        """Return the outcome of a reply.
-
-        Raises:
-            EnvironmentFault: the gold answer cannot be graded, or the grader failed.
-        """
+        """Return the outcome of a reply; EnvironmentFault if the gold answer cannot be graded, or the grader failed."""
         gold = self.problem.answer
         answer = final_answer(reply.text)
         formatted = not reply.truncated and final_answer(reply.text, boxed_only=True) is not None

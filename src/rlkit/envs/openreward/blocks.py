@@ -46,11 +46,7 @@ def convert_tool(spec: ToolSpec, clean: Clean) -> Tool:
 
 
 def convert_content(blocks: Sequence[object], clean: Clean) -> Content:
-    """Return blocks of text and images as parts, or as one text if there are only texts.
-
-    Raises:
-        EnvironmentFault: a block is of another type.
-    """
+    """Return blocks as parts, or as one text if there are only texts; EnvironmentFault for a block of another type."""
     parts = [_convert_part(block, clean) for block in blocks]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     return "\n".join(texts) if len(texts) == len(parts) else parts

@@ -100,11 +100,7 @@ def _remove_leftovers(folder: Path, *, now_s: float) -> None:
 
 
 def write_file_tasks(settings: FileTasksSettings, target: Path) -> int:
-    """Write the tasks to a missing or empty folder, and return their number.
-
-    Raises:
-        UsageError: the folder is not empty, or cannot be written.
-    """
+    """Write the tasks to a folder and return their number; UsageError if it is not empty or cannot be written."""
     target = target.expanduser().absolute()
     try:
         return _write(_make_texts(settings), target)

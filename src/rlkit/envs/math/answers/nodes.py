@@ -115,11 +115,7 @@ class Builder:
         return self.multiply((numerator, self.power(denominator, MINUS_ONE)))
 
     def power(self, base: Expression, exponent: Expression) -> Expression:
-        """Return the power; a rational one is computed unless it is too large.
-
-        Raises:
-            MalformedError: zero to the power of a number that is not positive.
-        """
+        """Return the power, computed if rational and not too large; MalformedError for zero to a power ≤ 0."""
         if exponent == ONE:
             return base
         if isinstance(base, Number) and isinstance(exponent, Number):

@@ -106,11 +106,7 @@ class Evaluator:
 
 
 def compare_expressions(left: Expression, right: Expression, evaluate: Evaluator) -> Verdict:
-    """Compare two expressions wherever both are defined; None if undecided.
-
-    Raises:
-        LimitError: a number in them is too large, or the work limit is reached.
-    """
+    """Compare two expressions wherever both are defined, or None; LimitError if a number or the work is too large."""
     if left == right:
         return True
     if isinstance(left, Number) and isinstance(right, Number):

@@ -42,11 +42,7 @@ class SessionLost(Exception):
 
 
 def classify_error(error: BaseException, *, opening: bool) -> Kind:
-    """Classify the exception of a request to a server.
-
-    Args:
-        opening: True while the session is being opened: an error 400 then concerns the task, not the model's call.
-    """
+    """Classify the exception of a request; an error 400 while `opening` a session concerns the task, not the call."""
     import aiohttp
     from openreward.api.errors import MaxRetriesError, ToolCallError, ToolFailed
     from openreward.api.errors import OpenRewardError as SDKError

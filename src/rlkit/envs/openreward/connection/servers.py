@@ -32,11 +32,7 @@ _starting = threading.Lock()
 
 
 class LocalServer:
-    """Server that runs for the lifetime of this object.
-
-    Raises:
-        UsageError: the server does not answer at `port` within `within_s` seconds.
-    """
+    """Server for the lifetime of this object; UsageError if it does not answer at `port` within `within_s` seconds."""
 
     def __init__(self, command: Sequence[str], port: int, *, within_s: float) -> None:
         self.url = f"http://127.0.0.1:{port}"
