@@ -6,17 +6,15 @@ Invariant: the agent never works on the task. Its trajectory file, for tests tha
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, cast, override
+from typing import cast, override
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.options import AgentOptions
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
 from pydantic import Field
 
 from rlkit._util.files import write_text
-
-if TYPE_CHECKING:
-    from harbor.environments.base import BaseEnvironment
-    from harbor.models.agent.context import AgentContext
 
 RECORD = "trajectory.json"
 REPORT = "cheat.json"

@@ -16,20 +16,18 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, override
+from typing import Any, override
 
 import numpy as np
 import tinker
 from tinker import types
+from torch import Tensor
 
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import StoredCheckpoint
 from rlkit.testing.futures import SimulatedFuture, make_not_found_error, resolve_later
 from rlkit.testing.world import Latency, World, digest
 from rlkit.tinker_client.sdk import TinkerService, translate_error
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 type _Floats = np.ndarray[Any, np.dtype[np.float32]]
 type CustomLoss = Callable[[list[types.Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]

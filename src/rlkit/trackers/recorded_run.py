@@ -13,15 +13,13 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rlkit._util.files import json_lines
 from rlkit._util.json_values import map_text
 from rlkit.config.loading.secrets import clean
 from rlkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from rlkit.types import Json, TokenPiece
+from rlkit.types import Json, TokenPiece
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar
+from typing import IO, ClassVar
 
 from rlkit._util.sections import Section
 from rlkit.config.loading.secrets import clean
 from rlkit.errors import RlkitError
 from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.types import Json
 
 LAST_S = 30.0
 """Seconds that the end of a run waits for unsent steps."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -21,9 +21,7 @@ from rlkit.config.loading.secrets import clean
 from rlkit.errors import RlkitError, UsageError
 from rlkit.trackers.recorded_run import StepReader, read_run
 from rlkit.trackers.service import ServiceTracker
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.types import Json
 
 _POLL_S = 0.5
 _FIRST_PAUSE_S = 1.0

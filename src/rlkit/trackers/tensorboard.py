@@ -16,15 +16,13 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from rlkit._util import files
 from rlkit._util.sections import Section
 from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.types import Json
 
 _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rlkit._util.activity import current_activity
+from rlkit.config.schema import Config
 from rlkit.config.schema.sampling import WorkersConfig
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import UsageError
@@ -24,12 +24,9 @@ from rlkit.rollout.runner import GroupScores, Rollout, RolloutRunner
 from rlkit.sandbox.spec import MIB
 from rlkit.tasks.sources import Tasks
 from rlkit.types import Episode
+from rlkit.workers.connection import Connect
 from rlkit.workers.local import LocalWorker
 from rlkit.workers.pool import WorkerPool
-
-if TYPE_CHECKING:
-    from rlkit.config.schema import Config
-    from rlkit.workers.connection import Connect
 
 _MEMORY_SHARE = 0.9
 """Part of the machine's memory for its workers together."""

@@ -15,16 +15,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import ModuleType
+from typing import cast
 
 from rlkit._util.frames import describe_error
 from rlkit.errors import MissingError, missing_extra
 from rlkit.rollout.task_guard import CLEAN_UP_S, GRACE_S
 from rlkit.workers.connection import Connect, Connection, WorkerLoss, WorkerOwner
 from rlkit.workers.local import LocalWorker
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 type _Event = bytes | str | WorkerLoss | None
 """A frame of the worker, a line of its raw output, its loss, or None after `close`."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
 from rlkit.config.loading.outline import Shape, leaf_fields, locate
 from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 TYPE_ERRORS = {
     "int_type": "an integer",

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.secrets import secret_warnings
+from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from rlkit.env import Env, TaskSource
-    from rlkit.types import Json
+from rlkit.types import Json
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 

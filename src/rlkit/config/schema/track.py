@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import Field, create_model
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo, create_model
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from rlkit._util.sections import Section
 from rlkit.errors import MissingError
-
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
-    from pydantic.json_schema import JsonSchemaValue
 
 BUILT_IN = {
     "wandb": "rlkit.trackers.wandb:WandbTracker",

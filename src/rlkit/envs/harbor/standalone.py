@@ -9,11 +9,14 @@ the end of the event loop. A failure of the service is an error of the trial, ne
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast, override
+from pathlib import Path
+from typing import cast, override
 
+from harbor.environments.base import BaseEnvironment
 from harbor.llms.base import BaseLLM
 from pydantic import Field
 
@@ -32,12 +35,6 @@ from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.tokenizers.load import load_tokenizer
 from rlkit.types import Sampling
 from rlkit.workers.resource import WorkerResource
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from pathlib import Path
-
-    from harbor.environments.base import BaseEnvironment
 
 MAX_TOKENS = 4096
 """Default limit of a reply, enough for commands and some thinking before them."""

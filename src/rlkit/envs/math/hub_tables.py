@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from rlkit._util import files
 from rlkit._util.files import make_folder
@@ -22,9 +22,6 @@ from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.table_files import Row, read_rows
 from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.tokenizers.hub import hub_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _FILE_HINT = "path to the file in addition to dataset (for an excluded set, add the file to exclude)"
 

@@ -17,16 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, override
+from typing import Any, ClassVar, Protocol, cast, override
 
 from harbor.agents.terminus_2.terminus_2 import Command, Terminus2, Terminus2Options
 from harbor.agents.terminus_2.terminus_json_plain_parser import ParseResult
+from harbor.agents.terminus_2.tmux_session import TmuxSession
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
+from harbor.llms.chat import Chat
 from harbor.models.agent.context import AgentContext, ModelUsage
+from harbor.models.trajectories import SubagentTrajectoryRef
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
@@ -36,13 +40,6 @@ from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally, c
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
-    from harbor.agents.terminus_2.tmux_session import TmuxSession
-    from harbor.llms.chat import Chat
-    from harbor.models.trajectories import SubagentTrajectoryRef
 
 _RECORDING_POLLS = 100
 _POLL_S = 0.2
