@@ -71,8 +71,7 @@ _find_hints = cache(partial(get_type_hints, include_extras=True))
 _make_adapter = cache(TypeAdapter[object])
 
 
-_SETTINGLESS_MAX = 2
-"""Maximum number of classes without settings that are described separately."""
+_SETTINGLESS_MAX = 2  # maximum number of classes without settings that are described separately
 
 
 class NamedSection(Section):

@@ -16,9 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import cast, override
 
-_GRACE_S = 3.0
-"""Seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up."""
-
+_GRACE_S = 3.0  # seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up
 PROGRESS_S = 10.0
 """Seconds between reports of progress of a call."""
 

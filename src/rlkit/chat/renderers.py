@@ -166,8 +166,7 @@ class TemplateChat(_TokenizerChat):
         return parse_text(self.decode(completion))
 
 
-_TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
-"""Words in templates that can render tools."""
+_TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")  # words in templates that can render tools
 
 
 def _tools_as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -5,8 +5,7 @@ Invariant: the text depends only on the reply; an answer is never interrupted.
 
 from __future__ import annotations
 
-_FINAL = "<|start|>assistant<|channel|>final<|message|>"
-"""Header of an answer in the format of gpt-oss (harmony)."""
+_FINAL = "<|start|>assistant<|channel|>final<|message|>"  # header of an answer in the format of gpt-oss (harmony)
 
 
 def end_of_thinking(text: str, phrase: str) -> str:

@@ -18,8 +18,7 @@ from rlkit.errors import UsageError
 _AFTER_END_S = 60.0
 """Seconds after the end of a run until its `--follow` process exits. Usually the run kills the process earlier."""
 
-_NICENESS = 19
-"""Niceness of a `--follow` process, so that the run has priority."""
+_NICENESS = 19  # niceness of a `--follow` process, so that the run has priority
 
 
 def sync(

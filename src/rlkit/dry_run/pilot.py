@@ -46,11 +46,8 @@ _SHORTER, _LONGER = 0.75, 1.5
 _BATCHING_GAIN = 3.0
 """Maximum gain in sampling throughput of a machine that samples all rollouts of a step concurrently."""
 
-_UNCERTAINTY = 1.5
-"""Uncertainty of a single measurement, as a factor."""
-
-_NUDGE = 1e-3
-"""Advantage of a rollout in a group with zero advantages, so that the pilot can train on the group."""
+_UNCERTAINTY = 1.5  # uncertainty of a single measurement, as a factor
+_NUDGE = 1e-3  # advantage of a rollout in a group with zero advantages, so that the pilot can train on the group
 
 
 @dataclass(frozen=True, slots=True)

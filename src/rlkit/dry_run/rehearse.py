@@ -50,14 +50,9 @@ from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
 from rlkit.workers.from_config import open_runner
 
-_SHORT_REPLY = 0.1
-"""Mean length of short completions, as a fraction of the maximum tokens."""
-
-_LONG_REPLY = 10.0
-"""Mean length of long completions, as a multiple of the maximum tokens; all are truncated."""
-
-_TASK_COUNT = 2
-"""Number of tasks to play of each environment: one with short replies, and one with long ones."""
+_SHORT_REPLY = 0.1  # mean length of short completions, as a fraction of the maximum tokens
+_LONG_REPLY = 10.0  # mean length of long completions, as a multiple of the maximum tokens; all are truncated
+_TASK_COUNT = 2  # number of tasks to play of each environment: one with short replies, and one with long ones
 
 _NO_LATENCY = Latency(
     first_s=0, token_s=0, gradient_s=0, trained_tokens_per_s=math.inf, step_s=0, save_s=0, load_s=0, sigma=0.3

@@ -37,9 +37,7 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
 }
 """Values of further parameters that change nothing, or that `make_call` follows."""
 
-_SIGNATURE = "cmxraXQ="
-"""Signature of all thinking, which clients send back with it; nothing reads it."""
-
+_SIGNATURE = "cmxraXQ="  # signature of all thinking, which clients send back with it; nothing reads it
 _BILLING = "x-anthropic-billing-header:"
 """Start of a system block of Claude Code that its vendor takes out: a text for the model has no such block."""
 

@@ -28,8 +28,7 @@ from rlkit.endpoint.protocol import (
 from rlkit.endpoint.rejection import Rejection
 from rlkit.types import ImagePart, Json, Message, Reply, Tool, ToolCall
 
-_OPAQUE = "rlkit:"
-"""Prefix of reasoning as opaque text: some clients keep it, and drop the plain text."""
+_OPAQUE = "rlkit:"  # prefix of reasoning as opaque text: some clients keep it, and drop the plain text
 
 
 class _Image(ContentPart):
@@ -98,8 +97,7 @@ class _CallOutput(BaseModel):
 type Item = Annotated[_Message | _Reasoning | _Call | _CallOutput, Field(discriminator="type")]
 """An item of a client's input."""
 
-_RANKS = {_Reasoning: 0, _Message: 1, _Call: 2}
-"""Order of the items of a reply: reasoning, one message, calls."""
+_RANKS = {_Reasoning: 0, _Message: 1, _Call: 2}  # order of the items of a reply: reasoning, one message, calls
 
 
 @dataclass(slots=True)

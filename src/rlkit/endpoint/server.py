@@ -26,8 +26,7 @@ _KEY_BYTES = 24
 
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"
 
-_servers = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, "EndpointServer"]]()
-"""Servers by interface."""
+_servers = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, "EndpointServer"]]()  # servers by interface
 
 
 class EndpointServer(HttpServer):

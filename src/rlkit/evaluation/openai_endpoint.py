@@ -31,8 +31,7 @@ _MAX_WAIT_S = 60.0
 _RETRIED_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _MAX_MESSAGE_CHARS = 300
 
-_MAX_TOKENS = 1 << 24
-"""Limit of the token count that an endpoint reports, because a turn holds an array of that length."""
+_MAX_TOKENS = 1 << 24  # limit of the token count that an endpoint reports, because a turn holds an array of that length
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ type Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 _SCORE = re.compile(r"(?:(?P<part>[^/]+/[^/]+)/)?(?P<score>(?:avg|pass|maj)_at_\d+)")
 
-_EXPONENT_MIN = 1e6
-"""Smallest number that is rendered with an exponent."""
+_EXPONENT_MIN = 1e6  # smallest number that is rendered with an exponent
 
 
 @dataclass(frozen=True, slots=True)

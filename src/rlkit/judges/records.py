@@ -16,8 +16,7 @@ from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
 
-_QUEUE_MAX = 1_000
-"""Limit of the requests that wait for their start, in all processes."""
+_QUEUE_MAX = 1_000  # limit of the requests that wait for their start, in all processes
 
 
 @dataclass(frozen=True, slots=True)

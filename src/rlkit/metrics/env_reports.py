@@ -15,12 +15,8 @@ from rlkit.types import Episode, Json
 
 RULE = "blocking"
 
-_FINDINGS_MAX = 20
-"""Maximum number of findings of one run."""
-
-_ERROR_CHARS = 500
-"""Limit of the length of an error in a note."""
-
+_FINDINGS_MAX = 20  # maximum number of findings of one run
+_ERROR_CHARS = 500  # limit of the length of an error in a note
 _ACTION = "await slow calls, or run the work in a thread: `await asyncio.to_thread(...)`"
 
 

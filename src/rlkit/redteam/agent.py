@@ -23,8 +23,7 @@ REPORT = "cheat.json"
 SCRIPT_S = 60
 """Time limit of a script."""
 
-_OUTPUT_CHARS = 2000
-"""Maximum recorded characters of a script's output, from its end."""
+_OUTPUT_CHARS = 2000  # maximum recorded characters of a script's output, from its end
 
 
 class _Options(AgentOptions):

@@ -30,8 +30,7 @@ type SkippedTask = tuple[str, str]
 
 _REMAINING = "the remaining cheats"
 
-_CONTENT = re.compile(r"[^\W_]")
-"""Letter or digit of a gold answer."""
+_CONTENT = re.compile(r"[^\W_]")  # letter or digit of a gold answer
 
 
 @dataclass(frozen=True, slots=True)

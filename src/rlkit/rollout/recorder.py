@@ -33,8 +33,7 @@ from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampl
 INLINE_CHARS = 200_000
 """Limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts."""
 
-_TOKEN_CHARS = 512
-"""Upper bound of the length of a token; the longest tokens in use are runs of 128 spaces."""
+_TOKEN_CHARS = 512  # upper bound of the length of a token; the longest tokens in use are runs of 128 spaces
 
 type _Piece = tuple[Tokens, Floats, Bools]
 """Tokens of a completion, their log-probabilities, and True for sampled tokens: [C] each."""

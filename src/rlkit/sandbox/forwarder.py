@@ -73,8 +73,7 @@ class Forwarder:
         self._listener.close()
 
 
-_forwarders = set[Forwarder]()
-"""The forwarders of this process, which have equal shares of its descriptors."""
+_forwarders = set[Forwarder]()  # the forwarders of this process, which have equal shares of its descriptors
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

@@ -36,8 +36,7 @@ _VERSION = 1
 _CHOWN_AT_ONCE = 500
 _BUILD_S = 3600.0
 
-_rebuilt_layers = set[Path]()
-"""Layers that this process has rebuilt on request."""
+_rebuilt_layers = set[Path]()  # layers that this process has rebuilt on request
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,8 @@ from typing import Literal
 
 type OnOutput = Callable[[bytes, Literal["stdout", "stderr"]], Awaitable[None]]
 
-_PIPE_BYTES = 1 << 20
-"""Size of a pipe; processes of the sandbox lack the capability to enlarge it."""
-
-_PAUSE_S = 0.01
-"""Pause between reads of dropped output: at 100 MB/s these hardly load the event loop."""
+_PIPE_BYTES = 1 << 20  # size of a pipe; processes of the sandbox lack the capability to enlarge it
+_PAUSE_S = 0.01  # pause between reads of dropped output: at 100 MB/s these hardly load the event loop
 
 
 class Stream:

@@ -81,9 +81,7 @@ SCHEMA = pa.schema(
 - `metrics`, `info`, `rewards`, `messages`: JSON.
 """
 
-_COLUMNS = SCHEMA.names[:-1]
-"""All columns except `turns`."""
-
+_COLUMNS = SCHEMA.names[:-1]  # all columns except `turns`
 _JSON_FIELDS = ("metrics", "info", "rewards")
 _COPIED_FIELDS = [name for name in EPISODE_FIELDS if name not in _JSON_FIELDS]
 """Fields of an episode that are columns without conversion."""

@@ -24,8 +24,7 @@ from rlkit.types import Group, Json
 type Tasks = TaskSource | Iterable[Env]
 """Tasks of a user: a task source, or any collection of tasks."""
 
-_ORDERS_MAX = 64
-"""Number of permutations in memory; each source needs that of its current epoch."""
+_ORDERS_MAX = 64  # number of permutations in memory; each source needs that of its current epoch
 
 
 class SequenceSource(TaskSource):

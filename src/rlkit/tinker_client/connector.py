@@ -18,9 +18,7 @@ from rlkit._util.frames import iter_causes
 from rlkit._util.threads import in_thread
 from rlkit.errors import ConfigError, ServiceUnreachable
 
-_ATTEMPT_S = 10.0
-"""Limit of one request, short enough for several attempts a minute."""
-
+_ATTEMPT_S = 10.0  # limit of one request, short enough for several attempts a minute
 _QUIET_S = 2.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 5.0

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 
 
-_PAGE = 100
-"""Number of checkpoints to request at once."""
-
+_PAGE = 100  # number of checkpoints to request at once
 CLOSING_S = 10.0
 """Time limit for closing the session; the SDK would retry for minutes."""
 

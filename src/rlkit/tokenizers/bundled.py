@@ -25,9 +25,7 @@ TML_TOKENIZERS = {
 }
 """Classes in `tml_renderers.tokenizers` by patterns of model names."""
 
-_LLAMA = re.compile(r"meta-llama/(Meta-)?Llama-3.*")
-"""Models whose tokenizer is in the package llama-models."""
-
+_LLAMA = re.compile(r"meta-llama/(Meta-)?Llama-3.*")  # models whose tokenizer is in the package llama-models
 _REPLY_TOKENS = re.compile(r"</?(think|tool_call|tool_response|arg_key|arg_value)>")
 """Special tokens that are part of a reply's text: `skip_special_tokens` keeps them."""
 

@@ -12,8 +12,7 @@ from rlkit.tokenizers.bundled import PackagedTokenizer
 if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""Name of a byte in vocabularies of SentencePiece."""
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # name of a byte in vocabularies of SentencePiece
 
 
 def token_text(tokenizer: Tokenizer | PackagedTokenizer, token: int) -> bytes:

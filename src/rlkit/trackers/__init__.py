@@ -33,11 +33,8 @@ CALL_S = 0.5
 MAX_WAITING_CALLS = 10_000
 """Limit of queued calls of a slow tracker; further calls are dropped. A full queue takes tens of megabytes."""
 
-_LAST_S = 40.0
-"""Seconds that the end of a run waits for all its trackers; the built-in trackers give up earlier."""
-
-_BEHIND_S = 5.0
-"""Seconds that the end of a run waits for a tracker with unfinished calls."""
+_LAST_S = 40.0  # seconds that the end of a run waits for all its trackers; the built-in trackers give up earlier
+_BEHIND_S = 5.0  # seconds that the end of a run waits for a tracker with unfinished calls
 
 type Phase = Literal["preparing", "sampling", "training", "evaluating", "saving", "done"]
 

@@ -26,17 +26,10 @@ from rlkit.types import Json
 LAST_S = 30.0
 """Seconds that the end of a run waits for unsent steps."""
 
-_LAST_FAILED_S = 5.0
-"""Seconds that the end of a run waits if it failed or was stopped immediately."""
-
-_RESTART_S = 300.0
-"""Shortest time between two starts of the process, which ends after repeated failures of the service."""
-
-_LAST_BYTES = 20_000
-"""Bytes read from the end of the process's stderr, to find its last line."""
-
-_END = b"."
-"""Message to the process that the run is over."""
+_LAST_FAILED_S = 5.0  # seconds that the end of a run waits if it failed or was stopped immediately
+_RESTART_S = 300.0  # shortest time between two starts of the process, which ends after repeated failures of the service
+_LAST_BYTES = 20_000  # bytes read from the end of the process's stderr, to find its last line
+_END = b"."  # message to the process that the run is over
 
 
 class NotSent(RlkitError):

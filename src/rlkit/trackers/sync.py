@@ -25,8 +25,7 @@ from rlkit.types import Json
 
 _POLL_S = 0.5
 _FIRST_PAUSE_S = 1.0
-_MAX_FAILURES = 4
-"""Consecutive failures after which sending stops; the pause between attempts doubles."""
+_MAX_FAILURES = 4  # consecutive failures after which sending stops; the pause between attempts doubles
 
 
 class SendingFailed(RlkitError):

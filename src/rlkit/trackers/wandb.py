@@ -34,14 +34,10 @@ PAGE = "rollouts/one"
 _CONVERSATION_MAX_CHARS = 20_000
 """Limit of a conversation in a table or page, because browsers cannot show larger tables."""
 
-_TAG_CHARS = 64
-"""Maximum length of a tag at Weights & Biases."""
-
+_TAG_CHARS = 64  # maximum length of a tag at Weights & Biases
 _ID_BYTES = 4
 
-_FINISH_S = 20.0
-"""Time limit of the upload at the end of a run; `wandb sync` can send the rest from the disk."""
-
+_FINISH_S = 20.0  # time limit of the upload at the end of a run; `wandb sync` can send the rest from the disk
 _COLUMNS = ("step", "env", "task", "member", "reward", "status", "stop", "version", "turns", "seconds", "conversation")
 
 

@@ -65,8 +65,7 @@ from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups,
 from rlkit.training.run import Run
 from rlkit.workers.from_config import open_runner
 
-_LAST_SAVE_S = 120.0
-"""Time to save the weights of a run that failed."""
+_LAST_SAVE_S = 120.0  # time to save the weights of a run that failed
 
 
 class RLTrainer(Trainer):

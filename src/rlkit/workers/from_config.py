@@ -28,11 +28,8 @@ from rlkit.workers.connection import Connect
 from rlkit.workers.local import LocalWorker
 from rlkit.workers.pool import WorkerPool
 
-_MEMORY_SHARE = 0.9
-"""Part of the machine's memory for its workers together."""
-
-_MEMORY_MIN_BYTES = 2048 * MIB
-"""Least limit of a worker by default; one needs about 600 MiB with a model's tokenizer."""
+_MEMORY_SHARE = 0.9  # part of the machine's memory for its workers together
+_MEMORY_MIN_BYTES = 2048 * MIB  # least limit of a worker by default; one needs about 600 MiB with a model's tokenizer
 
 
 @asynccontextmanager

@@ -26,9 +26,7 @@ from rlkit.workers.connection import Connection, WorkerLoss, WorkerOwner
 from rlkit.workers.marker import Marker
 from rlkit.workers.messages import FrameProtocol, Stop, encode
 
-_CHECK_S = 0.5
-"""Seconds between two checks of a worker's marker."""
-
+_CHECK_S = 0.5  # seconds between two checks of a worker's marker
 _PROCESSOR_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHON_CPU_COUNT")
 """Variables of the number of processors for numerical libraries, Python and `ForkServer`: each worker has its own."""
 

@@ -20,8 +20,7 @@ from rlkit.types import Completion, Episode, Prompt, Sampling
 from rlkit.workers.task_pickles import TaskPickle
 
 _HEADER = struct.Struct("<4sQ")
-_MARK = b"\x93rlk"
-"""Begins each frame, because environments can write to the connection too."""
+_MARK = b"\x93rlk"  # begins each frame, because environments can write to the connection too
 
 
 class Start(NamedTuple):

@@ -25,15 +25,9 @@ from rlkit.workers.connection import Connect
 from rlkit.workers.messages import Play, Score, Start, encode
 from rlkit.workers.task_pickles import TaskPickle, pickle_task
 
-_REPLAYS_MAX = 5
-"""Number of times that a rollout is played again because its worker ended."""
-
-_SHARED_REPLAYS_MAX = 3
-"""Number of these in a worker with others; they may be what ends it."""
-
-_STARTS_MAX = 3
-"""Number of replacements in a row that may fail to start; after that, the pool has a worker less."""
-
+_REPLAYS_MAX = 5  # number of times that a rollout is played again because its worker ended
+_SHARED_REPLAYS_MAX = 3  # number of these in a worker with others; they may be what ends it
+_STARTS_MAX = 3  # number of replacements in a row that may fail to start; after that, the pool has a worker less
 _PICKLES = 8
 """Number of pickled tasks in memory. The members of a group, which share one, begin together; it may be large."""
 

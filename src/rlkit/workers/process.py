@@ -42,9 +42,7 @@ from rlkit.workers import messages
 from rlkit.workers.marker import Marker
 from rlkit.workers.task_pickles import TaskPickle
 
-_START_S = 600.0
-"""Time limit for loading tasks; many workers may import large packages at once from a slow folder."""
-
+_START_S = 600.0  # time limit for loading tasks; many workers may import large packages at once from a slow folder
 _RENEW_S = 1.0
 _PR_SET_PDEATHSIG = 1
 

@@ -27,12 +27,8 @@ from rlkit.workers.local import LocalWorker
 type _Event = bytes | str | WorkerLoss | None
 """A frame of the worker, a line of its raw output, its loss, or None after `close`."""
 
-_PATIENCE_S = 20.0
-"""Seconds without an actor after which the run says that it waits; an idle machine needs a few."""
-
-_CONNECT_S = 10.0
-"""Time limit for a connection to the cluster's address."""
-
+_PATIENCE_S = 20.0  # seconds without an actor after which the run says that it waits; an idle machine needs a few
+_CONNECT_S = 10.0  # time limit for a connection to the cluster's address
 _VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "0"}
 """Variables of an actor: Ray must not kill the keeper of a worker, which would no longer kill the worker."""
 

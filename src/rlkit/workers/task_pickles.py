@@ -15,11 +15,8 @@ import cloudpickle
 from rlkit.env import Task
 from rlkit.errors import UsageError
 
-_PATH_MAX = 8
-"""Maximum number of attributes in the name of what cannot be pickled."""
-
-_SEARCH_S = 1.0
-"""Seconds after which the name gets no further attribute, because each pickles a part of the task again."""
+_PATH_MAX = 8  # maximum number of attributes in the name of what cannot be pickled
+_SEARCH_S = 1.0  # seconds after which the name gets no further attribute, because each pickles a part of the task again
 
 
 class TaskPickle(NamedTuple):

@@ -107,8 +107,7 @@ _INHERITED = {
 _ALTERNATIVES = {"min_valid": "max_failing_rollouts"}
 """Alternative fields of an environment, which set the same limit as the field in the key."""
 
-_EVALUATION_FIELDS = ("max_tokens", "timeout_s", "max_retries")
-"""Fields of `_INHERITED` that evaluations use, too."""
+_EVALUATION_FIELDS = ("max_tokens", "timeout_s", "max_retries")  # fields of `_INHERITED` that evaluations use, too
 
 
 def _default_steps(others: Mapping[str, object]) -> int | None:

@@ -105,8 +105,7 @@ class LoraConfig(Section):
         return self
 
 
-_RATE_MAX = 1000.0
-"""Limit of the embedded engine; beyond it, weights diverge immediately."""
+_RATE_MAX = 1000.0  # limit of the embedded engine; beyond it, weights diverge immediately
 
 
 def _validate_rate(value: object, check: ValidatorFunctionWrapHandler) -> float | Literal["auto"]:

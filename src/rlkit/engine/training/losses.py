@@ -45,8 +45,7 @@ class LossSpec:
 
 
 SEQUENCE = "sequence_log_ratio"
-_LOG_RATIO_MAX = 80.0
-"""Maximum log-ratio; its exponential is finite in float32."""
+_LOG_RATIO_MAX = 80.0  # maximum log-ratio; its exponential is finite in float32
 _CLIPS = ("clip_low_threshold", "clip_high_threshold")
 
 LOSSES: Mapping[str, LossSpec] = {

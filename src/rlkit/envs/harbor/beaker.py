@@ -37,12 +37,8 @@ if TYPE_CHECKING:
     from beaker.types import BeakerWorkload
 
 _POLL_S = 1.0
-_ALIVE_S = 30.0
-"""Interval of the heartbeats to a job."""
-
-_IDLE_S = 300
-"""Time without requests after which a job ends."""
-
+_ALIVE_S = 30.0  # interval of the heartbeats to a job
+_IDLE_S = 300  # time without requests after which a job ends
 _REQUEST_S = 60.0
 _TOKEN_BYTES = 32
 

@@ -23,9 +23,7 @@ OLD_TASK_FILE = "task.yaml"
 EVAL_FRACTION = 0.2
 """Default share of the evaluation split."""
 
-_MAX_DEPTH = 3
-"""Depth of a task below the search folder: datasets, and collections of datasets."""
-
+_MAX_DEPTH = 3  # depth of a task below the search folder: datasets, and collections of datasets
 _IDS_SHOWN = 5
 
 type Split = Literal["all", "train", "eval"]

@@ -79,9 +79,7 @@ class Dataset:
     policies: Policies = field(default_factory=Policies)
 
 
-_EVALUATED = Policies(unevaluated="reject")
-"""Policies of datasets that test arithmetic: `17 + 25` is not an answer."""
-
+_EVALUATED = Policies(unevaluated="reject")  # policies of datasets that test arithmetic: `17 + 25` is not an answer
 _NUMBER_TEMPLATE = Template(suffix="Think step by step, then write the final number, without units, in \\boxed{}.")
 
 _COMMITS: Mapping[str, str] = {

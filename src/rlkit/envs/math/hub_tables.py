@@ -25,8 +25,7 @@ from rlkit.tokenizers.hub import hub_problem
 
 _FILE_HINT = "path to the file in addition to dataset (for an excluded set, add the file to exclude)"
 
-_PROGRESS_S = 15.0
-"""Interval between reports on a download."""
+_PROGRESS_S = 15.0  # interval between reports on a download
 
 
 def newest_commit(repository: str) -> str:

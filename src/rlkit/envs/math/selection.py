@@ -20,8 +20,7 @@ type Order = Literal["shuffled", "dataset", "ascending", "descending"]
 type Share = tuple[Literal["train", "test"], float]
 """Split to select from a dataset without splits, and the fraction of problems in its test split."""
 
-_SEEDS = 2**31
-"""Upper bound of a seed."""
+_SEEDS = 2**31  # upper bound of a seed
 
 
 @dataclass(frozen=True, slots=True)

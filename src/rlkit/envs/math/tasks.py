@@ -31,8 +31,7 @@ type Length = Annotated[int, Field(ge=1)]
 type Commits = Mapping[str, str]
 """Commit by repository, where it differs from the catalogue's."""
 
-_QUESTION_COLUMNS = ("question", "problem", "prompt")
-"""Columns that may hold the questions of a file in `exclude`."""
+_QUESTION_COLUMNS = ("question", "problem", "prompt")  # columns that may hold the questions of a file in `exclude`
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,7 @@ from weakref import WeakKeyDictionary
 
 from rlkit._util.stopwatch import OwnWait, request_wait
 
-_CALM_S = 1.0
-"""Time after a reduction in which 429 answers are ignored, because their requests were sent before it."""
-
+_CALM_S = 1.0  # time after a reduction in which 429 answers are ignored, because their requests were sent before it
 _MIN_GROWTH = 1 / 8
 """Growth of the limit per opened session. TCP's one over the limit would take thousands of sessions to reach 256."""
 

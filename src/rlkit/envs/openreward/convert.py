@@ -64,14 +64,9 @@ _OWN = ("openreward_run_name", "max_total_tokens", "max_rollout_retries", "loss_
 _ENV = ("splits", "nonterminal_reward", "num_rollouts", "max_failing_rollouts", "temperature", "top_p", "top_k",
         "reward_reduction", "min_reward", "max_reward", "secrets")  # fmt: skip
 
-_OF_ENV = {"group_size": "num_rollouts"}
-"""Fields of rlkit's environments that have another name there."""
-
-_MAX_ACTIVE_TASKS = 32
-"""Default number of concurrent rollouts in the cookbook."""
-
-_NUM_ROLLOUTS = 16
-"""Group size if the old configuration, which has no default, does not set it."""
+_OF_ENV = {"group_size": "num_rollouts"}  # fields of rlkit's environments that have another name there
+_MAX_ACTIVE_TASKS = 32  # default number of concurrent rollouts in the cookbook
+_NUM_ROLLOUTS = 16  # group size if the old configuration, which has no default, does not set it
 
 
 @dataclass(frozen=True)

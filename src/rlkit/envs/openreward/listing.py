@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 type Note = Callable[[str], None]
 type _Count = Annotated[int, Field(strict=True, ge=1)]
 
-_HASHED_TASKS = 16
-"""Number of tasks in the hash of a list; each costs a request."""
-
+_HASHED_TASKS = 16  # number of tasks in the hash of a list; each costs a request
 TRAIN = "train"
 
 

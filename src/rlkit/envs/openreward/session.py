@@ -25,17 +25,10 @@ if TYPE_CHECKING:
     from openreward.api.environments.client import AsyncSession
     from openreward.api.environments.types import ToolOutput
 
-_DELETIONS = 6
-"""Attempts to delete a session."""
-
-_DELETION_WAIT_S = 15.0
-"""Time that a rollout waits for the deletion of its session."""
-
-_deletions = set[asyncio.Task[None]]()
-"""References to running deletions, which the event loop would otherwise drop."""
-
-_BUSY_CALLS = 8
-"""Attempts of a call if the server is busy."""
+_DELETIONS = 6  # attempts to delete a session
+_DELETION_WAIT_S = 15.0  # time that a rollout waits for the deletion of its session
+_deletions = set[asyncio.Task[None]]()  # references to running deletions, which the event loop would otherwise drop
+_BUSY_CALLS = 8  # attempts of a call if the server is busy
 
 
 @dataclass(frozen=True)

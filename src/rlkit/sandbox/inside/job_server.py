@@ -18,8 +18,7 @@ from . import job, kernel
 _MESSAGE_BYTES = 64 << 20
 KILLED_FIRST = "500"
 """Value of `oom_score_adj` that makes the kernel kill a process early if memory is short."""
-_SWEEPS = 64
-"""Maximum number of passes over the processes of a killed job: a job may fork forever."""
+_SWEEPS = 64  # maximum number of passes over the processes of a killed job: a job may fork forever
 
 
 class JobServer:

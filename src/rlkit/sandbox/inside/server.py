@@ -33,8 +33,7 @@ _SYSTEM = (
 )
 _LENGTH = struct.Struct("<Q")
 _REASON_BYTES = 4096
-_NICE = 5
-"""Increment of the nice value, so that the trainer's own work has priority over programs."""
+_NICE = 5  # increment of the nice value, so that the trainer's own work has priority over programs
 
 
 class Plan(TypedDict):

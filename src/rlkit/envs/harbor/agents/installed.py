@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from harbor.models.agent.context import AgentContext
     from harbor.trial.trial import Trial
 
-_GRACE_S = 10.0
-"""Time for an agent to end after a limit: some repeat the refused request for minutes."""
-
+_GRACE_S = 10.0  # time for an agent to end after a limit: some repeat the refused request for minutes
 _POLL_S = 0.2
 
 _UNDECLARED: Mapping[str, tuple[str, str]] = {"openhands-sdk": ("LLM_BASE_URL", "LLM_API_KEY")}

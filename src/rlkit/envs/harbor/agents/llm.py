@@ -22,8 +22,7 @@ from rlkit.types import Message, Reply
 NO_LIMIT_TOKENS = 1 << 30
 """Context size reported to Harbor if it is unknown, because Harbor needs a number."""
 
-_CHARS_PER_TOKEN = 3.0
-"""Estimate before the first reply; low, so that token counts are rather too high than too low."""
+_CHARS_PER_TOKEN = 3.0  # estimate before the first reply; low, so that token counts are rather too high than too low
 
 
 @dataclass(slots=True, eq=False)

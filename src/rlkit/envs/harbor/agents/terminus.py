@@ -44,12 +44,10 @@ from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
 _RECORDING_POLLS = 100
 _POLL_S = 0.2
 """Number and interval of polls for the recording: asciinema starts slowly on a busy machine."""
-
 _FREE_FOR_SUMMARY_TOKENS = 4000
 """Tokens freed before a summary in a large context, in addition to the tokens of its reply (Harbor's value)."""
 
-_FREE_TOKENS = 8000
-"""Free tokens below which a large context is summarised (Harbor's value)."""
+_FREE_TOKENS = 8000  # free tokens below which a large context is summarised (Harbor's value)
 
 # fmt: off
 _SERVICE_OPTIONS = frozenset([

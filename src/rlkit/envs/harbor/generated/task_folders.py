@@ -19,8 +19,7 @@ from rlkit._util.paths import cache_dir
 from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasksSettings, generate_file_tasks
 from rlkit.errors import UsageError
 
-_LEFTOVER_S = 3600.0
-"""Minimum age of an abandoned temporary folder; writing takes seconds."""
+_LEFTOVER_S = 3600.0  # minimum age of an abandoned temporary folder; writing takes seconds
 
 _SETTINGS = """schema_version = "1.4"
 

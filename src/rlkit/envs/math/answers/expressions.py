@@ -29,9 +29,7 @@ _STARTS = frozenset(
 )
 _END = Token("end", "")
 _SIGNS = frozenset("+-±∓")
-_BINDING = frozenset({"^", "_", "!", "'"})
-"""Signs that bind to the letter before them."""
-
+_BINDING = frozenset({"^", "_", "!", "'"})  # signs that bind to the letter before them
 _PRIME = "'"
 
 

@@ -24,9 +24,7 @@ _NO_ARITHMETIC = frozenset("= < > ≤ ≥ ≠ ≈ ∈ , ; : ∪ ∩ ∖ not and 
 
 _ALWAYS_FUNCTIONS = frozenset("fgFG")
 _FUNCTIONS = frozenset("hpqr") | frozenset({"phi", "varphi", "sigma", "tau", "zeta", "Gamma"})
-_COUNTING_FUNCTIONS = frozenset("nd")
-"""Functions that count a set in capitals: `n(A)`."""
-
+_COUNTING_FUNCTIONS = frozenset("nd")  # functions that count a set in capitals: `n(A)`
 _SIZED_SYMBOLS = frozenset("zwuv")
 """Complex numbers and vectors; `x` is not among them, because `|x|=5` means that `x` is 5 or -5."""
 

@@ -29,8 +29,7 @@ _REFUSALS = {
 }
 _LOST = frozenset({404, 408, 410, 502, 503, 504})
 _UNKNOWN = ("deployment not found", "unknown environment")
-_UNKNOWN_TASK = "unknown task_id"
-"""Message of a restarted server about a call from before the restart."""
+_UNKNOWN_TASK = "unknown task_id"  # message of a restarted server about a call from before the restart
 
 
 class SessionLost(Exception):
