@@ -22,12 +22,8 @@ from weakref import WeakKeyDictionary
 
 from rlkit._util.frames import Place, stack_place
 
-HOLD_S = 0.1
-"""Minimum duration of a hold in seconds; shorter callbacks are normal work."""
-
-REPORTED_HOLD_S = 0.5
-"""Length from which a hold is reported."""
-
+HOLD_S = 0.1  # minimum duration of a hold in seconds; shorter callbacks are normal work
+REPORTED_HOLD_S = 0.5  # length from which a hold is reported
 _LOOK_S = 0.1
 _frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]  documented, for this
 

@@ -17,8 +17,7 @@ from functools import cache, partial
 from typing import cast, override
 
 _GRACE_S = 3.0  # seconds that a shutdown waits for busy threads; well below the limit of a run's clean-up
-PROGRESS_S = 10.0
-"""Seconds between reports of progress of a call."""
+PROGRESS_S = 10.0  # seconds between reports of progress of a call
 
 
 def run[T](main: Coroutine[object, object, T]) -> T:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from rlkit.config.schema import Config
 
-CHAT_TEMPLATE = "chat_template"
-"""Value of `chat.renderer` for the tokenizer's own template."""
+CHAT_TEMPLATE = "chat_template"  # value of `chat.renderer` for the tokenizer's own template
 
 
 def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetch: bool = True) -> ChatFormat:

@@ -31,14 +31,9 @@ from rlkit.types import Json
 
 TIME = "time limit"
 
-NOISE_REPLIES = 20
-"""Number of noise replies."""
-
-JUDGED_AT_ONCE, AGREEMENT = 8, 0.8
-"""Number of concurrent judgements; least share of verdicts near their labels."""
-
-CUT_TOKENS = 7
-"""Limit that truncates some replies."""
+NOISE_REPLIES = 20  # number of noise replies
+JUDGED_AT_ONCE, AGREEMENT = 8, 0.8  # number of concurrent judgements; least share of verdicts near their labels
+CUT_TOKENS = 7  # limit that truncates some replies
 
 
 class Skip(Exception):

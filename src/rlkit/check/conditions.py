@@ -33,8 +33,7 @@ OFFSETS_S = (
 )
 """Offsets of the wall clock: within the second, the day, the week and the year."""
 
-DELAY_S = 0.03
-"""Additional duration of a completion of a slower model."""
+DELAY_S = 0.03  # additional duration of a completion of a slower model
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ ROUNDS = 3
 SETTLE_POLLS, SETTLE_POLL_S = 15, 0.02
 """Number of polls, and seconds between them, for a finished rollout to release its resources."""
 
-OPEN_FILES = Path("/dev/fd")
-"""Folder of the open files of this process, on Linux and macOS."""
+OPEN_FILES = Path("/dev/fd")  # folder of the open files of this process, on Linux and macOS
 
 
 async def find_leaks(play: Callable[[], Awaitable[object]]) -> list[str]:

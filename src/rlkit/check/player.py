@@ -26,8 +26,7 @@ from rlkit.types import Message, Outcome, Reply, Tool, Turn
 GRACE_S = 1.0
 """Seconds for the clean-up of a cancelled rollout."""
 
-MAX_TURNS = 8
-"""Maximum number of times that a rollout gets the same reply."""
+MAX_TURNS = 8  # maximum number of times that a rollout gets the same reply
 
 
 class Hang(Exception):

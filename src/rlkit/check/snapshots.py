@@ -19,9 +19,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_VALUES = 100_000
-"""Maximum number of values in a snapshot; further values are not compared."""
-
+MAX_VALUES = 100_000  # maximum number of values in a snapshot; further values are not compared
 _PLAIN = (bool, int, float, str, list, dict, set, deque)
 
 type Snapshot = Mapping[str, str]

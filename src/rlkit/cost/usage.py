@@ -106,8 +106,7 @@ class Price:
         ) / _MILLION + usage.other_usd
 
 
-FREE = Price(0.0, 0.0, 0.0, 0.0)
-"""Price of the embedded engine."""
+FREE = Price(0.0, 0.0, 0.0, 0.0)  # price of the embedded engine
 
 
 def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price | None:

@@ -23,18 +23,12 @@ from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.endpoint.session import Session
 from rlkit.types import Reply
 
-BODY_BYTES = 16 << 20
-"""Limit of a request's body."""
-
+BODY_BYTES = 16 << 20  # limit of a request's body
 OBJECTS_MAX = 100_000
 """Limit of the brackets in a request's body: to parse as many objects takes a second, in which nothing else runs."""
 
-BODY_S = 60.0
-"""Limit for the arrival of a request's body."""
-
-KEEP_ALIVE_S = 10.0
-"""Time between two signs of life of a stream that waits for its reply."""
-
+BODY_S = 60.0  # limit for the arrival of a request's body
+KEEP_ALIVE_S = 10.0  # time between two signs of life of a stream that waits for its reply
 OPENING_PASSES = 10
 """Passes of the event loop before a stream opens. A request that fails before it is sampled needs six, and so gets an
 HTTP status."""

@@ -18,8 +18,7 @@ from rlkit.endpoint.rejection import Rejection, explain
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RlkitError, ServiceError
 from rlkit.types import Message, Reply, Tool
 
-RESPONSES_MAX = 1000
-"""Number of responses that later requests can name as the previous one."""
+RESPONSES_MAX = 1000  # number of responses that later requests can name as the previous one
 
 
 _END = Rejection(400, "the rollout has ended")

@@ -17,12 +17,8 @@ import numpy as np
 from rlkit.metrics.metrics import SOLVED
 from rlkit.types import Episode, Group, Json
 
-COVERAGE = 0.95
-"""Probability that an interval contains the true value."""
-
-LABELS_MAX = 20
-"""Maximum number of values of a label; labels with more values get no scores."""
-
+COVERAGE = 0.95  # probability that an interval contains the true value
+LABELS_MAX = 20  # maximum number of values of a label; labels with more values get no scores
 _Z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
 
 

@@ -14,9 +14,7 @@ from typing import cast
 
 from rlkit.errors import UsageError
 
-FIELD_CHARS = 50_000
-"""Limit of the characters of a field; a longer one loses its middle."""
-
+FIELD_CHARS = 50_000  # limit of the characters of a field; a longer one loses its middle
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 _SPECIAL_TOKEN = re.compile(
     r"<(?=[|｜])|<(?=/?(?:s|bos|eos|pad|unk|think|im_start|im_end|start_of_turn|end_of_turn|tool_call)>)"

@@ -48,15 +48,9 @@ ENTROPY_NEGLIGIBLE = 0.05
 CERTAIN_MAX = 0.5
 """Share of groups that are all good. Above it, low entropy means that the tasks are learned."""
 
-KL_GROWTH = 3.0
-"""Growth factor of KL(sampler‖trainer) since the beginning of the run."""
-
-KL_NEGLIGIBLE = HEALTHY_KL / 10
-"""KL(sampler‖trainer) below which growth is rounding error."""
-
-ERRORS = 2.0
-"""Standard errors by which two means must differ, at two evaluations in a row."""
-
+KL_GROWTH = 3.0  # growth factor of KL(sampler‖trainer) since the beginning of the run
+KL_NEGLIGIBLE = HEALTHY_KL / 10  # KL(sampler‖trainer) below which growth is rounding error
+ERRORS = 2.0  # standard errors by which two means must differ, at two evaluations in a row
 BUSY_MAX = 0.5
 """Maximum share of a step's time in which the run's own process runs code of environments: above it, a second process
 can nearly double the speed."""

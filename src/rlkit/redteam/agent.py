@@ -20,9 +20,7 @@ RECORD = "trajectory.json"
 REPORT = "cheat.json"
 """File in a trial's agent folder with the exit code and output of the script."""
 
-SCRIPT_S = 60
-"""Time limit of a script."""
-
+SCRIPT_S = 60  # time limit of a script
 _OUTPUT_CHARS = 2000  # maximum recorded characters of a script's output, from its end
 
 

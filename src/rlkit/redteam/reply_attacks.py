@@ -19,11 +19,8 @@ from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, Situation
 from rlkit.redteam.report import Attempt, RedTeamReport, Result, classify_attempt
 from rlkit.testing.policies import ByteChat
 
-HONEST_REPLY = ""
-"""Reply of an honest empty attempt."""
-
-CONCURRENCY = 4
-"""Number of concurrent rollouts; environments with servers and programs mostly wait."""
+HONEST_REPLY = ""  # reply of an honest empty attempt
+CONCURRENCY = 4  # number of concurrent rollouts; environments with servers and programs mostly wait
 
 type SkippedTask = tuple[str, str]
 """Task without any attempt, with the reason."""

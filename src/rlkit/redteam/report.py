@@ -16,11 +16,8 @@ type Result = Literal["earned", "nothing", "failed", "not tried"]
 """`earned`: the reward is higher than that of an honest empty attempt. `nothing`: it is not. `failed`: the episode has
 no reward. `not tried`: the environment lacks a requirement of the cheat."""
 
-SHOWN_TASKS = 3
-"""Limit of tasks that a summary names for each result."""
-
-EPSILON = 1e-9
-"""Tolerance of equal rewards."""
+SHOWN_TASKS = 3  # limit of tasks that a summary names for each result
+EPSILON = 1e-9  # tolerance of equal rewards
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,7 @@ TASK_CHEATS = (
 )
 """All cheats, ordered by target; names are unique, and the documentation repeats the descriptions."""
 
-VERIFIER_S = 60.0
-"""Time limit of the tests: some cheats make them hang."""
-
+VERIFIER_S = 60.0  # time limit of the tests: some cheats make them hang
 _OUTPUT_PATH = re.compile(r"`(/?(?:[\w-][\w.-]*/)*[\w-]+\.[\w.-]*\w)`")
 """Path of a file with an extension in an instruction."""
 

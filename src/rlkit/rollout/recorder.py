@@ -30,9 +30,7 @@ from rlkit.rollout.validation import as_float
 from rlkit.token_records.messages import new_messages
 from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn, as_prompt, join
 
-INLINE_CHARS = 200_000
-"""Limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts."""
-
+INLINE_CHARS = 200_000  # limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts
 _TOKEN_CHARS = 512  # upper bound of the length of a token; the longest tokens in use are runs of 128 spaces
 
 type _Piece = tuple[Tokens, Floats, Bools]

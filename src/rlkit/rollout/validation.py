@@ -16,8 +16,7 @@ from rlkit._util.json_values import JsonBudget, NotJson, TooLarge, json_bytes, r
 from rlkit.errors import RewardError
 from rlkit.types import Json, Outcome, Turn
 
-INFO_BYTES = 2**20
-"""Limit of an episode's info as JSON."""
+INFO_BYTES = 2**20  # limit of an episode's info as JSON
 
 
 def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[Turn] = ()) -> Outcome:

@@ -11,9 +11,7 @@ import resource
 import socket
 from contextlib import suppress
 
-CONNECTIONS_MAX = 16
-"""Number of open connections of a sandbox; further ones wait."""
-
+CONNECTIONS_MAX = 16  # number of open connections of a sandbox; further ones wait
 _CONNECTIONS_MIN = 2
 _DESCRIPTORS_PER_CONNECTION = 8
 """Descriptors of the process for each connection of all sandboxes. It takes three: two here, and one of the server."""

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from rlkit.engine import EngineServer
     from rlkit.service import Service
 
-MODELS_MAX = 32
-"""Number of models whose samplers and formats are kept."""
-
+MODELS_MAX = 32  # number of models whose samplers and formats are kept
 MAX_TOKENS = 1 << 15
 """Limit of the tokens of a reply; the context may leave fewer."""
 

@@ -30,9 +30,7 @@ from rlkit._util import files
 from rlkit._util.threads import in_thread
 from rlkit.errors import RunFailed
 
-SYNC_WITHIN_S = 10.0
-"""Delay after which records are synced automatically."""
-
+SYNC_WITHIN_S = 10.0  # delay after which records are synced automatically
 _PREFIX_BYTES = 8
 _MARK = b"\xb5rlk"
 

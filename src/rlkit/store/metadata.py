@@ -33,8 +33,7 @@ from rlkit.store.history import DRAW_BYTES, list_state_steps
 from rlkit.store.journal import RecordKind, read_records
 from rlkit.types import Episode, Json
 
-FORMAT_VERSION = 2
-"""Version of the run directory's format; other versions are rejected."""
+FORMAT_VERSION = 2  # version of the run directory's format; other versions are rejected
 
 type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
 

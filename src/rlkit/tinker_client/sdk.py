@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 _PAGE = 100  # number of checkpoints to request at once
-CLOSING_S = 10.0
-"""Time limit for closing the session; the SDK would retry for minutes."""
+CLOSING_S = 10.0  # time limit for closing the session; the SDK would retry for minutes
 
 
 class TinkerService(Service):

@@ -38,9 +38,7 @@ SERVICE_TIMEOUT_S = 5.0
 FOLDER_TIMEOUT_S = 20.0
 DOCKER_TIMEOUT_S = 20.0
 PROGRAMS_TIMEOUT_S = 120.0
-ENGINE_TIMEOUT_S = 900.0
-"""Limit of the engine check; compiling its kernels takes minutes on a busy machine."""
-
+ENGINE_TIMEOUT_S = 900.0  # limit of the engine check; compiling its kernels takes minutes on a busy machine
 ENGINE_PROBE = (sys.executable, "-m", "rlkit.tools.engine_probe")
 LITTLE_DISK_BYTES = 5 * 10**9
 NO_DISK_BYTES = 500 * 10**6

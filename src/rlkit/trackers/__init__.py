@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from rlkit.types import Checkpoint
     from rlkit.view.notebook import RunView
 
-CALL_S = 0.5
-"""Seconds that a run waits for one call of a tracker before it continues."""
-
+CALL_S = 0.5  # seconds that a run waits for one call of a tracker before it continues
 MAX_WAITING_CALLS = 10_000
 """Limit of queued calls of a slow tracker; further calls are dropped. A full queue takes tens of megabytes."""
 

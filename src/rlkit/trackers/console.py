@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 KL, NLL = "optim/kl_sample_train_v1", "optim/nll"
 
-QUIET_S = 15.0
-"""Seconds without output after which a progress line is printed."""
-
+QUIET_S = 15.0  # seconds without output after which a progress line is printed
 QUIET_MAX_S = 60.0
 """Longest time without output. The interval doubles from `QUIET_S`, so that a long wait prints few lines."""
 

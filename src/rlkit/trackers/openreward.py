@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from rlkit.types import Json
 
-SESSION = "openreward"
-"""Key of an episode's info that holds its OpenReward environment, split and task."""
-
+SESSION = "openreward"  # key of an episode's info that holds its OpenReward environment, split and task
 _KEY = "OPENREWARD_API_KEY"
 _REQUEST_S = 30.0
 _BATCH_EVENTS = 128

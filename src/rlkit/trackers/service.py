@@ -23,9 +23,7 @@ from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.types import Json
 
-LAST_S = 30.0
-"""Seconds that the end of a run waits for unsent steps."""
-
+LAST_S = 30.0  # seconds that the end of a run waits for unsent steps
 _LAST_FAILED_S = 5.0  # seconds that the end of a run waits if it failed or was stopped immediately
 _RESTART_S = 300.0  # shortest time between two starts of the process, which ends after repeated failures of the service
 _LAST_BYTES = 20_000  # bytes read from the end of the process's stderr, to find its last line

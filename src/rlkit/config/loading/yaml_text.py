@@ -20,8 +20,7 @@ from rlkit.config.loading.nodes import Node, Origin, Scalar, is_mapping
 from rlkit.errors import ConfigError
 
 LARGEST_FILE_BYTES = 200_000
-NODES_MAX = 100_000
-"""Limit for aliases, with which a short document can expand exponentially."""
+NODES_MAX = 100_000  # limit for aliases, with which a short document can expand exponentially
 DEEPEST_NESTING = 100
 
 EXAMPLE = "for instance `envs: {arithmetic: {}}`"

@@ -36,8 +36,7 @@ ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
 
 _ADDRESS = ir.IntType(8).as_pointer()
 
-FLOAT32, BFLOAT16, INT8, NF4 = range(4)
-"""Kinds of stored numbers."""
+FLOAT32, BFLOAT16, INT8, NF4 = range(4)  # kinds of stored numbers
 NUMBER_BITS = (32, 16, 8, 4)
 """Bits of a number of each kind."""
 NF4_VALUES = (

@@ -45,8 +45,7 @@ from rlkit.engine.storage.snapshots import sweep_scratch
 from rlkit.errors import MissingError, UsageError
 
 FORMAT = 3
-TTL_S = (3600, 10 * 365 * 24 * 3600)
-"""Minimum and maximum life of a checkpoint that expires, in seconds."""
+TTL_S = (3600, 10 * 365 * 24 * 3600)  # minimum and maximum life of a checkpoint that expires, in seconds
 
 type Kind = Literal["weights", "sampler_weights", "external_weights"]
 

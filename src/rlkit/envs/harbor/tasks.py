@@ -20,9 +20,7 @@ TASK_FILE = "task.toml"
 OLD_TASK_FILE = "task.yaml"
 """Task file of terminal-bench 1."""
 
-EVAL_FRACTION = 0.2
-"""Default share of the evaluation split."""
-
+EVAL_FRACTION = 0.2  # default share of the evaluation split
 _MAX_DEPTH = 3  # depth of a task below the search folder: datasets, and collections of datasets
 _IDS_SHOWN = 5
 

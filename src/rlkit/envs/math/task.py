@@ -20,8 +20,7 @@ from rlkit.types import Json, Message, Outcome, Reply
 type RewardFunction = Callable[[str, str], float]
 """User's function from the reply's text and the gold answer to the reward."""
 
-MAX_RECORDED_CHARS = 1_000
-"""Limit of a recorded answer: a model may put pages in a box."""
+MAX_RECORDED_CHARS = 1_000  # limit of a recorded answer: a model may put pages in a box
 
 
 @dataclass(frozen=True)

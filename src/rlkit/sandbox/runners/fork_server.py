@@ -47,9 +47,7 @@ from rlkit.types import Json
 PRELOADED = ("numpy", "scipy", "scipy.optimize", "scipy.linalg", "scipy.signal", "scipy.sparse", "scipy.sparse.linalg")
 """Modules that most programs import; preloading saves each program the import."""
 
-STDOUT_CHARS = 500
-"""Number of characters kept from the end of a program's output."""
-
+STDOUT_CHARS = 500  # number of characters kept from the end of a program's output
 _START_S = 120.0
 _GRACE_S = 10.0  # time after a program's limit in which its keeper must answer
 _END_S = 5.0

@@ -19,9 +19,7 @@ from rlkit.errors import ContextFull
 from rlkit.policy import Policy
 from rlkit.types import Message, Reply
 
-NO_LIMIT_TOKENS = 1 << 30
-"""Context size reported to Harbor if it is unknown, because Harbor needs a number."""
-
+NO_LIMIT_TOKENS = 1 << 30  # context size reported to Harbor if it is unknown, because Harbor needs a number
 _CHARS_PER_TOKEN = 3.0  # estimate before the first reply; low, so that token counts are rather too high than too low
 
 

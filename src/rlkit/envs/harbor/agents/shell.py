@@ -46,8 +46,7 @@ SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing e
 ONE_TURN_PROMPT = "You work in a Linux shell. Reply with one command and nothing else."
 """The system prompt for a single turn: a task ends with its command, without an `exit`."""
 
-TRANSCRIPT = "transcript.jsonl"
-"""File in the agent's logs, with a message on each line."""
+TRANSCRIPT = "transcript.jsonl"  # file in the agent's logs, with a message on each line
 
 
 type Example = Annotated[list[str], Field(min_length=2)]

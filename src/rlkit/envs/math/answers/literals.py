@@ -10,8 +10,7 @@ from fractions import Fraction
 
 from rlkit.envs.math.answers.lexing.lexemes import Token
 
-MAX_POWER_BITS = 4_000
-"""Limit of a power of ten that is a literal."""
+MAX_POWER_BITS = 4_000  # limit of a power of ten that is a literal
 
 
 def read_proper_fraction(tokens: Sequence[Token], at: int) -> tuple[Fraction, int] | None:

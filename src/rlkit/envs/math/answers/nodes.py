@@ -15,9 +15,7 @@ from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedErr
 
 type Expression = Number | Symbol | Call
 
-EXACT_BITS = 24_576
-"""Limit of a number that is computed exactly."""
-
+EXACT_BITS = 24_576  # limit of a number that is computed exactly
 MAX_WORK = 400_000
 """Limit on the work for one text; a product of numbers of a and b bits counts as a·b / 4096, and a factorial of b bits
 as b² / 4096."""

@@ -22,9 +22,7 @@ MIN_POINTS = 3
 
 IDENTITY_TOLERANCE = 1e-9
 CONSTANT_TOLERANCE = 1e-11
-REAL_TOLERANCE = 1e-9
-"""Relative size of an imaginary part that is a rounding error."""
-
+REAL_TOLERANCE = 1e-9  # relative size of an imaginary part that is a rounding error
 MAX_DENOMINATOR = 10**5
 """A fraction in lowest terms with a larger denominator may approximate an irrational number to `CONSTANT_TOLERANCE`."""
 
@@ -36,12 +34,8 @@ MAX_LONG_BITS = 512
 CONSTANTS: Mapping[str, complex] = {"π": cmath.pi, "e": cmath.e, "i": 1j}
 
 MAX_SMALL_POWER = 1_000
-TINY = 1e-13
-"""Rounding error of an expression that is zero."""
-
-MAX_EVALUATIONS = 25_000
-"""Limit of evaluated nodes for one comparison of two answers; about a microsecond each."""
-
+TINY = 1e-13  # rounding error of an expression that is zero
+MAX_EVALUATIONS = 25_000  # limit of evaluated nodes for one comparison of two answers; about a microsecond each
 _NO_VALUE = (ArithmeticError, ValueError)
 
 type Verdict = bool | None

@@ -12,9 +12,7 @@ from rlkit.envs.math.answers.lexing.parse_errors import MalformedError, Unsuppor
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Number, make_integer
 from rlkit.envs.math.answers.values import Scalar, Suffix
 
-MAX_RAW_TOKENS = 40
-"""Limit of a quantity whose text is kept."""
-
+MAX_RAW_TOKENS = 40  # limit of a quantity whose text is kept
 _LOOSE_UNITS = frozenset("h m s g L l V N J W m/s km/h km/hr ft/s mi/h m^2 m^3 m/s^2".split())  # noqa: SIM905  reads better
 """Units that may also be variables."""
 

@@ -24,9 +24,7 @@ from rlkit.envs.math.answers.relations import differ_widely, expand_plus_minus, 
 from rlkit.envs.math.answers.sets import REALS, as_union, make_interval, subtract_points
 from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Relation, Scalar, Text, Union, Value
 
-MAX_ITEMS = 100
-"""Limit of items in a list, a union, a chain of relations."""
-
+MAX_ITEMS = 100  # limit of items in a list, a union, a chain of relations
 _COMMAS = frozenset({",", ";"})
 _COLON = frozenset({":"})
 _LINKS = frozenset({"and", "or"})

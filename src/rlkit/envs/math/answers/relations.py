@@ -14,8 +14,7 @@ from rlkit.envs.math.answers.numeric import CONSTANTS, Evaluator, compare_expres
 from rlkit.envs.math.answers.sets import as_union, find_variable, intersect
 from rlkit.envs.math.answers.values import Group, Relation, Scalar, Text, Union, Value
 
-MAX_ROUNDING = 0.1
-"""Relative difference of values on both sides of `≈`."""
+MAX_ROUNDING = 0.1  # relative difference of values on both sides of `≈`
 
 
 class LabelledValue(NamedTuple):

@@ -28,9 +28,7 @@ from typing import Protocol, cast
 
 from rlkit._util.threads import run_in_new_loop
 
-NEWEST_TESTED = "0.1.167"
-"""Newest version of the SDK that rlkit was tested with."""
-
+NEWEST_TESTED = "0.1.167"  # newest version of the SDK that rlkit was tested with
 _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
 """Environment variables that stop the SDK from querying a package registry and logging to stdout on import."""
 
