@@ -66,19 +66,12 @@ class GroupScorer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A task that a run drew.
+    """A task that a run drew."""
 
-    Args:
-        draw: position in the order of drawing.
-        name: name of the environment in the run.
-        env: the task itself.
-        id: `task_id` of the env, or the draw; read once, so all records agree.
-    """
-
-    draw: int
-    name: str
-    env: Env
-    id: str = field(init=False)
+    draw: int  # position in the order of drawing
+    name: str  # name of the environment in the run
+    env: Env  # the task itself
+    id: str = field(init=False)  # `task_id` of the env, or the draw; read once, so all records agree
 
     def __post_init__(self) -> None:
         task_id = read_task_id(self.env)

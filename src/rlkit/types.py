@@ -66,17 +66,11 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded image in a prompt.
+    """An encoded image in a prompt."""
 
-    Args:
-        start: index of the first of its positions in the prompt's token array.
-        length: number of its positions, each holding `IMAGE_TOKEN`.
-        data: the encoded file.
-    """
-
-    start: int
-    length: int
-    data: bytes
+    start: int  # index of the first of its positions in the prompt's token array
+    length: int  # number of its positions, each holding `IMAGE_TOKEN`
+    data: bytes  # the encoded file
     format: Literal["png", "jpeg"]
 
 
@@ -358,38 +352,24 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class BudgetForcing:
-    """Budget forcing: if thinking reaches its token limit, append a phrase and sample the answer.
+    """Budget forcing: if thinking reaches its token limit, append a phrase and sample the answer."""
 
-    Args:
-        phrase: text that asks the model to answer now.
-        context_tokens: limit of the prompt, the thinking, the phrase and the answer together.
-        spare_tokens: tokens of that limit to leave unused.
-    """
-
-    phrase: str
-    context_tokens: int
-    spare_tokens: int = 50
+    phrase: str  # text that asks the model to answer now
+    context_tokens: int  # limit of the prompt, the thinking, the phrase and the answer together
+    spare_tokens: int = 50  # tokens of that limit to leave unused
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings of the sampler.
+    """Settings of the sampler."""
 
-    Args:
-        max_tokens: limit of the sampled tokens of a turn.
-        temperature: 0 is greedy.
-        top_p: probability mass of the nucleus; 1 keeps all tokens.
-        top_k: number of likeliest tokens to keep; -1 keeps all.
-        stop: strings or token ids that end a turn; None for the model's own end of turn.
-        forcing: budget forcing of chat replies; None leaves long replies truncated.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
+    max_tokens: int  # limit of the sampled tokens of a turn
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # probability mass of the nucleus; 1 keeps all tokens
+    top_k: int = -1  # number of likeliest tokens to keep; -1 keeps all
+    # Strings or token ids that end a turn; None for the model's own end of turn.
     stop: tuple[str, ...] | tuple[int, ...] | None = None
-    forcing: BudgetForcing | None = None
+    forcing: BudgetForcing | None = None  # budget forcing of chat replies; None leaves long replies truncated
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,16 +40,11 @@ class RolloutClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A long callback of the event loop, during which nothing else could run.
+    """A long callback of the event loop, during which nothing else could run."""
 
-    Args:
-        env: name of the environment whose code ran.
-        place: line of code observed most often; None if none was observed.
-    """
-
-    env: str
+    env: str  # name of the environment whose code ran
     seconds: float
-    place: Place | None
+    place: Place | None  # line of code observed most often; None if none was observed
 
 
 @dataclass(slots=True, eq=False)

@@ -95,13 +95,10 @@ class SectionTable:
     ::
 
         type LossConfig = Annotated[Loss, SectionTable(LOSSES)]
-
-    Args:
-        default: name to use if the key is missing.
     """
 
     classes: Mapping[str, type[NamedSection]]
-    default: str | None = None
+    default: str | None = None  # name to use if the key is missing
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self._choose)

@@ -30,30 +30,19 @@ type OverlongAction = Literal["truncate", "drop", "error"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedGroup:
-    """A group with its training sequences.
-
-    Args:
-        advantages: [turns] float64 for each episode.
-        data: training sequences.
-        paths: for each sequence its member, and the index of its last turn.
-        overlong: number of sequences that were too long.
-        length_penalty: mean that was subtracted from the rewards of valid episodes; None without a penalty.
-        clipped: share of the advantages that were clipped; None without a limit.
-        drifts: log-ratios to each reference whose term counts for the group.
-        estimator_metrics: result of `Estimator.metrics`.
-        is_usable: enough episodes have a reward to train on the group.
-    """
+    """A group with its training sequences."""
 
     group: Group
-    advantages: list[NDArray[np.float64]]
-    data: tuple[Datum, ...]
-    paths: tuple[tuple[int, int], ...] = ()
-    overlong: int = 0
+    advantages: list[NDArray[np.float64]]  # [turns] float64 for each episode
+    data: tuple[Datum, ...]  # training sequences
+    paths: tuple[tuple[int, int], ...] = ()  # for each sequence its member, and the index of its last turn
+    overlong: int = 0  # number of sequences that were too long
+    # Mean that was subtracted from the rewards of valid episodes; None without a penalty.
     length_penalty: float | None = None
-    clipped: float | None = None
-    drifts: Sequence[tuple[Reference, Drifts]] = ()
-    estimator_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    is_usable: bool = True
+    clipped: float | None = None  # share of the advantages that were clipped; None without a limit
+    drifts: Sequence[tuple[Reference, Drifts]] = ()  # log-ratios to each reference whose term counts for the group
+    estimator_metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # result of `Estimator.metrics`
+    is_usable: bool = True  # enough episodes have a reward to train on the group
 
     @property
     def tokens(self) -> int:
@@ -76,20 +65,17 @@ class Preparation:
 
     The length penalty is subtracted from rewards before the estimator runs. Then advantages are clipped, the terms of
     references are added, and the sum is normalised.
-
-    Args:
-        every_sequence: keep sequences whose advantages are all 0. They have no gradient under the service's own losses.
-        overlong: action for longer sequences: keep their beginning, drop them, or end the run.
-        clip: largest absolute advantage of an episode.
-        references: KL penalty and teacher of each environment; they give every sequence advantages.
     """
 
     estimators: Mapping[str, Estimator]
+    # Keep sequences whose advantages are all 0. They have no gradient under the service's own losses.
     every_sequence: bool = False
     max_tokens: int | None = None
+    # Action for longer sequences: keep their beginning, drop them, or end the run.
     overlong: OverlongAction = "truncate"
     length_penalty: Mapping[str, LengthPenalty] = field(default_factory=dict[str, LengthPenalty])
-    clip: float | None = None
+    clip: float | None = None  # largest absolute advantage of an episode
+    # KL penalty and teacher of each environment; they give every sequence advantages.
     references: Mapping[str, Sequence[Reference]] = field(default_factory=dict[str, "Sequence[Reference]"])
     normalization: Normalization | None = None
 
@@ -195,21 +181,14 @@ class StepGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateResult:
-    """Result of the optimiser steps of a step.
+    """Result of the optimiser steps of a step."""
 
-    Args:
-        groups: groups whose sequences were trained, in order.
-        logprobs: trainer's log-probabilities before the optimiser step, [N] float32 for each datum.
-        metrics: metrics of the service, merged over its answers.
-        supervised: environments of conversations, which were not sampled.
-    """
-
-    groups: Sequence[PreparedGroup]
-    logprobs: Sequence[Floats]
-    metrics: Mapping[str, float]
+    groups: Sequence[PreparedGroup]  # groups whose sequences were trained, in order
+    logprobs: Sequence[Floats]  # trainer's log-probabilities before the optimiser step, [N] float32 for each datum
+    metrics: Mapping[str, float]  # metrics of the service, merged over its answers
     loss: Loss
     learning_rate: float
-    supervised: frozenset[str] = frozenset()
+    supervised: frozenset[str] = frozenset()  # environments of conversations, which were not sampled
 
 
 def _is_trainable(episode: Episode) -> bool:

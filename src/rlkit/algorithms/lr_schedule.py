@@ -25,18 +25,14 @@ class LearningRate:
         cosine     f + (1 − f) · (1 + cos πx) / 2     (Loshchilov and Hutter 2017, eq. 5, without restarts)
 
     Step W + 1 has the peak rate. Step N + 1 would have the final fraction, so no step has a rate of 0.
-
-    Args:
-        final_fraction: f, from 0 to below 1.
-        steps: N > W.
-        earlier: rate of the steps before those of this schedule, which are counted from 1 after them; None for none.
     """
 
     peak: float
     shape: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
-    final_fraction: float = 0.0
-    steps: int = 1
+    final_fraction: float = 0.0  # f, from 0 to below 1
+    steps: int = 1  # N > W
+    # Rate of the steps before those of this schedule, which are counted from 1 after them; None for none.
     earlier: LearningRate | None = None
 
     def at(self, step: int) -> float:

@@ -34,26 +34,17 @@ class Reference:
       Either mean is a baseline: it changes the expected gradient only by the token's own share of the mean.
     - A teacher has m = 0, so the expected gradient is that of −KL(q‖p_ref) of each token: on-policy distillation
       (Agarwal et al. 2024, "On-Policy Distillation of Language Models", with the reverse KL).
-
-    Args:
-        score: computes the reference's log-probabilities.
-        weight: w > 0.
-        discount: γ, from 0 to 1.
-        is_teacher: the reference is to be approached, so its drifts are not centred.
-        clip: largest |d| in the term; None for no limit.
-        first_step: first training step of the term.
-        last_step: last training step of the term; None for no end.
-        make_context: makes the prompt that the reference sees in the place of a segment's first prompt, from the
-            messages of that prompt; None for the same prompt.
     """
 
-    score: Score
-    weight: float
-    discount: float = 0.0
-    is_teacher: bool = False
-    clip: float | None = None
-    first_step: int = 1
-    last_step: int | None = None
+    score: Score  # computes the reference's log-probabilities
+    weight: float  # w > 0
+    discount: float = 0.0  # γ, from 0 to 1
+    is_teacher: bool = False  # the reference is to be approached, so its drifts are not centred
+    clip: float | None = None  # largest |d| in the term; None for no limit
+    first_step: int = 1  # first training step of the term
+    last_step: int | None = None  # last training step of the term; None for no end
+    # Makes the prompt that the reference sees in the place of a segment's first prompt, from the messages of that
+    # prompt; None for the same prompt.
     make_context: Callable[[Sequence[Message]], Prompt] | None = None
 
     def is_active(self, group: Group) -> bool:

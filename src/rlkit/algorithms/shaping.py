@@ -63,15 +63,11 @@ class Normalization:
 
     All weights are also divided by the number of groups in an optimiser step, including groups with zero advantage, so
     the loss of a full step is the mean over its groups.
-
-    Args:
-        groups_per_step: mean number of groups in an optimiser step.
-        constant_tokens: constant length L.
     """
 
     kind: Literal["token", "sequence", "constant"]
-    groups_per_step: float
-    constant_tokens: int
+    groups_per_step: float  # mean number of groups in an optimiser step
+    constant_tokens: int  # constant length L
 
     def weights(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return [G] weights of trained episodes from their [G] numbers of trained tokens; 0 without tokens."""

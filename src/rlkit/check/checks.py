@@ -275,13 +275,10 @@ def _get_full_reward(env: Env) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check of an environment.
-
-    Args:
-        inspect: adds problems to the context, and returns an observation to report if there are none; may raise `Skip`.
-    """
+    """Check of an environment."""
 
     name: str
+    # Adds problems to the context, and returns an observation to report if there are none; may raise `Skip`.
     inspect: Callable[[CheckContext], Awaitable[str]]
     fix: str
 

@@ -38,20 +38,13 @@ DELAY_S = 0.03  # additional duration of a completion of a slower model
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Condition of a rollout.
+    """Condition of a rollout."""
 
-    Args:
-        name: phrase that follows a reward, such as "played again".
-        prepare: called before each rollout.
-        delay_s: extra duration of each completion, in seconds.
-        is_strict: also report a failed rollout. Other conditions may legitimately break an environment.
-    """
-
-    name: str
-    prepare: Callable[[], None] = lambda: None
-    delay_s: float = 0.0
+    name: str  # phrase that follows a reward, such as "played again"
+    prepare: Callable[[], None] = lambda: None  # called before each rollout
+    delay_s: float = 0.0  # extra duration of each completion, in seconds
     concurrency: int = 1
-    is_strict: bool = False
+    is_strict: bool = False  # also report a failed rollout; other conditions may legitimately break an environment
 
 
 def make_conditions(seed: int) -> Sequence[Condition]:

@@ -30,26 +30,18 @@ DEFAULT_MAX_REWARD = 1.0
 
 @dataclass(slots=True)
 class CheckContext:
-    """Tasks under check, with results that later checks use.
-
-    Args:
-        source: source of the tasks; None for a sequence.
-        state: state of the source before the draw.
-        snapshots: state of each task before its first rollout.
-        gold_reward: highest reward of a gold answer.
-        long_cases: tasks and replies whose rollouts requested more than one completion.
-        problems: problems that the running check found, one line each.
-    """
+    """Tasks under check, with results that later checks use."""
 
     envs: Sequence[Env]
     player: Player
     seed: int
-    source: TaskSource | None
-    state: Mapping[str, Json]
-    snapshots: Sequence[Snapshot]
-    gold_reward: float = DEFAULT_MAX_REWARD
+    source: TaskSource | None  # source of the tasks; None for a sequence
+    state: Mapping[str, Json]  # state of the source before the draw
+    snapshots: Sequence[Snapshot]  # state of each task before its first rollout
+    gold_reward: float = DEFAULT_MAX_REWARD  # highest reward of a gold answer
+    # Tasks and replies whose rollouts requested more than one completion.
     long_cases: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
-    problems: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])  # problems that the running check found, one line each
 
     @classmethod
     def draw(cls, source: TaskSource | Sequence[Env], player: Player, *, tasks: int, seed: int) -> Self:

@@ -45,22 +45,17 @@ type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class WatchedRollout:
-    """Record of a rollout.
+    """Record of a rollout."""
 
-    Args:
-        end: "done" with a reward; "limit" if `LimitReached` passed through; "raised"; "no reward" if the return value
-            is not an outcome; "cancelled".
-        detail: the error or the return value, on one line; "" with a reward.
-        rewritten: description of a change to an earlier reply in the conversation, or None.
-    """
-
+    # "done" with a reward; "limit" if `LimitReached` passed through; "raised"; "no reward" if the return value is not
+    # an outcome; "cancelled".
     end: _EndKind
     reward: float | None
-    detail: str
+    detail: str  # the error or the return value, on one line; "" with a reward
     turns: tuple[Turn, ...]
     prompts: tuple[str, ...]
     tools: tuple[Tool, ...]
-    rewritten: str | None
+    rewritten: str | None  # description of a change to an earlier reply in the conversation, or None
     seconds: float
 
     def has_same_reward(self, other: WatchedRollout) -> bool:

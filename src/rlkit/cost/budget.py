@@ -28,17 +28,11 @@ _RECORD_INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Tokens, money and time that a run has used.
+    """Tokens, money and time that a run has used."""
 
-    Args:
-        tokens: tokens of all kinds.
-        usd: US dollars; None if the price is unknown.
-        seconds: working time of the run's processes.
-    """
-
-    tokens: int
-    usd: float | None
-    seconds: float
+    tokens: int  # tokens of all kinds
+    usd: float | None  # US dollars; None if the price is unknown
+    seconds: float  # working time of the run's processes
 
 
 class Budget:

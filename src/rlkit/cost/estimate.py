@@ -44,24 +44,15 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Mean rollout of an environment.
+    """Mean rollout of an environment."""
 
-    Args:
-        turns: requests for a completion.
-        first: tokens of the first prompt, which the rollouts of a task share.
-        later: tokens of all later prompts together.
-        repeated: tokens of later prompts that repeat the previous turn, which a cache may contain.
-        trained: tokens of the training sequences.
-        own_s: seconds other than waiting for completions.
-    """
-
-    turns: float
-    first: float
-    later: float
-    repeated: float
+    turns: float  # requests for a completion
+    first: float  # tokens of the first prompt, which the rollouts of a task share
+    later: float  # tokens of all later prompts together
+    repeated: float  # tokens of later prompts that repeat the previous turn, which a cache may contain
     sampled: float
-    trained: float
-    own_s: float
+    trained: float  # tokens of the training sequences
+    own_s: float  # seconds other than waiting for completions
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Self | None:
@@ -100,23 +91,14 @@ def _row(episode: Episode) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of a service.
+    """Speed of a service."""
 
-    Args:
-        stream: sampled tokens a second in one completion.
-        total: sampled tokens a second in all completions together; None for no limit.
-        trained: tokens of training sequences a second.
-        step_s: seconds of an optimiser step and the transfer of its weights to a sampler.
-        source: origin of these values, as a phrase for people.
-        reference: tokens a second that the reference of a KL penalty scores; None for `trained`.
-    """
-
-    stream: Band
-    total: Band | None
-    trained: Band
-    step_s: Band
-    source: str
-    reference: Band | None = None
+    stream: Band  # sampled tokens a second in one completion
+    total: Band | None  # sampled tokens a second in all completions together; None for no limit
+    trained: Band  # tokens of training sequences a second
+    step_s: Band  # seconds of an optimiser step and the transfer of its weights to a sampler
+    source: str  # origin of these values, as a phrase for people
+    reference: Band | None = None  # tokens a second that the reference of a KL penalty scores; None for `trained`
 
 
 HOSTED = Speed(
@@ -158,16 +140,11 @@ type _Counted = Sequence[tuple[Rollout, float]]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The steps and groups of a whole run.
-
-    Args:
-        groups: number of groups that are trained on, by environment.
-        replaced: additional groups to play for each of these.
-    """
+    """The steps and groups of a whole run."""
 
     steps: int
-    groups: Mapping[str, float]
-    replaced: float = 0.0
+    groups: Mapping[str, float]  # number of groups that are trained on, by environment
+    replaced: float = 0.0  # additional groups to play for each of these
 
 
 def estimate(

@@ -24,21 +24,14 @@ _MILLION = 1e6
 
 @dataclass(slots=True)
 class Usage:
-    """Counts of answered requests, and of tokens by kind as the service bills them.
-
-    Args:
-        prefill_tokens: prompt tokens that the service had to compute.
-        cached_tokens: prompt tokens from its cache, or computed for another sample of the same request.
-        sampled_tokens: tokens of completions.
-        trained_tokens: tokens of the sequences whose gradient was computed.
-        other_usd: US dollars to add to the price of the run's model, because a teacher's tokens have another price.
-    """
+    """Counts of answered requests, and of tokens by kind as the service bills them."""
 
     requests: int = 0
-    prefill_tokens: int = 0
-    cached_tokens: int = 0
-    sampled_tokens: int = 0
-    trained_tokens: int = 0
+    prefill_tokens: int = 0  # prompt tokens that the service had to compute
+    cached_tokens: int = 0  # prompt tokens from its cache, or computed for another sample of the same request
+    sampled_tokens: int = 0  # tokens of completions
+    trained_tokens: int = 0  # tokens of the sequences whose gradient was computed
+    # US dollars to add to the price of the run's model, because a teacher's tokens have another price.
     other_usd: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
@@ -72,19 +65,14 @@ _counts: Callable[[Usage], tuple[Any, ...]] = attrgetter(*(field.name for field 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars for a million tokens of each kind of `Usage`.
-
-    Args:
-        date: day on which this was the price, as 2026-10-07; "" for a price from the configuration.
-        teachers: prices of the models of teachers.
-    """
+    """US dollars for a million tokens of each kind of `Usage`."""
 
     prefill: float
     cached: float
     sample: float
     train: float
-    date: str = ""
-    teachers: Mapping[str, Price] = field(default_factory=dict[str, "Price"])
+    date: str = ""  # day on which this was the price, as 2026-10-07; "" for a price from the configuration
+    teachers: Mapping[str, Price] = field(default_factory=dict[str, "Price"])  # prices of the models of teachers
 
     def scoring_difference(self, teacher: str, tokens: float, requests: float = 0.0) -> float:
         """Return the US dollars that a teacher's scoring costs more than with this price.

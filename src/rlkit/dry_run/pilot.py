@@ -52,15 +52,10 @@ _NUDGE = 1e-3  # advantage of a rollout in a group with zero advantages, so that
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """The result of a few rollouts and an optimiser step.
+    """The result of a few rollouts and an optimiser step."""
 
-    Args:
-        rollouts: mean rollout by environment, scaled to be shorter and longer.
-        speed: measured speed; None if nothing was sampled or trained on.
-    """
-
-    rollouts: Mapping[str, Pair]
-    speed: Speed | None
+    rollouts: Mapping[str, Pair]  # mean rollout by environment, scaled to be shorter and longer
+    speed: Speed | None  # measured speed; None if nothing was sampled or trained on
     rollout_count: int
     seconds: float
     usage: Usage

@@ -61,16 +61,11 @@ _NO_LATENCY = Latency(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Check of a part of a run.
+    """Check of a part of a run."""
 
-    Args:
-        name: key of the configuration that the part belongs to, or a word such as `training`.
-        detail: result of the check, or the reason why the part was not tried.
-    """
-
-    name: str
+    name: str  # key of the configuration that the part belongs to, or a word such as `training`
     status: Literal["ok", "failed", "not tried"]
-    detail: str
+    detail: str  # result of the check, or the reason why the part was not tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address and key of a rollout's policy.
+    """Address and key of a rollout's policy."""
 
-    Args:
-        root: base address for clients of Anthropic, `http://127.0.0.1:PORT`.
-        key: API key of the rollout, a secret of its own.
-    """
-
-    root: str
-    key: str = field(repr=False)
+    root: str  # base address for clients of Anthropic, `http://127.0.0.1:PORT`
+    key: str = field(repr=False)  # API key of the rollout, a secret of its own
     _session: Session = field(repr=False)
 
     @property

@@ -102,16 +102,11 @@ _RANKS = {_Reasoning: 0, _Message: 1, _Call: 2}  # order of the items of a reply
 
 @dataclass(slots=True)
 class _Assembly:
-    """An assistant's message that further items may complete.
-
-    Args:
-        rank: rank of the newest item.
-        tag: tag of the response; None if no item had one.
-    """
+    """An assistant's message that further items may complete."""
 
     message: Message
-    rank: int = -1
-    tag: str | None = None
+    rank: int = -1  # rank of the newest item
+    tag: str | None = None  # tag of the response; None if no item had one
 
     def add(self, item: _Reasoning | _Message | _Call) -> None:
         """Complete the message by an item."""

@@ -35,22 +35,16 @@ _UNIQUE_ID = re.compile(r"__[0-9a-f]{12}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request for replies, in rlkit's shapes; the arguments are those of `Policy.chat`.
-
-    Args:
-        choices: number of independent replies.
-        instructions: messages before the conversation that a later request does not continue.
-        response_id: id by which a later request can continue the conversation; None if it cannot.
-    """
+    """A request for replies, in rlkit's shapes; the arguments are those of `Policy.chat`."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     max_tokens: int | None = None
     temperature: float | None = None
     stop: Sequence[str] = ()
-    choices: int = 1
-    instructions: Sequence[Message] = ()
-    response_id: str | None = None
+    choices: int = 1  # number of independent replies
+    instructions: Sequence[Message] = ()  # messages before the conversation that a later request does not continue
+    response_id: str | None = None  # id by which a later request can continue the conversation; None if it cannot
 
 
 def make_tag() -> str:

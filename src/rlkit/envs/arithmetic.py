@@ -36,17 +36,14 @@ type Grader = Callable[[str, int], float]
 
 @dataclass(frozen=True)
 class Sum(SingleTurnEnv):
-    """Task to compute `left + right`, or the same with another operator.
-
-    Args:
-        match: `exact` requires a line with the result and nothing else; `first_integer` reads the number at the
-            beginning of the reply and ignores the rest.
-        grader: function of the reply's text and the right result that returns the reward in place of `match`.
-    """
+    """Task to compute `left + right`, or the same with another operator."""
 
     left: int
     right: int
+    # `exact` requires a line with the result and nothing else; `first_integer` reads the number at the beginning of the
+    # reply and ignores the rest.
     match: Match = "exact"
+    # Function of the reply's text and the right result that returns the reward in place of `match`.
     grader: Grader | None = None
     operator: Operator = "+"
 

@@ -60,17 +60,12 @@ class EvaluatedTask:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Periodic evaluation of fixed tasks.
+    """Periodic evaluation of fixed tasks."""
 
-    Args:
-        tasks: tasks by name of the environment.
-        every: steps between evaluations; 0 to evaluate only before the first step and after the last.
-        teachers: teachers by environment, whose divergence is measured.
-    """
-
-    tasks: Mapping[str, Sequence[Env]]
+    tasks: Mapping[str, Sequence[Env]]  # tasks by name of the environment
     player: Player
-    every: int
+    every: int  # steps between evaluations; 0 to evaluate only before the first step and after the last
+    # Teachers by environment, whose divergence is measured.
     teachers: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
 
     def is_due(self, step: int, *, last: int) -> bool:

@@ -38,18 +38,13 @@ _MAX_TOKENS = 1 << 24  # limit of the token count that an endpoint reports, beca
 class Endpoint:
     """Address of a model at an endpoint.
 
-    Args:
-        url: address that ends with `/v1`.
-        model: name of the model at the endpoint.
-        key: API key, if the endpoint needs one.
-
     Raises:
         UsageError: the URL is not an HTTP address, or the key contains characters that HTTP headers cannot contain.
     """
 
-    url: str
-    model: str
-    key: str | None = field(default=None, repr=False)
+    url: str  # address that ends with `/v1`
+    model: str  # name of the model at the endpoint
+    key: str | None = field(default=None, repr=False)  # API key, if the endpoint needs one
 
     def __post_init__(self) -> None:
         try:

@@ -20,18 +20,12 @@ _EXPONENT_MIN = 1e6  # smallest number that is rendered with an exponent
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """Result of an evaluation.
+    """Result of an evaluation."""
 
-    Args:
-        rows: result of `summarize_env` for each environment.
-        scores: scores with 95 % intervals for each environment.
-        metrics: all metrics that `rlkit.evaluate` returned.
-    """
-
-    rows: Mapping[str, Mapping[str, float]]
-    scores: Mapping[str, Scores]
+    rows: Mapping[str, Mapping[str, float]]  # result of `summarize_env` for each environment
+    scores: Mapping[str, Scores]  # scores with 95 % intervals for each environment
     tasks: Sequence[TaskScore]
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  # all metrics that `rlkit.evaluate` returned
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:

@@ -18,22 +18,14 @@ _ERROR_NAME = re.compile(r"([A-Za-z_]\w*):")
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """Result of an evaluation for one task.
-
-    Args:
-        task: id of the task.
-        attempts: number of episodes, failed ones included.
-        solved: number of episodes with a reward of at least 1.
-        reward: mean reward of the episodes that did not fail; None if all failed.
-        endings: number of episodes by their ending.
-    """
+    """Result of an evaluation for one task."""
 
     env: str
-    task: str
-    attempts: int
-    solved: int
-    reward: float | None
-    endings: Mapping[str, int]
+    task: str  # id of the task
+    attempts: int  # number of episodes, failed ones included
+    solved: int  # number of episodes with a reward of at least 1
+    reward: float | None  # mean reward of the episodes that did not fail; None if all failed
+    endings: Mapping[str, int]  # number of episodes by their ending
 
 
 def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:

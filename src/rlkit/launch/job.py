@@ -73,46 +73,30 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Command, and requirements on the machines that run it.
-
-    Args:
-        image: `docker:NAME`, or the name of an image in Beaker.
-        budget: budget to charge; None for the workspace's own.
-        clusters: permitted clusters; empty for any.
-        hostnames: permitted nodes; empty for any.
-        gpus: GPUs of each replica.
-        cpus: CPUs of each replica; None for no limit.
-        memory: memory of each replica, such as `32GiB`; None for no limit.
-        preemptible: allow Beaker to stop and restart the job; None for Beaker's default.
-        min_runtime: time without preemption, such as `2h`; cannot be combined with `preemptible`.
-        timeout: time after which Beaker stops the job, such as `24h`.
-        secrets: names of secrets in Beaker, by environment variable.
-        code: commit to fetch before the command runs; None for the content of the image.
-        install: shell command to run first, in the code's folder.
-    """
+    """Command, and requirements on the machines that run it."""
 
     command: Sequence[str]
     name: str = "rlkit"
-    image: str = "docker:rlkit"
-    budget: str | None = None
+    image: str = "docker:rlkit"  # `docker:NAME`, or the name of an image in Beaker
+    budget: str | None = None  # budget to charge; None for the workspace's own
     description: str | None = None
-    clusters: Sequence[str] = ()
-    hostnames: Sequence[str] = ()
-    gpus: int = 0
-    cpus: float | None = None
-    memory: str | None = None
+    clusters: Sequence[str] = ()  # permitted clusters; empty for any
+    hostnames: Sequence[str] = ()  # permitted nodes; empty for any
+    gpus: int = 0  # GPUs of each replica
+    cpus: float | None = None  # CPUs of each replica; None for no limit
+    memory: str | None = None  # memory of each replica, such as `32GiB`; None for no limit
     priority: Priority = "normal"
-    preemptible: bool | None = True
-    min_runtime: str | None = None
+    preemptible: bool | None = True  # allow Beaker to stop and restart the job; None for Beaker's default
+    min_runtime: str | None = None  # time without preemption, such as `2h`; cannot be combined with `preemptible`
     retries: int = 0
     replicas: int = 1
     host_networking: bool = False
-    timeout: str | None = None
+    timeout: str | None = None  # time after which Beaker stops the job, such as `24h`
     env: Mapping[str, str] | None = None
-    secrets: Mapping[str, str] | None = None
+    secrets: Mapping[str, str] | None = None  # names of secrets in Beaker, by environment variable
     mounts: Sequence[Mount] = ()
-    code: GitCommit | None = None
-    install: str | None = None
+    code: GitCommit | None = None  # commit to fetch before the command runs; None for the content of the image
+    install: str | None = None  # shell command to run first, in the code's folder
 
     def __post_init__(self) -> None:
         if not self.command:

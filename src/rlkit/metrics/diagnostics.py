@@ -156,18 +156,13 @@ def _median(values: Sequence[tuple[int, float]]) -> _Mean:
 
 @dataclass(slots=True)
 class _History:
-    """Metrics of a run that the rules use.
+    """Metrics of a run that the rules use."""
 
-    Args:
-        recent: last `MEMORY` lines.
-        opening: first `ENOUGH` lines with rewards.
-        early: first `ENOUGH` values of KL and entropy, with their steps.
-        evaluations: mean reward of each evaluation, and mean training reward of the last `WINDOW` steps up to it.
-    """
-
-    recent: deque[Line] = field(default_factory=lambda: deque[Line](maxlen=MEMORY))
-    opening: list[Line] = field(default_factory=list[Line])
+    recent: deque[Line] = field(default_factory=lambda: deque[Line](maxlen=MEMORY))  # last `MEMORY` lines
+    opening: list[Line] = field(default_factory=list[Line])  # first `ENOUGH` lines with rewards
+    # First `ENOUGH` values of KL and entropy, with their steps.
     early: dict[str, list[tuple[int, float]]] = field(default_factory=dict[str, list[tuple[int, float]]])
+    # Mean reward of each evaluation, and mean training reward of the last `WINDOW` steps up to it.
     evaluations: list[tuple[_Mean, _Mean | None]] = field(default_factory=list[tuple[_Mean, _Mean | None]])
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -22,16 +22,11 @@ _ACTION = "await slow calls, or run the work in a thread: `await asyncio.to_thre
 
 @dataclass(kw_only=True, eq=False)
 class BlockingFindings:
-    """Convert holds of the event loop (`Hold`) to findings.
+    """Convert holds of the event loop (`Hold`) to findings."""
 
-    Args:
-        step: function that returns the current step.
-        tell: receives each new finding.
-        record: receives all findings as JSON, for each new finding and whenever the count of a finding doubles.
-    """
-
-    step: Callable[[], int] = lambda: 0
-    tell: Callable[[Finding], None]
+    step: Callable[[], int] = lambda: 0  # function that returns the current step
+    tell: Callable[[Finding], None]  # receives each new finding
+    # Receives all findings as JSON, for each new finding and whenever the count of a finding doubles.
     record: Callable[[Sequence[Mapping[str, Json]]], None] = lambda findings: None
     _findings: dict[tuple[str, str], tuple[Finding, int, float]] = field(
         init=False, default_factory=dict[tuple[str, str], tuple[Finding, int, float]]
@@ -58,18 +53,12 @@ class BlockingFindings:
 
 @dataclass(eq=False)
 class FailureNotes:
-    """Report the first failed episode of each environment.
+    """Report the first failed episode of each environment."""
 
-    Args:
-        note: receives each message.
-        redact: removes secrets from an error.
-        prefix: text before the name of an environment, such as "the evaluation of ".
-    """
-
-    note: Callable[[str], None]
+    note: Callable[[str], None]  # receives each message
     _: KW_ONLY
-    redact: Callable[[str], str]
-    prefix: str = ""
+    redact: Callable[[str], str]  # removes secrets from an error
+    prefix: str = ""  # text before the name of an environment, such as "the evaluation of "
     _envs: set[str] = field(init=False, default_factory=set[str])
 
     def add(self, task: Task, episode: Episode) -> None:

@@ -28,15 +28,12 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCheat:
-    """Way to earn a reward without an answer.
-
-    Args:
-        replies: function that returns the replies for a situation, or none if the cheat does not apply. Each reply is
-            played in its own rollout, in all turns.
-    """
+    """Way to earn a reward without an answer."""
 
     name: str
     description: str
+    # Function that returns the replies for a situation, or none if the cheat does not apply. Each reply is played in
+    # its own rollout, in all turns.
     replies: Callable[[Situation], Sequence[str]]
 
 

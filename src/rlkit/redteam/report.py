@@ -22,33 +22,23 @@ EPSILON = 1e-9  # tolerance of equal rewards
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Attempt of one cheat on one task.
-
-    Args:
-        reward: reward of the cheat; None if the episode has none.
-        detail: reason why there is no reward, or no attempt.
-    """
+    """Attempt of one cheat on one task."""
 
     cheat: str
     description: str
     task_id: str
     result: Result
-    reward: float | None
+    reward: float | None  # reward of the cheat; None if the episode has none
     honest_reward: float
-    detail: str = ""
+    detail: str = ""  # reason why there is no reward, or no attempt
 
 
 @dataclass(frozen=True, slots=True)
 class RedTeamReport:
-    """All attempts on one environment.
+    """All attempts on one environment."""
 
-    Args:
-        attempts: attempts, in the order of the red team's list of cheats.
-        skipped_tasks: reasons by task, for tasks that were not attacked.
-    """
-
-    attempts: Sequence[Attempt]
-    skipped_tasks: Mapping[str, str]
+    attempts: Sequence[Attempt]  # attempts, in the order of the red team's list of cheats
+    skipped_tasks: Mapping[str, str]  # reasons by task, for tasks that were not attacked
 
     @property
     def ok(self) -> bool:

@@ -47,17 +47,11 @@ _OUTPUT_PATH = re.compile(r"`(/?(?:[\w-][\w.-]*/)*[\w-]+\.[\w.-]*\w)`")
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Result of a trial.
+    """Result of a trial."""
 
-    Args:
-        rewards: the verifier's rewards; None if there are none.
-        skip_reason: reason why the script could not run; "" if it ran.
-        error: reason for missing rewards.
-    """
-
-    rewards: Mapping[str, float] | None
-    skip_reason: str = ""
-    error: str = ""
+    rewards: Mapping[str, float] | None  # the verifier's rewards; None if there are none
+    skip_reason: str = ""  # reason why the script could not run; "" if it ran
+    error: str = ""  # reason for missing rewards
 
 
 @stop_leftover_tasks()

@@ -33,17 +33,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """Episodes of a group that were recorded before the run was interrupted.
+    """Episodes of a group that were recorded before the run was interrupted."""
 
-    Args:
-        episodes: the last episode of each member; failed episodes are retried within the budget of retries.
-        attempts: number of attempts of each member.
-        failed: number of retries already spent.
-    """
-
+    # The last episode of each member; failed episodes are retried within the budget of retries.
     episodes: Mapping[int, Episode] = field(default_factory=dict[int, Episode])
-    attempts: Mapping[int, int] = field(default_factory=dict[int, int])
-    failed: int = 0
+    attempts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of attempts of each member
+    failed: int = 0  # number of retries already spent
 
 
 @dataclass(slots=True)

@@ -39,23 +39,15 @@ type _Piece = tuple[Tokens, Floats, Bools]
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """A chain of turns in which each turn extends the previous turn token for token.
+    """A chain of turns in which each turn extends the previous turn token for token."""
 
-    Args:
-        index: index of the last turn in the record.
-        turn: the last turn.
-        tokens: all tokens of the segment.
-        messages: the conversation that the tokens encode; empty after `sample`.
-        is_rendered: the last prompt may equal the format's rendering of its conversation.
-        replies: for each turn of a conversation its index in the record, and the number of messages up to its reply.
-    """
-
-    index: int
-    turn: Turn
-    tokens: Prompt
-    messages: Sequence[Message] = ()
+    index: int  # index of the last turn in the record
+    turn: Turn  # the last turn
+    tokens: Prompt  # all tokens of the segment
+    messages: Sequence[Message] = ()  # the conversation that the tokens encode; empty after `sample`
     tools: Sequence[Tool] = ()
-    is_rendered: bool = True
+    is_rendered: bool = True  # the last prompt may equal the format's rendering of its conversation
+    # For each turn of a conversation its index in the record, and the number of messages up to its reply.
     replies: tuple[tuple[int, int], ...] = ()
 
 

@@ -36,19 +36,14 @@ type GroupScores = tuple[list[float] | None, str | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One attempt of a member of a group.
-
-    Args:
-        seed: seed of the run, from which the seed of each turn is derived.
-        purpose: name of the random stream, so evaluation does not repeat the draws of training.
-    """
+    """One attempt of a member of a group."""
 
     draw: int
     settings: EnvSettings
     member: int
     attempt: int
-    seed: int
-    purpose: str
+    seed: int  # seed of the run, from which the seed of each turn is derived
+    purpose: str  # name of the random stream, so evaluation does not repeat the draws of training
 
     def seed_of(self, turn: int) -> int:
         """Return the seed of a turn."""
@@ -79,15 +74,10 @@ class RolloutRunner(ABC):
 
 @dataclass(frozen=True, eq=False)
 class LocalRunner(RolloutRunner):
-    """Runs the code of environments in this process.
+    """Runs the code of environments in this process."""
 
-    Args:
-        chat: the model's format; None with `make_policy`.
-        make_policy: replaces the policy over a sampler.
-    """
-
-    chat: ChatFormat | None
-    make_policy: Callable[[Sampling, Limits], Policy] | None = None
+    chat: ChatFormat | None  # the model's format; None with `make_policy`
+    make_policy: Callable[[Sampling, Limits], Policy] | None = None  # replaces the policy over a sampler
 
     async def play(self, task: Task, rollout: Rollout, samplers: Samplers) -> Episode:  # noqa: D102  inherited
         settings, member, attempt = rollout.settings, rollout.member, rollout.attempt

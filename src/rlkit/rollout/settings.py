@@ -13,29 +13,19 @@ from rlkit.types import BudgetForcing, Sampling
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
-    """Settings of the rollouts of an environment.
+    """Settings of the rollouts of an environment."""
 
-    Args:
-        group_size: rollouts per task.
-        timeout_s: limit in seconds of a rollout; service outages do not count (see `Stopwatch`).
-        max_retries: failed episodes to play again, per group.
-        min_valid: minimum number of valid episodes of a usable group.
-        coalesce: environments whose groups send their first turns as one request.
-        newest_weights: a running rollout uses newer weights from its next turn on.
-        endpoint_host: see `Policy.endpoint_host`.
-        is_supervised: rollouts record conversations, and sample nothing.
-    """
-
-    group_size: int
+    group_size: int  # rollouts per task
     sampling: Sampling
-    timeout_s: float
-    max_retries: int
+    timeout_s: float  # limit in seconds of a rollout; service outages do not count (see `Stopwatch`)
+    max_retries: int  # failed episodes to play again, per group
     limits: Limits
-    min_valid: int = 1
+    min_valid: int = 1  # minimum number of valid episodes of a usable group
+    # Environments whose groups send their first turns as one request.
     coalesce: Literal["single_turn", "always", "never"] = "never"
-    newest_weights: bool = True
-    endpoint_host: str | None = None
-    is_supervised: bool = False
+    newest_weights: bool = True  # a running rollout uses newer weights from its next turn on
+    endpoint_host: str | None = None  # see `Policy.endpoint_host`
+    is_supervised: bool = False  # rollouts record conversations, and sample nothing
 
 
 def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:

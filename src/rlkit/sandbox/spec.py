@@ -17,23 +17,14 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Resource limits of a sandbox.
+    """Resource limits of a sandbox."""
 
-    Args:
-        memory_bytes: memory of all its processes; without a control group, data of each one.
-        processes: maximum number of processes and threads; not limited as root without a control group.
-        cpus: processor seconds per second; None for all processors. Needs a control group.
-        cpu_s: processor seconds of a single process.
-        file_bytes: size of a single file.
-        open_files: open files of a single process.
-    """
-
-    memory_bytes: int = 4096 * MIB
-    processes: int = 1024
-    cpus: float | None = None
-    cpu_s: int = 3600
-    file_bytes: int = 8192 * MIB
-    open_files: int = 65_536
+    memory_bytes: int = 4096 * MIB  # memory of all its processes; without a control group, data of each one
+    processes: int = 1024  # maximum number of processes and threads; not limited as root without a control group
+    cpus: float | None = None  # processor seconds per second, with a control group; None for all processors
+    cpu_s: int = 3600  # processor seconds of a single process
+    file_bytes: int = 8192 * MIB  # size of a single file
+    open_files: int = 65_536  # open files of a single process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +46,16 @@ class Bind:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A sandbox to start.
+    """A sandbox to start."""
 
-    Args:
-        trees: overlays of its file system; the first is mounted at `/`.
-        network: share the host's network; otherwise only a private loopback.
-        folders: folders to make unless they exist, as modes by path.
-        uses: names of cached layers to keep while the sandbox lives.
-    """
-
-    trees: tuple[Layers, ...]
+    trees: tuple[Layers, ...]  # overlays of its file system; the first is mounted at `/`
     hostname: str = "sandbox"
-    network: bool = False
+    network: bool = False  # share the host's network; otherwise only a private loopback
     binds: tuple[Bind, ...] = ()
+    # Folders to make unless they exist, as modes by path.
     folders: Mapping[str, int] = field(default_factory=dict[str, int])
     limits: Limits = field(default_factory=Limits)
-    uses: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()  # names of cached layers to keep while the sandbox lives
 
 
 def shared_paths(paths: Sequence[str], *, private: Sequence[str]) -> tuple[str, ...]:

@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradient:
-    """The result of a backward pass.
+    """The result of a backward pass."""
 
-    Args:
-        logprobs: the trainer's log-probability of each target, [N] float32 for each datum.
-        metrics: metrics of the service, under its own names.
-    """
-
-    logprobs: Sequence[Floats]
-    metrics: Mapping[str, float]
+    logprobs: Sequence[Floats]  # the trainer's log-probability of each target, [N] float32 for each datum
+    metrics: Mapping[str, float]  # metrics of the service, under its own names
 
 
 class Learner(Protocol):
@@ -74,20 +69,14 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint on the service.
-
-    Args:
-        kind: training state with the optimiser, weights for sampling, or an adapter to download.
-        created: time in seconds since the epoch.
-        size_bytes: None if unknown.
-        expires: time in seconds since the epoch; None for never.
-    """
+    """A checkpoint on the service."""
 
     path: str
+    # Training state with the optimiser, weights for sampling, or an adapter to download.
     kind: Literal["training", "sampler", "external"]
-    created: float
-    size_bytes: int | None = None
-    expires: float | None = None
+    created: float  # time in seconds since the epoch
+    size_bytes: int | None = None  # None if unknown
+    expires: float | None = None  # time in seconds since the epoch; None for never
 
 
 class Service(Protocol):

@@ -35,24 +35,17 @@ _CALM_S = 2 * _BACKOFF_MAX_S
 
 @dataclass(slots=True, eq=False)
 class ServiceWatch:
-    """Supervisor of the requests to a service.
+    """Supervisor of the requests to a service."""
 
-    Args:
-        note: receives lines for the user.
-        timeout_s: limit in seconds of the service's silence.
-        seed: seed of the jitter between retries.
-        is_computing: returns whether the service is computing an answer; silence is then not reported.
-        last_answer_s: time of the last answer to any request.
-    """
-
-    note: Callable[[str], None]
-    timeout_s: float
-    seed: int = 0
+    note: Callable[[str], None]  # receives lines for the user
+    timeout_s: float  # limit in seconds of the service's silence
+    seed: int = 0  # seed of the jitter between retries
+    # Returns whether the service is computing an answer; silence is then not reported.
     is_computing: Callable[[], bool] = lambda: False
     _random: Random = field(init=False)
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _open: Counter[str] = field(default_factory=Counter[str])
-    last_answer_s: float = 0.0
+    last_answer_s: float = 0.0  # time of the last answer to any request
     _last_silence_s: float = 0.0  # length of the service's silence when the last call failed
     _past_silence_s: float = 0.0
     _failures: _Notice = field(init=False)
@@ -212,15 +205,11 @@ class _Request(Request):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PatientSampler:
-    """A sampler whose requests are supervised and retried.
-
-    Args:
-        version: version of the weights in the run; `sampler.version` may differ.
-    """
+    """A sampler whose requests are supervised and retried."""
 
     sampler: Sampler
     watch: ServiceWatch
-    version: int
+    version: int  # version of the weights in the run; `sampler.version` may differ
 
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1

@@ -55,31 +55,23 @@ class StepRecord:
 
 @dataclass(slots=True, eq=False)
 class History:
-    """The recorded draws, episodes and steps of a run.
-
-    Args:
-        step: last step whose groups are complete; 0 for none.
-        state_step: step after which the task sources had `state`.
-        state: state of the task sources to restore.
-        events: draws and steps after `state_step` in order, each with its segment of the journal.
-        outstanding: draws whose groups are in no step, by draw.
-        attempts: episodes in the journal, by draw.
-        steps: steps in the journal, by number.
-        draws: draws in the journal, by draw.
-        task_metrics: metrics of the task sources by step, for steps that are replayed to them.
-        damaged: files of the journal that are missing or hold unreadable records.
-    """
+    """The recorded draws, episodes and steps of a run."""
 
     directory: Path
-    step: int = 0
-    state_step: int = 0
-    state: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    step: int = 0  # last step whose groups are complete; 0 for none
+    state_step: int = 0  # step after which the task sources had `state`
+    state: Mapping[str, Json] = field(default_factory=dict[str, Json])  # state of the task sources to restore
+    # Draws and steps after `state_step` in order, each with its segment of the journal.
     events: Sequence[tuple[int, DrawRecord | StepRecord]] = ()
+    # Draws whose groups are in no step, by draw.
     outstanding: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])
+    # Episodes in the journal, by draw.
     attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])
-    steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
-    draws: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])
+    steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])  # steps in the journal, by number
+    draws: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])  # draws in the journal, by draw
+    # Metrics of the task sources by step, for steps that are replayed to them.
     task_metrics: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    # Files of the journal that are missing or hold unreadable records.
     damaged: list[Path] = field(default_factory=list[Path])
 
     def groups(self, step: int) -> Sequence[RecordedGroup]:

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServiceChoice:
-    """The service that a run uses.
+    """The service that a run uses."""
 
-    Args:
-        kind: `url` is a server at an address that the user set.
-        base_url: None for the hosted service and the engine.
-        reason: reason of the choice, as a phrase for messages.
-    """
-
-    kind: Literal["hosted", "url", "engine"]
-    base_url: str | None
-    reason: str
+    kind: Literal["hosted", "url", "engine"]  # `url` is a server at an address that the user set
+    base_url: str | None  # None for the hosted service and the engine
+    reason: str  # reason of the choice, as a phrase for messages
 
 
 def choose_service(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:

@@ -33,19 +33,12 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Retries requests to a service that may not be running yet.
+    """Retries requests to a service that may not be running yet."""
 
-    Args:
-        url: base URL of the service.
-        source: origin of the address, as a phrase for messages.
-        timeout_s: limit in seconds of all attempts.
-        note: receives one line for the user while the service does not answer.
-    """
-
-    url: str
-    source: str
-    timeout_s: float
-    note: Callable[[str], None]
+    url: str  # base URL of the service
+    source: str  # origin of the address, as a phrase for messages
+    timeout_s: float  # limit in seconds of all attempts
+    note: Callable[[str], None]  # receives one line for the user while the service does not answer
 
     async def wait_for_answer(self) -> None:
         """Wait until the service answers; errors are those of `ask_health` and `retry`."""
@@ -160,16 +153,10 @@ def _reasons(error: Exception, limit_s: float) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """The address of a service.
+    """The address of a service."""
 
-    Args:
-        base_url: None for the SDK's default.
-        api_key: None for the SDK's look-up of credentials, such as TINKER_API_KEY.
-        embedded: the service is the embedded engine, whose answers are repeatable.
-        connector: retries until a session is open; None uses the SDK's own retries.
-    """
-
-    base_url: str | None = None
+    base_url: str | None = None  # None for the SDK's default
+    # None for the SDK's look-up of credentials, such as TINKER_API_KEY.
     api_key: str | None = field(default=None, repr=False)
-    embedded: bool = False
-    connector: Connector | None = None
+    embedded: bool = False  # the service is the embedded engine, whose answers are repeatable
+    connector: Connector | None = None  # retries until a session is open; None uses the SDK's own retries

@@ -36,38 +36,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedSequence:
-    """A training sequence.
+    """A training sequence."""
 
-    Args:
-        position: its place among all sequences of the step.
-        member: its episode in the group.
-        turn: index of its last turn in the episode; it holds this turn and all turns before it in its segment.
-        mask: [N] bool, True for targets that were trained.
-        advantages: [M] float32 for the M trained targets, after shaping, penalties and normalisation.
-        logprobs: [M] float32, the trainer's log-probabilities before the optimiser step.
-    """
-
-    position: int
-    member: int
-    turn: int
-    mask: Bools
-    advantages: Floats
-    logprobs: Floats
+    position: int  # its place among all sequences of the step
+    member: int  # its episode in the group
+    turn: int  # index of its last turn in the episode; it holds this turn and all turns before it in its segment
+    mask: Bools  # [N] bool, True for targets that were trained
+    advantages: Floats  # [M] float32 for the M trained targets, after shaping, penalties and normalisation
+    logprobs: Floats  # [M] float32, the trainer's log-probabilities before the optimiser step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedUpdate:
-    """A group of a step, with its training sequences.
-
-    Args:
-        estimator: title of the advantage estimator.
-        baseline: reward whose advantage is 0; None if the advantages are no straight line over the rewards.
-    """
+    """A group of a step, with its training sequences."""
 
     draw: int
     env: str
-    estimator: str
-    baseline: float | None
+    estimator: str  # title of the advantage estimator
+    baseline: float | None  # reward whose advantage is 0; None if the advantages are no straight line over the rewards
     sequences: Sequence[RecordedSequence]
 
 

@@ -30,22 +30,15 @@ from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Counts for one environment, over the groups that were trained on.
-
-    Args:
-        episodes: episodes that did not fail and are not masked.
-        tokens: trained tokens that match a sampled token at the same position.
-        cut_tokens: sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`.
-        mismatch: first difference from the record, or the draws that occur in several steps. Counting stops at a
-            mismatch.
-    """
+    """Counts for one environment, over the groups that were trained on."""
 
     groups: int = 0
-    episodes: int = 0
+    episodes: int = 0  # episodes that did not fail and are not masked
     turns: int = 0
     sequences: int = 0
-    tokens: int = 0
-    cut_tokens: int = 0
+    tokens: int = 0  # trained tokens that match a sampled token at the same position
+    cut_tokens: int = 0  # sampled tokens that were not trained on, because their sequence exceeds `batch.max_tokens`
+    # First difference from the record, or the draws that occur in several steps. Counting stops at a mismatch.
     mismatch: str | None = None
 
     def __add__(self, other: Audit) -> Audit:
@@ -189,19 +182,13 @@ def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
 
 @dataclass(slots=True, eq=False)
 class _Sample:
-    """Turn of an episode that is used for training.
+    """Turn of an episode that is used for training."""
 
-    Args:
-        number: turn number, in place of the advantage.
-        sequence: complete prompt and completion.
-        trained: [C] bool, tokens of the completion found in a training sequence so far.
-    """
-
-    number: float
+    number: float  # turn number, in place of the advantage
     place: str
     turn: Turn
-    sequence: Prompt
-    trained: NDArray[np.bool_]
+    sequence: Prompt  # complete prompt and completion
+    trained: NDArray[np.bool_]  # [C] bool, tokens of the completion found in a training sequence so far
 
 
 def _number_turns(group: Group) -> list[NDArray[np.float64]]:

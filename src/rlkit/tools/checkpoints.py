@@ -45,17 +45,11 @@ def parse_age(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFilter:
-    """Selection of checkpoints by kind and age.
+    """Selection of checkpoints by kind and age."""
 
-    Args:
-        kind: kind to select; None for all.
-        min_age_s: minimum age in seconds; None for any.
-        now: current time in seconds since the epoch.
-    """
-
-    kind: Kind | None = None
-    min_age_s: float | None = None
-    now: float = field(default_factory=time.time)
+    kind: Kind | None = None  # kind to select; None for all
+    min_age_s: float | None = None  # minimum age in seconds; None for any
+    now: float = field(default_factory=time.time)  # current time in seconds since the epoch
 
     @classmethod
     def parse(cls, kind: str | None, older_than: str | None) -> CheckpointFilter:
@@ -82,33 +76,22 @@ class CheckpointFilter:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSelection:
-    """Checkpoints to delete or to change.
-
-    Args:
-        runs: folders of the runs named by the user.
-        missing_paths: paths named by the user that the service does not have.
-    """
+    """Checkpoints to delete or to change."""
 
     service: ServiceConfig
     checkpoints: Sequence[StoredCheckpoint]
-    runs: tuple[Path, ...] = ()
-    missing_paths: Sequence[str] = ()
+    runs: tuple[Path, ...] = ()  # folders of the runs named by the user
+    missing_paths: Sequence[str] = ()  # paths named by the user that the service does not have
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """Checkpoint of a run, or a `tinker://` path.
+    """Checkpoint of a run, or a `tinker://` path."""
 
-    Args:
-        path: `tinker://` path of the training state, or the path that the user named.
-        run: folder of the run; None for a path.
-        checkpoint: the run's record of the checkpoint; None for a path.
-    """
-
-    path: str
+    path: str  # `tinker://` path of the training state, or the path that the user named
     service: ServiceConfig
-    run: Path | None = None
-    checkpoint: Checkpoint | None = None
+    run: Path | None = None  # folder of the run; None for a path
+    checkpoint: Checkpoint | None = None  # the run's record of the checkpoint; None for a path
 
 
 async def _list_stored_checkpoints(service: ServiceConfig, note: Note) -> Sequence[StoredCheckpoint]:

@@ -34,19 +34,12 @@ _ERRORS_OF_CODE = ("EnvironmentFault", "RewardError", "OSError")
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """Outcome of a run that ended, or its state while it is running.
+    """Outcome of a run that ended, or its state while it is running."""
 
-    Args:
-        status: `killed` if run.json says `running` but no process holds the run's lock.
-        reason: one line; for a failed run the type and the message of its error.
-        place: line of code that raised the error, in the user's code if possible; "" if unknown.
-        action: fix; "" if none is needed.
-    """
-
-    status: EndingStatus
-    reason: str
-    place: str = ""
-    action: str = ""
+    status: EndingStatus  # `killed` if run.json says `running` but no process holds the run's lock
+    reason: str  # one line; for a failed run the type and the message of its error
+    place: str = ""  # line of code that raised the error, in the user's code if possible; "" if unknown
+    action: str = ""  # fix; "" if none is needed
 
     def __str__(self) -> str:
         return f"{self.reason}, at {self.place}" if self.place else self.reason

@@ -44,22 +44,15 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A turn of a rollout, as text.
+    """A turn of a rollout, as text."""
 
-    Args:
-        prompt: text after the parent's completion, with the names of special tokens.
-        version: version of the weights that sampled the completion.
-        parent: index of the turn that this turn extends, if any.
-        tokens: numbers of tokens of the prompt and the completion.
-    """
-
-    prompt: str
+    prompt: str  # text after the parent's completion, with the names of special tokens
     completion: str
     stop: str
-    version: int
+    version: int  # version of the weights that sampled the completion
     reward: float | None
-    parent: int | None
-    tokens: tuple[int, int]
+    parent: int | None  # index of the turn that this turn extends, if any
+    tokens: tuple[int, int]  # numbers of tokens of the prompt and the completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +79,11 @@ class RecordedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step of a run.
+    """A step of a run."""
 
-    Args:
-        number: 0 for the evaluation before the first step.
-        metrics: finite metrics.
-        table: Parquet file of the step's episodes, if it exists.
-    """
-
-    number: int
-    metrics: Mapping[str, float]
-    table: Path | None
+    number: int  # 0 for the evaluation before the first step
+    metrics: Mapping[str, float]  # finite metrics
+    table: Path | None  # Parquet file of the step's episodes, if it exists
 
     def rollouts(self) -> list[RecordedRollout]:
         """Return the rollouts of the step's groups, dropped groups included; UsageError if the table is damaged."""

@@ -29,13 +29,7 @@ type PendingCheckpoint = Awaitable[tuple[str, str]]
 
 @dataclass(slots=True, eq=False)
 class CheckpointSaver:
-    """The checkpoints of a run.
-
-    Args:
-        delete: deletes the weights at a `tinker://` path.
-        now: returns seconds since the epoch.
-        newest: newest checkpoint of this training, without those that the service lost.
-    """
+    """The checkpoints of a run."""
 
     config: CheckpointConfig
     store: RunStore
@@ -43,9 +37,9 @@ class CheckpointSaver:
     watch: ServiceWatch
     _: KW_ONLY
     selection: ModelSelection
-    delete: Callable[[str], Awaitable[None]]
-    now: Callable[[], float] = time.time
-    newest: Checkpoint | None = None
+    delete: Callable[[str], Awaitable[None]]  # deletes the weights at a `tinker://` path
+    now: Callable[[], float] = time.time  # returns seconds since the epoch
+    newest: Checkpoint | None = None  # newest checkpoint of this training, without those that the service lost
     _requests: Counter[int] = field(default_factory=Counter[int])
     _lost_states: set[str] = field(default_factory=set[str])
     _last_save_failed: bool = False

@@ -30,44 +30,32 @@ from rlkit.types import Episode, Group
 
 @dataclass(slots=True, eq=False)
 class PendingStep:
-    """A step that is being played or trained on.
+    """A step that is being played or trained on."""
 
-    Args:
-        number: number of the step, from 1.
-        groups: groups so far, replaced groups included.
-        is_trainable: the step has all of its groups, and trains on at least one of them.
-        complete_s: time of the event loop at which the last group was ready.
-        task_metrics: metrics of the task sources after they observed the groups.
-    """
-
-    number: int
-    groups: list[StepGroup] = field(default_factory=list[StepGroup])
-    is_trainable: bool = False
-    complete_s: float = 0.0
+    number: int  # number of the step, from 1
+    groups: list[StepGroup] = field(default_factory=list[StepGroup])  # groups so far, replaced groups included
+    is_trainable: bool = False  # the step has all of its groups, and trains on at least one of them
+    complete_s: float = 0.0  # time of the event loop at which the last group was ready
+    # Metrics of the task sources after they observed the groups.
     task_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(eq=False)
 class Groups:
-    """The groups of a run, played with the newest weights and assigned to steps.
-
-    Args:
-        is_streaming: groups are trained on before their step is complete, so each group is synced separately.
-        passes: number of times that the loss computes each sequence.
-        sampler: sampler of the newest weights, which the learner sets; None until weights are loaded.
-    """
+    """The groups of a run, played with the newest weights and assigned to steps."""
 
     sources: Mixture
     player: Player
     preparation: Preparation
     limits: SupplyLimits
     _: KW_ONLY
-    is_streaming: bool
-    passes: int
+    is_streaming: bool  # groups are trained on before their step is complete, so each group is synced separately
+    passes: int  # number of times that the loss computes each sequence
     store: RunStore
     trackers: Broadcast
     budget: Budget
     resumption: InitVar[Resumption]
+    # Sampler of the newest weights, which the learner sets; None until weights are loaded.
     sampler: PatientSampler | None = None
 
     def __post_init__(self, resumption: Resumption) -> None:

@@ -42,11 +42,6 @@ class PolicyLearner:
     """Learner of a run.
 
     A step is submitted while the service still computes the step before it, so the service does not wait between steps.
-
-    Args:
-        loader: loads weights again if the service fails.
-        learner: the service's handle of the weights.
-        step: step of these weights.
     """
 
     run: Run
@@ -54,9 +49,9 @@ class PolicyLearner:
     _: KW_ONLY
     recipe: StepRecipe
     watch: ServiceWatch
-    loader: WeightsLoader
-    learner: Learner
-    step: int
+    loader: WeightsLoader  # loads weights again if the service fails
+    learner: Learner  # the service's handle of the weights
+    step: int  # step of these weights
     _submissions: deque[_Submission] = field(default_factory=deque[_Submission])
     _complete_steps: asyncio.Queue[PendingStep | None] = field(default_factory=asyncio.Queue[PendingStep | None])
     _submitting: asyncio.Task[None] | None = None

@@ -15,17 +15,11 @@ from rlkit.types import Checkpoint
 
 @dataclass(slots=True, eq=False)
 class ModelSelection:
-    """Comparison of the steps of a run.
+    """Comparison of the steps of a run."""
 
-    Args:
-        criterion: comparison of two steps; without a metric, nothing is compared.
-        keep_last: number of newest checkpoints to keep; None for all.
-        keep_best: number of checkpoints with the best values to keep as well.
-    """
-
-    criterion: BestConfig
-    keep_last: int | None = None
-    keep_best: int = 0
+    criterion: BestConfig  # comparison of two steps; without a metric, nothing is compared
+    keep_last: int | None = None  # number of newest checkpoints to keep; None for all
+    keep_best: int = 0  # number of checkpoints with the best values to keep as well
     _values: dict[int, float] = field(default_factory=dict[int, float])
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -22,19 +22,12 @@ from rlkit.tasks.sources import Mixture
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """State of an interrupted run; empty for a new run.
+    """State of an interrupted run; empty for a new run."""
 
-    Args:
-        step: last step whose groups are on the disk.
-        waiting: drawn tasks that are in no step yet.
-        interrupted: finished episodes of these tasks, by draw.
-        task_metrics: metrics of the task sources by step, for steps that are replayed.
-    """
-
-    step: int
-    waiting: Sequence[Task]
-    interrupted: Mapping[int, GroupProgress]
-    task_metrics: Mapping[int, Mapping[str, float]]
+    step: int  # last step whose groups are on the disk
+    waiting: Sequence[Task]  # drawn tasks that are in no step yet
+    interrupted: Mapping[int, GroupProgress]  # finished episodes of these tasks, by draw
+    task_metrics: Mapping[int, Mapping[str, float]]  # metrics of the task sources by step, for steps that are replayed
 
 
 def redraw_tasks(history: History, sources: Mixture) -> list[Task]:

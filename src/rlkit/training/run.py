@@ -31,34 +31,20 @@ from rlkit.training.reporter import Reporter
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """Result of training on a step.
+    """Result of training on a step."""
 
-    Args:
-        sampler: samples from the new weights.
-        metrics: metrics of the groups, the batch and the update.
-        recorded: waits until the training sequences are on the disk.
-        checkpoint: requested checkpoint of the new weights, if one is due.
-    """
-
-    sampler: PatientSampler
-    metrics: Mapping[str, float]
-    recorded: Awaitable[None]
-    checkpoint: PendingCheckpoint | None = None
+    sampler: PatientSampler  # samples from the new weights
+    metrics: Mapping[str, float]  # metrics of the groups, the batch and the update
+    recorded: Awaitable[None]  # waits until the training sequences are on the disk
+    checkpoint: PendingCheckpoint | None = None  # requested checkpoint of the new weights, if one is due
 
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """The parts that record a run, and the decision when it ends.
+    """The parts that record a run, and the decision when it ends."""
 
-    Args:
-        steps: number of steps of the whole run.
-        step: last step whose groups are on the disk.
-        slots: limit on running rollouts; closes once the budget is used up.
-        estimate: usage of the run as estimated by a dry run.
-    """
-
-    steps: int
-    step: int
+    steps: int  # number of steps of the whole run
+    step: int  # last step whose groups are on the disk
     store: RunStore
     trackers: Broadcast
     groups: Groups
@@ -66,10 +52,10 @@ class Run:
     checkpoints: CheckpointSaver
     selection: ModelSelection
     stop: StopSignal
-    slots: Slots
+    slots: Slots  # limit on running rollouts; closes once the budget is used up
     budget: Budget
     activity: Activity
-    estimate: Estimate | None
+    estimate: Estimate | None  # usage of the run as estimated by a dry run
     runner_metrics: Callable[[], Mapping[str, float]]
     phase: Phase = "preparing"
 

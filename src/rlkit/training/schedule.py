@@ -26,46 +26,31 @@ _UNUSABLE_MIN = 4
 
 @dataclass(frozen=True, slots=True)
 class SupplyLimits:
-    """Limits on the groups that are started before their step: i < groups · (steps_trained + max_staleness + 1).
+    """Limits on the groups that are started before their step: i < groups · (steps_trained + max_staleness + 1)."""
 
-    Args:
-        groups: groups per step.
-        steps: steps of the whole run; groups beyond the last step are not started.
-        max_staleness: steps between the weights that a group starts with and the weights that it trains; 0 is
-            on-policy.
-        in_order: a step takes the groups that were drawn first, so `max_staleness` is a bound. Otherwise a step takes
-            the groups that finish first, and a slow group may be staler.
-        replace: play another group for each group without a training signal.
-        max_replaced_groups: groups to replace per step; further groups without a signal are not replaced.
-    """
-
-    groups: int
-    steps: int
+    groups: int  # groups per step
+    steps: int  # steps of the whole run; groups beyond the last step are not started
+    # Steps between the weights that a group starts with and the weights that it trains; 0 is on-policy.
     max_staleness: int = 0
+    # A step takes the groups that were drawn first, so `max_staleness` is a bound. Otherwise a step takes the groups
+    # that finish first, and a slow group may be staler.
     in_order: bool = True
-    replace: bool = False
-    max_replaced_groups: int = 0
+    replace: bool = False  # play another group for each group without a training signal
+    max_replaced_groups: int = 0  # groups to replace per step; further groups without a signal are not replaced
 
 
 @dataclass(eq=False)
 class GroupSupply:
-    """Running groups, and finished groups that are ready for a step.
-
-    Args:
-        draw: draws the next task; None if there are no more.
-        play: plays a task with the newest weights; `SlotsClosed` ends the supply.
-        trained_step: last trained step.
-        waiting: tasks that were drawn earlier, to be played before new tasks.
-        is_exhausted: returns whether the sources are known to have no more tasks.
-    """
+    """Running groups, and finished groups that are ready for a step."""
 
     limits: SupplyLimits
     _: KW_ONLY
-    draw: Callable[[], Task | None]
+    draw: Callable[[], Task | None]  # draws the next task; None if there are no more
+    # Plays a task with the newest weights; `SlotsClosed` ends the supply.
     play: Callable[[Task], Coroutine[object, object, PreparedGroup]]
-    trained_step: int = 0
-    waiting: InitVar[Iterable[Task]] = ()
-    is_exhausted: Callable[[], bool] = lambda: False
+    trained_step: int = 0  # last trained step
+    waiting: InitVar[Iterable[Task]] = ()  # tasks that were drawn earlier, to be played before new tasks
+    is_exhausted: Callable[[], bool] = lambda: False  # returns whether the sources are known to have no more tasks
 
     def __post_init__(self, waiting: Iterable[Task]) -> None:
         self._complete_step = self.trained_step

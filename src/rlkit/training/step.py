@@ -30,23 +30,18 @@ type _Request = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] |
 
 @dataclass(frozen=True, slots=True)
 class StepRecipe:
-    """Settings for the requests of a step.
-
-    Args:
-        groups: groups of a full step.
-        substeps: number of optimiser steps, each on an equal share of the groups.
-        streaming: condition to request gradients before the step is complete; None requests them afterwards.
-        finish_groups: estimates the advantages of a complete step's groups together; nothing is requested before.
-        supervised: environments of conversations, whose groups have the loss `cross_entropy`.
-    """
+    """Settings for the requests of a step."""
 
     loss: Loss
     optimizer: OptimizerConfig
     rate: LearningRate
-    groups: int
-    substeps: int = 1
+    groups: int  # groups of a full step
+    substeps: int = 1  # number of optimiser steps, each on an equal share of the groups
+    # Condition to request gradients before the step is complete; None requests them afterwards.
     streaming: Streaming | None = None
+    # Estimates the advantages of a complete step's groups together; nothing is requested before.
     finish_groups: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
+    # Environments of conversations, whose groups have the loss `cross_entropy`.
     supervised: frozenset[str] = frozenset()
 
     @property

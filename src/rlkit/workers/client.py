@@ -52,16 +52,11 @@ class _WaitProbe(Stopwatch):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An unfinished call of a worker.
-
-    Args:
-        samplers: None for the scores of a group.
-        sampler: sampler of the last turn.
-    """
+    """An unfinished call of a worker."""
 
     result: asyncio.Future[messages.Result]
-    samplers: Samplers | None
-    sampler: Sampler | None = None
+    samplers: Samplers | None  # None for the scores of a group
+    sampler: Sampler | None = None  # sampler of the last turn
     requests: dict[int, tuple[asyncio.Task[None], _WaitProbe]] = field(
         default_factory=dict[int, "tuple[asyncio.Task[None], _WaitProbe]"]
     )

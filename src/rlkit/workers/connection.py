@@ -12,15 +12,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoss:
-    """The end of a worker.
+    """The end of a worker."""
 
-    Args:
-        reason: phrase for people, such as "the environment ended its process (exit code 3)".
-        culprit: call whose code ended the worker; 0 if unknown; None if none did, such as for a lost machine.
-    """
-
-    reason: str
-    culprit: int | None
+    reason: str  # phrase for people, such as "the environment ended its process (exit code 3)"
+    culprit: int | None  # call whose code ended the worker; 0 if unknown; None if none did, such as for a lost machine
 
 
 class Connection(Protocol):

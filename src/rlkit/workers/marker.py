@@ -17,17 +17,11 @@ _FORMAT = struct.Struct("=qdd")
 
 
 class RunningCall(NamedTuple):
-    """A call whose code runs.
+    """A call whose code runs."""
 
-    Args:
-        call: number of the call; 0 for none.
-        began_s: start of the code, or the last renewal, as `time.monotonic()`.
-        limit_s: time limit of the rollout; without one, that of the last.
-    """
-
-    call: int
-    began_s: float
-    limit_s: float
+    call: int  # number of the call; 0 for none
+    began_s: float  # start of the code, or the last renewal, as `time.monotonic()`
+    limit_s: float  # time limit of the rollout; without one, that of the last
 
 
 class Marker:

@@ -24,16 +24,11 @@ _MARK = b"\x93rlk"  # begins each frame, because environments can write to the c
 
 
 class Start(NamedTuple):
-    """First message to a worker.
+    """First message to a worker."""
 
-    Args:
-        files: Python files of the user, which are imported before tasks are unpickled.
-        runner: plays the rollouts in the worker.
-        tasks: pickled tasks, which the worker must be able to load, each behind the name of its environment.
-    """
-
-    files: Sequence[Path]
-    runner: RolloutRunner
+    files: Sequence[Path]  # Python files of the user, which are imported before tasks are unpickled
+    runner: RolloutRunner  # plays the rollouts in the worker
+    # Pickled tasks, which the worker must be able to load, each behind the name of its environment.
     tasks: Sequence[tuple[str, bytes]]
 
 
@@ -98,12 +93,7 @@ class Ready(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Request for completions.
-
-    Args:
-        is_new_turn: sample from the newest weights of the rollout, not from those of its last request.
-        opponent: step or checkpoint of other weights to sample from.
-    """
+    """Request for completions."""
 
     call: int
     request: int
@@ -111,8 +101,8 @@ class Ask(NamedTuple):
     sampling: Sampling
     seed: int
     num_samples: int
-    is_new_turn: bool
-    opponent: int | str | None = None
+    is_new_turn: bool  # sample from the newest weights of the rollout, not from those of its last request
+    opponent: int | str | None = None  # step or checkpoint of other weights to sample from
 
 
 class Withdraw(NamedTuple):

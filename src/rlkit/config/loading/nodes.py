@@ -28,17 +28,11 @@ PLAIN_KEY = re.compile(r"[A-Za-z0-9_\-]+")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a value: a file and line, the command line, or Python.
+    """Origin of a value: a file and line, the command line, or Python."""
 
-    Args:
-        source: path of the file as the user wrote it, `command line` or `python`.
-        line: line of the file, from 1; None if there are no lines.
-        folder: base folder of relative paths; None for the working directory.
-    """
-
-    source: str
-    line: int | None = None
-    folder: Path | None = None
+    source: str  # path of the file as the user wrote it, `command line` or `python`
+    line: int | None = None  # line of the file, from 1; None if there are no lines
+    folder: Path | None = None  # base folder of relative paths; None for the working directory
 
     def __str__(self) -> str:
         return self.source if self.line is None else f"{self.source}:{self.line}"
@@ -46,19 +40,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its origin.
+    """A value and its origin."""
 
-    Args:
-        value: scalar, or a list or mapping of nodes.
-        origin: origin of the value; for an entry of a mapping, the location of its key.
-        template: text before interpolation; None if the value contains no variable.
-        is_null_override: True for a null that overrides an earlier value.
-    """
-
-    value: Scalar | list[Node] | dict[str, Node]
-    origin: Origin
-    template: str | None = None
-    is_null_override: bool = False
+    value: Scalar | list[Node] | dict[str, Node]  # scalar, or a list or mapping of nodes
+    origin: Origin  # origin of the value; for an entry of a mapping, the location of its key
+    template: str | None = None  # text before interpolation; None if the value contains no variable
+    is_null_override: bool = False  # True for a null that overrides an earlier value
 
 
 def is_mapping(value: object) -> TypeGuard[dict[str, Node]]:

@@ -27,22 +27,16 @@ _TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Type of a value.
+    """Type of a value."""
 
-    Args:
-        type: readable name of the type, such as `integer ≥ 1`.
-        entries: shape of the values of a mapping whose keys the user chooses.
-        choices: sections of a tagged union, by the value of their first field (the tag).
-        nullable: null is valid.
-    """
-
-    type: str
+    type: str  # readable name of the type, such as `integer ≥ 1`
     description: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict[str, "Field"])
-    entries: Shape | None = None
+    entries: Shape | None = None  # shape of the values of a mapping whose keys the user chooses
     items: Shape | None = None
+    # Sections of a tagged union, by the value of their first field (the tag).
     choices: Mapping[str, Shape] = field(default_factory=dict[str, "Shape"])
-    nullable: bool = False
+    nullable: bool = False  # null is valid
 
     @property
     def is_mapping(self) -> bool:

@@ -41,23 +41,17 @@ _OUTPUT_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """Result of the check of a task.
-
-    Args:
-        solution_rewards: rewards of the solution from the verifier; None if there are none.
-        no_op_rewards: rewards of an idle agent.
-        output: last lines of the output of the tests or of the environment's engine, if the check found a fault.
-        loopholes: ways for an agent to forge a reward here, and their fixes.
-    """
+    """Result of the check of a task."""
 
     task_id: str
     finding: Finding
-    solution_rewards: Mapping[str, float] | None
-    no_op_rewards: Mapping[str, float] | None
+    solution_rewards: Mapping[str, float] | None  # rewards of the solution from the verifier; None if there are none
+    no_op_rewards: Mapping[str, float] | None  # rewards of an idle agent
     detail: str
     seconds: float
+    # Last lines of the output of the tests or of the environment's engine, if the check found a fault.
     output: Sequence[str] = ()
-    loopholes: Sequence[str] = ()
+    loopholes: Sequence[str] = ()  # ways for an agent to forge a reward here, and their fixes
 
     @property
     def ok(self) -> bool:

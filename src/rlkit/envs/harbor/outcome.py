@@ -80,15 +80,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Reward:
-    """Rule that computes the reward from the verifier's numbers: the number of a key, or a weighted sum.
+    """Rule that computes the reward from the verifier's numbers: the number of a key, or a weighted sum."""
 
-    Args:
-        key: key of the reward; None for the only key, or `reward` if there are several.
-        weights: weight of each key in the sum; None to use `key`.
-    """
-
-    key: str | None = None
-    weights: Mapping[str, float] | None = None
+    key: str | None = None  # key of the reward; None for the only key, or `reward` if there are several
+    weights: Mapping[str, float] | None = None  # weight of each key in the sum; None to use `key`
 
     def __post_init__(self) -> None:
         if self.key is not None and self.weights:

@@ -44,22 +44,14 @@ AGENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent and its options.
+    """An agent and its options."""
 
-    Args:
-        name: an agent of rlkit, or one of Harbor's installed agents.
-        max_turns: maximum number of replies of the model; None for limits by time and context only.
-        parser: format of a reply to Terminus 2.
-        summarize: let Terminus 2 continue from a summary when the context is nearly full.
-        env: variables of an installed agent.
-    """
-
-    name: str = "terminus-2"
-    max_turns: int | None = None
-    parser: Literal["json", "xml"] = "json"
-    summarize: bool = False
+    name: str = "terminus-2"  # an agent of rlkit, or one of Harbor's installed agents
+    max_turns: int | None = None  # maximum number of replies of the model; None for limits by time and context only
+    parser: Literal["json", "xml"] = "json"  # format of a reply to Terminus 2
+    summarize: bool = False  # let Terminus 2 continue from a summary when the context is nearly full
     kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str])  # variables of an installed agent
 
     def __post_init__(self) -> None:
         keys = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize", "policy": None}
@@ -123,25 +115,19 @@ class Agent:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """Settings of the trials of a task.
-
-    Args:
-        agent_timeout_s: time limit of the agent, which overrides the task's; as `verifier_timeout_s` for its tests.
-        timeout_multiplier: factor of every time limit of a task.
-        trials_dir: parent of the trials' folders; None for a temporary folder, removed with the trial.
-        keep: trials whose folders are kept.
-    """
+    """Settings of the trials of a task."""
 
     environment: EnvironmentConfig = field(default_factory=lambda: EnvironmentConfig(import_path=LOCAL_SANDBOX))
     agent: Agent = field(default_factory=Agent)
+    # Time limit of the agent, which overrides the task's; as `verifier_timeout_s` for its tests.
     agent_timeout_s: float | None = None
     verifier_timeout_s: float | None = None
-    timeout_multiplier: float = 1.0
+    timeout_multiplier: float = 1.0  # factor of every time limit of a task
     phases: PhaseLimits = field(default_factory=PhaseLimits)
     rules: Rules = field(default_factory=Rules)
     reward: Reward = field(default_factory=Reward)
-    trials_dir: Path | None = None
-    keep: Keep = "none"
+    trials_dir: Path | None = None  # parent of the trials' folders; None for a temporary folder, removed with the trial
+    keep: Keep = "none"  # trials whose folders are kept
 
     def __post_init__(self) -> None:
         if self.keep != "none" and self.trials_dir is None:

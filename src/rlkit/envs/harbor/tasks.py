@@ -29,25 +29,15 @@ type Split = Literal["all", "train", "eval"]
 
 @dataclass(frozen=True)
 class Selection:
-    """A selection of tasks.
+    """A selection of tasks."""
 
-    Args:
-        task_ids: globs for whole ids or for their last parts; empty for all tasks.
-        exclude: globs of tasks to exclude.
-        split: `eval` for the tasks held out for evaluation, `train` for the rest.
-        eval_fraction: approximate share of held-out tasks, by a hash of their ids; None for a fifth.
-        eval_tasks: globs of the held-out tasks, instead of a share.
-        max_tasks: maximum number of tasks, after shuffling; None for all.
-        shuffle: order the tasks by `seed` instead of by id.
-    """
-
-    task_ids: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    split: Split = "all"
-    eval_fraction: float | None = None
-    eval_tasks: Sequence[str] = ()
-    max_tasks: int | None = None
-    shuffle: bool = True
+    task_ids: Sequence[str] = ()  # globs for whole ids or for their last parts; empty for all tasks
+    exclude: Sequence[str] = ()  # globs of tasks to exclude
+    split: Split = "all"  # `eval` for the tasks held out for evaluation, `train` for the rest
+    eval_fraction: float | None = None  # approximate share of held-out tasks, by a hash of their ids; None for a fifth
+    eval_tasks: Sequence[str] = ()  # globs of the held-out tasks, instead of a share
+    max_tasks: int | None = None  # maximum number of tasks, after shuffling; None for all
+    shuffle: bool = True  # order the tasks by `seed` instead of by id
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -19,23 +19,15 @@ r"""Position of the gold answer: the whole `column`, its last `\boxed{…}`, or 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a table by their meaning.
-
-    Args:
-        answer: column with the gold answer; if it holds a list, the first item is the answer.
-        gold: position of the gold answer in `answer`.
-        level: column with the difficulty: a number, `Level 3`, or a share such as `3/8`.
-        only: column and text; a row is used only if its column contains the text.
-        speaker: prefix that is not part of a question, such as a role.
-    """
+    """Columns of a table by their meaning."""
 
     question: str
-    answer: str
-    gold: Gold = "column"
-    level: str | None = None
+    answer: str  # column with the gold answer; if it holds a list, the first item is the answer
+    gold: Gold = "column"  # position of the gold answer in `answer`
+    level: str | None = None  # column with the difficulty: a number, `Level 3`, or a share such as `3/8`
     subject: str | None = None
-    only: tuple[str, str] | None = None
-    speaker: str = ""
+    only: tuple[str, str] | None = None  # column and text; a row is used only if its column contains the text
+    speaker: str = ""  # prefix that is not part of a question, such as a role
 
     @property
     def names(self) -> list[str]:
@@ -46,36 +38,25 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table on the hub.
-
-    Args:
-        revision: commit; None for the newest, which a run records.
-        config: configuration of the repository, if it has several.
-        subject: subject of all problems, if no column holds it.
-        rows_max: maximum number of rows, from the beginning; None for all.
-    """
+    """Table on the hub."""
 
     repository: str
-    revision: str | None
+    revision: str | None  # commit; None for the newest, which a run records
     split: str
     columns: Columns
-    config: str | None = None
-    subject: str | None = None
-    rows_max: int | None = None
+    config: str | None = None  # configuration of the repository, if it has several
+    subject: str | None = None  # subject of all problems, if no column holds it
+    rows_max: int | None = None  # maximum number of rows, from the beginning; None for all
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Dataset of the catalogue.
-
-    Args:
-        exclude: datasets and splits, `name` or `name:split`, whose problems are excluded.
-    """
+    """Dataset of the catalogue."""
 
     splits: Mapping[str, tuple[Table, ...]]
     licence: str
     template: Template = field(default_factory=Template)
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()  # datasets and splits, `name` or `name:split`, whose problems are excluded
     policies: Policies = field(default_factory=Policies)
 
 

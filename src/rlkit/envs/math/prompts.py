@@ -20,16 +20,12 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    r"""Text around a question.
+    r"""Text around a question."""
 
-    Args:
-        suffix: text after the question in the same message.
-        examples: conversations that precede the question.
-    """
-
+    # Text after the question in the same message.
     suffix: str = "Think step by step, then write the final answer in \\boxed{}."
     system: str | None = None
-    examples: tuple[Example, ...] = ()
+    examples: tuple[Example, ...] = ()  # conversations that precede the question
 
     def messages(self, question: str) -> list[Message]:
         """Return the conversation that asks a question."""

@@ -25,16 +25,11 @@ MAX_RECORDED_CHARS = 1_000  # limit of a recorded answer: a model may put pages 
 
 @dataclass(frozen=True)
 class Scoring:
-    """Rule for rewards.
+    """Rule for rewards."""
 
-    Args:
-        format_weight: deducted from the reward of a truncated reply, or one without a boxed answer.
-        grader: computes the reward instead of the other two settings.
-    """
-
-    format_weight: float = 0.0
+    format_weight: float = 0.0  # deducted from the reward of a truncated reply, or one without a boxed answer
     policies: Policies = field(default_factory=Policies)
-    grader: RewardFunction | None = None
+    grader: RewardFunction | None = None  # computes the reward instead of the other two settings
 
 
 @dataclass(frozen=True)
@@ -43,13 +38,10 @@ class MathProblem(Env):
 
     The reward is 1 for the right answer and 0 for any other, less `scoring.format_weight` for bad form. The metrics are
     `correct` and `format`; the info has the answer, the grading method, and the labels `level` and `subject`.
-
-    Args:
-        source: name of the dataset, used in task ids.
     """
 
     problem: Problem
-    source: str = "math"
+    source: str = "math"  # name of the dataset, used in task ids
     template: Template = field(default_factory=Template)
     scoring: Scoring = field(default_factory=Scoring)
 

@@ -36,18 +36,13 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Split:
-    """Selection of the tasks of a split.
-
-    Args:
-        shuffle: draw `num_samples` tasks from the whole split, not from its beginning.
-        size: number of tasks to use, for runs begun before the server had more; None for all.
-    """
+    """Selection of the tasks of a split."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    shuffle: StrictBool = True
+    shuffle: StrictBool = True  # draw `num_samples` tasks from the whole split, not from its beginning
     num_samples: _Count | None = None
-    size: _Count | None = None
+    size: _Count | None = None  # number of tasks to use, for runs begun before the server had more; None for all
 
 
 @dataclass(frozen=True)

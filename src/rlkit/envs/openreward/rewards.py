@@ -25,15 +25,10 @@ _REDUCTIONS: Mapping[Reduction, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class RewardRule:
-    """Rule for the reward of an episode.
+    """Rule for the reward of an episode."""
 
-    Args:
-        reduction: function of the rewards of its calls, in their order.
-        nonterminal: additional reward of an episode that the environment did not end; None for none.
-    """
-
-    reduction: Reduction = "sum"
-    nonterminal: float | None = None
+    reduction: Reduction = "sum"  # function of the rewards of its calls, in their order
+    nonterminal: float | None = None  # additional reward of an episode that the environment did not end; None for none
     minimum: float | None = None
     maximum: float | None = None
 

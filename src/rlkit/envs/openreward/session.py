@@ -33,49 +33,32 @@ _BUSY_CALLS = 8  # attempts of a call if the server is busy
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """Time limits of requests.
+    """Time limits of requests."""
 
-    Args:
-        start_s: limit for opening a session, including its prompt.
-        call_s: limit for a call of a tool.
-        request_s: limit for any other request.
-    """
-
-    start_s: float = 600.0
-    call_s: float = 600.0
-    request_s: float = 60.0
+    start_s: float = 600.0  # limit for opening a session, including its prompt
+    call_s: float = 600.0  # limit for a call of a tool
+    request_s: float = 60.0  # limit for any other request
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a call.
+    """Result of a call."""
 
-    Args:
-        content: reply to the model.
-        wrong: True if the model's call was invalid.
-    """
-
-    content: Content
+    content: Content  # reply to the model
     reward: float | None = None
     finished: bool = False
-    wrong: bool = False
+    wrong: bool = False  # True if the model's call was invalid
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Open session.
+    """Open session."""
 
-    Args:
-        raw: entered session of the SDK.
-        gate: gate of the environment, told about busy responses.
-        clean: function that removes secrets from a text.
-    """
-
-    raw: AsyncSession
-    gate: Gate
+    raw: AsyncSession  # entered session of the SDK
+    gate: Gate  # gate of the environment, told about busy responses
     limits: TimeLimits
     name: str
-    clean: Callable[[str], str]
+    clean: Callable[[str], str]  # function that removes secrets from a text
 
     async def opening(self) -> tuple[list[Message], list[Tool]]:
         """Return the initial messages of the task, and its tools. Call it once, before any other method.

@@ -22,10 +22,6 @@ class Settings:
     """Settings for playing an environment.
 
     The fields of the same name are arguments of `openreward`.
-
-    Args:
-        max_tokens: limit of an episode, including the environment's messages; None for the model's context.
-        openings: maximum number of sessions opened for a rollout before the model's first reply.
     """
 
     access: Access
@@ -33,10 +29,11 @@ class Settings:
     reward: RewardRule = field(default_factory=RewardRule)
     time: TimeLimits = field(default_factory=TimeLimits)
     max_turns: int = 16
+    # Limit of an episode, including the environment's messages; None for the model's context.
     max_tokens: int | None = None
     on_message: OnMessage = "end"
     system_prompt: str | None = None
     toolset: str | None = None
     group_score: GroupScore = "add"
     max_sessions: int = 256
-    openings: int = 5
+    openings: int = 5  # maximum number of sessions opened for a rollout before the model's first reply

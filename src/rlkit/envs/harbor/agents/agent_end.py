@@ -22,26 +22,19 @@ class EnvironmentDown(EnvironmentFault):
 
 @dataclass(slots=True)
 class AgentEnd:
-    """The end of an agent's loop, over all steps of its task.
+    """The end of an agent's loop, over all steps of its task."""
 
-    Args:
-        reason: `completed`: the model reported that the task is done (to Terminus2, twice), or ended its terminal;
-            `max_turns`: no turns are left; `overflow`: the context is full; `service_error`: the service failed after
-            retries; `agent_error`: the agent's own code or the environment failed; `cancelled`: stopped from outside,
-            such as by a time limit, or not started. For several steps, that of the first step that was not completed.
-        turns: number of replies of the model, including truncated replies but not replies for summaries.
-        parse_errors: number of replies without commands in the required format.
-        truncated_turns: number of replies truncated by `max_tokens`.
-        llm_s: seconds of the policy's replies.
-    """
-
+    # `completed`: the model reported that the task is done (to Terminus2, twice), or ended its terminal; `max_turns`:
+    # no turns are left; `overflow`: the context is full; `service_error`: the service failed after retries;
+    # `agent_error`: the agent's own code or the environment failed; `cancelled`: stopped from outside, such as by a
+    # time limit, or not started. For several steps, that of the first step that was not completed.
     reason: Reason = "cancelled"
     detail: str = "the agent was stopped from outside"
-    turns: int = 0
-    parse_errors: int = 0
-    truncated_turns: int = 0
+    turns: int = 0  # number of replies of the model, including truncated replies but not replies for summaries
+    parse_errors: int = 0  # number of replies without commands in the required format
+    truncated_turns: int = 0  # number of replies truncated by `max_tokens`
     summaries: int = 0
-    llm_s: float = 0.0
+    llm_s: float = 0.0  # seconds of the policy's replies
     error: Exception | None = field(default=None, repr=False, compare=False)
 
 

@@ -28,17 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgentAccess:
-    """An agent that can play a trial while it has a policy.
+    """An agent that can play a trial while it has a policy."""
 
-    Args:
-        fields: fields of Harbor's `AgentConfig`.
-        get_end: returns the end of the agent's work so far.
-        prepare: called with the trial before it runs.
-    """
-
-    fields: Mapping[str, Json]
-    get_end: Callable[[], AgentEnd]
-    prepare: Callable[[Trial], None] = lambda trial: None
+    fields: Mapping[str, Json]  # fields of Harbor's `AgentConfig`
+    get_end: Callable[[], AgentEnd]  # returns the end of the agent's work so far
+    prepare: Callable[[Trial], None] = lambda trial: None  # called with the trial before it runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

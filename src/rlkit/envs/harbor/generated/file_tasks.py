@@ -50,20 +50,14 @@ class FileTasksSettings(BaseModel):
 
 @dataclass(frozen=True)
 class FileTask:
-    """A task about files.
-
-    Args:
-        solution: commands, one per line.
-        checks: calls of shell functions of `task_folders`, such as `is_gone x`; all succeed when the task is solved.
-        files: contents of the initial files, by path.
-        task_id: `<split>/<level>-<kind>-<number>`.
-    """
+    """A task about files."""
 
     instruction: str
-    solution: str
+    solution: str  # commands, one per line
+    # Calls of shell functions of `task_folders`, such as `is_gone x`; all succeed when the task is solved.
     checks: tuple[str, ...]
-    files: Mapping[str, str] = field(default_factory=dict[str, str])
-    task_id: str = ""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])  # contents of the initial files, by path
+    task_id: str = ""  # `<split>/<level>-<kind>-<number>`
 
 
 class _Names:

@@ -21,17 +21,12 @@ DEFAULT_LIMITS = GitLimits()
 
 @dataclass(frozen=True)
 class GitFolder:
-    """Folder of a repository at a commit of a branch.
-
-    Args:
-        commit: full hash.
-        folder: path from the root; `.` for the whole repository.
-    """
+    """Folder of a repository at a commit of a branch."""
 
     url: str
     branch: str
-    commit: str
-    folder: str
+    commit: str  # full hash
+    folder: str  # path from the root; `.` for the whole repository
 
 
 def find_newest_commit(

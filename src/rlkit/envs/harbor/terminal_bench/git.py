@@ -41,16 +41,11 @@ _TAIL_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class GitLimits:
-    """Time limits of a call of git.
-
-    Args:
-        waits_s: waiting time before each retry.
-        note_every_s: interval of messages about a long call.
-    """
+    """Time limits of a call of git."""
 
     total_s: float = 1800.0
-    waits_s: Sequence[float] = (2.0, 10.0)
-    note_every_s: float = 15.0
+    waits_s: Sequence[float] = (2.0, 10.0)  # waiting time before each retry
+    note_every_s: float = 15.0  # interval of messages about a long call
 
 
 class GitError(Exception):

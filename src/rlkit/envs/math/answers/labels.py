@@ -41,15 +41,10 @@ _MIN_VERTICES = 3
 
 
 class Label(NamedTuple):
-    """Name before a value.
+    """Name before a value."""
 
-    Args:
-        text: source text without spaces.
-        certain: whether the text cannot be anything but a label.
-    """
-
-    text: str
-    certain: bool
+    text: str  # source text without spaces
+    certain: bool  # whether the text cannot be anything but a label
 
 
 def find_label(tokens: Sequence[Token]) -> Label | None:

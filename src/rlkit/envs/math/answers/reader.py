@@ -37,18 +37,12 @@ _AROUND_BASE = frozenset("{}()")
 
 
 class Answer(NamedTuple):
-    """Value of a text.
-
-    Args:
-        computed: whether it contains unevaluated arithmetic on literals.
-        grouped: whether it contains a number with commas, which may also be a list.
-        bare_log: whether it contains a logarithm without a base.
-    """
+    """Value of a text."""
 
     value: Value
-    computed: bool = False
-    grouped: bool = False
-    bare_log: bool = False
+    computed: bool = False  # whether it contains unevaluated arithmetic on literals
+    grouped: bool = False  # whether it contains a number with commas, which may also be a list
+    bare_log: bool = False  # whether it contains a logarithm without a base
 
 
 def parse_answer(text: str, *, thousands: bool = True) -> Answer:

@@ -16,21 +16,13 @@ type Kind = Literal["list", "set", "tuple", "square", "braces"]
 
 
 class Scalar(NamedTuple):
-    """Expression with suffix and unit.
+    """Expression with suffix and unit."""
 
-    Args:
-        expression: value without suffix and unit.
-        suffix: percent or degree sign.
-        unit: measure, if it is in the table of units.
-        raw: normalised text, see `words.squeeze`.
-        loose: second reading with the last letter as a unit: `12h`.
-    """
-
-    expression: Expression
-    suffix: Suffix = ""
-    unit: Unit | None = None
-    raw: str = ""
-    loose: Scalar | None = None
+    expression: Expression  # value without suffix and unit
+    suffix: Suffix = ""  # percent or degree sign
+    unit: Unit | None = None  # measure, if it is in the table of units
+    raw: str = ""  # normalised text, see `words.squeeze`
+    loose: Scalar | None = None  # second reading with the last letter as a unit: `12h`
 
 
 class Group(NamedTuple):
@@ -59,15 +51,11 @@ class Union(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """Chain of sides with relation signs between them.
-
-    Args:
-        named: whether the first side may be a name of the second one: `p(t+1)`, `|z|`, `f(1)+f(2)`.
-    """
+    """Chain of sides with relation signs between them."""
 
     signs: tuple[str, ...]
     sides: tuple[Value, ...]
-    named: bool = False
+    named: bool = False  # whether the first side may be a name of the second one: `p(t+1)`, `|z|`, `f(1)+f(2)`
 
 
 class Matrix(NamedTuple):

@@ -19,13 +19,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Secret:
-    """Secret in an environment variable.
-
-    Args:
-        domains: hosts to which a hosted environment may send it; by default OpenReward's list for well-known names.
-    """
+    """Secret in an environment variable."""
 
     env: str
+    # Hosts to which a hosted environment may send it; by default OpenReward's list for well-known names.
     domains: tuple[str, ...] = ()
 
 

@@ -18,19 +18,12 @@ _FORMS = "Owner/Name, Owner/Name@version or http://host:port, followed by #varia
 
 @dataclass(frozen=True)
 class Target:
-    """Environment on a server.
+    """Environment on a server."""
 
-    Args:
-        name: `Owner/Name` of a hosted environment; otherwise its name in records.
-        base_url: URL of a server of the Open Reward Standard; None for the hosted platform.
-        variant: environment of the server; None for its first.
-        version: required version; None for any.
-    """
-
-    name: str
-    base_url: str | None = None
-    variant: str | None = None
-    version: str | None = None
+    name: str  # `Owner/Name` of a hosted environment; otherwise its name in records
+    base_url: str | None = None  # URL of a server of the Open Reward Standard; None for the hosted platform
+    variant: str | None = None  # environment of the server; None for its first
+    version: str | None = None  # required version; None for any
 
     @property
     def label(self) -> str:

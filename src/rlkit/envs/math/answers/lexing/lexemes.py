@@ -40,20 +40,13 @@ _RUPEES = re.compile(r"(?<![A-Za-z\\])Rs\.?(?=[\s~]*[0-9])")
 
 
 class Token(NamedTuple):
-    """Token of an answer.
+    """Token of an answer."""
 
-    Args:
-        kind: `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself.
-        text: source text; for the kind `text`, its content; for a number its digits, with the period in parentheses.
-        spaced: whether a blank precedes it.
-        grouped: whether it is a number with commas between thousands, which may also be a list.
-    """
-
-    kind: str
-    text: str
+    kind: str  # `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself
+    text: str  # source text; for the kind `text`, its content; for a number its digits, with the period in parentheses
     value: Fraction | None = None
-    spaced: bool = False
-    grouped: bool = False
+    spaced: bool = False  # whether a blank precedes it
+    grouped: bool = False  # whether it is a number with commas between thousands, which may also be a list
 
 
 def split_lexemes(text: str) -> list[str]:
