@@ -67,8 +67,7 @@ class LoopHolds:
         self._step: _Step | None = None
         self._tell: Callable[[Hold], None] | None = None
         self._waited_s = 0.0  # wait for a processor, when the watch last observed a new step
-        self.held_s = 0.0
-        """Seconds of all holds so far."""
+        self.held_s = 0.0  # seconds of all holds so far
         self._busy_s = 0.0
         self._lap_s: float | None = None
 

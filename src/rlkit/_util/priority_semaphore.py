@@ -42,8 +42,7 @@ class Slots:
         on_close: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.count = self._free = count
-        self.close_reason: str | None = None
-        """Reason for closing; None while open."""
+        self.close_reason: str | None = None  # reason for closing; None while open
         self._find_close_reason = find_close_reason
         self._on_close = on_close
         self._clock = clock

@@ -38,8 +38,7 @@ class EndpointServer(HttpServer):
             exception_handlers={404: _reject_path, 405: _reject_path},
         )
         super().__init__(app, address=(interface, 0), grace_s=_GRACE_S)
-        self.sessions = dict[str, Session]()
-        """Sessions by key."""
+        self.sessions = dict[str, Session]()  # sessions by key
 
     async def close(self) -> None:
         """End all connections and the server."""

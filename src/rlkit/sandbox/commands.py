@@ -46,8 +46,7 @@ class CompletedCommand:
     exit_code: int
     stdout: bytes
     stderr: bytes
-    truncated: bool = False
-    """True if output was dropped."""
+    truncated: bool = False  # True if output was dropped
 
 
 class Commands:

@@ -64,8 +64,7 @@ class Sandbox(Commands):
         self._views = views
         self._forwarders = list[Forwarder]()
         self._has_host_network = False
-        self.limit_descriptions: tuple[str, ...] = ()
-        """Limits in force, in words."""
+        self.limit_descriptions: tuple[str, ...] = ()  # limits in force, in words
         self.seal_problem = ""
         """Reason why this kernel cannot keep the sandbox's processes out of a view; empty if it can."""
 

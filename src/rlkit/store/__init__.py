@@ -78,8 +78,7 @@ class RunStore:
         self._segments: dict[int, int] = {}  # draw → segment of the journal that records it
         self._draws: dict[int, DrawRecord] = {}
         self._attempts: dict[int, list[Episode]] = {}
-        self.step = 0
-        """Last step whose groups are complete."""
+        self.step = 0  # last step whose groups are complete
         self._step_writes: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:

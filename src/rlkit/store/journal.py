@@ -38,10 +38,8 @@ _MARK = b"\xb5rlk"
 class RecordKind(IntEnum):
     """Kind of a record; it determines the content."""
 
-    DRAW = 1
-    """A draw of a task: JSON."""
-    EPISODE = 2
-    """An episode: the draw in eight bytes, and the encoded episode."""
+    DRAW = 1  # a draw of a task: JSON
+    EPISODE = 2  # an episode: the draw in eight bytes, and the encoded episode
     STEP = 3
     """The complete groups of a step: JSON. The last record of its segment."""
 

@@ -89,8 +89,7 @@ class Mixture:
         self._first = first
         self._weights = weights
         self._seed = seed
-        self.draws = 0
-        """Number of drawn tasks."""
+        self.draws = 0  # number of drawn tasks
         self._exhausted: set[str] = set()
 
     @property

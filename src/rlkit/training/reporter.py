@@ -43,8 +43,7 @@ class Reporter:
             self._findings.add(step, metrics)
             self._is_diverged = self._has_diverged(metrics)
         self.last_metrics: Mapping[str, float] = {}
-        self.end_reason = self.selection.end_reason
-        """First reason to end the run; None to continue."""
+        self.end_reason = self.selection.end_reason  # first reason to end the run; None to continue
 
     def add(self, step: int, metrics: Mapping[str, float], evaluation: PendingEvaluation | None = None) -> None:
         """Report a step when its evaluation and all earlier reports are done; `raise_failure` raises the errors."""

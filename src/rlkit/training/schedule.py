@@ -65,8 +65,7 @@ class GroupSupply:
         self._arrival = asyncio.Event()
         self._failure: BaseException | None = None
         self._is_closed = False
-        self.is_cut = False
-        """True if the last step did not get all of its groups, because the slots were closed."""
+        self.is_cut = False  # True if the last step did not get all of its groups, because the slots were closed
 
     @property
     def untrained_tokens(self) -> int:

@@ -63,8 +63,7 @@ class StepUpdate:
         self._version = version
         self._groups: list[PreparedGroup] = []
         self._tokens = 0
-        self.is_finished = False
-        """True if all groups of the step are added."""
+        self.is_finished = False  # True if all groups of the step are added
         self._reset(learner)
 
     @property

@@ -79,8 +79,7 @@ class WorkerClient(WorkerOwner):
         print_line: Callable[[str, str], None],
         replace: Callable[[WorkerClient], None],
     ) -> None:
-        self.cpu_s = 0.0
-        """Processor time of the worker, as of its last result."""
+        self.cpu_s = 0.0  # processor time of the worker, as of its last result
         self._print_line = print_line
         self._replace = replace
         self._calls = dict[int, _Call]()

@@ -73,8 +73,7 @@ class WorkerPool(RolloutRunner):
         self._measured_s, self._measured_cpu_s = time.monotonic(), 0.0
         self._failed_starts = _STARTS_MAX  # until the first workers have started, none is replaced
         self._start_problem = ""
-        self.restarts = 0
-        """Number of workers that were replaced."""
+        self.restarts = 0  # number of workers that were replaced
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Self]:

@@ -30,8 +30,7 @@ class GatePass:
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
         self._gates_held = set[asyncio.Semaphore]()
-        self.waited_s = 0.0
-        """Seconds that the trial has waited at gates."""
+        self.waited_s = 0.0  # seconds that the trial has waited at gates
 
     async def wait_to_start(self) -> None:
         """Wait until the trial's environment may start."""

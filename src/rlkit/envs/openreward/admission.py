@@ -34,8 +34,7 @@ class Limit:
         self._calm_from_s = -math.inf
         self.value = float(max_sessions)
         """Concurrent sessions, from 1 to `max_sessions`; the fraction accumulates to the next session."""
-        self.failures = 0
-        """Consecutive sessions that could not be opened."""
+        self.failures = 0  # consecutive sessions that could not be opened
 
     def opened(self) -> None:
         """Record that a session was opened."""
@@ -65,8 +64,7 @@ class Gate:
     def __init__(self, max_sessions: int) -> None:
         self.limit = Limit(max_sessions)
         self._random = Random()  # jitter of retries; training does not depend on it
-        self.active = 0
-        """Rollouts inside the gate."""
+        self.active = 0  # rollouts inside the gate
         self._queue = deque[asyncio.Future[None]]()
 
     @asynccontextmanager
