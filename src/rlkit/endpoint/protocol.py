@@ -53,12 +53,7 @@ def make_tag() -> str:
 
 
 class Exchange(BaseModel, ABC):
-    """A request of a client, with the shapes of its response; each subclass is a vendor's API at a path.
-
-    Args:
-        model: name of the model that the client asks for.
-        stream: the client wants server-sent events.
-    """
+    """A request of a client, with the shapes of its response; each subclass is a vendor's API at a path."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,8 +61,8 @@ class Exchange(BaseModel, ABC):
     keep_alive: ClassVar[str] = ": waiting for the reply\n\n"
     """Sign of life in a stream that waits for its reply."""
 
-    model: str = MODEL
-    stream: bool | None = None
+    model: str = MODEL  # name of the model that the client asks for
+    stream: bool | None = None  # the client wants server-sent events
 
     _tag: str = PrivateAttr(default_factory=make_tag)
     """Tag for the ids of the response."""

@@ -66,24 +66,19 @@ def _check_folder(value: str) -> str:
 
 
 class Entry(BaseModel):
-    """Version of a dataset, in the format of terminal-bench 1's registry.
-
-    Args:
-        version: a release such as `0.1.1`, or `head`.
-        github_url: git repository: a URL, `HOST:PATH` or an absolute path.
-        commit_hash: full hash, or `head` for the newest commit of the branch.
-        task_id_subset: names of the dataset's tasks; None for all tasks of the folder.
-    """
+    """Version of a dataset, in the format of terminal-bench 1's registry."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     name: Annotated[str, Field(min_length=1)]
-    version: Annotated[str, Field(min_length=1)]
+    version: Annotated[str, Field(min_length=1)]  # a release such as `0.1.1`, or `head`
+    # Git repository: a URL, `HOST:PATH` or an absolute path.
     github_url: Annotated[str, AfterValidator(_check_argument), AfterValidator(_check_url)]
     dataset_path: Annotated[str, AfterValidator(_check_folder)]
     branch: Annotated[str, AfterValidator(_check_argument)]
+    # Full hash, or `head` for the newest commit of the branch.
     commit_hash: Annotated[str, AfterValidator(_check_commit)]
-    task_id_subset: tuple[str, ...] | None = None
+    task_id_subset: tuple[str, ...] | None = None  # names of the dataset's tasks; None for all tasks of the folder
 
     @property
     def label(self) -> str:
