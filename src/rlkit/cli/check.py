@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -79,8 +80,6 @@ def check_service(
 
     The checks train small adapters and delete them. The exit code is 1 if a check deviates.
     """
-    from functools import partial
-
     from rlkit._util.threads import in_thread
     from rlkit.config.schema import DEFAULT_MODEL, ServiceConfig
     from rlkit.conformance import check_service

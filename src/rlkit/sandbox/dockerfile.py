@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
 _HEREDOC = re.compile(r"(?<!\S)\d*<<-?(['\"]?)([A-Za-z_]\w*)\1(?!\S)")  # only as a separate word, so not `1<<n`
 _VARIABLE = re.compile(r"\\(.)|\$(?:(\w+)|\{(\w+)(?:(:?[-+])((?:[^{}]|\{[^{}]*\})*))?\})", re.DOTALL)
 _FLAG = re.compile(r"--([a-z]+)(?:=(\S*))?(?:\s+|$)")
+_QUOTED_WORD = re.compile(r"(?:\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\S)+", re.DOTALL)
 _WORDS = TypeAdapter(list[str])
 
 
@@ -253,7 +254,7 @@ class _Reader:
             return {first[0]: self._substitute(_unquote(first[1]), self._variables())}
         variables = self._variables()
         pairs: dict[str, str] = {}
-        for word in _raw_words(instruction.text):
+        for word in _QUOTED_WORD.findall(instruction.text):
             name, equals, value = word.partition("=")
             if not equals:
                 raise instruction.error(f"expected ENV NAME=value, not {word!r}")
@@ -309,10 +310,6 @@ def _json_words(text: str) -> list[str]:
     with suppress(ValidationError):
         return _WORDS.validate_json(text, strict=True)
     return []
-
-
-def _raw_words(text: str) -> list[str]:
-    return re.findall(r"(?:\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\S)+", text, re.DOTALL)
 
 
 def _unquote(text: str) -> str:

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.json_values import describe_type
-from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.estimator import Estimator, NoAdvantage, UnitAdvantage
 from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
@@ -168,7 +168,6 @@ def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> di
         ConfigError: the import path of an estimator is not a function, or the schedule does not support the estimator.
     """
     from rlkit.algorithms.advantages import as_estimator
-    from rlkit.algorithms.estimator import NoAdvantage, UnitAdvantage
 
     estimators = dict[str, Estimator]()
     for name, env in config.envs.items():

@@ -90,7 +90,9 @@ async def _answer_reply(
         if settings.on_message == "end":
             return "no_call"
         episode.nudges += 1
-        episode.messages.append({"role": "user", "content": _nudge(episode.tools)})
+        names = ", ".join(tool["name"] for tool in episode.tools)
+        nudge = f"There was no tool call in your reply. Call one of the tools: {names}."
+        episode.messages.append({"role": "user", "content": nudge})
         return None
     for call in reply.tool_calls:
         episode.calls += 1
@@ -132,11 +134,6 @@ async def _time_call(episode: Episode, call: Awaitable[Answer]) -> Answer:
         return await call
     finally:
         episode.tools_s += time.perf_counter() - started_s
-
-
-def _nudge(tools: Sequence[Tool]) -> str:
-    names = ", ".join(tool["name"] for tool in tools)
-    return f"There was no tool call in your reply. Call one of the tools: {names}."
 
 
 def _with_system(messages: Sequence[Message], text: str) -> list[Message]:

@@ -140,7 +140,7 @@ class ForkServer:
 
     def _ensure_server(self) -> _Server:
         with self._lock:
-            if self._server is not None and self._server.has_ended:
+            if self._server is not None and self._server.process.poll() is not None:  # it has ended
                 self._server.close()
                 self._server = None
             if self._server is None:
@@ -217,10 +217,6 @@ class _Server:
         own_end.settimeout(None)
         OWNED_SOCKETS.add(own_end)
         return cls(process, own_end, Isolation.of(tuple(answer["layers"]), answer["notes"]))
-
-    @property
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
 
     def close(self) -> None:
         self.owner.close()
