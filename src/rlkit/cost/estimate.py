@@ -134,8 +134,7 @@ type Pair = tuple[Rollout, Rollout]
 type Tests = Mapping[str, tuple[Pair, int]]
 """Rollouts and number of tasks of each evaluation."""
 
-type _Counted = Sequence[tuple[Rollout, float]]
-"""Kinds of rollouts, each with its number of rollouts."""
+type _Counted = Sequence[tuple[Rollout, float]]  # kinds of rollouts, each with its number of rollouts
 
 
 @dataclass(frozen=True, slots=True)

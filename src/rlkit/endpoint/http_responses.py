@@ -39,8 +39,7 @@ _MODEL = {"object": "model", "created": 0, "owned_by": "rlkit", "type": "model",
 EXCHANGES: Sequence[type[Exchange]] = (ChatCompletion, ResponseRequest, AnthropicMessage)
 """Requests of the protocols that endpoints speak."""
 
-type FindSession = Callable[[str], Session]
-"""Returns the session of an API key, or raises a `Rejection`."""
+type FindSession = Callable[[str], Session]  # returns the session of an API key, or raises a `Rejection`
 
 
 def make_routes(find_session: FindSession, list_models: Callable[[], Sequence[str]]) -> list[Route]:

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from rlkit.metrics.metrics import HEALTHY_KL, departure
 
-type Line = tuple[int, Mapping[str, float]]
-"""A step and its metrics."""
+type Line = tuple[int, Mapping[str, float]]  # a step and its metrics
 
 WINDOW = 10
 ENOUGH = 5

@@ -22,8 +22,7 @@ from rlkit.testing.policies import ByteChat
 HONEST_REPLY = ""  # reply of an honest empty attempt
 CONCURRENCY = 4  # number of concurrent rollouts; environments with servers and programs mostly wait
 
-type SkippedTask = tuple[str, str]
-"""Task without any attempt, with the reason."""
+type SkippedTask = tuple[str, str]  # task without any attempt, with the reason
 
 _REMAINING = "the remaining cheats"
 

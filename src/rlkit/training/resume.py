@@ -114,7 +114,7 @@ class _TaskReplay:
 
 
 def interrupted_groups(history: History, config: Config, *, retry_failed: bool) -> dict[int, GroupProgress]:
-    """Return the usable episodes of interrupted groups by draw; `retry_failed` repeats failed rollouts anew."""
+    """Return the episodes of interrupted groups by draw, but not stale ones; `retry_failed` renews all retries."""
     oldest, groups = config.schedule.oldest_version(history.step), dict[int, GroupProgress]()
     for draw in history.outstanding:
         recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)

@@ -122,7 +122,7 @@ def _split(group: _PrefixGroup, lengths: Sequence[int], rows_max: int) -> Iterat
 def _chunk[T](
     items: Sequence[T], sizes: Sequence[int], even: float, limit: int, count_max: int | None = None
 ) -> Iterator[list[T]]:
-    """Join items to chunks of about `even` and at most `limit` (a larger item alone) or `count_max` items."""
+    """Join consecutive items to chunks of about `even`, at most `limit` (one item may be larger) and `count_max`."""
     chunk: list[T] = []
     total = done = count = 0
     for item, size in zip(items, sizes, strict=True):

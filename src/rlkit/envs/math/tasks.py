@@ -28,8 +28,7 @@ from rlkit.types import Json
 
 type Note = Callable[[str], None]
 type Length = Annotated[int, Field(ge=1)]
-type Commits = Mapping[str, str]
-"""Commit by repository, where it differs from the catalogue's."""
+type Commits = Mapping[str, str]  # commit by repository, where it differs from the catalogue's
 
 _QUESTION_COLUMNS = ("question", "problem", "prompt")  # columns that may hold the questions of a file in `exclude`
 
