@@ -44,7 +44,6 @@ class DaemonThreadPool(ThreadPoolExecutor):
 
     Args:
         count: number of threads; by default the same as in asyncio's default pool.
-        name: prefix of the threads' names.
         grace_s: time to finish all work at shutdown; the rest is abandoned.
     """
 

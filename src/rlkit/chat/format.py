@@ -86,7 +86,6 @@ def extend(
     Args:
         prefix: prompt and completion of `turn`.
         messages: the whole conversation; `turn` sampled the message with index `replied`.
-        tools: tools of `turn`.
     """
     if not chat.keeps_thinking and any("thinking" in message for message in messages[: replied + 1]):
         return None

@@ -78,7 +78,6 @@ class Price:
         """Return the US dollars that a teacher's scoring costs more than with this price.
 
         Args:
-            tokens: scored tokens.
             requests: number of requests, each of which samples one token.
         """
         own = self.teachers.get(teacher, self)

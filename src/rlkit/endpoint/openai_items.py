@@ -210,7 +210,6 @@ def encode_reply(
     """Return the items of a reply.
 
     Args:
-        tag: tag of the response.
         tools: tools of the request by the name that the model sees.
         with_opaque_reasoning: repeat the reasoning as `encrypted_content`.
     """

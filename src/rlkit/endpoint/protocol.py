@@ -122,7 +122,6 @@ def make_unique_id(local_id: str, tag: str | None = None) -> str:
     """Return a tool call's id that no other turn has; formats count from 0 in each turn, and clients match by id.
 
     Args:
-        local_id: id in the response.
         tag: the response's tag, where its ids share one; a tag of its own by default.
     """
     return f"{local_id}__{tag or make_tag()}"

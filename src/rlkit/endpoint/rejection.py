@@ -21,7 +21,6 @@ class Rejection(Exception):
     """A request that gets an error as its response.
 
     Args:
-        status: HTTP status.
         message: reason for the client.
         code: kind of the error, where the status does not say it.
         field: parameter of the request that is wrong.

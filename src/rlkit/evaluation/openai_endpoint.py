@@ -59,9 +59,6 @@ class EndpointPolicy(Policy):
     """Policy of one episode that sends requests to an endpoint.
 
     Args:
-        endpoint: address, model and key.
-        sampling: sampling settings of the evaluation.
-        limits: limits of the rollout.
         timeout_s: limit in seconds of each attempt, and of the time in which a retry may begin.
     """
 

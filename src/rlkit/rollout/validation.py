@@ -23,9 +23,7 @@ def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[
     """Return the result of a rollout as an outcome.
 
     Args:
-        result: an outcome, or a reward.
         env: name of the environment for messages.
-        turns: turns of the rollout.
 
     Raises:
         RewardError: the result has another type, a reward or metric is not finite, the rewards are not those of the

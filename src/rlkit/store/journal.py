@@ -59,7 +59,6 @@ class Journal:
     Every method that writes raises `RunFailed` if it cannot.
 
     Args:
-        folder: folder of the segments.
         segment: number of the segment to append to. Its complete records stay, and later segments are deleted.
     """
 

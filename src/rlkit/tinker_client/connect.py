@@ -96,7 +96,6 @@ async def connect(
     """Connect to the chosen service; the engine runs while the context is open.
 
     Args:
-        config: settings of the service.
         choice: result of `choose_service`; by default it is called.
         note: receives one line for the user while the service does not answer.
         warn: receives the first line of each warning of the SDK.

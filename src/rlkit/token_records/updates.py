@@ -70,11 +70,7 @@ def record_update(
     *,
     estimators: Mapping[str, Estimator],
 ) -> asyncio.Task[None]:
-    """Write a step in the background; awaiting raises `RunFailed` if the disk is full. Arguments as in `write_update`.
-
-    Args:
-        directory: folder of the run.
-    """
+    """Write a step with `write_update` in the background; awaiting raises `RunFailed` if the disk is full."""
     path, titles = update_path(directory, step), {name: estimator.title for name, estimator in estimators.items()}
 
     async def write() -> None:
@@ -97,7 +93,6 @@ def write_update(
     """Write a step atomically.
 
     Args:
-        groups: all groups of the step.
         result: result of the training; None if nothing was trained.
         estimators: title of the estimator of each environment.
     """
@@ -157,7 +152,6 @@ def place_numbers(
     """Return, for each turn of an episode that was trained, the position of its sequence and its tokens' numbers.
 
     Args:
-        sequences: the episode's sequences.
         turns: the episode's turns, as rows of a table of episodes.
 
     Returns:

@@ -109,7 +109,6 @@ class WorkerClient(WorkerOwner):
 
         Args:
             task: sent before the first of the unfinished calls that have it.
-            samplers: see `_Call`.
 
         Raises:
             WorkerLost: the worker ended.

@@ -41,7 +41,6 @@ class WorkerPool(RolloutRunner):
             player = Player(pool, settings, seed=0, slots=Slots(64))
 
     Args:
-        runner: plays the rollouts in the workers.
         tasks: a task of each environment, to find out whether workers can load it.
         show: receives each line that a worker prints, with the name of the environment or "".
         connect_extra: starts a worker that is not one of the `count`; by default `connect`.
