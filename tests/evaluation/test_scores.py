@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.evaluation.scores import compute_score_metrics, compute_scores, estimate_mean
+from rlkit.evaluation.scores import compute_score_metrics, compute_scores
 from rlkit.types import Episode, Group, Json
 
 NONE: Mapping[str, Json] = {}
@@ -68,34 +67,6 @@ def test_without_answers_or_with_one_attempt_there_is_no_majority() -> None:
 def test_failed_attempts_alone_give_no_score() -> None:
     assert compute_scores([group([None, None])]) == {}
     assert compute_score_metrics([group([None, None])], prefix="eval") == {}
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_interval_contains_the_mean_and_stays_between_0_and_1(values: list[float]) -> None:
-    estimate = estimate_mean(values)
-    assert 0 <= estimate.low <= estimate.mean <= estimate.high <= 1
-    if len(values) > 1:
-        assert estimate.high > estimate.low
-
-
-def test_interval_of_single_attempts_is_wilsons() -> None:
-    # 30 of 101 tasks; the variance that is estimated from them is that of 100
-    estimate = estimate_mean([1.0] * 30 + [0.0] * 71)
-    p, n, z = 30 / 101, 100, 1.959963984540054
-    half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    assert (estimate.low, estimate.high) == (pytest.approx(middle - half), pytest.approx(middle + half))
-
-
-@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
-def test_95_percent_of_intervals_contain_the_true_value(p: float) -> None:
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(500):
-        chances = rng.beta(p * 4, (1 - p) * 4, size=60)  # tasks differ, and each is tried four times
-        estimate = estimate_mean((rng.binomial(4, chances) / 4).tolist())
-        covered += estimate.low <= p <= estimate.high
-    assert 0.92 <= covered / 500 <= 0.99
 
 
 def test_each_value_of_a_label_has_its_own_scores() -> None:
