@@ -218,12 +218,26 @@ def test_tags_are_those_of_the_tracker(tmp_path: Path) -> None:
 
 
 def test_tasks_list_each_episode_once(folder: Path) -> None:
-    tasks = get(folder, "run/mixed/tasks")
-    columns = tasks["episodes"]
-    groups = [group for number in (1, 2, 3) for group in get(folder, f"run/mixed/step/{number}")["groups"]]
-    assert len(columns["step"]) == sum(len(group["members"]) for group in groups)
-    names = [tasks["task"][place][1] for place in columns["task"]]
-    assert sorted(set(names)) == sorted({group["task"] for group in groups})
+    episodes = get(folder, "run/mixed/tasks")["episodes"]
+    recorded = [
+        [
+            "step",
+            step,
+            group["env"],
+            group["task"],
+            row["status"],
+            position,
+            row["member"],
+            row["attempt"],
+            row["reward"],
+        ]
+        for step in (1, 2, 3)
+        for position, group in enumerate(get(folder, f"run/mixed/step/{step}")["groups"])
+        for row in group["members"]
+    ]
+    assert sorted(row[:8] for row in episodes if row[0] == "step") == sorted(row[:8] for row in recorded)
+    assert all(row in recorded for row in episodes if row[0] == "step")
+    assert get(folder, "run/mixed/evaluations")["episodes"] == [row for row in episodes if row[0] == "evaluation"]
 
 
 def test_a_search_finds_text_in_replies_only(folder: Path) -> None:

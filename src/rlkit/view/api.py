@@ -13,11 +13,10 @@ from urllib.parse import unquote
 from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import UsageError
 from rlkit.view.discovery import list_searches
-from rlkit.view.evaluations import list_evaluations
 from rlkit.view.library import Library, report_damage
 from rlkit.view.records import RecordReader
-from rlkit.view.records.reader import Place, Row, Step
-from rlkit.view.run_reader import RunReader, read_lines
+from rlkit.view.records.reader import Row
+from rlkit.view.run_reader import RunReader
 
 
 def respond(library: Library, path: str, query: Mapping[str, str] | None = None) -> bytes:
@@ -43,46 +42,28 @@ def respond(library: Library, path: str, query: Mapping[str, str] | None = None)
         return json.dumps(finite, separators=(",", ":")).encode()
 
 
-def _read_page(reader: RecordReader, parts: Sequence[str], query: Mapping[str, str]) -> Row:
-    match parts:
+def _read_page(reader: RecordReader, names: Sequence[str], query: Mapping[str, str]) -> Row:
+    match [int(name) if re.fullmatch(r"\d{1,9}", name) else name for name in names]:
         case []:
-            return reader.run()
+            row = reader.run()
         case ["metrics"]:
-            return reader.metrics()
+            row = reader.metrics()
         case ["tasks"]:
-            return reader.tasks()
-        case ["evaluations"] if isinstance(reader, RunReader):
-            return {"evaluations": list_evaluations(reader.path, dict(read_lines(reader.path / "metrics.jsonl")))}
+            row = reader.tasks("step", "evaluation")
+        case ["evaluations"]:
+            row = reader.tasks("evaluation")
         case ["discovery"] if isinstance(reader, RunReader):
-            return {"searches": list_searches(reader.path, reader.search_envs())}
-        case ["step" | "evaluation" as kind, number, *places]:
-            return _read_step(reader, (kind, _number(number)), places, query)
+            row = {"searches": list_searches(reader.path, reader.search_envs())}
+        case ["step" | "evaluation" as kind, int(number)]:
+            row = reader.step((kind, number))
+        case ["step" | "evaluation" as kind, int(number), "search"]:
+            row = {"matches": reader.search((kind, number), query.get("q", ""))}
+        case ["step" | "evaluation" as kind, int(number), "group", int(position)]:
+            row = reader.group((kind, number), position)
+        case ["step" | "evaluation" as kind, int(number), "episode", int(position), int(member), int(attempt)]:
+            row = reader.episode((kind, number), (position, member, attempt))
+        case ["step" | "evaluation", int(), "episode", int(), int(), int(), "file"] if isinstance(reader, RunReader):
+            row = read_file(_read_page(reader, names[:-1], {})["info"], query.get("path", ""))
         case _:
-            raise UsageError(f"{reader.path} has no page {'/'.join(parts)!r}")
-
-
-def _read_step(reader: RecordReader, step: Step, parts: Sequence[str], query: Mapping[str, str]) -> Row:
-    match parts:
-        case []:
-            return reader.step(step)
-        case ["group", position]:
-            return reader.group(step, _number(position))
-        case ["search"]:
-            return {"matches": reader.search(step, query.get("q", ""))}
-        case ["episode", position, member, attempt]:
-            return reader.episode(step, _place(position, member, attempt))
-        case ["episode", position, member, attempt, "file"] if isinstance(reader, RunReader):
-            episode = reader.episode(step, _place(position, member, attempt))
-            return read_file(episode["info"], query.get("path", ""))
-        case _:
-            raise UsageError(f"a step has no page {'/'.join(parts)!r}")
-
-
-def _place(position: str, member: str, attempt: str) -> Place:
-    return _number(position), _number(member), _number(attempt)
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text):
-        raise UsageError(f"{text!r} is no number of a page")
-    return int(text)
+            raise UsageError(f"{reader.path} has no page {'/'.join(names)!r}")
+    return row

@@ -95,7 +95,7 @@ def _read_run(library: Library, run: str, note: Callable[[str], None]) -> Iterat
     name = f"run/{_quote(run)}"
     yield name, (page := respond(library, name))
     about: Row = json.loads(page)
-    parts = ("metrics", "tasks", "evaluations", "discovery") if about["kind"] == "rlkit" else ("metrics", "tasks")
+    parts = ("metrics", "tasks", "evaluations", *about.get("parts", ()))
     yield from ((path, respond(library, path)) for path in (f"{name}/{part}" for part in parts))
     steps = [f"step/{number}" for number in about["steps_recorded"]]
     steps += [f"evaluation/{number}" for number in about["evaluations"]]

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any, override
+
+import numpy as np
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_rows
@@ -22,15 +25,31 @@ from rlkit.metrics.diagnostics import find_problems
 from rlkit.metrics.rewards import mean_reward
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
+from rlkit.token_records.pieces import decode_pieces, pieces_path
+from rlkit.token_records.updates import RecordedUpdate, update_path
+from rlkit.view import tables
 from rlkit.view.episode import read_episode, read_replies
-from rlkit.view.group import list_groups, search_replies
-from rlkit.view.records.reader import Match, Place, RecordReader, Row, Step
-from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
+from rlkit.view.records.reader import Place, RecordReader, Row, Step
+from rlkit.view.tables import cache_file, find_table, list_tables
 
+_MEMBER = (
+    "member",
+    "attempt",
+    "status",
+    "reward",
+    "tokens",
+    "turns",
+    "seconds",
+    "cut",
+    "masked",
+    "versions",
+    "metrics",
+)
+_PENDING = "not trained yet"
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
 
-read_lines = cache_file(read_metrics)
-_find_problems = cache_file(lambda path: [asdict(finding) for finding in find_problems(read_lines(path))])
+_read_lines = cache_file(read_metrics)
+_find_problems = cache_file(lambda path: [asdict(finding) for finding in find_problems(_read_lines(path))])
 
 
 class RunReader(RecordReader):
@@ -38,19 +57,23 @@ class RunReader(RecordReader):
 
     kind = "rlkit"
 
+    @property
+    def _metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
     @override
     def summary(self) -> Row:
-        about = json_lines.read_object(self.path / "run.json")
+        about, usage = json_lines.read_object(self.path / "run.json"), _read_usage(self.path / "usage.json")
         status = pick(about, "status", str)
         is_live = status == "running" and is_locked(self.path / "lock")
-        config_path, metrics_path = self.path / "config.yaml", self.path / "metrics.jsonl"
+        config_path = self.path / "config.yaml"
         config = config_path.read_text(errors="replace") if config_path.exists() else ""
         steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d+)", config, re.MULTILINE)))  # with those of a warm start
-        first, last = json_lines.read_ends(metrics_path, '"env/')
+        first, last = json_lines.read_ends(self._metrics_path, '"env/')
         is_rare = (self.path / "evaluations").is_dir()
-        first_evaluation, last_evaluation = json_lines.read_ends(metrics_path, '"eval/', is_rare=is_rare)
-        evaluation = _pair(mean_reward(first_evaluation, "eval"), mean_reward(last_evaluation, "eval"))
-        usage = _read_usage(self.path / "usage.json")
+        evaluations = json_lines.read_ends(self._metrics_path, '"eval/', is_rare=is_rare)
+        reward, evaluation = _average_ends((first, last), "env"), _average_ends(evaluations, "eval")
+        paths = [path for name in ("metrics.jsonl", "run.json", "usage.json") if (path := self.path / name).exists()]
         return {
             "name": self.path.name,
             "kind": self.kind,
@@ -59,13 +82,13 @@ class RunReader(RecordReader):
             "live": is_live,
             "reason": pick(about, "error", str) or pick(about, "reason", str),
             "started": pick(about, "started", float),
-            "updated": max(_modified(self.path / name) for name in ("metrics.jsonl", "run.json", "usage.json")),
+            "updated": max(path.stat().st_mtime for path in paths),
             "step": last.get("step", 0),
             "steps": steps or None,
             "model": pick(about, "identity.model", str),
             "envs": [str(env) for env in pick_list(about, "identity.envs")],
             "tags": find_tags(config),
-            "reward": _pair(mean_reward(first, "env"), mean_reward(last, "env")),
+            "reward": reward,
             "evaluation": evaluation and {"metric": "reward", "start": evaluation[0], "now": evaluation[1]},
             "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
             "usd": last.get("usage/usd"),
@@ -74,7 +97,7 @@ class RunReader(RecordReader):
     @override
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
-        findings = [*_find_problems(self.path / "metrics.jsonl"), *pick_rows(about, "findings")]
+        findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
         path = self.path / "config.yaml"
         config = read_settings(path) if path.exists() else []
         return {
@@ -84,9 +107,7 @@ class RunReader(RecordReader):
             "checkpoints": [
                 {"step": saved.step, "path": saved.state, "expires": saved.expires} for saved in checkpoints(self.path)
             ],
-            "best_step": _find_best_step(
-                {name: value for name, value, _ in config}, read_lines(self.path / "metrics.jsonl")
-            ),
+            "best_step": _find_best_step({name: value for name, value, _ in config}, _read_lines(self._metrics_path)),
             "versions": about.get("versions", {}),
             "steps_recorded": list_tables(self.path, "step"),
             "evaluations": list_tables(self.path, "evaluation"),
@@ -94,11 +115,8 @@ class RunReader(RecordReader):
         }
 
     @override
-    def metrics(self) -> Row:
-        lines = dict(read_lines(self.path / "metrics.jsonl"))
-        names = sorted({name for metrics in lines.values() for name in metrics})
-        columns = {name: [metrics.get(name) for metrics in lines.values()] for name in names}
-        return {"step": list(lines), "metrics": columns}
+    def read_metrics(self) -> Mapping[int, Mapping[str, float | None]]:
+        return dict(_read_lines(self._metrics_path))
 
     @override
     def list_steps(self) -> Sequence[Step]:
@@ -106,12 +124,19 @@ class RunReader(RecordReader):
 
     @override
     def read_groups(self, step: Step) -> Sequence[Row]:
+        """Return the groups of a step in its order; `taught` is None where it is not known yet."""
+        kind, number = step
+        rows = sorted(tables.read_members(find_table(self.path, step)), key=lambda row: row["position"])
+        updates = tables.read_updates(update_path(self.path, number)) if kind == "step" else {}
         _, last = json_lines.read_ends(self.path / "metrics.jsonl", '"env/')
-        return list_groups(self.path, step, last_measured=last.get("step", 0))
+        is_pending = not updates and number > last.get("step", 0)  # a step has metrics once it is trained
+        reason = "evaluation" if kind == "evaluation" else _PENDING if is_pending else None
+        groups = [list(attempts) for _, attempts in groupby(rows, key=lambda row: row["position"])]
+        return [_make_group(attempts, updates.get(attempts[0]["draw"]), reason) for attempts in groups]
 
     @override
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
-        return read_scores(find_table(self.path, step))
+        return tables.read_scores(find_table(self.path, step))
 
     @override
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
@@ -122,8 +147,11 @@ class RunReader(RecordReader):
         return read_episode(self.path, step, place)
 
     @override
-    def search(self, step: Step, text: str) -> list[Match]:
-        return search_replies(self.path, step, text)
+    def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
+        pieces = tables.read_texts(pieces_path(self.path))
+        for row in tables.read_completions(find_table(self.path, step)):
+            texts = (turn.get("completion_text") or decode_pieces(pieces, turn["completion"]) for turn in row["turns"])
+            yield (row["position"], row["member"], row["attempt"]), texts
 
     def search_envs(self) -> Sequence[str]:
         """Return the environments that recorded what they discovered."""
@@ -137,12 +165,9 @@ def _read_usage(path: Path) -> Row:
         return {}
 
 
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
-
-
-def _pair(start: float | None, now: float | None) -> list[float | None] | None:
-    return None if now is None and start is None else [start, now]
+def _average_ends(lines: Iterable[Mapping[str, float]], prefix: str) -> list[float | None] | None:
+    rewards = [mean_reward(line, prefix) for line in lines]
+    return None if rewards == [None, None] else rewards
 
 
 def _find_best_step(settings: Mapping[str, str], lines: Sequence[tuple[int, Mapping[str, float]]]) -> int | None:
@@ -151,3 +176,47 @@ def _find_best_step(settings: Mapping[str, str], lines: Sequence[tuple[int, Mapp
     values = {step: metrics[metric] for step, metrics in lines if metric in metrics}
     choose = min if settings.get("best.lower_is_better") == "true" else max
     return choose(values, key=lambda step: values[step], default=None)
+
+
+def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: str | None) -> Row:
+    """Return a group from the rows of its attempts.
+
+    Args:
+        reason: reason why the whole step did not teach, if there is one.
+    """
+    first, final = attempts[0], sorted((row for row in attempts if row["final"]), key=lambda row: row["member"])
+    reason = (reason or _find_reason(final, update)) if first["counts"] else "replaced by another group"
+    return {
+        **{name: first[name] for name in ("position", "draw", "env", "task")},
+        "taught": None if reason == _PENDING else reason is None,
+        "reason": reason,
+        "estimator": None if update is None else update.estimator,
+        "baseline": None if update is None else update.baseline,
+        "members": [_make_member(row, update) for row in final],
+        "failed_attempts": [_make_member(row, None) for row in attempts if not row["final"]],
+    }
+
+
+def _make_member(row: Row, update: RecordedUpdate | None) -> Row:
+    """Return an episode as a member of its group; its advantage is the mean over its trained tokens."""
+    rows = [] if update is None else [s.advantages for s in update.sequences if s.member == row["member"]]
+    values = np.concatenate([np.empty(0, np.float32), *rows])
+    is_compared = update is not None and row["reward"] is not None and not row["masked"]
+    return {
+        **{name: row[name] for name in (*_MEMBER, "metrics")},
+        # A sequence whose advantages are all 0 is not trained.
+        "advantage": float(values.mean()) if len(values) else 0.0 if is_compared else None,
+        "error": row["error"].splitlines()[0] if row["error"] else None,
+    }
+
+
+def _find_reason(final: Sequence[Row], update: RecordedUpdate | None) -> str | None:
+    """Return why a group of a trained step taught nothing; None if it did."""
+    rewards: list[float] = [row["reward"] for row in final if row["reward"] is not None and not row["masked"]]
+    if update is not None and update.sequences:
+        return None
+    if not rewards:
+        return "all masked" if any(row["masked"] for row in final) else "no episode has a reward"
+    if max(rewards) - min(rewards) <= 1e-9 * max(map(abs, rewards)):
+        return "equal rewards" if len(rewards) > 1 else f"1 of {len(final)} episodes has a reward"
+    return None if update is None else "no advantage"

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlkit.errors import UsageError
+from rlkit.metrics.intervals import estimate_mean
 from rlkit.view.api import respond
 from rlkit.view.library import Library
 from rlkit.view.records import RecordReader, find_reader
@@ -68,7 +69,9 @@ def record(request: pytest.FixtureRequest, cookbook: Path, tmp_path: Path) -> Pa
 
 def read_all(reader: RecordReader) -> dict[str, Any]:
     """Everything that the page can show."""
-    read = dict[str, Any](summary=reader.summary(), run=reader.run(), metrics=reader.metrics(), tasks=reader.tasks())
+    read = dict[str, Any](
+        summary=reader.summary(), run=reader.run(), metrics=reader.metrics(), tasks=reader.tasks("step", "evaluation")
+    )
     for step in reader.list_steps():
         read[str(step)] = reader.step(step)
         for group in reader.step(step)["groups"]:
@@ -95,8 +98,7 @@ def test_records_have_the_fields_of_the_page(record: Path) -> None:
     episode = read[str((step, (0, 0, 0)))]
     assert set(episode) >= EPISODE
     assert set(episode["turns"][0]) == TURN
-    columns = read["tasks"]["episodes"]
-    assert {len(column) for column in columns.values()} == {len(columns["reward"])} != {0}
+    assert {len(row) for row in read["tasks"]["episodes"]} == {9}
 
 
 def test_neighbours_lead_through_all_episodes_of_a_step(record: Path) -> None:
@@ -133,7 +135,14 @@ def test_epochs_of_an_inspect_sample_are_a_group() -> None:
     }
     run = reader.run()
     assert (run["steps_recorded"], run["evaluations"], run["versions"]) == ([], [0], {"inspect_ai": "0.3.285"})
-    assert reader.metrics() == {"step": [0], "metrics": {"eval/sums/reward/mean": [pytest.approx(5 / 6)]}}
+    metrics = reader.metrics()
+    assert metrics["step"] == [0]
+    interval = estimate_mean([1, 0.5, 1])
+    assert metrics["metrics"] == {
+        "eval/sums/reward/mean": [pytest.approx(5 / 6)],
+        "eval/sums/reward/mean/low": [interval.low],
+        "eval/sums/reward/mean/high": [interval.high],
+    }
     groups = {group["task"]: group for group in reader.step(EVALUATION)["groups"]}
     rewards = {task: [member["reward"] for member in group["members"]] for task, group in groups.items()}
     assert rewards == {"tool": [1, 1], "picture": [1, 0], "plain": [1, 1], "fails": [None, None]}
@@ -296,6 +305,8 @@ def test_cookbook_run_has_curves_and_checkpoints(cookbook: Path) -> None:
     assert metrics["step"] == [0, 1]
     assert metrics["metrics"]["env/all/reward/mean"] == [0.25, 0.75]
     assert metrics["metrics"]["eval/test/reward/mean"] == [0.5, None]
+    low, high = (metrics["metrics"][f"eval/test/reward/mean/{name}"] for name in ("low", "high"))
+    assert low[0] < 0.5 < high[0] and low[1] is high[1] is None
 
 
 def test_conversations_of_a_cookbook_log_belong_to_the_members_with_their_rewards(cookbook: Path) -> None:
@@ -307,7 +318,7 @@ def test_conversations_of_a_cookbook_log_belong_to_the_members_with_their_reward
     unlogged = reader.group(("step", 0), 1)
     assert unlogged["prompt"] == [] and all(reply["messages"] == [] for reply in unlogged["replies"])
     assert (group["taught"], group["reason"], group["env"]) == (True, None, "sums")
-    assert reader.step(EVALUATION)["groups"][0]["env"] == "eval_test"
+    assert reader.step(EVALUATION)["groups"][0]["env"] == "test"
     assert reader.step(("step", 1))["groups"][0]["members"][0]["versions"] == [1, 1]
 
 

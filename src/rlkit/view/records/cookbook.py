@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -92,10 +92,10 @@ class CookbookReader(LogReader):
         return {"turns": turns, "info": {"logs": [step.get("logs") for step in steps]}, "error": None}
 
     @override
-    def metrics(self) -> Row:
-        rows = self._metrics.values()
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {"step": list(self._metrics), "metrics": {name: [row.get(name) for row in rows] for name in names}}
+    def read_metrics(self) -> Mapping[int, Mapping[str, float | None]]:
+        scores = self.score_steps([step for step in self._files if step[0] == "evaluation"])
+        steps = sorted(scores.keys() | self._metrics.keys())
+        return {step: {**scores.get(step, {}), **self._metrics.get(step, {})} for step in steps}
 
     @override
     def run(self) -> Row:
@@ -144,7 +144,7 @@ def _load_file(path: Path, step: Step) -> Iterator[LogGroup]:
         log = next((log for log in logs if log.lengths == lengths), _GroupLog())
         for record in records:
             record[_CONVERSATION] = log.take_conversation(record)
-        env, task = name, f"{step[1]}/{number}"  # the folder does not name tasks
+        env, task = name.removeprefix("eval_"), f"{step[1]}/{number}"  # the folder does not name tasks
         fields: Row = {"prompt": log.messages}
         if step[0] == "step":
             env = next(map(str, pick_list(records[0], "tags")), name)

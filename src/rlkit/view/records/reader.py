@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, override
 
 from rlkit._util.files.run_locks import LIVE_S
 from rlkit.errors import UsageError
+from rlkit.metrics.intervals import estimate_mean
 
 type Row = dict[str, Any]
 """JSON object."""
@@ -30,8 +31,7 @@ type Place = tuple[int, int, int]
 type Match = tuple[int, int, int, str]
 """Place of an episode, and an excerpt of a reply."""
 
-_SNIPPET_CHARS = 80
-_STATUSES = ("completed", "truncated", "failed")
+_EXCERPT_CHARS = 80
 _GROUP = ("position", "draw", "env", "task", "taught", "reason", "estimator", "baseline")
 _HEADER = ("config", "findings", "checkpoints", "best_step", "versions", "steps_recorded", "evaluations")
 
@@ -64,24 +64,30 @@ class RecordReader(ABC):
         """Return the run's row in the list of runs."""
         return {name: value for name, value in self.run().items() if name not in _HEADER}
 
-    def metrics(self) -> Row:
-        """Return the metrics of all steps by name: the mean rewards of the environments."""
-        steps, columns = self.list_steps(), dict[str, list[float | None]]()
-        for index, step in enumerate(steps):
-            groups = self.read_groups(step)
-            for env in {group["env"]: None for group in groups}:
-                name = f"{'env' if step[0] == 'step' else 'eval'}/{env}/reward/mean"
-                column = columns.setdefault(name, [None] * len(steps))
-                column[index] = average_reward(group for group in groups if group["env"] == env)
-        return {"step": [number for _, number in steps], "metrics": columns}
+    def read_metrics(self) -> Mapping[int, Mapping[str, float | None]]:
+        """Return metrics by step."""
+        return self.score_steps(self.list_steps())
+
+    def score_steps(self, steps: Iterable[Step]) -> dict[int, dict[str, float | None]]:
+        """Return the mean rewards of the environments by step, and the intervals of evaluations."""
+        metrics = dict[int, dict[str, float | None]]()
+        for kind, number in steps:
+            metrics.setdefault(number, {}).update(_score_groups(kind, self.read_groups((kind, number))))
+        return dict(sorted(metrics.items()))
 
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
         """Return `messages`, `info` and `error` of episodes of a group."""
         episodes = [self.read_episode(step, place) for place in places]
-        return [
-            {"messages": join_turns(episode["turns"]), "info": episode["info"], "error": episode["error"]}
-            for episode in episodes
-        ]
+        names = ("info", "error")
+        return [{"messages": join_turns(row["turns"]), **{name: row[name] for name in names}} for row in episodes]
+
+    def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
+        """Yield the place of each episode of a step, and the texts of its replies."""
+        for group in self.step(step)["groups"]:
+            places = list(_list_attempts(group))
+            for place, episode in zip(places, self.read_replies(step, places), strict=True):
+                replies = (message for message in episode["messages"] if "turn" in message)
+                yield place, [text for message in replies for text in _list_texts(message)]
 
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
         """Yield environment, task, status, position, member, attempt and reward of each episode of a step."""
@@ -90,16 +96,25 @@ class RecordReader(ABC):
                 place = (group["position"], row["member"], row["attempt"])
                 yield (group["env"], group["task"], row["status"], *place, row["reward"])
 
+    def metrics(self) -> Row:
+        """Return the metrics of all steps as columns."""
+        rows = self.read_metrics()
+        names = sorted({name for row in rows.values() for name in row})
+        return {"step": list(rows), "metrics": {name: [row.get(name) for row in rows.values()] for name in names}}
+
+    def tasks(self, *kinds: Kind) -> Row:
+        """Return the kind and number of steps with the rows of `list_episodes`, without earlier attempts."""
+        steps = [step for step in self.list_steps() if step[0] in kinds]
+        return {"episodes": [[*step, *row] for step in steps for row in self.list_episodes(step)]}
+
     def search(self, step: Step, text: str) -> list[Match]:
         """Return the episodes of a step that have a text in a reply, whatever its case, in the order of the step."""
         pattern, matches = re.compile(re.escape(text), re.IGNORECASE), list[Match]()
-        for group in self.step(step)["groups"] if text else ():
-            places = [(group["position"], row["member"], row["attempt"]) for row in _list_attempts(group)]
-            for place, episode in zip(places, self.read_replies(step, places), strict=True):
-                texts = (text for message in episode["messages"] if "turn" in message for text in _list_texts(message))
-                excerpts = (excerpt for text in texts if (excerpt := find_excerpt(pattern, text)) is not None)
-                matches += [(*place, excerpt) for excerpt in islice(excerpts, 1)]
-        return matches
+        for place, texts in self.read_reply_texts(step) if text else ():
+            if match := next(filter(None, map(pattern.search, texts)), None):
+                excerpt = slice(max(match.start() - _EXCERPT_CHARS, 0), match.end() + _EXCERPT_CHARS)
+                matches.append((*place, match.string[excerpt]))
+        return sorted(matches)
 
     def step(self, step: Step) -> Row:
         """Return the groups of a step."""
@@ -112,7 +127,7 @@ class RecordReader(ABC):
         group = next((group for group in self.step(step)["groups"] if group["position"] == position), None)
         if group is None:
             raise UsageError(f"{self.path} has no group {position} in {step[0]} {step[1]}")
-        places = [(position, row["member"], row["attempt"]) for row in _list_attempts(group)]
+        places = list(_list_attempts(group))
         replies = self.read_replies(step, places)
         shared = _find_shared([reply["messages"] for reply in replies])
         for (_, member, attempt), reply in zip(places, replies, strict=True):
@@ -121,39 +136,22 @@ class RecordReader(ABC):
 
     def episode(self, step: Step, place: Place) -> Row:
         """Return an episode with its turns, and its neighbours in the step."""
-        attempts = {
-            (group["position"], row["member"], row["attempt"]): (group, row)
-            for group in self.step(step)["groups"]
-            for row in _list_attempts(group)
-        }
+        groups = {group["position"]: group for group in self.step(step)["groups"]}
+        attempts = {place: row for group in groups.values() for place, row in _list_attempts(group).items()}
+        position, member, attempt = place
         if place not in attempts:
-            position, member, attempt = place
             where = f"group {position} of {step[0]} {step[1]}"
             raise UsageError(f"{self.path} has no member {member}, attempt {attempt}, in {where}")
-        group, row = attempts[place]
         places = [None, *sorted(attempts), None]
         index = places.index(place)
         return {
-            **{name: group[name] for name in _GROUP},
-            **row,
+            **{name: groups[position][name] for name in _GROUP},
+            **attempts[place],
             "step": step[1],
             "kind": step[0],
             "neighbours": {"previous": places[index - 1], "next": places[index + 1]},
-            **{"pieces": {}, "special": [], "files": [], "view": None},
             **self.read_episode(step, place),
         }
-
-    def tasks(self) -> Row:
-        """Return the episodes of all tasks as columns, without earlier attempts."""
-        envs, tasks, rows = dict[str, int](), dict[tuple[int, str], int](), list[Sequence[Any]]()
-        for kind, number in self.list_steps():
-            for env, task, status, *values in self.list_episodes((kind, number)):
-                key = envs.setdefault(env, len(envs)), task
-                place = tasks.setdefault(key, len(tasks))
-                rows.append((place, _STATUSES.index(status), number, int(kind == "evaluation"), *values))
-        names = ("task", "status", "step", "evaluation", "position", "member", "attempt", "reward")
-        columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
-        return {"env": list(envs), "task": list(tasks), "episodes": columns}
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,8 @@ class LogReader(RecordReader):
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
         position, member, _ = place
-        return self.show_episode(self.list_groups(step)[position].records[member])
+        episode = self.show_episode(self.list_groups(step)[position].records[member])
+        return {**episode, "pieces": {}, "special": [], "files": [], "view": None}
 
 
 def average_reward(groups: Iterable[Row]) -> float | None:
@@ -226,10 +225,18 @@ def join_turns(turns: Iterable[Row]) -> list[Row]:
     return joined
 
 
-def find_excerpt(pattern: re.Pattern[str], text: str) -> str | None:
-    """Return a match in a text with what is around it, or None."""
-    match = pattern.search(text)
-    return match and text[max(match.start() - _SNIPPET_CHARS, 0) : match.end() + _SNIPPET_CHARS]
+def _score_groups(kind: Kind, groups: Sequence[Row]) -> dict[str, float | None]:
+    """Return the mean reward of each environment; of an evaluation with rewards from 0 to 1, with its interval."""
+    metrics = dict[str, float | None]()
+    for env in dict.fromkeys(group["env"] for group in groups):
+        env_groups = [group for group in groups if group["env"] == env]
+        name = f"{'env' if kind == 'step' else 'eval'}/{env}/reward/mean"
+        metrics[name] = average_reward(env_groups)
+        means = [mean for group in env_groups if (mean := average_reward([group])) is not None]
+        if kind == "evaluation" and means and min(means) >= 0 and max(means) <= 1:
+            score = estimate_mean(means)
+            metrics |= {f"{name}/low": score.low, f"{name}/high": score.high}
+    return metrics
 
 
 def _list_texts(message: Row) -> list[str]:
@@ -240,8 +247,9 @@ def _list_texts(message: Row) -> list[str]:
     return [message.get("thinking", ""), *parts, *calls]
 
 
-def _list_attempts(group: Row) -> list[Row]:
-    return [*group["members"], *group["failed_attempts"]]
+def _list_attempts(group: Row) -> dict[Place, Row]:
+    rows = (*group["members"], *group["failed_attempts"])
+    return {(group["position"], row["member"], row["attempt"]): row for row in rows}
 
 
 def _find_shared(chats: Sequence[Sequence[Row]]) -> list[Row]:

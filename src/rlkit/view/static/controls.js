@@ -28,6 +28,12 @@ export function checkControl(label, key, query) {
 export const choiceControl = (label, key, options, query) =>
   field(label, selectBox(options, query[key] ?? "", (value) => setQuery({ [key]: value })));
 
+/** Return a choice between the environments of rows, if there are several. */
+export function envControl(rows, query) {
+  const envs = [...new Set(rows.map(({ env }) => env))].sort();
+  return envs.length > 1 && choiceControl("Environment", "env", [["", "all"], ...envs.map((env) => [env, env])], query);
+}
+
 /** Return a function that tells whether a text has all words of a search. */
 export function wordMatcher(search = "") {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);

@@ -25,13 +25,11 @@ export function makeRunView(run, tab, places, content, others = {}) {
 export const stepPlace = (kind, step) => [`${kind === "step" ? "Step" : "Evaluation"} ${step}`, [kind, String(step)]];
 
 function drawTabs(run, current) {
-  const [lastStep, lastEvaluation] = [run.steps_recorded?.at(-1), run.evaluations?.at(-1)];
-  // Records of other tools have no intervals, so an evaluation is shown as a step.
-  const evaluations = run.kind === "rlkit" ? ["evaluations"] : ["evaluation", String(lastEvaluation)];
+  const lastStep = run.steps_recorded?.at(-1);
   const tabs = [
     ["run", "Overview", []], lastStep !== undefined && ["step", "Steps", ["step", String(lastStep)]],
     lastStep !== undefined && ["tasks", "Tasks", ["tasks"]],
-    lastEvaluation !== undefined && ["evaluation", "Evaluations", evaluations],
+    run.evaluations?.length > 0 && ["evaluation", "Evaluations", ["evaluations"]],
     run.parts?.includes("discovery") && ["discovery", "Discovery", ["discovery"]],
   ].filter(Boolean);
   const links = tabs.map(([key, label, path]) => [key, label, makeHash(["run", run.id, ...path])]);

@@ -1,30 +1,32 @@
 /** Evaluations of a run: scores with their intervals, by label and by task. */
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
+import { summariseTasks } from "rlkit/pages/tasks";
 import { intervalBar } from "rlkit/plots";
 import { apiPath, choiceControl, emptyNote, field, formatReward, growRows, h, isKnown, keepFocus, makeHash, makeRow,
   makeRunView, makeTable, plural, replace, replaceOptions, rewardClass, section, selectBox, setQuery, textControl,
   textLine } from "rlkit/ui";
 
 const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
+const LOW = /^eval\/([^/]+)\/(?:(.+\/.+)\/)?(.+)\/low$/; // environment, label and its value, name of the score
 
 /** Show the evaluations. */
 export async function showEvaluations([, id], query) {
-  const path = apiPath("run", id, "evaluations");
-  const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
-  let { evaluations } = data;
-  let parts = [];
+  const [runPath, metricsPath, path] = [[], ["metrics"], ["evaluations"]].map((part) => apiPath("run", id, ...part));
+  const loadEnvs = async () => summariseEnvs(...(await Promise.all([load(metricsPath), load(path)])));
+  const [run, first] = await Promise.all([load(runPath), loadEnvs()]);
+  let [envs, parts] = [first, []];
   const picker = selectBox([], "", (at) => setQuery({ at }));
   const controls = h("div", { class: "toolbar" }, field("Evaluation", picker), textControl("Task", "q", query),
     choiceControl("Sort tasks", "order", ORDERS, query));
   const body = h("div", { class: "stack" });
   const close = () => parts.forEach((part) => part.close());
+  const listSteps = () => [...new Set(envs.flatMap(({ rows }) => rows.map(({ step }) => step)))].sort((a, b) => a - b);
   const draw = () => {
     close();
-    const envs = [...new Set(evaluations.flatMap((evaluation) => evaluation.envs.map(({ env }) => env)))];
-    parts = envs.map((env) => drawEnv(run, env, evaluations, query));
+    parts = envs.map((each) => drawEnv(run, each, query));
     replace(body, parts.length ? parts.map(({ node }) => node) : emptyNote("No evaluation is recorded."));
-    const steps = evaluations.map(({ step }) => [String(step), `step ${step}`]);
+    const steps = listSteps().map((step) => [String(step), `step ${step}`]);
     replaceOptions(picker, steps, query.at ?? steps.at(-1)?.[0]);
   };
   const requery = (changed) => {
@@ -34,9 +36,9 @@ export async function showEvaluations([, id], query) {
     else parts.forEach((part) => part.filter(query));
   };
   const refresh = async () => {
-    const count = evaluations.length;
-    ({ evaluations } = await load(path));
-    if (evaluations.length !== count) keepFocus(body, draw);
+    const count = listSteps().length;
+    envs = await loadEnvs();
+    if (listSteps().length !== count) keepFocus(body, draw);
   };
   draw();
   const content = [h("div", { class: "page-head" }, h("h1", null, "Evaluations"), controls), body];
@@ -44,28 +46,49 @@ export async function showEvaluations([, id], query) {
   return makeRunView(run, "evaluation", [["Evaluations", ["evaluations"]]], content, others);
 }
 
-function drawEnv(run, env, evaluations, query) {
-  const find = ({ step, envs }) => envs.filter((row) => row.env === env).map((row) => ({ step, ...row }));
-  const rows = evaluations.flatMap(find);
+/** Return {env, tasks, rows} of each environment; a row is the score of an evaluation, with those of its labels. */
+function summariseEnvs({ step: metricSteps, metrics }, data) {
+  const scoreNames = Object.keys(metrics).map((name) => LOW.exec(name)).filter(Boolean);
+  return [...Map.groupBy(summariseTasks(data), ({ env }) => env)].map(([env, tasks]) => {
+    const members = Map.groupBy(tasks.flatMap(({ steps }) => steps), ({ step }) => step);
+    const rows = [...members.keys()].sort((a, b) => a - b).map((step) => {
+      const place = metricSteps.indexOf(step);
+      const read = (name) => metrics[name]?.[place] ?? null;
+      const scores = scoreNames.filter(([name, owner]) => owner === env && isKnown(read(name)))
+        .map(([name, , label, metric]) => {
+          const [mean, low, high] = ["", "/low", "/high"].map((end) => read(name.replace(/\/low$/, end)));
+          return { label, metric, mean, low, high, n: read(`eval/${env}/${label}/tasks`) };
+        });
+      const reward = { metric: "reward/mean", mean: read(`eval/${env}/reward/mean`), low: null, high: null };
+      const main = scores.find(({ label }) => !label) ?? reward;
+      const labels = scores.filter(({ label, metric }) => label && metric === main.metric);
+      const episodes = members.get(step).reduce((sum, each) => sum + each.members.length, 0);
+      return { ...main, step, episodes, labels };
+    });
+    return { env, tasks, rows };
+  });
+}
+
+function drawEnv(run, { env, tasks, rows }, query) {
   const evaluation = rows.find(({ step }) => String(step) === query.at) ?? rows.at(-1);
-  const { step, metric, mean, low, high, episodes } = evaluation;
+  const { step, metric, mean, low, high, episodes, labels } = evaluation;
   const column = (key) => rows.map((row) => row[key]);
   const interval = { label: "mean, 95 % interval", low: column("low"), high: column("high") };
   const hasInterval = interval.low.some(isKnown);
   const series = [{ label: "mean", colour: "c0", values: column("mean"), ...(hasInterval && interval) }];
   const onStep = (at) => setQuery({ at });
   const chart = drawChart({ title: metric, x: column("step"), height: 200, onStep, series });
-  const tasks = drawTasks(run, env, rows, query);
+  const table = drawTasks(run, env, tasks, column("step"), query);
   const link = h("a", { href: makeHash(["run", run.id, "evaluation", String(step)]) }, "all groups");
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;
   const score = h("p", { class: "lead" },
     `Step ${step}: `, h("b", null, formatReward(mean)), range, ` over ${plural(episodes, "episode")} · `, link);
-  const node = section(textLine(env), score, chart.node, drawLabels(evaluation), tasks.node);
-  return { node, filter: tasks.filter, close: () => (chart.close(), tasks.close()) };
+  const node = section(textLine(env), score, rows.length > 1 && chart.node, drawLabels(env, labels), table.node);
+  return { node, filter: table.filter, close: () => (chart.close(), table.close()) };
 }
 
-function drawLabels({ env, labels }) {
-  if (!labels?.length) return null;
+function drawLabels(env, labels) {
+  if (!labels.length) return null;
   const bounds = labels.flatMap(({ mean, low, high }) => [mean, low ?? mean, high ?? mean]);
   const [start, end] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
   const rows = labels.map((row) => h("tr", null,
@@ -77,14 +100,13 @@ function drawLabels({ env, labels }) {
   return makeTable(`Scores of ${env} by label`, heads, rows).node;
 }
 
-function drawTasks(run, env, rows, query) {
-  const scores = new Map(rows.flatMap(({ tasks }) => tasks.map(([id]) => [id, rows.map(() => null)])));
-  rows.forEach(({ tasks }, column) => tasks.forEach(([id, mean]) => (scores.get(id)[column] = mean)));
-  const change = (means) => (means.findLast(isKnown) ?? 0) - (means.find(isKnown) ?? 0);
-  const all = [...scores].map(([id, means]) => ({ id, means, change: change(means) }));
+function drawTasks(run, env, tasks, steps, query) {
+  const all = tasks.map((task) => {
+    const means = new Map(task.steps.map(({ step, mean }) => [step, mean]));
+    return { id: task.id, change: task.last - task.first, means: steps.map((step) => means.get(step) ?? null) };
+  });
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
-  const heads = ["Task", ...rows.map(({ step }) => [String(step), "cell"])];
-  const table = makeTable(`Tasks of ${env}`, heads);
+  const table = makeTable(`Tasks of ${env}`, ["Task", ...steps.map((step) => [String(step), "cell"])]);
   table.node.classList.add("matrix");
   const drawTask = ({ id, means }) => makeRow([
     h("a", { class: "row-link", href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),

@@ -1,8 +1,8 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 import { isExport, load } from "rlkit/api";
-import { apiPath, checkControl, choiceControl, field, formatCount, formatReward, growRows, h, isKnown, keepFocus,
-  makeHash, makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions, rewardChip,
-  rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, growRows, h, isKnown,
+  keepFocus, makeHash, makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions,
+  rewardChip, rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
@@ -67,17 +67,14 @@ export async function showStep([, id, kind, step], query) {
 }
 
 function drawFilters(groups, query) {
-  const envs = [...new Set(groups.map((group) => group.env))].sort();
-  const choices = [["", "all"], ...envs.map((env) => [env, env])];
   const note = h("p", { class: "sub" }, "Search in replies needs the server.");
   const number = { type: "number", step: "any" };
   return h("form", { class: "toolbar filters", onsubmit: (event) => event.preventDefault(), "aria-label": "Filters" },
     textControl("Task", "task", query), isExport ? note : textControl("Text in replies", "text", query),
-    envs.length > 1 && choiceControl("Environment", "env", choices, query),
-    choiceControl("Status", "status", STATUSES, query), textControl("Reward from", "low", query, number),
-    textControl("to", "high", query, number), choiceControl("Sort", "sort", SORTS, query),
-    checkControl("Mixed", "mixed", query), checkControl("Cut at a limit", "cut", query),
-    checkControl("Taught", "taught", query));
+    envControl(groups, query), choiceControl("Status", "status", STATUSES, query),
+    textControl("Reward from", "low", query, number), textControl("to", "high", query, number),
+    choiceControl("Sort", "sort", SORTS, query), checkControl("Mixed", "mixed", query),
+    checkControl("Cut at a limit", "cut", query), checkControl("Taught", "taught", query));
 }
 
 /** Return the failed members, each worth a thousand failed attempts that were repeated. */

@@ -1,8 +1,8 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 import { load } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
-import { apiPath, checkControl, choiceControl, formatReward, formatSigned, growRows, h, isKnown, keepFocus, makeHash,
-  makeRow, makeRunView, makeTable, meanOf, plural, replace, textControl, textLine } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, growRows, h, isKnown, keepFocus,
+  makeHash, makeRow, makeRunView, makeTable, meanOf, plural, replace, textControl, textLine } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
@@ -10,7 +10,6 @@ const SORTS = [
   ["", "name"], ["change", "most improved"], ["-change", "most worsened"], ["solved", "first solved"],
   ["episodes", "most episodes"], ["last", "lowest now"],
 ];
-const STATUSES = ["completed", "truncated", "failed"];
 
 /** Show the tasks. */
 export async function showTasks([, id], query) {
@@ -37,26 +36,20 @@ export async function showTasks([, id], query) {
     [data, tasks] = [latest, summariseTasks(latest)];
     keepFocus(table.body, draw);
   };
-  const envs = [["", "all"], ...data.env.map((env) => [env, env])];
   const toolbar = h("div", { class: "toolbar" },
-    textControl("Search", "q", query), envs.length > 2 && choiceControl("Environment", "env", envs, query),
-    choiceControl("Sort", "sort", SORTS, query), checkControl("Never solved", "unsolved", query));
+    textControl("Search", "q", query), envControl(tasks, query), choiceControl("Sort", "sort", SORTS, query),
+    checkControl("Never solved", "unsolved", query));
   const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary), toolbar);
   const others = { refresh, requery, close: () => stop() };
   return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, table.node], others);
 }
 
-/** Return the tasks of columnar records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
-export function summariseTasks({ env: envs, task: tasks, episodes: columns }) {
-  const rows = columns.step.map((step, row) => {
-    const [task, member, attempt] = [columns.task[row], columns.member[row], columns.attempt[row]];
-    const [position, reward, status] = [columns.position[row], columns.reward[row], STATUSES[columns.status[row]]];
-    return { task, step, isEvaluation: Boolean(columns.evaluation[row]), member, attempt, position, reward, status };
-  });
-  return [...Map.groupBy(rows, ({ task }) => task)].map(([index, members]) => {
-    const [env, id] = tasks[index];
-    return summariseTask({ env: envs[env], id }, members);
-  });
+/** Return the tasks of records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
+export function summariseTasks({ episodes }) {
+  const rows = episodes.map(([kind, step, env, id, status, position, member, attempt, reward]) =>
+    ({ isEvaluation: kind === "evaluation", step, env, id, status, position, member, attempt, reward }));
+  const tasks = Map.groupBy(rows, ({ env, id }) => JSON.stringify([env, id]));
+  return [...tasks.values()].map((members) => summariseTask({ env: members[0].env, id: members[0].id }, members));
 }
 
 function summariseTask(task, episodes) {
