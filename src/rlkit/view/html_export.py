@@ -134,7 +134,8 @@ def _file_name(path: str) -> str:
 def _make_page(data: Row) -> str:
     """Return index.html with its styles, scripts and data inside, since modules do not load from a disk."""
     # No text of a model can end the script: the data is base64, and `<` is escaped in the names of pages.
-    store = json.dumps(data).replace("<", "\\u003c")
+    frame = (STATIC / "frame.html").read_text()
+    store = json.dumps({**data, "frame": frame}).replace("<", "\\u003c")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     texts = {str(path.relative_to(STATIC)): path.read_text() for path in STATIC.rglob("*.*s")}  # .js and .css
     urls = {name: f'"data:text/javascript;base64,{_encode(text.encode())}"' for name, text in texts.items()}

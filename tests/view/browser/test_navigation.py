@@ -198,7 +198,7 @@ def test_keys_search_help_and_select(visit: Visit) -> None:
     visit.page.get_by_role("dialog").wait_for()
     assert "next / previous row" in visit.text("dialog")
     keys.press("Escape")
-    visit.page.wait_for_function("() => !document.querySelector('dialog')")
+    visit.page.wait_for_function("() => !document.querySelector('dialog[open]')")
     keys.press("j")
     keys.press("x")
     visit.wait_for_hash("select=")

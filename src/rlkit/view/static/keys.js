@@ -1,18 +1,5 @@
-/** Keyboard: move through rows, go up or to neighbours, search, and a dialog that lists the keys. */
-import { h } from "rlkit/dom";
+/** Keyboard: move through rows, go up or to neighbours, search; the dialog of index.html lists the keys. */
 import { navigate } from "rlkit/route";
-
-const KEYS = [
-  ["j / k", "next / previous row, reply or message"],
-  ["Enter", "open the row"],
-  ["x", "select the row, on the list of runs"],
-  ["[ / ]", "previous / next step, group or episode"],
-  ["u", "up: episode → group → step → run → runs"],
-  ["/", "go to the search field"],
-  ["← / →", "previous / next token, in the rendered episode"],
-  ["t", "light, dark or automatic colours"],
-  ["?", "this list"],
-];
 
 /** Listen to the keyboard. `currentView` returns the view on the screen; `switchTheme` changes the colours. */
 export function listenToKeys(currentView, switchTheme) {
@@ -28,7 +15,7 @@ export function listenToKeys(currentView, switchTheme) {
       u: () => up && navigate(up),
       "/": () => document.querySelector("main input[type=search]")?.focus(),
       t: switchTheme,
-      "?": showHelp,
+      "?": () => document.getElementById("help").showModal(),
     };
     if (!Object.hasOwn(actions, event.key) || document.querySelector("dialog[open]")) return;
     event.preventDefault();
@@ -49,14 +36,4 @@ function moveRow(distance) {
   const target = row?.matches("[tabindex]") ? row : row?.querySelector("a");
   (target ?? row)?.focus({ preventScroll: true });
   row?.scrollIntoView({ block: "nearest" });
-}
-
-/** Open the dialog that lists the keys. */
-export function showHelp() {
-  const dialog = h("dialog", { class: "help", "aria-labelledby": "help-title", onclose: () => dialog.remove() },
-    h("h2", { id: "help-title" }, "Keys"),
-    h("dl", null, KEYS.map(([key, text]) => h("div", null, h("dt", null, h("kbd", null, key)), h("dd", null, text)))),
-    h("form", { method: "dialog" }, h("button", { type: "submit", class: "button" }, "Close")));
-  document.body.append(dialog);
-  dialog.showModal();
 }

@@ -2,7 +2,7 @@
 import { ApiError, isExport, load } from "rlkit/api";
 import { h, markInvisible, replace } from "rlkit/dom";
 import { attempt } from "rlkit/format";
-import { listenToKeys, showHelp } from "rlkit/keys";
+import { listenToKeys } from "rlkit/keys";
 import { showCompare } from "rlkit/pages/compare";
 import { showDiscovery } from "rlkit/pages/discovery";
 import { showEpisode } from "rlkit/pages/episode";
@@ -36,11 +36,9 @@ const PAGES = [
   [/^run\/[^/]+\/(step|evaluation)\/\d+\/episode\/\d+\/\d+\/\d+$/, showEpisode],
 ];
 
-const main = h("main", { id: "main", tabIndex: -1 });
-const crumbs = h("nav", { class: "crumbs", "aria-label": "Breadcrumbs" });
-const neighbours = h("nav", { class: "neighbours", "aria-label": "Neighbours" });
-const connection = h("span", { class: "connection", role: "status" });
-const announcement = h("div", { class: "hidden", "aria-live": "polite" });
+const [main, crumbs, neighbours, connection, announcement, themeButton, keysButton, help] =
+  ["main", "crumbs", "neighbours", "connection", "announcement", "theme", "keys", "help"].map((id) =>
+    document.getElementById(id));
 const scrolls = new Map(); // hash → vertical position, for the way back
 
 let [view, viewPath, watchedData, navigation, followsLink] = [null, null, null, 0, false];
@@ -142,13 +140,8 @@ function switchTheme() {
 /** Return the storage of the browser; a page in a frame without origin has none, and keeps no theme. */
 const findStorage = () => attempt(() => localStorage, null);
 
-const button = { class: "button quiet", type: "button" };
-const themeButton = h("button", { ...button, title: "Change colours (t)", onclick: switchTheme });
-const helpButton = h("button", { ...button, title: "Keys (?)", "aria-label": "Keys", onclick: showHelp }, "?");
-
-const brand = h("a", { class: "brand", href: "#/", "aria-label": "rlkit, all runs" }, "rlkit");
-const parts = [brand, crumbs, h("span", { class: "space" }), connection, neighbours, themeButton, helpButton];
-replace(document.getElementById("app"), h("header", { class: "top" }, parts), main, announcement);
+themeButton.addEventListener("click", switchTheme);
+keysButton.addEventListener("click", () => help.showModal());
 applyTheme(findStorage()?.getItem("rlkit-theme") ?? "auto");
 listenToKeys(() => view, switchTheme);
 document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
