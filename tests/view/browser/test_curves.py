@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_all_series_of_a_panel_are_drawn_for_each_run(visit: Visit) -> None:
     for run, last in (("shop", 12), ("faster", 4)):
         for kind in ("mixed", "all good", "all bad"):
             assert re.search(rf"{run} {kind}: [\d.]+ at step 1, [\d.]+ at step {last}\b", groups)
+    visit.check()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_of_many_compared_runs_has_a_colour_of_its_own(
+    visit_link: Callable[..., Visit], link: str, scheme: str
+) -> None:
+    visit = visit_link(link, scheme=scheme)
+    visit.open("#/compare/shop,faster")
+    colours = visit.page.evaluate("""async () => {
+        const [{ runColour }, { computeColour }] = await Promise.all([import("rlkit/panels"), import("rlkit/dom")]);
+        return Array.from({ length: 24 }, (_, index) => computeColour(runColour(index)));
+    }""")
+    levels = [tuple(map(int, re.findall(r"\d+", colour))) for colour in colours]
+    distances = [sum(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in combinations(levels, 2)]
+    assert min(distances) > 20
     visit.check()
 
 

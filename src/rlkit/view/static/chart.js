@@ -1,6 +1,7 @@
 /** Draw a chart of numbers over steps with uPlot, in the colours of the theme. */
-import { h, replace, svg, themeColour } from "rlkit/dom";
+import { computeColour, h, replace, svg } from "rlkit/dom";
 import { formatNumber, isKnown } from "rlkit/format";
+import { swatch } from "rlkit/parts";
 import { textLine } from "rlkit/text";
 
 const { uPlot } = globalThis;
@@ -11,8 +12,9 @@ const STEP_INTERVALS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000,
 /**
  * Draw a chart and return {node, close}.
  * chart: title, x (steps), series, guides: [number], markers: [{step, last}], isLog, onStep(step), height, digits.
- * series: [{label, values, colour, low?, high?, raw?, parts?, isArea?, isStepped?, kind?, dash?}]; `raw` are values
- * before smoothing, `parts` before stacking. Series of one label share an entry of the legend; `kind` tells them apart.
+ * series: [{label, values, colour, low?, high?, raw?, parts?, area?, isStepped?, kind?, dash?}]; `raw` are values
+ * before smoothing, `parts` before stacking, `area` is the colour below. Series of one label share an entry of the legend;
+ * `kind` tells them apart.
  */
 export function drawChart(chart) {
   const legend = h("div", { class: "legend" });
@@ -55,8 +57,8 @@ function drawLegend({ series, x, digits }, index) {
       const numbers = parts ?? raw ?? drawn;
       return formatNumber(numbers[index ?? numbers.findLastIndex(isKnown)], digits);
     });
-    const swatch = h("i", { class: "swatch", style: { background: `var(--${curves[0].colour})` } });
-    return h("span", { class: "key" }, swatch, label && textLine(label, 60), h("b", null, values.join(" · ")));
+    const name = label && textLine(label, 60);
+    return h("span", { class: "key" }, swatch(curves[0].colour), name, h("b", null, values.join(" · ")));
   });
   const kinds = new Map(series.filter(({ kind }) => kind).map(({ kind, dash }) => [kind, dash]));
   const styles = [...kinds].map(([kind, dash]) => {
@@ -70,16 +72,16 @@ function drawLegend({ series, x, digits }, index) {
 function makeSeries({ x, series }) {
   const [data, options, bands, noPoints] = [[x], [{}], [], { show: false }];
   const add = (values, option) => (data.push(values), options.push(option), data.length - 1);
-  for (const { values, colour, dash, low, high, raw, isArea, isStepped } of series) {
-    const stroke = themeColour(colour);
+  for (const { values, colour, dash, low, high, raw, area, isStepped } of series) {
+    const stroke = computeColour(colour);
     if (low && high) {
       const edges = [high, low].map((edge) => add(edge, { stroke: "transparent", points: noPoints }));
       bands.push({ series: edges, fill: fade(stroke, 0.16) });
     }
     if (raw) add(raw, { stroke: fade(stroke, 0.3), width: 1, points: noPoints });
-    const fill = isArea ? themeColour(`${colour}-area`) : undefined;
+    const fill = area ? computeColour(area) : undefined;
     const paths = isStepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
-    const points = { show: !isArea && values.filter(isKnown).length < 30, size: 5, fill: stroke, stroke };
+    const points = { show: !area && values.filter(isKnown).length < 30, size: 5, fill: stroke, stroke };
     add(values, { stroke, width: 1.75, dash, fill, paths, points, spanGaps: true });
   }
   return { data, series: options, bands };
@@ -89,11 +91,11 @@ const fade = (colour, opacity) => `rgba(${colour.match(/[\d.]+/g).slice(0, 3).jo
 
 function chartOptions(chart, host, showLegend) {
   const { x, series, isLog, onStep, height = 150, guides = [], markers = [], digits = 3 } = chart;
-  const grid = { stroke: themeColour("grid"), width: 1 };
-  const axis = { stroke: themeColour("muted"), font: FONT, grid, ticks: { show: false } };
+  const grid = { stroke: computeColour("var(--grid)"), width: 1 };
+  const axis = { stroke: computeColour("var(--muted)"), font: FONT, grid, ticks: { show: false } };
   const showTicks = (_plot, ticks) => ticks.map((tick) => (tick === null ? null : formatNumber(tick, digits)));
   const areaRange = (_plot, _low, high) => [0, high * 1.04 || 1];
-  const range = isLog ? undefined : series.some(({ isArea }) => isArea) ? areaRange : paddedRange(digits > 3);
+  const range = isLog ? undefined : series.some(({ area }) => area) ? areaRange : paddedRange(digits > 3);
   const openStep = ({ cursor }) => cursor.idx !== null && onStep(x[cursor.idx]);
   return {
     width: host.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
@@ -121,7 +123,7 @@ const paddedRange = (isClose) => (_plot, low, high) => {
 
 function drawMarkers(plot, markers, guides) {
   const { ctx, bbox } = plot;
-  const [ratio, colour] = [devicePixelRatio, themeColour("warn")];
+  const [ratio, colour] = [devicePixelRatio, computeColour("var(--warn)")];
   ctx.save();
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top - 8 * ratio, bbox.width, bbox.height + 8 * ratio);

@@ -5,7 +5,7 @@ import { checkControl, choiceControl, emptyNote, field, h, joinIds, makeHash, na
   textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const MATCHES = 40;
-const STACK_COLOURS = ["c0", "c2", "c1"];
+const STACK_COLOURS = ["--c0", "--c2", "--c1"];
 const DASHES = [[], [7, 4], [2, 3]]; // of the series of a panel, if the colours tell runs apart
 
 /**
@@ -128,7 +128,9 @@ function makeSeries(panel, sources, x, weight) {
 function stackSeries(series) {
   const total = [];
   const add = (value, step) => (value === null ? null : (total[step] = (total[step] ?? 0) + value));
-  const stack = ({ label, values }, index) =>
-    ({ label, values: values.map(add), parts: values, colour: STACK_COLOURS[index], isArea: true });
+  const stack = ({ label, values }, index) => {
+    const [colour, area] = ["", "-area"].map((end) => `var(${STACK_COLOURS[index]}${end})`);
+    return { label, values: values.map(add), parts: values, colour, area };
+  };
   return series.map(stack).reverse(); // the tallest area is drawn first, the others in front of it
 }

@@ -87,11 +87,11 @@ export function debounce(action, delay_ms) {
   };
 }
 
-/** Return a colour of the theme as the browser computes it, for canvases. */
-export function themeColour(name) {
-  const probe = h("i", { style: { color: `var(--${name})`, display: "none" } });
+/** Return a colour of CSS as the browser computes it in this theme, for canvases. */
+export function computeColour(value) {
+  const probe = h("i", { style: { color: value, display: "none" } });
   document.body.append(probe);
-  const colour = getComputedStyle(probe).color;
+  const { color } = getComputedStyle(probe);
   probe.remove();
-  return colour;
+  return color;
 }

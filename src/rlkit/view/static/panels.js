@@ -1,8 +1,12 @@
 /** The standard curves of a run, from the names of its metrics. */
-const RUN_COLOURS = ["c0", "c1", "c2", "c3", "c4", "c5"];
+const PALETTE = 6;
 
-/** Return the colour of the run at an index of a comparison. */
-export const runColour = (index) => RUN_COLOURS[index % RUN_COLOURS.length];
+/** Return the colour of the run at an index of a comparison. The 18 after the palette are far from it and each other. */
+export function runColour(index) {
+  if (index < PALETTE) return `var(--c${index})`;
+  const [light, dark] = index % 2 ? [62, 50] : [25, 82];
+  return `light-dark(hsl(${100 * index} 75% ${light}%), hsl(${100 * index} 75% ${dark}%))`;
+}
 
 /** Return the names of the environments that metrics are about, `all` first. */
 export function metricEnvs(metrics) {

@@ -9,6 +9,9 @@ const TONES = { running: "live", completed: "good", failed: "bad", dead: "bad" }
 /** Return a badge with the status of a run or an episode. */
 export const statusBadge = (status) => h("span", { class: `badge ${TONES[status] ?? (status ? "warn" : "")}` }, status);
 
+/** Return a mark in a colour of CSS, or in that of a class. */
+export const swatch = (colour, kind = "") => h("i", { class: `swatch ${kind}`, style: { background: colour } });
+
 /** Return the mean of the known rewards of episodes, or null. */
 export const meanReward = (episodes) => meanOf(episodes.map(({ reward }) => reward));
 

@@ -3,30 +3,6 @@ import { h } from "rlkit/dom";
 
 const ROWS_AT_ONCE = 50;
 
-/**
- * Fill the body of a table with rows. As many as it had are drawn now, others when the end comes into view.
- * Return a function that stops.
- */
-export function growRows(body, items, drawRow, emptyText) {
-  let drawn = 0;
-  const sentinel = h("tr", { class: "sentinel", "aria-hidden": "true" });
-  const drawMore = (count) => {
-    const rows = items.slice(drawn, drawn + count).map((item) => drawRow(item));
-    drawn += rows.length;
-    sentinel.before(...rows);
-    observer.unobserve(sentinel);
-    if (drawn < items.length) observer.observe(sentinel);
-    else sentinel.remove();
-  };
-  const look = (entries) => entries.some((entry) => entry.isIntersecting) && drawMore(ROWS_AT_ONCE);
-  const observer = new IntersectionObserver(look, { rootMargin: "800px" });
-  const count = Math.max(ROWS_AT_ONCE, body.rows.length);
-  body.replaceChildren(sentinel);
-  drawMore(count);
-  if (!items.length) body.append(h("tr", null, h("td", { class: "empty", colSpan: 20 }, emptyText)));
-  return () => observer.disconnect();
-}
-
 /** Return a table in a frame that scrolls sideways; `heads` are labels, or [label, class]. */
 export function makeTable(label, heads, rows = []) {
   const cells = heads.map((head) => {
@@ -37,6 +13,34 @@ export function makeTable(label, heads, rows = []) {
   const head = h("thead", null, h("tr", null, cells));
   const table = h("table", null, h("caption", { class: "hidden" }, label), head, body);
   return { node: h("div", { class: "table-frame", tabIndex: 0, role: "region", "aria-label": label }, table), body };
+}
+
+/**
+ * Return a table as `makeTable`, with show(items, emptyText), which draws as many rows as it had, and others when the
+ * end comes into view, and close().
+ */
+export function makeList(label, heads, drawRow) {
+  const table = makeTable(label, heads);
+  const { body } = table;
+  const sentinel = h("tr", { class: "sentinel", "aria-hidden": "true" });
+  let rest = [];
+  const drawMore = (count) => {
+    sentinel.before(...rest.slice(0, count).map((item) => drawRow(item)));
+    rest = rest.slice(count);
+    observer.unobserve(sentinel);
+    if (rest.length) observer.observe(sentinel);
+    else sentinel.remove();
+  };
+  const look = (entries) => entries.some((entry) => entry.isIntersecting) && drawMore(ROWS_AT_ONCE);
+  const observer = new IntersectionObserver(look, { rootMargin: "800px" });
+  const show = (items, emptyText) => {
+    const count = Math.max(ROWS_AT_ONCE, body.rows.length);
+    rest = items;
+    body.replaceChildren(sentinel);
+    drawMore(count);
+    if (!items.length) body.append(h("tr", null, h("td", { class: "empty", colSpan: 20 }, emptyText)));
+  };
+  return { ...table, show, close: () => observer.disconnect() };
 }
 
 /** Return a row of a table. The first link in it is what the keys j, k and Enter use. */

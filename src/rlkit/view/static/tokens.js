@@ -1,7 +1,7 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible,
-  replace } from "rlkit/ui";
+import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace,
+  swatch } from "rlkit/ui";
 
 const IMAGE = -1; // the id of a place of an image
 const [CHUNK_TOKENS, MAX_CHUNK_TOKENS] = [300, 1200];
@@ -203,9 +203,9 @@ const signedClass = (value, bucket) => bucket === 0 ? "zero" : `${value < 0 ? "n
 
 const countReached = (value, bounds) => bounds.filter((bound) => Math.abs(value) >= bound).length;
 
-const drawKey = (kind, label) => h("span", { class: "key" }, h("i", { class: `swatch ${kind}` }), label);
+const drawKey = (kind, label) => h("span", { class: "key" }, swatch(null, kind), label);
 
 function drawScale(kinds, low, high) {
-  const steps = kinds.map((kind) => h("i", { class: `swatch ${kind}` }));
+  const steps = kinds.map((kind) => swatch(null, kind));
   return h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, steps), high);
 }

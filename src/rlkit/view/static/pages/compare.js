@@ -3,7 +3,8 @@ import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import { apiPath, emptyNote, errorBlock, h, makeHash, makeTable, replace, section, splitIds, textLine } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, h, makeHash, makeTable, replace, section, splitIds, swatch,
+  textLine } from "rlkit/ui";
 
 /** Show a comparison of runs. */
 export async function showCompare([, list], query) {
@@ -13,8 +14,7 @@ export async function showCompare([, list], query) {
   if (!sources.length) throw results[0].reason;
   const failures = results.flatMap(({ reason }) => (reason ? errorBlock(reason.message) : []));
   const summary = h("div");
-  const drawSwatch = (index) => h("i", { class: "swatch", style: { background: `var(--${runColour(index)})` } });
-  const drawRow = ({ run }, index) => drawRun({ ...run, name: run.id }, drawSwatch(index));
+  const drawRow = ({ run }, index) => drawRun({ ...run, name: run.id }, swatch(runColour(index)));
   const drawSummary = () => replace(summary, makeTable("Runs", HEADS, sources.map(drawRow)).node);
   drawSummary();
   const curves = drawCurves(sources, query);

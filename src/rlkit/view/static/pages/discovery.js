@@ -41,7 +41,7 @@ function drawProgress({ records, sign, symbol }, lastStep) {
   }
   if (!bests.size) return null;
   if (lastStep > datedRecords.at(-1).step) bests.set(lastStep, sign * best);
-  const series = [{ label: "", colour: "c0", values: [...bests.values()], isStepped: true }];
+  const series = [{ label: "", colour: "var(--c0)", values: [...bests.values()], isStepped: true }];
   return drawChart({ title: `${symbol}, record by step`, x: [...bests.keys()], series, height: 180, digits: DIGITS });
 }
 

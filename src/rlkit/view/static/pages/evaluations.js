@@ -3,7 +3,7 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { intervalBar } from "rlkit/plots";
-import { apiPath, choiceControl, emptyNote, field, formatReward, growRows, h, isKnown, keepFocus, makeHash, makeRow,
+import { apiPath, choiceControl, emptyNote, field, formatReward, h, isKnown, keepFocus, makeHash, makeList, makeRow,
   makeRunView, makeTable, plural, replace, replaceOptions, rewardClass, section, selectBox, setQuery, textControl,
   textLine } from "rlkit/ui";
 
@@ -75,7 +75,7 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const column = (key) => rows.map((row) => row[key]);
   const interval = { label: "mean, 95 % interval", low: column("low"), high: column("high") };
   const hasInterval = interval.low.some(isKnown);
-  const series = [{ label: "mean", colour: "c0", values: column("mean"), ...(hasInterval && interval) }];
+  const series = [{ label: "mean", colour: "var(--c0)", values: column("mean"), ...(hasInterval && interval) }];
   const onStep = (at) => setQuery({ at });
   const chart = drawChart({ title: metric, x: column("step"), height: 200, onStep, series });
   const table = drawTasks(run, env, tasks, column("step"), query);
@@ -106,20 +106,18 @@ function drawTasks(run, env, tasks, steps, query) {
     return { id: task.id, change: task.last - task.first, means: steps.map((step) => means.get(step) ?? null) };
   });
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
-  const table = makeTable(`Tasks of ${env}`, ["Task", ...steps.map((step) => [String(step), "cell"])]);
-  table.node.classList.add("matrix");
   const drawTask = ({ id, means }) => makeRow([
     h("a", { class: "row-link", href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),
     ...means.map((mean) =>
       [h("span", { class: `chip ${rewardClass(mean, range)}` }, isKnown(mean) && formatReward(mean)), "cell"]),
   ]);
-  let stop = () => {};
+  const list = makeList(`Tasks of ${env}`, ["Task", ...steps.map((step) => [String(step), "cell"])], drawTask);
+  list.node.classList.add("matrix");
   const filter = ({ q = "", order }) => {
-    stop();
     const matches = all.filter(({ id }) => id.toLowerCase().includes(q.toLowerCase()));
     if (order) matches.sort((a, b) => (order === "worse" ? a.change - b.change : b.change - a.change));
-    stop = growRows(table.body, matches, drawTask, "No task matches.");
+    list.show(matches, "No task matches.");
   };
   filter(query);
-  return { node: table.node, filter, close: () => stop() };
+  return { ...list, filter };
 }

@@ -1,7 +1,7 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
-import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, growRows, h, isKnown, joinIds,
-  keepFocus, makeHash, makeRow, makeTable, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinIds, keepFocus,
+  makeHash, makeList, makeRow, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
   wordMatcher } from "rlkit/ui";
 
 /** Heads of a table of runs. */
@@ -12,9 +12,7 @@ const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "
 /** Show all runs of the folder. */
 export async function showRuns(_parts, query) {
   let { folder, runs } = await load("runs");
-  let stop = () => {};
   const selected = new Set(splitIds(query.select ?? ""));
-  const table = makeTable("Runs", HEADS);
   const summary = h("p", { class: "lead", role: "status" });
   const selection = h("div", { class: "selection" });
   const select = (run, isSelected) => {
@@ -26,15 +24,14 @@ export async function showRuns(_parts, query) {
     type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${run.id}`,
     onchange: ({ target }) => select(run, target.checked),
   });
+  const list = makeList("Runs", HEADS, (run) => drawRun(run, drawBox(run)));
   const draw = () => {
-    stop();
     const isMatch = wordMatcher(query.q);
     const chosen = sortRuns(runs.filter((run) => isMatch(describeRun(run))), query.sort);
     const live = runs.filter((run) => run.live).length;
     const count = `${plural(chosen.length, "run")}${live ? `, ${live} live` : ""}`;
     replace(summary, h("span", { class: "mono" }, textLine(folder)), ` · ${count}`);
-    const emptyText = runs.length ? "No run matches." : "No runs in this folder yet.";
-    stop = growRows(table.body, chosen, (run) => drawRun(run, drawBox(run)), emptyText);
+    list.show(chosen, runs.length ? "No run matches." : "No runs in this folder yet.");
   };
   draw();
   drawSelection(selection, selected);
@@ -42,14 +39,14 @@ export async function showRuns(_parts, query) {
     textControl("Search", "q", query, { placeholder: "name, model, tag, status" }),
     choiceControl("Sort", "sort", SORTS, query));
   const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Runs"), summary), toolbar);
-  const node = h("div", { class: "page" }, head, table.node);
+  const node = h("div", { class: "page" }, head, list.node);
   const requery = (changed) => {
     const isNew = changed.q !== query.q || changed.sort !== query.sort;
     query = changed;
     if (isNew) draw();
   };
-  const refresh = (data) => (({ folder, runs } = data), keepFocus(table.body, draw));
-  return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery, close: () => stop() };
+  const refresh = (data) => (({ folder, runs } = data), keepFocus(list.body, draw));
+  return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery, close: list.close };
 }
 
 const describeRun = ({ name, id, model, status, kind, reason, envs, tags }) =>

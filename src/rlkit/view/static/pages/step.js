@@ -1,8 +1,8 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 import { isExport, load } from "rlkit/api";
-import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, growRows, h, isKnown,
-  keepFocus, makeHash, makeRow, makeRunView, makeTable, meanReward, navigate, plural, replace, replaceOptions,
-  rewardChip, rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, keepFocus,
+  makeHash, makeList, makeRow, makeRunView, meanReward, navigate, plural, replace, replaceOptions, rewardChip,
+  rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
@@ -23,11 +23,11 @@ export async function showStep([, id, kind, step], query) {
   const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step)];
   const [run, { groups }] = await Promise.all([load(runPath), load(path)]);
   const at = (...parts) => makeHash(["run", id, kind, ...parts.map(String)]);
-  const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts), stop: () => {} };
-  const table = makeTable(`Groups of ${kind} ${step}`, HEADS);
+  const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts) };
+  const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
   const summary = h("p", { class: "lead", role: "status" });
   const picker = selectBox([], step, (number) => navigate(at(number)));
-  const draw = () => drawGroups(state, table.body, summary);
+  const draw = () => drawGroups(state, list, summary);
   const search = async ({ text }) => {
     const { matches } = text && !isExport ? await load(`${path}/search?q=${encodeURIComponent(text)}`) : {};
     if (text === state.query.text) state.matches = matches && Map.groupBy(matches, ([position]) => position);
@@ -51,7 +51,7 @@ export async function showStep([, id, kind, step], query) {
     const latest = await load(path);
     if (latest.groups === state.groups) return;
     state.groups = latest.groups;
-    keepFocus(table.body, draw);
+    keepFocus(list.body, draw);
   };
   if (query.text) await search(query);
   draw();
@@ -59,8 +59,8 @@ export async function showStep([, id, kind, step], query) {
   const title = h("div", null, h("h1", null, place[0]), summary);
   const head = h("div", { class: "page-head" }, title, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
-  const content = [head, drawFilters(groups, query), table.node, h("p", { class: "chips" }, legend)];
-  const others = { refresh, requery, close: () => state.stop() };
+  const content = [head, drawFilters(groups, query), list.node, h("p", { class: "chips" }, legend)];
+  const others = { refresh, requery, close: list.close };
   const view = makeRunView(run, kind, [place], content, others);
   showSteps(run);
   return view;
@@ -103,8 +103,7 @@ function filterGroups({ groups, query, matches }) {
     && (!matches || matches.has(group.position)) && group.members.some(matchesMember));
 }
 
-function drawGroups(state, body, summary) {
-  state.stop();
+function drawGroups(state, list, summary) {
   const [, , key] = SORTS.find(([name]) => name === state.query.sort) ?? SORTS[0];
   const groups = filterGroups(state).sort((a, b) => key(a) - key(b));
   const total = groups.length === state.groups.length ? "" : ` of ${state.groups.length}`;
@@ -112,11 +111,11 @@ function drawGroups(state, body, summary) {
   const taught = state.kind === "step" ? `, ${groups.filter((group) => group.taught).length} taught` : "";
   const mixed = groups.filter(isMixed).length;
   replace(summary, `${plural(groups.length, "group")}${total}, ${episodes} · ${mixed} mixed${taught}`);
-  const range = rewardRange(state.groups.flatMap(({ members }) => members));
-  state.stop = growRows(body, groups, (group) => drawGroup(state, group, range), "No group matches.");
+  state.range = rewardRange(state.groups.flatMap(({ members }) => members));
+  list.show(groups, "No group matches.");
 }
 
-function drawGroup({ kind, at, query, matches }, group, range) {
+function drawGroup({ kind, at, query, matches, range }, group) {
   const { position, env, task, members, failed_attempts: retries } = group;
   const matchesMember = memberMatcher(query);
   const chips = members.map((member) => {

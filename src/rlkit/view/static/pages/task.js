@@ -4,7 +4,8 @@ import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
 import { apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, keepFocus, makeHash,
-  makeRow, makeRunView, makeTable, meanReward, plural, replace, rewardChip, rewardRange, textLine } from "rlkit/ui";
+  makeRow, makeRunView, makeTable, meanReward, plural, replace, rewardChip, rewardRange, swatch,
+  textLine } from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
 export async function showTask([, id, , env, taskId], query) {
@@ -82,10 +83,9 @@ function drawSide({ run, task }, colour) {
   const solved = task.steps.find(({ step, members }) => step === task.solvedStep && members.some(isSolved));
   const range = rewardRange(membersOf(task));
   const rows = task.steps.map((entry) => drawEntry(run.id, entry, range, entry === solved));
-  const swatch = h("i", { class: "swatch", style: { background: `var(--${colour})` } });
   const name = h("a", { href: makeHash(["run", run.id]) }, textLine(run.name));
   return h("section", { "aria-label": `Episodes of ${run.name}` },
-    colour && h("h2", null, swatch, " ", name, " ", h("span", { class: "muted" }, textLine(run.model ?? ""))),
+    colour && h("h2", null, swatch(colour), " ", name, " ", h("span", { class: "muted" }, textLine(run.model ?? ""))),
     h("p", { class: "lead" }, plural(task.episodes, "episode"), " · ", describeSolution(solved)),
     makeTable(`Episodes of ${run.name} by step`, ["When", "Rewards", ["Mean", "num"], ""], rows).node);
 }

@@ -1,8 +1,8 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 import { load } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
-import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, growRows, h, isKnown, keepFocus,
-  makeHash, makeRow, makeRunView, makeTable, meanOf, plural, replace, textControl, textLine } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, keepFocus, makeHash,
+  makeList, makeRow, makeRunView, meanOf, plural, replace, textControl, textLine } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
@@ -16,17 +16,15 @@ export async function showTasks([, id], query) {
   const path = apiPath("run", id, "tasks");
   const [run, first] = await Promise.all([load(apiPath("run", id)), load(path)]);
   let [data, tasks] = [first, summariseTasks(first)];
-  const table = makeTable("Tasks", HEADS);
+  const list = makeList("Tasks", HEADS, (task) => drawTask(id, task));
   const summary = h("p", { class: "lead", role: "status" });
-  let stop = () => {};
   const draw = () => {
     const { q = "", env = "", unsolved, sort } = query;
-    stop();
     const chosen = tasks.filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
       && `${task.env} ${task.id}`.toLowerCase().includes(q.toLowerCase()));
     const solved = chosen.filter(({ solvedStep }) => isKnown(solvedStep)).length;
     replace(summary, `${plural(chosen.length, "task")}, ${solved} solved at least once`);
-    stop = growRows(table.body, sortTasks(chosen, sort), (task) => drawTask(id, task), "No task matches.");
+    list.show(sortTasks(chosen, sort), "No task matches.");
   };
   draw();
   const requery = (changed) => ((query = changed), draw());
@@ -34,14 +32,14 @@ export async function showTasks([, id], query) {
     const latest = await load(path);
     if (latest === data) return;
     [data, tasks] = [latest, summariseTasks(latest)];
-    keepFocus(table.body, draw);
+    keepFocus(list.body, draw);
   };
   const toolbar = h("div", { class: "toolbar" },
     textControl("Search", "q", query), envControl(tasks, query), choiceControl("Sort", "sort", SORTS, query),
     checkControl("Never solved", "unsolved", query));
   const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary), toolbar);
-  const others = { refresh, requery, close: () => stop() };
-  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, table.node], others);
+  const others = { refresh, requery, close: list.close };
+  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, list.node], others);
 }
 
 /** Return the tasks of records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
