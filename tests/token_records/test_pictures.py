@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import rlkit
+from rlkit._util.threads import run
+from rlkit.env import Task
+from rlkit.policy import Limits, Samplers
+from rlkit.rollout.runner import LocalRunner, Rollout
+from rlkit.rollout.settings import EnvSettings
 from rlkit.store.history import load_history
-from rlkit.token_records.pictures import add_picture, copy_view_scripts
-from rlkit.types import Episode
+from rlkit.testing import ScriptedPolicy
+from rlkit.token_records.pictures import add_picture, copy_view_scripts, has_picture
+from rlkit.types import Episode, Sampling
 from tests.builders import episode
 from tests.simulation import Simulation, Word
 
@@ -78,10 +86,41 @@ def test_a_picture_that_fails_says_why(picture: object, reason: str) -> None:
     assert "Drawn.render failed" in str(drawn.info["view"])
 
 
-@pytest.mark.parametrize("env", [Word(1), Silent(1)])
-def test_an_environment_need_not_draw(env: rlkit.Env) -> None:
+def test_an_environment_need_not_draw() -> None:
     played = episode(0.5)
-    assert add_picture(env, played) is played
+    assert not has_picture(Word(1))
+    assert has_picture(Silent(1))
+    assert add_picture(Silent(1), played) is played
+
+
+def test_a_picture_is_drawn_in_a_thread_within_the_time_limit() -> None:
+    threads, is_over = set[threading.Thread](), threading.Event()
+
+    class Slow(rlkit.Env):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            return 1.0
+
+        def render(self, episode: Episode) -> str:
+            threads.add(threading.current_thread())
+            is_over.wait(60)
+            return "late"
+
+    async def play() -> Episode:
+        settings = EnvSettings(1, Sampling(max_tokens=8), 0.2, 0, Limits())
+        runner = LocalRunner(None, lambda sampling, limits: ScriptedPolicy([]))
+        rollout = Rollout(0, settings, 0, 0, 0, "train")
+        return await runner.play(Task(0, "words", Slow()), rollout, Samplers(refuse, refuse))
+
+    def refuse() -> NoReturn:
+        raise AssertionError
+
+    try:
+        played = run(play())
+    finally:
+        is_over.set()
+    assert threads and threading.main_thread() not in threads
+    assert "Slow.render failed: the picture took longer than 0.2 s (timeout_s)" in str(played.info["view"])
+    assert played.reward == 1.0
 
 
 def test_a_script_beside_the_environment_is_copied(tmp_path: Path, own: type[Word]) -> None:

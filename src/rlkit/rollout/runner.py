@@ -27,7 +27,7 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.settings import EnvSettings
 from rlkit.rollout.task_guard import EnvironmentExit, guard_tasks, stop
 from rlkit.rollout.validation import as_outcome, as_scores
-from rlkit.token_records.pictures import add_picture
+from rlkit.token_records.pictures import add_picture, add_reason, has_picture
 from rlkit.types import Episode, Outcome, Sampling
 
 type GroupScores = tuple[list[float] | None, str | None]
@@ -106,7 +106,11 @@ class LocalRunner(RolloutRunner):
         scored = (outcome.reward, outcome.metrics, outcome.info)
         rewards, masked = outcome.rewards, outcome.masked
         episode = Episode(member, attempt, policy.turns, status, *scored, seconds, masked=masked, rewards=rewards)
-        return add_picture(task.env, episode)
+        if not has_picture(task.env):
+            return episode
+        drawing = asyncio.to_thread(add_picture, task.env, episode)
+        drawn, reason = await _guard(drawing, "the picture", Stopwatch(task.name), settings.timeout_s)
+        return drawn or add_reason(task.env, episode, str(reason))
 
     async def score(  # noqa: D102  inherited
         self, task: Task, episodes: Sequence[Episode], *, timeout_s: float

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,14 @@ VIEW_SCRIPT = "view.js"
 _HTML_BYTES = 1 << 20
 
 
+def has_picture(env: Env) -> bool:
+    """Return whether an environment has a method `render`."""
+    return callable(getattr(env, "render", None))
+
+
 def add_picture(env: Env, episode: Episode) -> Episode:
-    """Return an episode with the HTML of the method `render` of its environment, if there is one, in its info."""
-    render: object = getattr(env, "render", None)
-    if not callable(render):
-        return episode
+    """Return an episode with the HTML of the method `render` of its environment in its info."""
+    render: Callable[[Episode], object] = getattr(env, "render")  # noqa: B009  the class of all environments has none
     try:
         picture = render(episode)
         if picture is None:
@@ -36,9 +39,14 @@ def add_picture(env: Env, episode: Episode) -> Episode:
         if len(picture.encode()) > _HTML_BYTES:
             raise ValueError(f"it returned more than {_HTML_BYTES:,} bytes")
     except (Exception, SystemExit) as error:  # the user's code may raise anything, and the episode counts nevertheless
-        reason = f"{type(env).__name__}.render failed: {type(error).__name__}: {safe_str(error)}"
-        picture = f"<p>{html.escape(reason)}</p>"
+        return add_reason(env, episode, f"{type(error).__name__}: {safe_str(error)}")
     return replace(episode, info={**episode.info, "view": {"html": picture}})
+
+
+def add_reason(env: Env, episode: Episode, reason: str) -> Episode:
+    """Return an episode with the reason why it has no picture."""
+    text = html.escape(f"{type(env).__name__}.render failed: {reason}")
+    return replace(episode, info={**episode.info, "view": {"html": f"<p>{text}</p>"}})
 
 
 def copy_view_scripts(tasks: Mapping[str, TaskSource | Iterable[Env]], folder: Path) -> None:
