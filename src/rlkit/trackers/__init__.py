@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlkit.cost.budget import Spending
     from rlkit.cost.estimate import Estimate
     from rlkit.types import Checkpoint
-    from rlkit.view.notebook import RunView
+    from rlkit.view.server import RunView
 
 CALL_S = 0.5  # seconds that a run waits for one call of a tracker before it continues
 MAX_WAITING_CALLS = 10_000
@@ -118,7 +118,7 @@ class RunResult:
 
     def view(self) -> RunView:
         """Return the run's page, served by this process; a notebook shows it."""
-        from rlkit.view.notebook import view_run
+        from rlkit.view.server import view_run
 
         return view_run(self.directory)
 

@@ -14,8 +14,7 @@ from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import UsageError
 from rlkit.view.discovery import list_searches
 from rlkit.view.library import Library, report_damage
-from rlkit.view.records import RecordReader
-from rlkit.view.records.reader import Row
+from rlkit.view.records.reader import RecordReader, Row
 from rlkit.view.run_reader import RunReader
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.run_config import find_run, is_run_directory
 from rlkit.errors import RlkitError, UsageError
-from rlkit.view.records import RecordReader, find_reader
+from rlkit.view.records.cookbook import CookbookReader
+from rlkit.view.records.inspect import InspectReader
+from rlkit.view.records.reader import RecordReader, Row
+from rlkit.view.records.verifiers import VerifiersReader
 from rlkit.view.run_reader import RunReader
-from rlkit.view.tables import Row
 
 _GROWING = ("run.json", "metrics.jsonl", "usage.json", "results.jsonl", "traces.jsonl")
 """Files that change when a run, or a record of another tool, has more to show."""
@@ -101,19 +103,28 @@ def report_damage(path: Path) -> Generator[None]:
         raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _find_reader(path: Path) -> RecordReader | None:
-    return RunReader(path) if is_run_directory(path) else find_reader(path)
+def find_reader(path: Path) -> RecordReader | None:
+    """Return the reader for a run, or for the records of another tool; None if there is neither."""
+    if is_run_directory(path):
+        return RunReader(path)
+    if path.suffix == ".eval" and path.is_file():
+        return InspectReader(path)
+    names = ("traces.jsonl", "results.jsonl", "metadata.json", "metrics.jsonl", "config.json")
+    files = {name for name in names if (path / name).is_file()}
+    if "traces.jsonl" in files or {"results.jsonl", "metadata.json"} <= files:
+        return VerifiersReader(path)
+    return CookbookReader(path) if {"metrics.jsonl", "config.json"} <= files else None
 
 
 def _make_reader(path: Path) -> RecordReader:
-    if (reader := _find_reader(path)) is None:
+    if (reader := find_reader(path)) is None:
         raise UsageError(f"{path} holds no run")
     return reader
 
 
 def _list_runs(place: Path) -> Iterator[Path]:
     """Yield a place that can be shown, or what can be shown in a folder, by name."""
-    if _find_reader(place):
+    if find_reader(place):
         yield place
     elif place.is_dir():
-        yield from (path for path in sorted(place.iterdir()) if path.name[0] != "." and _find_reader(path))
+        yield from (path for path in sorted(place.iterdir()) if path.name[0] != "." and find_reader(path))

@@ -10,13 +10,17 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import html
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from rlkit.errors import RlkitError, UsageError
 from rlkit.view.api import respond
@@ -142,3 +146,26 @@ class ViewServer:
     def stop(self) -> None:
         """End `run`; may be called from any thread."""
         self._server.should_exit = True
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The page of a run; a notebook shows it in a frame."""
+
+    link: str
+
+    def __str__(self) -> str:
+        return self.link
+
+    def _repr_html_(self) -> str:
+        link = html.escape(self.link)
+        frame = f'<iframe src="{link}" width="100%" height="720" style="border: 1px solid #8884"></iframe>'
+        return f'<p><a href="{link}" target="_blank">{link}</a></p>{frame}'
+
+
+@cache
+def view_run(directory: Path) -> RunView:
+    """Serve the page of a run in the background of this process, and return its view."""
+    server = ViewServer(Library([directory]), frame_ancestors="http://localhost:* http://127.0.0.1:*")
+    threading.Thread(target=server.run, name="rlkit_view", daemon=True).start()
+    return RunView(f"{server.link}#/run/{quote(directory.name, safe='')}")

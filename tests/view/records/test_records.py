@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from rlkit.errors import UsageError
 from rlkit.metrics.intervals import estimate_mean
 from rlkit.view.api import respond
-from rlkit.view.library import Library
-from rlkit.view.records import RecordReader, find_reader
-from rlkit.view.records.reader import Place, Step
+from rlkit.view.library import Library, find_reader
+from rlkit.view.records.reader import Place, RecordReader, Step
+from rlkit.view.run_reader import RunReader
 from tests.view.records.cookbook_run import QUESTION, write_run
 
 DATA = Path(__file__).parents[2] / "data" / "view"
@@ -354,10 +354,9 @@ def test_results_that_are_still_empty_are_a_run_without_episodes(tmp_path: Path)
 
 
 def test_other_paths_have_no_reader(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")  # a run of rlkit
-    (tmp_path / "metrics.jsonl").write_text("")
-    (tmp_path / "config.json").write_text("{}")
-    assert find_reader(tmp_path) is None
+    for name in ("run.json", "metrics.jsonl", "config.json"):
+        (tmp_path / name).write_text("{}")
+    assert isinstance(find_reader(tmp_path), RunReader)
     assert find_reader(tmp_path / "missing.eval") is None
     assert find_reader(tmp_path / "run.json") is None
 

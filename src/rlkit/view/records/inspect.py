@@ -6,29 +6,24 @@ Invariant: no entry is unpacked past `ENTRY_MAX_BYTES`, and a list of samples is
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
-from io import BytesIO
 from statistics import fmean
 from typing import Any, override
-from zipfile import BadZipFile, ZipFile
 
 from pydantic_core import from_json
-from zstandard import ZstdDecompressor, ZstdError
 
 from rlkit._util.files.json_fields import pick, pick_list, pick_object, pick_rows
+from rlkit._util.files.zip_entries import list_entries, read_entry
 from rlkit._util.json_values import map_text
 from rlkit.errors import UsageError
 from rlkit.view.records.reader import LogGroup, LogReader, Row, Step
 from rlkit.view.records.rows import list_settings, make_member, make_message, split_turns
 
 ENTRY_MAX_BYTES = 1 << 28
-_ZSTANDARD = 93  # compression method that zipfile does not support before Python 3.14
 _SCORES = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
 _STATUSES = {"success": "completed", "cancelled": "interrupted", "error": "failed"}
-_FAULTS = (OSError, EOFError, KeyError, ValueError, OverflowError, RuntimeError, BadZipFile, zlib.error, ZstdError)
 
 
 class InspectReader(LogReader):
@@ -38,32 +33,15 @@ class InspectReader(LogReader):
 
     def _read(self, name: str) -> Any:
         try:
-            return from_json(self._unpack(name))
-        except _FAULTS as error:
+            return from_json(read_entry(self.path, name, max_bytes=ENTRY_MAX_BYTES))
+        except ValueError as error:
             raise UsageError(f"{self.path} is damaged: {name}: {error}") from error
-
-    def _unpack(self, name: str) -> bytes:
-        with self.path.open("rb") as file, ZipFile(file) as archive:
-            entry = archive.getinfo(name)
-            if entry.compress_type == _ZSTANDARD:
-                file.seek(entry.header_offset + 26)
-                lengths = file.read(4)  # of the name and of the extra field, which precede the data
-                file.seek(int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little"), 1)
-                packed = BytesIO(file.read(entry.compress_size))
-                unpacked = ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-            else:
-                unpacked = archive.open(entry)
-            data = unpacked.read(ENTRY_MAX_BYTES + 1)
-        if len(data) > ENTRY_MAX_BYTES:
-            raise ValueError(f"it has more than {ENTRY_MAX_BYTES:,} bytes")
-        return data
 
     @cached_property
     def _names(self) -> set[str]:
         try:
-            with ZipFile(self.path) as archive:
-                return set(archive.namelist())
-        except _FAULTS as error:
+            return list_entries(self.path)
+        except ValueError as error:
             raise UsageError(f"{self.path} is damaged: {error}") from error
 
     @cached_property
