@@ -13,14 +13,14 @@ const STEP_INTERVALS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000,
  * Draw a chart and return {node, close}.
  * chart: title, x (steps), series, guides: [number], markers: [{step, last}], isLog, onStep(step), height, digits.
  * series: [{label, values, colour, low?, high?, raw?, parts?, area?, isStepped?, kind?, dash?}]; `raw` are values
- * before smoothing, `parts` before stacking, `area` is the colour below. Series of one label share an entry of the legend;
- * `kind` tells them apart.
+ * before smoothing, `parts` before stacking, `area` is the colour below. Series of one label share an entry of the
+ * legend; `kind` tells them apart.
  */
 export function drawChart(chart) {
-  const legend = h("div", { class: "legend" });
-  const host = h("div", { class: "plot", role: "img", "aria-label": describeChart(chart) });
-  const title = h("span", { class: "chart-title" }, textLine(chart.title));
-  const node = h("figure", { class: "chart" }, h("figcaption", null, title, legend), host);
+  const legend = h("div.legend");
+  const host = h("div.plot", { role: "img", "aria-label": describeChart(chart) });
+  const title = h("span.chart-title", textLine(chart.title));
+  const node = h("figure.chart", h("figcaption", title, legend), host);
   const showLegend = (index) => replace(legend, drawLegend(chart, index));
   let plot = null;
   const redraw = () => {
@@ -58,15 +58,15 @@ function drawLegend({ series, x, digits }, index) {
       return formatNumber(numbers[index ?? numbers.findLastIndex(isKnown)], digits);
     });
     const name = label && textLine(label, 60);
-    return h("span", { class: "key" }, swatch(curves[0].colour), name, h("b", null, values.join(" · ")));
+    return h("span.key", swatch(curves[0].colour), name, h("b", values.join(" · ")));
   });
   const kinds = new Map(series.filter(({ kind }) => kind).map(({ kind, dash }) => [kind, dash]));
   const styles = [...kinds].map(([kind, dash]) => {
     const line = svg("path", { d: "M0 5h22", stroke: "currentColor", "stroke-dasharray": dash.join(" ") });
     const sample = svg("svg", { width: 22, height: 10, "aria-hidden": "true" }, line);
-    return h("span", { class: "key" }, sample, textLine(kind, 60));
+    return h("span.key", sample, textLine(kind, 60));
   });
-  return [entries, kinds.size > 1 && styles, index !== null && h("span", { class: "key" }, `@${x[index]}`)];
+  return [entries, kinds.size > 1 && styles, index !== null && h("span.key", `@${x[index]}`)];
 }
 
 function makeSeries({ x, series }) {

@@ -10,7 +10,7 @@ const IMAGE_DATA = /^data:image\/(png|jpeg|gif|webp|bmp|svg\+xml)[;,]/;
  * replies: by turn, the [text, isForced] runs of its reply if a part was forced; limit: characters shown at first.
  */
 export const drawMessages = (messages, { replies = {}, limit } = {}) =>
-  h("div", { class: "messages" }, messages.map((message) => drawMessage(message, replies[message.turn], limit)));
+  h("div.messages", messages.map((message) => drawMessage(message, replies[message.turn], limit)));
 
 function drawMessage(message, runs, limit) {
   const { role, name, branch, thinking, content, tool_calls: calls = [], tool_call_id: callId } = message;
@@ -19,17 +19,16 @@ function drawMessage(message, runs, limit) {
   const title = thinking && `Thinking · ${thinking.length.toLocaleString("en")} characters`;
   const kind = `message role-${ROLES.includes(role) ? role : "other"}`;
   return h("article", { class: kind, dataset: { row: "" }, tabIndex: -1 },
-    h("header", null, h("span", { class: "role" }, textLine(role, 40)),
-      [name, branch].map((text) => text && h("span", { class: "tag" }, textLine(text, 60))), callId && drawId(callId)),
+    h("header", h("span.role", textLine(role, 40)),
+      [name, branch].map((text) => text && h("span.tag", textLine(text, 60))), callId && drawId(callId)),
     thinking && fold(title, drawText(thinking), { kind: "thinking" }),
     typeof content === "string" ? content && drawText(content) : content?.map(drawPart),
-    calls.map((call) => h("div", { class: "call" },
-      h("header", null, h("span", { class: "role" }, "call"), h("b", { class: "mono" }, textLine(call.name, 80)),
-        call.id && drawId(call.id)),
+    calls.map((call) => h("div.call",
+      h("header", h("span.role", "call"), h("b.mono", textLine(call.name, 80)), call.id && drawId(call.id)),
       textBlock(argumentsText(call), "code", limit))));
 }
 
-const drawId = (id) => h("span", { class: "muted mono" }, textLine(id, 40));
+const drawId = (id) => h("span.muted.mono", textLine(id, 40));
 
 /** Return a function that draws texts of a message, in their order, with what was forced of its reply marked. */
 function makeTextDrawer(runs = [], limit = undefined) {
@@ -39,8 +38,8 @@ function makeTextDrawer(runs = [], limit = undefined) {
     const start = runs.length > 0 && text.length <= MARKED_CHARS ? reply.indexOf(text, end) : -1;
     if (start < 0) return textBlock(text, "prose", limit);
     end = start + text.length;
-    return h("div", { class: "text prose", dir: "auto" }, cutRuns(runs, start, end).map(([part, isForced]) =>
-      isForced ? h("mark", { class: "forced", title: "forced: not sampled by the model" }, part) : part));
+    return h("div.text.prose", { dir: "auto" }, cutRuns(runs, start, end).map(([part, isForced]) =>
+      isForced ? h("mark.forced", { title: "forced: not sampled by the model" }, part) : part));
   };
 }
 
@@ -64,6 +63,6 @@ export const messagesText = (messages) => messages.map(({ thinking, content, too
 
 /** Draw an image from a data URI; anything else is shown as text, because the page loads nothing from elsewhere. */
 export function drawImage(source) {
-  if (!IMAGE_DATA.test(source ?? "")) return h("p", { class: "muted" }, "image: ", textLine(source, 80));
-  return h("img", { class: "picture", src: source, alt: "image in the conversation", loading: "lazy" });
+  if (!IMAGE_DATA.test(source ?? "")) return h("p.muted", "image: ", textLine(source, 80));
+  return h("img.picture", { src: source, alt: "image in the conversation", loading: "lazy" });
 }

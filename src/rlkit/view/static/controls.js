@@ -8,7 +8,7 @@ let fields = 0;
 /** Return a control with its label. */
 export function field(label, control) {
   control.id = `field-${++fields}`;
-  return h("div", { class: "field" }, h("label", { htmlFor: control.id }, label), control);
+  return h("div.field", h("label", { htmlFor: control.id }, label), control);
 }
 
 /** Return a field for text, or of another `type` such as number or range. */
@@ -21,7 +21,7 @@ export function textControl(label, key, query, props = {}) {
 export function checkControl(label, key, query) {
   const onchange = (event) => setQuery({ [key]: event.target.checked });
   const box = h("input", { type: "checkbox", checked: Boolean(query[key]), onchange });
-  return h("label", { class: "field check" }, box, h("span", null, label));
+  return h("label.field.check", box, h("span", label));
 }
 
 /** Return a choice between options [value, label]; the empty value is the default. */

@@ -13,8 +13,8 @@ const DASHES = [[], [7, 4], [2, 3]]; // of the series of a panel, if the colours
  * sources: [{run, metrics}] with `metrics` as the API returns them; several are overlaid.
  */
 export function drawCurves(sources, query) {
-  const grid = h("div", { class: "chart-grid" });
-  const controls = h("div", { class: "toolbar" });
+  const grid = h("div.chart-grid");
+  const controls = h("div.toolbar");
   let charts = [];
   const close = () => charts.forEach((chart) => chart.close());
   const draw = () => {
@@ -26,7 +26,7 @@ export function drawCurves(sources, query) {
   drawControls();
   draw();
   return {
-    node: h("div", null, controls, grid),
+    node: h("div", controls, grid),
     requery(changed) {
       const isNew = ["env", "smooth", "log", "m"].some((key) => changed[key] !== query[key]);
       query = changed;
@@ -65,7 +65,7 @@ function listControls(metrics, query) {
 }
 
 function metricSearch(names, query) {
-  const list = h("div", { class: "matches", hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
+  const list = h("div.matches", { hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
   const chosen = new Set(chosenMetrics(query));
   const choose = (name, isChosen) => {
     chosen[isChosen ? "add" : "delete"](name);
@@ -73,7 +73,7 @@ function metricSearch(names, query) {
   };
   const drawMatch = (name) => {
     const onchange = ({ target }) => choose(name, target.checked);
-    return h("label", null, h("input", { type: "checkbox", checked: chosen.has(name), onchange }), textLine(name));
+    return h("label", h("input", { type: "checkbox", checked: chosen.has(name), onchange }), textLine(name));
   };
   const oninput = ({ target }) => {
     const matches = names.filter(wordMatcher(target.value));
@@ -87,7 +87,7 @@ function metricSearch(names, query) {
   const onfocusout = (event) => event.currentTarget.contains(event.relatedTarget) || (list.hidden = true);
   const help = h("span", { id: "metric-help", class: "hidden" }, "Chosen metrics are drawn first.");
   const search = field("Metric", h("input", props));
-  return h("div", { class: "metric-search", onkeydown, onfocusout }, search, list, help);
+  return h("div.metric-search", { onkeydown, onfocusout }, search, list, help);
 }
 
 function drawPanel(panel, sources, query) {

@@ -26,16 +26,21 @@ const markCharacter = (char) => `‹U+${char.codePointAt(0).toString(16).toUpper
 
 /**
  * Return an element.
- * props: `class`, `style` (an object, set through the CSSOM), `dataset`, `on…` handlers, DOM properties
- * or attributes. children: nodes, strings, numbers, arrays of these; null, undefined and false are ignored.
+ * name: tag and classes, such as `p.lead`. content: props, if the first is a plain object, and children: nodes,
+ * strings, numbers, arrays of these; null, undefined and false are ignored. props: `class`, `style` (an object, set
+ * through the CSSOM), `dataset`, `on…` handlers, DOM properties or attributes.
  */
-export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+export const h = (name, ...content) => build(name, content, (tag) => document.createElement(tag));
 
 /** Return an SVG element; arguments as for `h`. */
-export const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
+export const svg = (name, ...content) => build(name, content, (tag) => document.createElementNS(SVG, tag));
 
-function fill(node, props, children) {
-  for (const [name, value] of Object.entries(props ?? {})) setProp(node, name, value);
+function build(name, content, create) {
+  const [tag, ...classes] = name.split(".");
+  const node = create(tag);
+  const [props, children] = content[0]?.constructor === Object ? [content[0], content.slice(1)] : [{}, content];
+  if (classes.length) node.setAttribute("class", classes.join(" "));
+  for (const [key, value] of Object.entries(props)) setProp(node, key, value);
   return append(node, children);
 }
 

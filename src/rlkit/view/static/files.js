@@ -14,12 +14,12 @@ const ESCAPES =
 /** Draw the files of an episode; `path` is its path in the API. */
 export function drawFiles(path, files) {
   const groups = Map.groupBy(files, ({ name }) => GROUPS.find(([, pattern]) => pattern.test(name))[0]);
-  return h("div", null, GROUPS.map(([name]) => groups.has(name) && section(name, null,
+  return h("div", GROUPS.map(([name]) => groups.has(name) && section(name, null,
     groups.get(name).map((file, index) => drawFile(path, file, index === 0 && name !== "Artefacts")))));
 }
 
 function drawFile(path, file, open) {
-  const body = h("div", null, h("p", { class: "muted" }, "Loading…"));
+  const body = h("div", h("p.muted", "Loading…"));
   const size = `${formatCount(file.bytes)}B`;
   let isLoaded = false;
   const show = async () => {
@@ -33,9 +33,9 @@ function drawFile(path, file, open) {
       replace(body, emptyNote(error.message));
     }
   };
-  const name = h("span", { class: "mono" }, textLine(file.name, 120));
-  const details = h("details", { class: "fold file", open, ontoggle: show },
-    h("summary", null, name, " ", h("span", { class: "muted" }, size)), body);
+  const name = h("span.mono", textLine(file.name, 120));
+  const details = h("details.fold.file", { open, ontoggle: show },
+    h("summary", name, " ", h("span.muted", size)), body);
   return details;
 }
 

@@ -10,7 +10,7 @@ const MAX_HEIGHT_PX = 4000;
  * the server has frame.html with a policy of its own. An export allows them, and has the text of frame.html.
  */
 export function drawFrame(view, episode) {
-  const frame = h("iframe", { class: "renderer", title: "Renderer of the environment" });
+  const frame = h("iframe.renderer", { title: "Renderer of the environment" });
   frame.setAttribute("sandbox", "allow-scripts");
   const scheme = getComputedStyle(document.documentElement).colorScheme;
   const message = { ...view, episode: view.script ? episode : null, scheme };

@@ -81,8 +81,8 @@ async function openView(path, parts, query) {
 /** Return a view of an error. The page is opened again when its run appears or changes. */
 function makeFailure({ status, message }, parts) {
   const title = status === 404 ? "Not found" : "The page failed";
-  const texts = [h("h1", null, title), textBlock(message, "plain"), h("a", { href: "#/" }, "All runs")];
-  const node = h("div", { class: "failure", role: "alert" }, texts);
+  const texts = [h("h1", title), textBlock(message, "plain"), h("a", { href: "#/" }, "All runs")];
+  const node = h("div.failure", { role: "alert" }, texts);
   const up = parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/";
   const watch = parts[0] === "run" && parts[1] ? apiPath("run", parts[1]) : "runs";
   return { title, node, crumbs: [["Runs", "#/"]], up, watch, refresh: showPage };
@@ -91,13 +91,13 @@ function makeFailure({ status, message }, parts) {
 function drawFrame({ title, crumbs: links }) {
   announcement.textContent = markInvisible(title);
   document.title = `${announcement.textContent} · rlkit`;
-  const drawLink = ([label, href]) => h("li", null, h("a", { href }, textLine(label, 80)));
-  replace(crumbs, h("ol", null, links.map(drawLink)));
+  const drawLink = ([label, href]) => h("li", h("a", { href }, textLine(label, 80)));
+  replace(crumbs, h("ol", links.map(drawLink)));
   crumbs.querySelector("li:last-child a").ariaCurrent = "page";
 }
 
 function drawNeighbours({ previous, next }) {
-  const arrow = (href, title, text) => href && h("a", { class: "button", href, title, "aria-label": title }, text);
+  const arrow = (href, title, text) => href && h("a.button", { href, title, "aria-label": title }, text);
   replace(neighbours, arrow(previous, "Previous ( [ )", "‹"), arrow(next, "Next ( ] )", "›"));
 }
 

@@ -1,7 +1,7 @@
 /** The standard curves of a run, from the names of its metrics. */
 const PALETTE = 6;
 
-/** Return the colour of the run at an index of a comparison. The 18 after the palette are far from it and each other. */
+/** Return the colour of the run at an index of a comparison; 18 others follow the palette, far from it. */
 export function runColour(index) {
   if (index < PALETTE) return `var(--c${index})`;
   const [light, dark] = index % 2 ? [62, 50] : [25, 82];

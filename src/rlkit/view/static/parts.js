@@ -55,8 +55,8 @@ export const joinFacts = (facts, separator = " · ") => facts.filter(Boolean).jo
 /** Return a definition list of [term, value] pairs; unknown values are left out. */
 export function factList(pairs) {
   const facts = pairs.filter(([, value]) => isKnown(value) && value !== "");
-  return h("dl", { class: "facts" }, facts.map(([term, value]) =>
-    h("div", null, h("dt", null, term), h("dd", null, typeof value === "string" ? textLine(value) : value))));
+  return h("dl.facts", facts.map(([term, value]) =>
+    h("div", h("dt", term), h("dd", typeof value === "string" ? textLine(value) : value))));
 }
 
 /** Return metrics, or other values of an environment, as facts. */
@@ -85,15 +85,15 @@ export function replaceOptions(select, options, value) {
 
 /** Return a section with a heading, and `aside` beside it. */
 export const section = (title, aside, ...children) =>
-  h("section", null, h("div", { class: "section-head" }, h("h2", null, title), aside), ...children);
+  h("section", h("div.section-head", h("h2", title), aside), ...children);
 
 /** Return a folded part of the page. */
 export const fold = (summary, content, { open = false, kind = "" } = {}) =>
-  h("details", { class: `fold ${kind}`, open }, h("summary", null, summary), content);
+  h("details", { class: `fold ${kind}`, open }, h("summary", summary), content);
 
 /** Return the full text of an error. */
 export const errorBlock = (error) =>
-  error && h("div", { class: "error-block" }, h("strong", null, "Error"), textBlock(error, "code"));
+  error && h("div.error-block", h("strong", "Error"), textBlock(error, "code"));
 
 /** Return a quiet sentence in the place of content that does not exist. */
-export const emptyNote = (text) => h("p", { class: "empty" }, text);
+export const emptyNote = (text) => h("p.empty", text);

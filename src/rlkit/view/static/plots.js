@@ -8,7 +8,7 @@ export function sparkline(values, low, high) {
   const y = (value) => height - margin - ((height - 2 * margin) * (value - low)) / (high - low || 1);
   const points = values.map((value, index) => `${x(index).toFixed(1)},${y(value).toFixed(1)}`);
   const end = values.length && svg("circle", { cx: x(values.length - 1), cy: y(values.at(-1)), r: 2 });
-  return svg("svg", { class: "sparkline", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
+  return svg("svg.sparkline", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
     svg("polyline", { points: points.join(" ") }), end || null);
 }
 
@@ -17,9 +17,9 @@ export function intervalBar({ mean, low, high }, start, end) {
   const percent = (size) => `${(100 * size) / (end - start || 1)}%`;
   const range = isKnown(low) ? `, 95 % interval ${formatNumber(low)} to ${formatNumber(high)}` : "";
   const label = `${formatNumber(mean)}${range}`;
-  return h("div", { class: "interval", role: "img", "aria-label": label, title: label },
-    isKnown(low) && h("i", { class: "range", style: { left: percent(low - start), width: percent(high - low) } }),
-    isKnown(mean) && h("i", { class: "mean", style: { left: percent(mean - start) } }));
+  return h("div.interval", { role: "img", "aria-label": label, title: label },
+    isKnown(low) && h("i.range", { style: { left: percent(low - start), width: percent(high - low) } }),
+    isKnown(mean) && h("i.mean", { style: { left: percent(mean - start) } }));
 }
 
 /** Return a drawing of a construction: heights as steps, rows of two as points, rows of three as circles. */
@@ -41,7 +41,7 @@ function circlesPicture(rows, props) {
     class: radius ? "disc" : "dot", cx: ((x - left) * scale).toFixed(2), cy: (size - (y - bottom) * scale).toFixed(2),
     r: radius ? (radius * scale).toFixed(2) : 2.5,
   }));
-  const frame = svg("rect", { class: "frame", x: 0, y: 0, width: size, height: size });
+  const frame = svg("rect.frame", { x: 0, y: 0, width: size, height: size });
   return svg("svg", { ...props, viewBox: `-4 -4 ${size + 8} ${size + 8}` }, frame, dots);
 }
 
@@ -53,7 +53,7 @@ function stepsPicture(values, props) {
   const x = (index) => ((width * index) / values.length).toFixed(2);
   const corners = values.map((value, index) => `H${x(index)}V${y(value)}`).join("");
   return svg("svg", { ...props, viewBox: `0 -4 ${width} ${height + 8}`, preserveAspectRatio: "none" },
-    svg("path", { class: "steps", d: `M0 ${y(0)}${corners}H${width}V${y(0)}Z` }));
+    svg("path.steps", { d: `M0 ${y(0)}${corners}H${width}V${y(0)}Z` }));
 }
 
 /** Return the archive of a search: a dot a state, from left to right as they came, higher if its value is larger. */
@@ -77,15 +77,15 @@ export function statesPicture(states, lineage) {
     const origin = state.parent ? `from ${state.parent}` : "a seed";
     const label = `${state.id}: ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, ${origin}`;
     const props = { class: kind(state.seed ? "state seed" : "state", isBest), r: isBest ? 4.5 : 3 };
-    const title = svg("title", null, label);
+    const title = svg("title", label);
     return svg("circle", { ...props, cx: x(place), cy: y(state.value) }, title);
   });
   const ticks = [low, (low + high) / 2, high].map((value) => [
     svg("text", { x: 4, y: y(value) + 4 }, formatNumber(value, 4)),
-    svg("line", { class: "grid", x1: margin, x2: width, y1: y(value), y2: y(value) }),
+    svg("line.grid", { x1: margin, x2: width, y1: y(value), y2: y(value) }),
   ]);
   const label = `${states.length} states; the lineage of the best has ${lineage.size}`;
-  return svg("svg", { class: "states", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+  return svg("svg.states", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     ticks, edges, dots, svg("text", { x: margin, y: height - 4 }, "first state"),
     svg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, "newest state"));
 }

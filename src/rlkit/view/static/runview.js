@@ -12,7 +12,7 @@ export function makeRunView(run, tab, places, content, others = {}) {
   const title = crumbs.map(([label]) => label).reverse().join(", ");
   crumbs.unshift(["Runs", "#/"]);
   const tabs = drawTabs(run, tab);
-  const node = h("div", { class: "page" }, tabs, content);
+  const node = h("div.page", tabs, content);
   const refresh = async (data) => {
     if (data.steps_recorded) updateTabs(tabs, drawTabs(data, tab));
     await others.refresh?.(data);
@@ -49,5 +49,5 @@ function updateTabs(tabs, latest) {
 /** Return links that act as tabs; `tabs` are [key, label, href]. */
 export function tabLinks(label, tabs, current) {
   const drawTab = ([key, text, href]) => h("a", { href, "aria-current": key === current ? "page" : null }, text);
-  return h("nav", { class: "tabs", "aria-label": label }, tabs.map(drawTab));
+  return h("nav.tabs", { "aria-label": label }, tabs.map(drawTab));
 }

@@ -9,10 +9,10 @@ export function makeTable(label, heads, rows = []) {
     const [text, kind] = Array.isArray(head) ? head : [head, null];
     return text ? h("th", { scope: "col", class: kind }, text) : h("td", { class: kind });
   });
-  const body = h("tbody", null, rows);
-  const head = h("thead", null, h("tr", null, cells));
-  const table = h("table", null, h("caption", { class: "hidden" }, label), head, body);
-  return { node: h("div", { class: "table-frame", tabIndex: 0, role: "region", "aria-label": label }, table), body };
+  const body = h("tbody", rows);
+  const head = h("thead", h("tr", cells));
+  const table = h("table", h("caption.hidden", label), head, body);
+  return { node: h("div.table-frame", { tabIndex: 0, role: "region", "aria-label": label }, table), body };
 }
 
 /**
@@ -22,7 +22,7 @@ export function makeTable(label, heads, rows = []) {
 export function makeList(label, heads, drawRow) {
   const table = makeTable(label, heads);
   const { body } = table;
-  const sentinel = h("tr", { class: "sentinel", "aria-hidden": "true" });
+  const sentinel = h("tr.sentinel", { "aria-hidden": "true" });
   let rest = [];
   const drawMore = (count) => {
     sentinel.before(...rest.slice(0, count).map((item) => drawRow(item)));
@@ -38,7 +38,7 @@ export function makeList(label, heads, drawRow) {
     rest = items;
     body.replaceChildren(sentinel);
     drawMore(count);
-    if (!items.length) body.append(h("tr", null, h("td", { class: "empty", colSpan: 20 }, emptyText)));
+    if (!items.length) body.append(h("tr", h("td.empty", { colSpan: 20 }, emptyText)));
   };
   return { ...table, show, close: () => observer.disconnect() };
 }

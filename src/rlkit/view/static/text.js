@@ -12,7 +12,7 @@ export function textBlock(text, kind = "prose", limit = LIMIT_CHARS) {
   const block = h("div", { class: `text ${kind}`, dir: "auto" }, cutText(whole, end));
   const onclick = () => replace(block, whole);
   const label = `Show all ${whole.length.toLocaleString("en")} characters`;
-  if (end < whole.length) block.append(h("button", { class: "more", type: "button", onclick }, label));
+  if (end < whole.length) block.append(h("button.more", { type: "button", onclick }, label));
   return block;
 }
 

@@ -80,8 +80,8 @@ export function drawTokens(episode, drawHead, colouring) {
   const turns = episode.turns.map((_, turn) => turnTokens(episode, turn));
   const tokens = turns.flat();
   const spans = drawSpans(tokens);
-  const legend = h("div", { class: "token-legend" });
-  const details = h("div", { class: "token-details", role: "status" }, h("span", { class: "muted" }, HINT));
+  const legend = h("div.token-legend");
+  const details = h("div.token-details", { role: "status" }, h("span.muted", HINT));
   let current = -1;
   const select = (index) => {
     const bounded = Math.max(0, Math.min(tokens.length - 1, index));
@@ -99,7 +99,7 @@ export function drawTokens(episode, drawHead, colouring) {
   };
   colour(colouring);
   let next = 0;
-  const drawTurn = ({ length }, turn) => h("section", { class: "turn", id: `turn-${turn}` }, drawHead(episode, turn),
+  const drawTurn = ({ length }, turn) => h("section.turn", { id: `turn-${turn}` }, drawHead(episode, turn),
     (episode.turns[turn].images ?? []).map(drawImage), drawChunks(tokens, spans, next, (next += length)));
   const onmouseover = ({ target }) => target.parentNode.className === "chunk" && select(spans.indexOf(target));
   const onkeydown = (event) => {
@@ -113,7 +113,7 @@ export function drawTokens(episode, drawHead, colouring) {
   const props = { class: "tokens", tabIndex: 0, role: "group", "aria-label": label };
   const text = h("div", { ...props, onmouseover, onclick: onmouseover, onkeydown }, turns.map(drawTurn));
   const control = choiceControl("Colour by", "colour", COLOURINGS, { colour: colouring });
-  const bar = h("div", { class: "token-bar" }, h("div", { class: "toolbar" }, control, legend), details);
+  const bar = h("div.token-bar", h("div.toolbar", control, legend), details);
   return { node: [bar, text], colour };
 }
 
@@ -139,7 +139,7 @@ function drawChunks(tokens, spans, start, end) {
   for (let [first, last] = [start, start + 1]; first < end; last++) {
     const isFull = last - first >= CHUNK_TOKENS && tokens[last - 1].piece.endsWith("\n");
     if (last < end && last - first < MAX_CHUNK_TOKENS && !isFull) continue;
-    const chunk = h("div", { class: "chunk" });
+    const chunk = h("div.chunk");
     chunk.append(...spans.slice(first, last));
     chunks.push(chunk);
     first = last;
@@ -157,8 +157,8 @@ function tokenFacts(episode, { id, turn, piece, text, place, position, logprob, 
     ["turn", joinFacts([String(turn + 1), position >= 0 && `token ${position}`], ", ")],
     ["version", version], ["datum", datum],
   ].filter(([, value]) => isKnown(value));
-  return [h("code", { class: "piece" }, JSON.stringify(piece).slice(0, 80)), facts.map(([term, value, shown = value]) =>
-    h("span", null, h("span", { class: "muted" }, term), " ", h("b", null, shown)))];
+  return [h("code.piece", JSON.stringify(piece).slice(0, 80)), facts.map(([term, value, shown = value]) =>
+    h("span", h("span.muted", term), " ", h("b", shown)))];
 }
 
 /** Return {classOf(token), entries} of a colouring; entries: of its legend. */
@@ -195,7 +195,7 @@ function makeColouring(key, { turns }, tokens) {
   };
   const hasForced = tokens.some(({ place }) => place === "forced");
   const note = isRecorded ? "no token is trained on" : "not recorded for this episode";
-  const first = tokens.some((token) => isKnown(token[needs])) ? scale : h("span", { class: "warn" }, note);
+  const first = tokens.some((token) => isKnown(token[needs])) ? scale : h("span.warn", note);
   return { classOf, entries: [first, drawKey("prompt", "prompt"), hasForced && drawKey("forced", "forced")] };
 }
 
@@ -203,9 +203,9 @@ const signedClass = (value, bucket) => bucket === 0 ? "zero" : `${value < 0 ? "n
 
 const countReached = (value, bounds) => bounds.filter((bound) => Math.abs(value) >= bound).length;
 
-const drawKey = (kind, label) => h("span", { class: "key" }, swatch(null, kind), label);
+const drawKey = (kind, label) => h("span.key", swatch(null, kind), label);
 
 function drawScale(kinds, low, high) {
   const steps = kinds.map((kind) => swatch(null, kind));
-  return h("span", { class: "scale" }, low, h("span", { class: "steps", "aria-hidden": "true" }, steps), high);
+  return h("span.scale", low, h("span.steps", { "aria-hidden": "true" }, steps), high);
 }

@@ -21,11 +21,11 @@ export function drawTree({ turns }, hrefOf, goTo) {
     const size = `${formatCount(completion.length)} tok`;
     const facts = joinFacts([size, isKnown(version) && `v${version}`, stop === "length" && "cut"]);
     const onclick = (event) => (event.preventDefault(), goTo(index));
-    const name = h("b", null, `Turn ${index + 1}`);
-    return h("a", { href: hrefOf(index), onclick }, name, " ", h("span", { class: "muted" }, facts));
+    const name = h("b", `Turn ${index + 1}`);
+    return h("a", { href: hrefOf(index), onclick }, name, " ", h("span.muted", facts));
   };
-  const drawList = (segments) => segments.length > 0 && h("ul", null, segments.map(drawSegment));
-  const drawSegment = (segment) => h("li", null, segment.turns.map(drawTurn), drawList(segment.children));
-  const title = h("h2", null, plural(turns.length, "turn"));
-  return h("nav", { class: "tree", "aria-label": "Turns" }, title, drawList(makeSegments(turns)));
+  const drawList = (segments) => segments.length > 0 && h("ul", segments.map(drawSegment));
+  const drawSegment = (segment) => h("li", segment.turns.map(drawTurn), drawList(segment.children));
+  const title = h("h2", plural(turns.length, "turn"));
+  return h("nav.tree", { "aria-label": "Turns" }, title, drawList(makeSegments(turns)));
 }

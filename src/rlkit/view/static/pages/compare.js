@@ -27,7 +27,7 @@ export async function showCompare([, list], query) {
     curves.refresh(sources);
   };
   const difference = drawDifference(sources.map(({ run }) => run));
-  const node = h("div", { class: "page" }, h("h1", null, "Compare runs"), failures, summary, curves.node, difference);
+  const node = h("div.page", h("h1", "Compare runs"), failures, summary, curves.node, difference);
   const crumbs = [["Runs", "#/"], [`Compare ${ids.length}`, makeHash(["compare", list])]];
   const { requery, close } = curves;
   const up = makeHash([], { select: list });

@@ -13,7 +13,7 @@ const DIGITS = 7;
 export async function showDiscovery([, id]) {
   const path = apiPath("run", id, "discovery");
   const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
-  const body = h("div", { class: "stack" });
+  const body = h("div.stack");
   const articles = new Map(); // what a record says → its article, which stays as it was opened
   let charts = [];
   const close = () => charts.forEach((chart) => chart.close());
@@ -25,7 +25,7 @@ export async function showDiscovery([, id]) {
     replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
   draw(data);
-  const content = [h("h1", null, "Discovery"), body];
+  const content = [h("h1", "Discovery"), body];
   const following = { watch: path, watched: data, refresh: draw, close };
   return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], content, following);
 }
@@ -53,15 +53,15 @@ function drawSearch(run, search, chart, articles) {
     if (!articles.has(key)) articles.set(key, drawRecord(run, env, symbol, record, isBest));
     return articles.get(key);
   };
-  const headline = h("div", { class: "headline" },
-    h("div", { class: "label" }, `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),
-    h("div", { class: "big" }, formatNumber(best.value, DIGITS)));
+  const headline = h("div.headline",
+    h("div.label", `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),
+    h("div.big", formatNumber(best.value, DIGITS)));
   return section(textLine(env === problem ? env : `${env}: ${problem}`), null,
-    h("div", { class: "headlines" }, headline),
+    h("div.headlines", headline),
     factList([["Known", knownResults && textBlock(knownResults, "plain")], ["Records", String(records.length)],
       ["States", String(states.length)]]),
-    chart, h("h3", null, plural(records.length, "record")),
-    h("div", { class: "records" }, records.toReversed().map((record) => drawOnce(record, record === best))),
+    chart, h("h3", plural(records.length, "record")),
+    h("div.records", records.toReversed().map((record) => drawOnce(record, record === best))),
     states.length > 0 && drawStates(states, sign, symbol));
 }
 
@@ -69,18 +69,17 @@ function drawRecord(run, env, symbol, record, isBest) {
   const { step, task, parent, claim, program, values } = record;
   const title = `${symbol} = ${formatNumber(record.value, DIGITS)}`;
   const picture = record.picture
-    ? h("div", { class: "construction" }, drawImage(record.picture))
+    ? h("div.construction", drawImage(record.picture))
     : valuesPicture(values, `Construction with ${title}`);
   const origin = [
     isKnown(step) && h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, `step ${step}`),
     task && h("a", { href: makeHash(["run", run.id, "task", env, task]) }, textLine(task, 40)),
-    parent && h("span", null, "from ", textLine(parent, 40)),
+    parent && h("span", "from ", textLine(parent, 40)),
   ].filter(Boolean);
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
-    h("header", null, h("h4", null, title), isBest && h("span", { class: "badge good" }, "best"),
-      record.polished && h("span", { class: "badge" }, "polished")),
-    picture, h("p", { class: "sub" }, origin.map((part, index) => [index > 0 && " · ", part])),
-    claim && h("div", { class: "sub" }, textBlock(`The program claims ${claim}`, "plain", 400)),
+    h("header", h("h4", title), isBest && h("span.badge.good", "best"), record.polished && h("span.badge", "polished")),
+    picture, h("p.sub", origin.map((part, index) => [index > 0 && " · ", part])),
+    claim && h("div.sub", textBlock(`The program claims ${claim}`, "plain", 400)),
     program && fold("Program", textBlock(program, "code")),
     values?.length > 0 && fold(plural(values.length, "value"), textBlock(JSON.stringify(values), "code", 4000)));
 }
@@ -92,10 +91,10 @@ function drawStates(states, sign, symbol) {
   const cut = oldest > 0 ? `The newest ${MAX_STATES} of ${states.length} states. ` : "";
   const help = `${cut}Point at a state to see its value; the line of the best is emphasised.`;
   const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) => h("tr", null,
-    h("th", { scope: "row", class: "mono" }, textLine(id, 60)), h("td", { class: "num" }, formatNumber(value, DIGITS)),
-    h("td", { class: "num" }, expansions), h("td", { class: "mono" }, textLine(parent ?? "seed", 60))));
+    h("th", { scope: "row", class: "mono" }, textLine(id, 60)), h("td.num", formatNumber(value, DIGITS)),
+    h("td.num", expansions), h("td.mono", textLine(parent ?? "seed", 60))));
   const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
-  return h("div", null, h("h3", null, "States"), h("p", { class: "lead" }, help),
-    h("div", { class: "states-frame" }, statesPicture(shownStates, lineage)),
+  return h("div", h("h3", "States"), h("p.lead", help),
+    h("div.states-frame", statesPicture(shownStates, lineage)),
     fold(`Line of the best: ${plural(rows.length, "state")}`, makeTable("Line of the best state", heads, rows).node));
 }

@@ -15,7 +15,7 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
   const [run, first] = await Promise.all([load(runPath), load(path)]);
   let [episode, state] = [first, query];
   const at = (other, changed) => other && makeHash(["run", id, kind, step, "episode", ...other.map(String)], changed);
-  const [head, tabs, body] = [h("div"), h("div"), h("div", { class: "episode-body" })];
+  const [head, tabs, body] = [h("div"), h("div"), h("div.episode-body")];
   const shown = { view: null, colour: () => {}, close: () => {} };
   const requery = (changed) => {
     state = changed;
@@ -31,7 +31,7 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
     const hasTree = (view === "chat" || view === "tokens") && episode.turns.length > 1;
     body.classList.toggle("with-tree", hasTree);
     const goTo = (turn) => (setQuery({ turn }), scrollToTurn(turn));
-    replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goTo), h("div", null, node));
+    replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goTo), h("div", node));
   };
   const [position, member, attempt] = place.map(Number);
   const title = memberName({ member, attempt });
@@ -75,11 +75,10 @@ function drawHead(id, episode, title) {
   const { task, status, reward, seconds, masked, kind, metrics, info, error } = episode;
   const ranges = episode.turns.flatMap(({ sampled }) => sampled);
   const sampled = ranges.reduce((sum, [start, end]) => sum + end - start, 0);
-  return h("div", { class: "page-head" },
-    h("div", null, h("h1", null, textLine(task, 120), " ", statusBadge(status)),
-      h("p", { class: "lead" }, `${title} · `, taskLead(id, episode))),
-    h("div", { class: "headline" }, h("div", { class: "label" }, "Reward"),
-      h("div", { class: "big" }, formatReward(reward))),
+  return h("div.page-head",
+    h("div", h("h1", textLine(task, 120), " ", statusBadge(status)),
+      h("p.lead", `${title} · `, taskLead(id, episode))),
+    h("div.headline", h("div.label", "Reward"), h("div.big", formatReward(reward))),
     factList([
       ["Sampled tokens", sampled ? formatCount(sampled) : null],
       ["Duration", isKnown(seconds) ? formatDuration(seconds) : null],
@@ -100,7 +99,7 @@ function drawTurnHead(episode, index) {
     isKnown(version) && `weights version ${version}`, isKnown(datum) && `datum ${datum}`, stop && `stop: ${stop}`,
     isKnown(reward) && `reward ${formatReward(reward)}`, isKnown(seconds) && formatDuration(seconds),
   ]);
-  return h("header", { class: "turn-head" }, h("h3", null, `Turn ${index + 1}`), h("span", { class: "muted" }, facts));
+  return h("header.turn-head", h("h3", `Turn ${index + 1}`), h("span.muted", facts));
 }
 
 function drawChat(episode) {
@@ -109,10 +108,10 @@ function drawChat(episode) {
     const runs = replyRuns(episode, index);
     const forced = runs.filter(([, isForced]) => isForced).map(([text]) => text);
     const isTextOnly = !messages.some(({ content }) => Array.isArray(content));
-    const marks = forced.map((text) => [h("mark", { class: "forced" }, textLine(text, 80)), " "]);
-    return h("section", { class: "turn", id: `turn-${index}`, "aria-label": `Turn ${index + 1}` },
+    const marks = forced.map((text) => [h("mark.forced", textLine(text, 80)), " "]);
+    return h("section.turn", { id: `turn-${index}`, "aria-label": `Turn ${index + 1}` },
       drawTurnHead(episode, index), isTextOnly && (images ?? []).map(drawImage),
       drawMessages(messages, { replies: { [index]: runs } }),
-      forced.length > 0 && h("p", { class: "sub" }, "Forced, not sampled: ", marks));
+      forced.length > 0 && h("p.sub", "Forced, not sampled: ", marks));
   });
 }

@@ -17,9 +17,9 @@ export async function showEvaluations([, id], query) {
   const [run, first] = await Promise.all([load(runPath), loadEnvs()]);
   let [envs, parts] = [first, []];
   const picker = selectBox([], "", (at) => setQuery({ at }));
-  const controls = h("div", { class: "toolbar" }, field("Evaluation", picker), textControl("Task", "q", query),
+  const controls = h("div.toolbar", field("Evaluation", picker), textControl("Task", "q", query),
     choiceControl("Sort tasks", "order", ORDERS, query));
-  const body = h("div", { class: "stack" });
+  const body = h("div.stack");
   const close = () => parts.forEach((part) => part.close());
   const listSteps = () => [...new Set(envs.flatMap(({ rows }) => rows.map(({ step }) => step)))].sort((a, b) => a - b);
   const draw = () => {
@@ -41,7 +41,7 @@ export async function showEvaluations([, id], query) {
     if (listSteps().length !== count) keepFocus(body, draw);
   };
   draw();
-  const content = [h("div", { class: "page-head" }, h("h1", null, "Evaluations"), controls), body];
+  const content = [h("div.page-head", h("h1", "Evaluations"), controls), body];
   const others = { refresh, requery, close };
   return makeRunView(run, "evaluation", [["Evaluations", ["evaluations"]]], content, others);
 }
@@ -81,8 +81,8 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const table = drawTasks(run, env, tasks, column("step"), query);
   const link = h("a", { href: makeHash(["run", run.id, "evaluation", String(step)]) }, "all groups");
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;
-  const score = h("p", { class: "lead" },
-    `Step ${step}: `, h("b", null, formatReward(mean)), range, ` over ${plural(episodes, "episode")} · `, link);
+  const score = h("p.lead",
+    `Step ${step}: `, h("b", formatReward(mean)), range, ` over ${plural(episodes, "episode")} · `, link);
   const node = section(textLine(env), score, rows.length > 1 && chart.node, drawLabels(env, labels), table.node);
   return { node, filter: table.filter, close: () => (chart.close(), table.close()) };
 }
@@ -92,10 +92,10 @@ function drawLabels(env, labels) {
   const bounds = labels.flatMap(({ mean, low, high }) => [mean, low ?? mean, high ?? mean]);
   const [start, end] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
   const rows = labels.map((row) => h("tr", null,
-    h("th", { scope: "row" }, textLine(row.label, 80)), h("td", { class: "wide-cell" }, intervalBar(row, start, end)),
-    h("td", { class: "num" }, formatReward(row.mean)),
-    h("td", { class: "num muted" }, isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`),
-    h("td", { class: "num" }, row.n)));
+    h("th", { scope: "row" }, textLine(row.label, 80)), h("td.wide-cell", intervalBar(row, start, end)),
+    h("td.num", formatReward(row.mean)),
+    h("td.num.muted", isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`),
+    h("td.num", row.n)));
   const heads = ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]];
   return makeTable(`Scores of ${env} by label`, heads, rows).node;
 }
@@ -107,7 +107,7 @@ function drawTasks(run, env, tasks, steps, query) {
   });
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
   const drawTask = ({ id, means }) => makeRow([
-    h("a", { class: "row-link", href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),
+    h("a.row-link", { href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),
     ...means.map((mean) =>
       [h("span", { class: `chip ${rewardClass(mean, range)}` }, isKnown(mean) && formatReward(mean)), "cell"]),
   ]);

@@ -16,7 +16,7 @@ export async function showGroup([, id, kind, step, , position], query) {
   const [run, first, { groups }] = await Promise.all([load(runPath), load(path), load(apiPath("run", id, kind, step))]);
   const at = (...parts) => makeHash(["run", id, kind, step, ...parts.map(String)]);
   const [head, picker] = [h("div"), makePicker()];
-  const columns = h("div", { class: "columns", tabIndex: 0, role: "region", "aria-label": "Replies" });
+  const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
   const articles = new Map(); // key of a reply → its article, which stays as it was opened
   let [group, diff] = [first, query.diff];
   const draw = () => {
@@ -65,8 +65,8 @@ function sortReplies({ members, failed_attempts: failures, replies }) {
 }
 
 function drawHead(id, kind, group) {
-  const lead = h("p", { class: "lead" }, taskLead(id, group));
-  return h("div", { class: "page-head" }, h("div", null, h("h1", null, textLine(group.task, 160)), lead),
+  const lead = h("p.lead", taskLead(id, group));
+  return h("div.page-head", h("div", h("h1", textLine(group.task, 160)), lead),
     factList(trainingFacts(group, kind === "step")));
 }
 
@@ -81,15 +81,15 @@ function drawReply({ messages, info, error, facts: { tokens, turns, seconds, cut
     `${formatCount(tokens)} tokens`, turns > 1 && plural(turns, "turn"), isKnown(seconds) && formatDuration(seconds),
     cut && "cut at the limit", masked && "masked",
   ]);
-  return h("article", { class: "column", dataset: { row: "" } }, h("header"), h("p", { class: "sub" }, sizes),
+  return h("article.column", { dataset: { row: "" } }, h("header"), h("p.sub", sizes),
     metricFacts(metrics), errorBlock(error), drawMessages(messages, { limit: COLUMN_LIMIT_CHARS }),
     Object.keys(info ?? {}).length > 0 && fold("Info", metricFacts(info)));
 }
 
 function drawReplyHead(reply, range, href) {
   const { status, advantage } = reply.facts;
-  const mean = h("span", { class: "advantage", title: "mean advantage" }, formatSigned(advantage));
-  return [h("h3", null, h("a", { href }, memberName(reply))), status === "truncated" && statusBadge(status),
+  const mean = h("span.advantage", { title: "mean advantage" }, formatSigned(advantage));
+  return [h("h3", h("a", { href }, memberName(reply))), status === "truncated" && statusBadge(status),
     rewardChip(reply.facts, range), isKnown(advantage) && mean];
 }
 
@@ -111,7 +111,7 @@ function makePicker() {
     replace(button, diff ? "Show all replies" : "Best against worst");
     [ends, chosen] = [`${replies[0]?.key},${replies.at(-1)?.key}`, diff];
   };
-  return { node: h("div", { class: "toolbar" }, button, fields), show };
+  return { node: h("div.toolbar", button, fields), show };
 }
 
 function drawDifference(replies, diff) {
@@ -120,9 +120,9 @@ function drawDifference(replies, diff) {
   const sides = diffTexts(messagesText(pair[0].messages), messagesText(pair[1].messages));
   if (!sides) return [emptyNote("The two replies are too long to compare.")];
   return pair.map((reply, index) => {
-    const chip = h("span", { class: "chip" }, formatReward(reply.facts.reward));
+    const chip = h("span.chip", formatReward(reply.facts.reward));
     const text = sides[index].map(([part, isDifferent]) => (isDifferent ? h(index ? "ins" : "del", null, part) : part));
-    return h("article", { class: "column" }, h("header", null, h("h3", null, memberName(reply)), chip),
-      h("div", { class: "text prose", dir: "auto" }, text));
+    return h("article.column", h("header", h("h3", memberName(reply)), chip),
+      h("div.text.prose", { dir: "auto" }, text));
   });
 }

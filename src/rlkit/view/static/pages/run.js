@@ -32,7 +32,7 @@ export async function showRun([, id], query) {
     if (isNew) curves.refresh([{ run, metrics }]);
   };
   const { requery, close } = curves;
-  const content = [head, findings, charts, h("div", null, checkpoints, config)];
+  const content = [head, findings, charts, h("div", checkpoints, config)];
   return makeRunView(run, "run", [], content, { refresh, requery, close });
 }
 
@@ -42,11 +42,11 @@ function drawHead(run) {
   const score = evaluation?.metric.split("/").at(-1).replaceAll("_", " ");
   const releases = Object.entries(versions ?? {}).map((pair) => pair.join(" "));
   return [
-    h("div", { class: "run-head" },
-      h("div", null, h("h1", null, textLine(name, 120), " ", statusBadge(status)),
-        h("p", { class: "lead" }, textLine([model, envs.join(", ")].filter(Boolean).join(" · "))),
+    h("div.run-head",
+      h("div", h("h1", textLine(name, 120), " ", statusBadge(status)),
+        h("p.lead", textLine([model, envs.join(", ")].filter(Boolean).join(" · "))),
         reason && h("div", { class: isBad ? "error-block" : "lead" }, textBlock(reason, "plain"))),
-      h("div", { class: "headlines" }, run.reward && headline("Reward", run.reward),
+      h("div.headlines", run.reward && headline("Reward", run.reward),
         evaluation && headline(`Evaluation ${score}`, [evaluation.start, evaluation.now]))),
     factList([
       ["Step", steps ? `${step} of ${steps}` : String(step)], ["Best step", run.best_step],
@@ -59,9 +59,9 @@ function drawHead(run) {
 
 function headline(label, [start, now]) {
   const tone = now > start ? "up" : now < start ? "down" : "";
-  return h("div", { class: `headline ${tone}` }, h("div", { class: "label" }, textLine(label)),
-    h("div", { class: "big" },
-      h("span", { class: "from" }, formatReward(start)), h("span", { class: "arrow" }, " → "), formatReward(now)));
+  return h("div", { class: `headline ${tone}` }, h("div.label", textLine(label)),
+    h("div.big",
+      h("span.from", formatReward(start)), h("span.arrow", " → "), formatReward(now)));
 }
 
 function drawFindings(run) {
@@ -70,13 +70,12 @@ function drawFindings(run) {
     const place = last && last !== step ? `steps ${step}–${last}` : `step ${step}`;
     const isRecorded = run.steps_recorded.includes(step);
     return h("li", { dataset: { row: "" } },
-      h("div", { class: "where" },
-        isRecorded ? h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, place) : place),
-      h("div", null, h("strong", null, textLine(name.replaceAll("_", " "))),
-        env && env !== "all" && h("span", { class: "tag" }, textLine(env)),
-        textBlock(text, "plain"), action && h("div", { class: "sub" }, textBlock(action, "plain"))));
+      h("div.where", isRecorded ? h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, place) : place),
+      h("div", h("strong", textLine(name.replaceAll("_", " "))),
+        env && env !== "all" && h("span.tag", textLine(env)),
+        textBlock(text, "plain"), action && h("div.sub", textBlock(action, "plain"))));
   });
-  return section("Findings", null, h("ul", { class: "findings" }, items));
+  return section("Findings", null, h("ul.findings", items));
 }
 
 function drawCheckpoints({ checkpoints, best_step: bestStep }, open = false) {
@@ -93,11 +92,11 @@ function drawConfig(run) {
   if (!run.config?.length) return null;
   const rows = run.config.map(([key, value, origin]) => h("tr", { class: origin === "default" ? "default" : null },
     h("th", { scope: "row", class: "mono" }, textLine(key, 120)),
-    h("td", { class: "mono" }, textBlock(value, "plain")), h("td", { class: "muted" }, textLine(origin ?? ""))));
+    h("td.mono", textBlock(value, "plain")), h("td.muted", textLine(origin ?? ""))));
   const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
   table.node.classList.add("only-set");
   const box = h("input", { type: "checkbox", onchange: () => table.node.classList.toggle("only-set") });
-  const switchDefaults = h("label", { class: "field check" }, box, h("span", null, "Show defaults"));
+  const switchDefaults = h("label.field.check", box, h("span", "Show defaults"));
   const link = h("a", { href: makeHash([], { select: joinIds([run.id]) }) }, "Compare with other runs");
-  return section("Configuration", switchDefaults, table.node, h("p", null, link));
+  return section("Configuration", switchDefaults, table.node, h("p", link));
 }

@@ -13,8 +13,8 @@ const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "
 export async function showRuns(_parts, query) {
   let { folder, runs } = await load("runs");
   const selected = new Set(splitIds(query.select ?? ""));
-  const summary = h("p", { class: "lead", role: "status" });
-  const selection = h("div", { class: "selection" });
+  const summary = h("p.lead", { role: "status" });
+  const selection = h("div.selection");
   const select = (run, isSelected) => {
     selected[isSelected ? "add" : "delete"](run.id);
     setQuery({ select: joinIds(selected) });
@@ -30,16 +30,16 @@ export async function showRuns(_parts, query) {
     const chosen = sortRuns(runs.filter((run) => isMatch(describeRun(run))), query.sort);
     const live = runs.filter((run) => run.live).length;
     const count = `${plural(chosen.length, "run")}${live ? `, ${live} live` : ""}`;
-    replace(summary, h("span", { class: "mono" }, textLine(folder)), ` · ${count}`);
+    replace(summary, h("span.mono", textLine(folder)), ` · ${count}`);
     list.show(chosen, runs.length ? "No run matches." : "No runs in this folder yet.");
   };
   draw();
   drawSelection(selection, selected);
-  const toolbar = h("div", { class: "toolbar" }, selection,
+  const toolbar = h("div.toolbar", selection,
     textControl("Search", "q", query, { placeholder: "name, model, tag, status" }),
     choiceControl("Sort", "sort", SORTS, query));
-  const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Runs"), summary), toolbar);
-  const node = h("div", { class: "page" }, head, list.node);
+  const head = h("div.page-head", h("div", h("h1", "Runs"), summary), toolbar);
+  const node = h("div.page", head, list.node);
   const requery = (changed) => {
     const isNew = changed.q !== query.q || changed.sort !== query.sort;
     query = changed;
@@ -60,21 +60,20 @@ function sortRuns(runs, sort) {
 
 function drawSelection(node, selected) {
   const href = makeHash(["compare", joinIds(selected)]);
-  replace(node, selected.size > 0 && h("span", { class: "muted" }, `${selected.size} selected`),
-    selected.size > 1 && h("a", { class: "button primary", href }, "Compare"));
+  replace(node, selected.size > 0 && h("span.muted", `${selected.size} selected`),
+    selected.size > 1 && h("a.button.primary", { href }, "Compare"));
 }
 
 /** Return a run as a row of a table with `HEADS`; `mark` is before its name. */
 export function drawRun(run, mark) {
-  const link = h("a", { class: "row-link", href: makeHash(["run", run.id]) }, textLine(run.name, 80));
+  const link = h("a.row-link", { href: makeHash(["run", run.id]) }, textLine(run.name, 80));
   const tags = [run.kind !== "rlkit" && run.kind, ...run.tags].filter(Boolean);
   const subject = [run.model, run.envs.join(", ")].filter(Boolean).join(" · ");
-  const reason = run.reason && h("div", { class: "sub reason" }, textLine(run.reason, 120));
+  const reason = run.reason && h("div.sub.reason", textLine(run.reason, 120));
   return makeRow([
     [mark, "tick"],
-    h("div", null, link, tags.map((tag) => h("span", { class: "tag" }, textLine(tag, 30))),
-      h("div", { class: "sub" }, textLine(subject, 120))),
-    h("div", { class: "status-cell" }, statusBadge(run.status), reason),
+    h("div", link, tags.map((tag) => h("span.tag", textLine(tag, 30))), h("div.sub", textLine(subject, 120))),
+    h("div.status-cell", statusBadge(run.status), reason),
     [drawProgress(run), "num"], [drawChange(run.reward?.[0], run.reward?.[1]), "num"],
     [drawChange(run.evaluation?.start, run.evaluation?.now), "num"], [formatCount(run.tokens), "num extra"],
     [formatUsd(run.usd), "num extra"], [formatAge(run.updated), "num muted extra"],
@@ -84,12 +83,12 @@ export function drawRun(run, mark) {
 function drawProgress({ step, steps }) {
   if (!steps) return formatNumber(step);
   const width = `${100 * Math.min(1, step / steps)}%`;
-  const bar = h("div", { class: "bar", "aria-hidden": "true" }, h("div", { style: { width } }));
-  return h("div", null, `${step} / ${steps}`, bar);
+  const bar = h("div.bar", { "aria-hidden": "true" }, h("div", { style: { width } }));
+  return h("div", `${step} / ${steps}`, bar);
 }
 
 function drawChange(start, now) {
   if (!isKnown(start) && !isKnown(now)) return "–";
-  const from = h("span", { class: "muted" }, formatReward(start));
-  return h("span", { class: "change" }, from, " → ", h("b", null, formatReward(now)));
+  const from = h("span.muted", formatReward(start));
+  return h("span.change", from, " → ", h("b", formatReward(now)));
 }

@@ -25,7 +25,7 @@ export async function showStep([, id, kind, step], query) {
   const at = (...parts) => makeHash(["run", id, kind, ...parts.map(String)]);
   const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts) };
   const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
-  const summary = h("p", { class: "lead", role: "status" });
+  const summary = h("p.lead", { role: "status" });
   const picker = selectBox([], step, (number) => navigate(at(number)));
   const draw = () => drawGroups(state, list, summary);
   const search = async ({ text }) => {
@@ -56,10 +56,10 @@ export async function showStep([, id, kind, step], query) {
   if (query.text) await search(query);
   draw();
   const place = stepPlace(kind, step);
-  const title = h("div", null, h("h1", null, place[0]), summary);
-  const head = h("div", { class: "page-head" }, title, field("Go to", picker));
+  const title = h("div", h("h1", place[0]), summary);
+  const head = h("div.page-head", title, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
-  const content = [head, drawFilters(groups, query), list.node, h("p", { class: "chips" }, legend)];
+  const content = [head, drawFilters(groups, query), list.node, h("p.chips", legend)];
   const others = { refresh, requery, close: list.close };
   const view = makeRunView(run, kind, [place], content, others);
   showSteps(run);
@@ -67,9 +67,9 @@ export async function showStep([, id, kind, step], query) {
 }
 
 function drawFilters(groups, query) {
-  const note = h("p", { class: "sub" }, "Search in replies needs the server.");
+  const note = h("p.sub", "Search in replies needs the server.");
   const number = { type: "number", step: "any" };
-  return h("form", { class: "toolbar filters", onsubmit: (event) => event.preventDefault(), "aria-label": "Filters" },
+  return h("form.toolbar.filters", { onsubmit: (event) => event.preventDefault(), "aria-label": "Filters" },
     textControl("Task", "task", query), isExport ? note : textControl("Text in replies", "text", query),
     envControl(groups, query), choiceControl("Status", "status", STATUSES, query),
     textControl("Reward from", "low", query, number), textControl("to", "high", query, number),
@@ -125,15 +125,15 @@ function drawGroup({ kind, at, query, matches, range }, group) {
   });
   const failure = [...members, ...retries].find((member) => member.error);
   const snippets = (matches?.get(position) ?? []).slice(0, 2).map(([, member, , snippet]) =>
-    h("div", { class: "sub" }, `member ${member}: `, textLine(snippet, 160)));
+    h("div.sub", `member ${member}: `, textLine(snippet, 160)));
   const retried = retries.length > 0 && ` · ${plural(retries.length, "failed attempt")}`;
   const taught = h("span", { class: group.taught ? null : "muted" }, textLine(tellTaught(group), 60));
   return makeRow([
     [String(position), "num muted"],
-    h("div", { class: "task-cell" }, h("a", { class: "row-link", href: at("group", position) }, textLine(task, 90)),
-      h("div", { class: "sub" }, textLine(env), retried), snippets,
-      failure && h("div", { class: "sub bad" }, textLine(failure.error, 140))),
-    h("div", { class: "chips" }, chips), [formatReward(meanReward(members)), "num"],
+    h("div.task-cell", h("a.row-link", { href: at("group", position) }, textLine(task, 90)),
+      h("div.sub", textLine(env), retried), snippets,
+      failure && h("div.sub.bad", textLine(failure.error, 140))),
+    h("div.chips", chips), [formatReward(meanReward(members)), "num"],
     [formatCount(countTokens(group)), "num"], kind === "step" ? taught : "–",
   ]);
 }

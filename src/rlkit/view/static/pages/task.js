@@ -14,10 +14,10 @@ export async function showTask([, id, , env, taskId], query) {
   const [{ runs }, sides] = await Promise.all([load("runs"), loadSides()]);
   const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map((run) => [run.id, run.name]);
   const choices = [["", "no other run"], ...others];
-  const head = h("div", { class: "page-head" },
-    h("div", null, h("h1", null, textLine(taskId, 160)), h("p", { class: "lead" }, textLine(env))),
+  const head = h("div.page-head",
+    h("div", h("h1", textLine(taskId, 160)), h("p.lead", textLine(env))),
     others.length > 0 && choiceControl("Compare with", "against", choices, query));
-  const body = h("div", { class: "stack" });
+  const body = h("div.stack");
   let chart = null;
   const draw = (latest) => {
     chart?.close();
@@ -85,8 +85,8 @@ function drawSide({ run, task }, colour) {
   const rows = task.steps.map((entry) => drawEntry(run.id, entry, range, entry === solved));
   const name = h("a", { href: makeHash(["run", run.id]) }, textLine(run.name));
   return h("section", { "aria-label": `Episodes of ${run.name}` },
-    colour && h("h2", null, swatch(colour), " ", name, " ", h("span", { class: "muted" }, textLine(run.model ?? ""))),
-    h("p", { class: "lead" }, plural(task.episodes, "episode"), " · ", describeSolution(solved)),
+    colour && h("h2", swatch(colour), " ", name, " ", h("span.muted", textLine(run.model ?? ""))),
+    h("p.lead", plural(task.episodes, "episode"), " · ", describeSolution(solved)),
     makeTable(`Episodes of ${run.name} by step`, ["When", "Rewards", ["Mean", "num"], ""], rows).node);
 }
 
@@ -105,8 +105,8 @@ function drawEntry(runId, { step, isEvaluation, members, mean }, range, isFirstS
   const at = (...parts) => makeHash(["run", runId, kind, ...[step, ...parts].map(String)]);
   const hrefOf = ({ position, member, attempt }) => at("episode", position, member, attempt);
   return makeRow([
-    h("a", { class: "row-link", href: at("group", members[0].position) }, `${kind} ${step}`),
-    h("div", { class: "chips" }, members.map((member) => rewardChip(member, range, hrefOf(member)))),
-    [formatReward(mean), "num"], isFirstSolved ? h("b", { class: "good" }, "first solved") : "",
+    h("a.row-link", { href: at("group", members[0].position) }, `${kind} ${step}`),
+    h("div.chips", members.map((member) => rewardChip(member, range, hrefOf(member)))),
+    [formatReward(mean), "num"], isFirstSolved ? h("b.good", "first solved") : "",
   ]);
 }

@@ -17,7 +17,7 @@ export async function showTasks([, id], query) {
   const [run, first] = await Promise.all([load(apiPath("run", id)), load(path)]);
   let [data, tasks] = [first, summariseTasks(first)];
   const list = makeList("Tasks", HEADS, (task) => drawTask(id, task));
-  const summary = h("p", { class: "lead", role: "status" });
+  const summary = h("p.lead", { role: "status" });
   const draw = () => {
     const { q = "", env = "", unsolved, sort } = query;
     const chosen = tasks.filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
@@ -34,10 +34,10 @@ export async function showTasks([, id], query) {
     [data, tasks] = [latest, summariseTasks(latest)];
     keepFocus(list.body, draw);
   };
-  const toolbar = h("div", { class: "toolbar" },
+  const toolbar = h("div.toolbar",
     textControl("Search", "q", query), envControl(tasks, query), choiceControl("Sort", "sort", SORTS, query),
     checkControl("Never solved", "unsolved", query));
-  const head = h("div", { class: "page-head" }, h("div", null, h("h1", null, "Tasks"), summary), toolbar);
+  const head = h("div.page-head", h("div", h("h1", "Tasks"), summary), toolbar);
   const others = { refresh, requery, close: list.close };
   return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, list.node], others);
 }
@@ -75,10 +75,10 @@ function sortTasks(tasks, sort) {
 
 function drawTask(runId, { env, id, episodes, means, first, last, solvedStep }) {
   const change = isKnown(first) ? last - first : null;
-  const link = h("a", { class: "row-link", href: makeHash(["run", runId, "task", env, id]) }, textLine(id, 120));
+  const link = h("a.row-link", { href: makeHash(["run", runId, "task", env, id]) }, textLine(id, 120));
   const solved = isKnown(solvedStep) ? [`step ${solvedStep}`, "num"] : ["never", "num muted"];
   return makeRow([
-    h("div", { class: "task-cell" }, link, h("div", { class: "sub" }, textLine(env))), [String(episodes), "num"],
+    h("div.task-cell", link, h("div.sub", textLine(env))), [String(episodes), "num"],
     sparkline(means, Math.min(0, ...means), Math.max(1, ...means)),
     [formatReward(first), "num muted"], [formatReward(last), "num"],
     [h("span", { class: change > 0 ? "good" : change < 0 ? "bad" : "muted" }, formatSigned(change)), "num"], solved,
