@@ -7,7 +7,6 @@ const cache = new Map(); // path → {etag, data}; the newest entries are last
 /** True in a static export, which has no server. */
 export const isExport = Boolean(globalThis.rlkitData);
 
-/** An answer of the server other than success. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);

@@ -5,7 +5,6 @@ import { setQuery } from "rlkit/route";
 const TYPING_MS = 100;
 let fields = 0;
 
-/** Return a control with its label. */
 export function field(label, control) {
   control.id = `field-${++fields}`;
   return h("div.field", h("label", { htmlFor: control.id }, label), control);
@@ -17,7 +16,6 @@ export function textControl(label, key, query, props = {}) {
   return field(label, h("input", { type: "search", ...props, value: query[key] ?? props.value ?? "", oninput }));
 }
 
-/** Return a checkbox. */
 export function checkControl(label, key, query) {
   const onchange = (event) => setQuery({ [key]: event.target.checked });
   const box = h("input", { type: "checkbox", checked: Boolean(query[key]), onchange });
@@ -40,7 +38,6 @@ export function wordMatcher(search = "") {
   return (text) => words.every((word) => text.toLowerCase().includes(word));
 }
 
-/** Return a select element. */
 export function selectBox(options, value, onchange) {
   const drawOption = ([key, text]) => h("option", { value: key, selected: key === value }, text);
   return h("select", { onchange: (event) => onchange(event.target.value) }, options.map(drawOption));

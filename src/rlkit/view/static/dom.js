@@ -63,7 +63,6 @@ function append(node, children) {
   return node;
 }
 
-/** Replace the children of a node. */
 export function replace(node, ...children) {
   node.replaceChildren();
   return append(node, children);

@@ -1,7 +1,6 @@
 /** Format numbers, times and names for people. An unknown value is a dash. */
 const DASH = "–";
 
-/** Tell whether a value is known. */
 export const isKnown = (value) => value !== null && value !== undefined;
 
 /** Return the result of an action, or `fallback` if it fails. */
@@ -28,7 +27,6 @@ export function formatReward(value) {
   return Math.abs(value) >= 0.01 || value === 0 ? value.toFixed(2) : formatNumber(value, 2);
 }
 
-/** Return a number with its sign. */
 export const formatSigned = (value, digits = 2) =>
   isKnown(value) ? (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits) : DASH;
 
@@ -39,7 +37,6 @@ export function formatCount(value) {
   return `${Number((value / size).toPrecision(3))}${unit}`;
 }
 
-/** Return a duration. */
 export function formatDuration(seconds) {
   if (!isKnown(seconds)) return DASH;
   if (seconds < 60) return `${Number(seconds.toFixed(seconds < 10 ? 1 : 0))} s`;
@@ -57,7 +54,6 @@ export function formatAge(seconds, now_s = Date.now() / 1000) {
   return age < 30 * 86400 ? `${Math.floor(age / 86400)} d ago` : new Date(seconds * 1000).toISOString().slice(0, 10);
 }
 
-/** Return a price in dollars. */
 export function formatUsd(value) {
   if (!isKnown(value)) return DASH;
   return value < 0.005 && value > 0 ? "< $0.01" : `$${value.toFixed(2)}`;

@@ -6,7 +6,6 @@ import { textBlock, textLine } from "rlkit/text";
 
 const TONES = { running: "live", completed: "good", failed: "bad", dead: "bad" };
 
-/** Return a badge with the status of a run or an episode. */
 export const statusBadge = (status) => h("span", { class: `badge ${TONES[status] ?? (status ? "warn" : "")}` }, status);
 
 /** Return a mark in a colour of CSS, or in that of a class. */
@@ -15,7 +14,6 @@ export const swatch = (colour, kind = "") => h("i", { class: `swatch ${kind}`, s
 /** Return the mean of the known rewards of episodes, or null. */
 export const meanReward = (episodes) => meanOf(episodes.map(({ reward }) => reward));
 
-/** Return the smallest and largest of the known rewards of episodes. */
 export function rewardRange(episodes) {
   const rewards = episodes.map(({ reward }) => reward).filter(isKnown).sort((a, b) => a - b);
   return rewards.length ? [rewards[0], rewards.at(-1)] : [0, 1];
@@ -83,15 +81,16 @@ export function replaceOptions(select, options, value) {
   select.value = value;
 }
 
+/** Return the head of a page: its title, the line below, and what is beside them. */
+export const pageHead = (title, lead, ...aside) => h("div.page-head", h("div", h("h1", title), lead), aside);
+
 /** Return a section with a heading, and `aside` beside it. */
 export const section = (title, aside, ...children) =>
   h("section", h("div.section-head", h("h2", title), aside), ...children);
 
-/** Return a folded part of the page. */
 export const fold = (summary, content, { open = false, kind = "" } = {}) =>
   h("details", { class: `fold ${kind}`, open }, h("summary", summary), content);
 
-/** Return the full text of an error. */
 export const errorBlock = (error) =>
   error && h("div.error-block", h("strong", "Error"), textBlock(error, "code"));
 

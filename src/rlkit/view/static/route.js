@@ -17,13 +17,11 @@ export function makeHash(parts, query = {}) {
   return `#/${apiPath(...parts)}${text ? `?${text}` : ""}`;
 }
 
-/** Return the path of the API for names. */
 export const apiPath = (...parts) => parts.map(encodeURIComponent).join("/");
 
 /** Return ids as one text; an id may have commas itself. */
 export const joinIds = (ids) => [...ids].map(encodeURIComponent).join(",");
 
-/** Return the ids of a text that `joinIds` made. */
 export const splitIds = (text) => text.split(",").filter(Boolean).map(decodePart);
 
 /** Change keys of the query without a new entry in the browser's history. */
@@ -35,7 +33,6 @@ export function setQuery(changes) {
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
-/** Go to a hash. */
 export function navigate(hash) {
   location.hash = hash;
 }

@@ -1,11 +1,13 @@
 /** The frame that all pages of a run share: tabs, breadcrumbs, title, the way up. */
-import { h } from "rlkit/dom";
+import { load } from "rlkit/api";
+import { h, keepFocus } from "rlkit/dom";
 import { apiPath, makeHash } from "rlkit/route";
 
 /**
  * Return a view of a page inside a run.
  * tab: key of its tab. places: [label, path] from below the run to the page. content: nodes. others: more of the view.
- * The tabs follow the run; `refresh` of the others gets the data of their `watch`, or else the run.
+ * The tabs follow the run. `refresh` of the others gets the data of their `watch`, or else the run. If they have `path`
+ * with its `data`, `update` gets what is loaded from the path anew.
  */
 export function makeRunView(run, tab, places, content, others = {}) {
   const crumbs = [[run.name, []], ...places].map(([label, path]) => [label, makeHash(["run", run.id, ...path])]);
@@ -13,9 +15,14 @@ export function makeRunView(run, tab, places, content, others = {}) {
   crumbs.unshift(["Runs", "#/"]);
   const tabs = drawTabs(run, tab);
   const node = h("div.page", tabs, content);
+  const { path, data: first, update } = others;
+  let shown = first;
   const refresh = async (data) => {
     if (data.steps_recorded) updateTabs(tabs, drawTabs(data, tab));
     await others.refresh?.(data);
+    if (!path) return;
+    const latest = await load(path);
+    if (latest !== shown) keepFocus(node, () => update((shown = latest)));
   };
   const watch = apiPath("run", run.id);
   return { title, node, crumbs, up: crumbs.at(-2)[1], watch, watched: run, ...others, refresh };

@@ -43,9 +43,15 @@ export function makeList(label, heads, drawRow) {
   return { ...table, show, close: () => observer.disconnect() };
 }
 
-/** Return a row of a table. The first link in it is what the keys j, k and Enter use. */
-export const makeRow = (cells, props = {}) => h("tr", { ...props, dataset: { row: "" } }, cells.map((cell) => {
+/** Return a row of cells: contents, or [content, class]. The keys j, k and Enter use the first link in it. */
+export const makeRow = (cells) => h("tr", { dataset: { row: "" } }, cells.map(drawCell));
+
+/** Return a row whose first cell is its head. */
+export const makeHeadedRow = ([head, kind], ...cells) =>
+  h("tr", h("th", { scope: "row", class: kind }, head), cells.map(drawCell));
+
+function drawCell(cell) {
   const hasKind = Array.isArray(cell) && cell.length === 2 && typeof cell[1] === "string";
   const [content, kind] = hasKind ? cell : [cell, null];
   return h("td", { class: kind }, content);
-}));
+}

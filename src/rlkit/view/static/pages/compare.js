@@ -3,10 +3,9 @@ import { load } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import { apiPath, emptyNote, errorBlock, h, makeHash, makeTable, replace, section, splitIds, swatch,
+import { apiPath, emptyNote, errorBlock, h, makeHash, makeHeadedRow, makeTable, replace, section, splitIds, swatch,
   textLine } from "rlkit/ui";
 
-/** Show a comparison of runs. */
 export async function showCompare([, list], query) {
   const ids = splitIds(list);
   const results = await Promise.allSettled(ids.map(loadSource));
@@ -48,10 +47,9 @@ function drawDifference(runs) {
   const isShown = (key) => setKeys.has(key) || settings.every((values) => values.has(key));
   const keys = new Set(settings.flatMap((values) => [...values.keys()]).filter(isShown));
   const differentKeys = [...keys].filter((key) => new Set(settings.map((values) => values.get(key))).size > 1);
-  const rows = differentKeys.map((key) => h("tr", null,
-    h("th", { scope: "row", class: "mono" }, textLine(key, 120)),
-    settings.map((values) =>
-      h("td", { class: values.has(key) ? "mono" : "muted" }, textLine(values.get(key) ?? "not set", 300)))));
+  const drawValue = (key, values) => values.has(key) ? [textLine(values.get(key), 300), "mono"] : ["not set", "muted"];
+  const rows = differentKeys.map((key) =>
+    makeHeadedRow([textLine(key, 120), "mono"], ...settings.map((values) => drawValue(key, values))));
   const table = makeTable(title, ["Key", ...runs.map((run) => textLine(run.id, 40))], rows);
   return section(title, null, rows.length ? table.node : emptyNote("The configurations are equal."));
 }

@@ -3,13 +3,12 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeRunView, makeTable, plural,
-  replace, section, textBlock, textLine } from "rlkit/ui";
+import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeHeadedRow, makeRunView, makeTable,
+  plural, replace, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
 const DIGITS = 7;
 
-/** Show the searches of a run. */
 export async function showDiscovery([, id]) {
   const path = apiPath("run", id, "discovery");
   const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
@@ -90,9 +89,9 @@ function drawStates(states, sign, symbol) {
   const shownStates = states.filter(({ id }, position) => position >= oldest || lineage.has(id));
   const cut = oldest > 0 ? `The newest ${MAX_STATES} of ${states.length} states. ` : "";
   const help = `${cut}Point at a state to see its value; the line of the best is emphasised.`;
-  const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) => h("tr", null,
-    h("th", { scope: "row", class: "mono" }, textLine(id, 60)), h("td.num", formatNumber(value, DIGITS)),
-    h("td.num", expansions), h("td.mono", textLine(parent ?? "seed", 60))));
+  const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) =>
+    makeHeadedRow([textLine(id, 60), "mono"], [formatNumber(value, DIGITS), "num"], [expansions, "num"],
+      [textLine(parent ?? "seed", 60), "mono"]));
   const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
   return h("div", h("h3", "States"), h("p.lead", help),
     h("div.states-frame", statesPicture(shownStates, lineage)),

@@ -6,10 +6,9 @@ import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
 import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, joinFacts,
-  keepFocus, makeHash, makeRunView, memberName, metricFacts, replace, setQuery, statusBadge, stepPlace, tabLinks,
+  makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace, tabLinks,
   taskLead, textLine, trainingFacts } from "rlkit/ui";
 
-/** Show an episode. */
 export async function showEpisode([, id, kind, step, , ...place], query) {
   const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step, "episode", ...place)];
   const [run, first] = await Promise.all([load(runPath), load(path)]);
@@ -41,21 +40,15 @@ export async function showEpisode([, id, kind, step, , ...place], query) {
     requery(state);
   };
   draw();
-  const refresh = async () => {
-    const latest = await load(path);
-    if (latest === episode) return;
-    episode = latest;
-    keepFocus(view.node, draw);
-  };
+  const update = (latest) => ((episode = latest), draw());
   const group = [`Group ${position}`, [kind, step, "group", String(position)]];
   const places = [stepPlace(kind, step), group, [title, [kind, step, "episode", ...place]]];
   const { previous, next } = episode.neighbours;
   const kept = { view: query.view, colour: query.colour };
-  const view = makeRunView(run, kind, places, [head, tabs, body], {
-    previous: at(previous, kept), next: at(next, kept), watch: runPath, refresh, requery,
+  return makeRunView(run, kind, places, [head, tabs, body], {
+    previous: at(previous, kept), next: at(next, kept), path, data: first, update, requery,
     opened: () => scrollToTurn(query.turn), close: () => shown.close(),
   });
-  return view;
 }
 
 const listViews = ({ turns, files, view }) => [
@@ -75,9 +68,8 @@ function drawHead(id, episode, title) {
   const { task, status, reward, seconds, masked, kind, metrics, info, error } = episode;
   const ranges = episode.turns.flatMap(({ sampled }) => sampled);
   const sampled = ranges.reduce((sum, [start, end]) => sum + end - start, 0);
-  return h("div.page-head",
-    h("div", h("h1", textLine(task, 120), " ", statusBadge(status)),
-      h("p.lead", `${title} · `, taskLead(id, episode))),
+  const lead = h("p.lead", `${title} · `, taskLead(id, episode));
+  return pageHead([textLine(task, 120), " ", statusBadge(status)], lead,
     h("div.headline", h("div.label", "Reward"), h("div.big", formatReward(reward))),
     factList([
       ["Sampled tokens", sampled ? formatCount(sampled) : null],

@@ -3,14 +3,13 @@ import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { intervalBar } from "rlkit/plots";
-import { apiPath, choiceControl, emptyNote, field, formatReward, h, isKnown, keepFocus, makeHash, makeList, makeRow,
-  makeRunView, makeTable, plural, replace, replaceOptions, rewardClass, section, selectBox, setQuery, textControl,
-  textLine } from "rlkit/ui";
+import { apiPath, choiceControl, emptyNote, field, formatReward, h, isKnown, keepFocus, makeHash, makeHeadedRow,
+  makeList, makeRow, makeRunView, makeTable, pageHead, plural, replace, replaceOptions, rewardClass, section, selectBox,
+  setQuery, textControl, textLine } from "rlkit/ui";
 
 const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
 const LOW = /^eval\/([^/]+)\/(?:(.+\/.+)\/)?(.+)\/low$/; // environment, label and its value, name of the score
 
-/** Show the evaluations. */
 export async function showEvaluations([, id], query) {
   const [runPath, metricsPath, path] = [[], ["metrics"], ["evaluations"]].map((part) => apiPath("run", id, ...part));
   const loadEnvs = async () => summariseEnvs(...(await Promise.all([load(metricsPath), load(path)])));
@@ -41,9 +40,8 @@ export async function showEvaluations([, id], query) {
     if (listSteps().length !== count) keepFocus(body, draw);
   };
   draw();
-  const content = [h("div.page-head", h("h1", "Evaluations"), controls), body];
-  const others = { refresh, requery, close };
-  return makeRunView(run, "evaluation", [["Evaluations", ["evaluations"]]], content, others);
+  const content = [pageHead("Evaluations", null, controls), body];
+  return makeRunView(run, "evaluation", [["Evaluations", ["evaluations"]]], content, { refresh, requery, close });
 }
 
 /** Return {env, tasks, rows} of each environment; a row is the score of an evaluation, with those of its labels. */
@@ -91,11 +89,9 @@ function drawLabels(env, labels) {
   if (!labels.length) return null;
   const bounds = labels.flatMap(({ mean, low, high }) => [mean, low ?? mean, high ?? mean]);
   const [start, end] = [Math.min(0, ...bounds), Math.max(1, ...bounds)];
-  const rows = labels.map((row) => h("tr", null,
-    h("th", { scope: "row" }, textLine(row.label, 80)), h("td.wide-cell", intervalBar(row, start, end)),
-    h("td.num", formatReward(row.mean)),
-    h("td.num.muted", isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`),
-    h("td.num", row.n)));
+  const rows = labels.map((row) => makeHeadedRow([textLine(row.label, 80)], [intervalBar(row, start, end), "wide-cell"],
+    [formatReward(row.mean), "num"],
+    [isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`, "num muted"], [row.n, "num"]));
   const heads = ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]];
   return makeTable(`Scores of ${env} by label`, heads, rows).node;
 }

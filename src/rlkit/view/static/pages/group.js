@@ -3,14 +3,13 @@ import { load } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
 import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
-  h, isKnown, joinFacts, keepFocus, makeHash, makeRunView, memberName, metricFacts, plural, replace, replaceOptions,
+  h, isKnown, joinFacts, makeHash, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
   rewardChip, rewardRange, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
   trainingFacts } from "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
 const OPEN_PROMPT_CHARS = 4000;
 
-/** Show a group. */
 export async function showGroup([, id, kind, step, , position], query) {
   const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step, "group", position)];
   const [run, first, { groups }] = await Promise.all([load(runPath), load(path), load(apiPath("run", id, kind, step))]);
@@ -36,12 +35,7 @@ export async function showGroup([, id, kind, step, , position], query) {
   };
   draw();
   const requery = (changed) => ({ diff } = changed, draw());
-  const refresh = async () => {
-    const latest = await load(path);
-    if (latest === group) return;
-    group = latest;
-    keepFocus(view.node, draw);
-  };
+  const update = (latest) => ((group = latest), draw());
   const { prompt, replies: { length: count } } = group;
   const content = [
     head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)),
@@ -50,7 +44,7 @@ export async function showGroup([, id, kind, step, , position], query) {
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
   const places = [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]]];
-  const view = makeRunView(run, kind, places, content, { previous, next, refresh, requery });
+  const view = makeRunView(run, kind, places, content, { previous, next, requery, path, data: first, update });
   view.node.classList.add("wide");
   return view;
 }
@@ -65,9 +59,8 @@ function sortReplies({ members, failed_attempts: failures, replies }) {
 }
 
 function drawHead(id, kind, group) {
-  const lead = h("p.lead", taskLead(id, group));
-  return h("div.page-head", h("div", h("h1", textLine(group.task, 160)), lead),
-    factList(trainingFacts(group, kind === "step")));
+  const facts = factList(trainingFacts(group, kind === "step"));
+  return pageHead(textLine(group.task, 160), h("p.lead", taskLead(id, group)), facts);
 }
 
 function drawPrompt(messages) {

@@ -5,7 +5,6 @@ import { apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDurat
   joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, section, statusBadge, textBlock,
   textLine } from "rlkit/ui";
 
-/** Show a run. */
 export async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];
   let [run, metrics] = await Promise.all([load(path), load(metricsPath)]);

@@ -1,15 +1,13 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinIds, keepFocus,
-  makeHash, makeList, makeRow, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
+  makeHash, makeList, makeRow, pageHead, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
   wordMatcher } from "rlkit/ui";
 
-/** Heads of a table of runs. */
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
   ...["Tokens", "Cost", "Updated"].map((head) => [head, "num extra"])];
 const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "cost"]];
 
-/** Show all runs of the folder. */
 export async function showRuns(_parts, query) {
   let { folder, runs } = await load("runs");
   const selected = new Set(splitIds(query.select ?? ""));
@@ -35,11 +33,9 @@ export async function showRuns(_parts, query) {
   };
   draw();
   drawSelection(selection, selected);
-  const toolbar = h("div.toolbar", selection,
-    textControl("Search", "q", query, { placeholder: "name, model, tag, status" }),
-    choiceControl("Sort", "sort", SORTS, query));
-  const head = h("div.page-head", h("div", h("h1", "Runs"), summary), toolbar);
-  const node = h("div.page", head, list.node);
+  const search = textControl("Search", "q", query, { placeholder: "name, model, tag, status" });
+  const toolbar = h("div.toolbar", selection, search, choiceControl("Sort", "sort", SORTS, query));
+  const node = h("div.page", pageHead("Runs", summary, toolbar), list.node);
   const requery = (changed) => {
     const isNew = changed.q !== query.q || changed.sort !== query.sort;
     query = changed;

@@ -1,7 +1,7 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 import { isExport, load } from "rlkit/api";
-import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, keepFocus,
-  makeHash, makeList, makeRow, makeRunView, meanReward, navigate, plural, replace, replaceOptions, rewardChip,
+import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, makeHash,
+  makeList, makeRow, makeRunView, meanReward, navigate, pageHead, plural, replace, replaceOptions, rewardChip,
   rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
@@ -18,10 +18,10 @@ const SORTS = [
   ["tokens", "most tokens", (group) => -countTokens(group)],
 ];
 
-/** Show a step. */
 export async function showStep([, id, kind, step], query) {
   const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step)];
-  const [run, { groups }] = await Promise.all([load(runPath), load(path)]);
+  const [run, data] = await Promise.all([load(runPath), load(path)]);
+  const { groups } = data;
   const at = (...parts) => makeHash(["run", id, kind, ...parts.map(String)]);
   const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts) };
   const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
@@ -46,22 +46,15 @@ export async function showStep([, id, kind, step], query) {
     view.previous = hashOf(steps.findLast((number) => number < Number(step)));
     view.next = hashOf(steps.find((number) => number > Number(step)));
   };
-  const refresh = async (latestRun) => {
-    showSteps(latestRun);
-    const latest = await load(path);
-    if (latest.groups === state.groups) return;
-    state.groups = latest.groups;
-    keepFocus(list.body, draw);
-  };
+  const update = (latest) => ((state.groups = latest.groups), draw());
   if (query.text) await search(query);
   draw();
   const place = stepPlace(kind, step);
-  const title = h("div", h("h1", place[0]), summary);
-  const head = h("div.page-head", title, field("Go to", picker));
+  const head = pageHead(place[0], summary, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
   const content = [head, drawFilters(groups, query), list.node, h("p.chips", legend)];
-  const others = { refresh, requery, close: list.close };
-  const view = makeRunView(run, kind, [place], content, others);
+  const view = makeRunView(run, kind, [place], content,
+    { refresh: showSteps, path, data, update, requery, close: list.close });
   showSteps(run);
   return view;
 }

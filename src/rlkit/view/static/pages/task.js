@@ -4,7 +4,7 @@ import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
 import { apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, keepFocus, makeHash,
-  makeRow, makeRunView, makeTable, meanReward, plural, replace, rewardChip, rewardRange, swatch,
+  makeRow, makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, swatch,
   textLine } from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
@@ -14,9 +14,8 @@ export async function showTask([, id, , env, taskId], query) {
   const [{ runs }, sides] = await Promise.all([load("runs"), loadSides()]);
   const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map((run) => [run.id, run.name]);
   const choices = [["", "no other run"], ...others];
-  const head = h("div.page-head",
-    h("div", h("h1", textLine(taskId, 160)), h("p.lead", textLine(env))),
-    others.length > 0 && choiceControl("Compare with", "against", choices, query));
+  const control = others.length > 0 && choiceControl("Compare with", "against", choices, query);
+  const head = pageHead(textLine(taskId, 160), h("p.lead", textLine(env)), control);
   const body = h("div.stack");
   let chart = null;
   const draw = (latest) => {
@@ -33,8 +32,7 @@ export async function showTask([, id, , env, taskId], query) {
     keepFocus(body, () => draw(latest));
   };
   const places = [["Tasks", ["tasks"]], [taskId, ["task", env, taskId]]];
-  const following = { refresh, close: () => chart.close() };
-  const view = makeRunView(sides[0].run, "tasks", places, [head, body], following);
+  const view = makeRunView(sides[0].run, "tasks", places, [head, body], { refresh, close: () => chart.close() });
   draw(sides);
   return view;
 }

@@ -1,8 +1,8 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 import { load } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
-import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, keepFocus, makeHash,
-  makeList, makeRow, makeRunView, meanOf, plural, replace, textControl, textLine } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, makeHash, makeList,
+  makeRow, makeRunView, meanOf, pageHead, plural, replace, textControl, textLine } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
@@ -11,11 +11,10 @@ const SORTS = [
   ["episodes", "most episodes"], ["last", "lowest now"],
 ];
 
-/** Show the tasks. */
 export async function showTasks([, id], query) {
   const path = apiPath("run", id, "tasks");
-  const [run, first] = await Promise.all([load(apiPath("run", id)), load(path)]);
-  let [data, tasks] = [first, summariseTasks(first)];
+  const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
+  let tasks = summariseTasks(data);
   const list = makeList("Tasks", HEADS, (task) => drawTask(id, task));
   const summary = h("p.lead", { role: "status" });
   const draw = () => {
@@ -28,18 +27,12 @@ export async function showTasks([, id], query) {
   };
   draw();
   const requery = (changed) => ((query = changed), draw());
-  const refresh = async () => {
-    const latest = await load(path);
-    if (latest === data) return;
-    [data, tasks] = [latest, summariseTasks(latest)];
-    keepFocus(list.body, draw);
-  };
+  const update = (latest) => ((tasks = summariseTasks(latest)), draw());
   const toolbar = h("div.toolbar",
     textControl("Search", "q", query), envControl(tasks, query), choiceControl("Sort", "sort", SORTS, query),
     checkControl("Never solved", "unsolved", query));
-  const head = h("div.page-head", h("div", h("h1", "Tasks"), summary), toolbar);
-  const others = { refresh, requery, close: list.close };
-  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], [head, list.node], others);
+  const content = [pageHead("Tasks", summary, toolbar), list.node];
+  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], content, { path, data, update, requery, close: list.close });
 }
 
 /** Return the tasks of records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
