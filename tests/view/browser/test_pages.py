@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 
 from rlkit.config.loading.load import load_config
+from rlkit.metrics.intervals import estimate_mean
 from rlkit.store import RunStore, table
 from rlkit.store.history import table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.types import Episode, Group, Prompt, TokenPiece, Turn
 from rlkit.view.api import respond
 from rlkit.view.library import Library
-from tests.view.browser.conftest import can_search, serve
+from tests.view.browser.conftest import ROOT, can_search, serve
 from tests.view.browser.visit import Visit
 
 
@@ -357,6 +358,20 @@ def test_evaluations_show_scores_with_intervals_labels_and_tasks(visit: Visit, r
     visit.wait_for_hash("evaluation/12/group")
     assert visit.texts("nav.tabs a[aria-current]") == ["Evaluations"]
     visit.check()
+
+
+def test_evaluations_of_other_tools_have_intervals(visit_link: Callable[..., Visit]) -> None:
+    with serve(ROOT / "tests" / "data" / "view" / "inspect.eval") as link:
+        visit = visit_link(link)
+        visit.open("#/run/inspect.eval")
+        visit.page.get_by_role("link", name="Evaluations").click()
+        visit.wait_for_hash("evaluations")
+        interval = estimate_mean([1, 0.5, 1])
+        assert f"0.83 ({interval.low:.2f} to {interval.high:.2f}) over 8 episodes" in visit.text()
+        visit.page.get_by_role("link", name="all groups").click()
+        visit.wait_for_hash("evaluation/0")
+        assert len(visit.rows()) == 4
+        visit.check()
 
 
 @pytest.mark.skipif(not can_search(), reason="programs of a search would not be kept apart")
